@@ -14,6 +14,8 @@ absl::Span<const MethodRights> RightsTable() {
       // Operators score live runs. Viewers, who may hold no more than a token,
       // do not get the weights.
       {"/cohort.v1.Parameters/Pull", {kWorker, kOperator}},
+      {"/cohort.v1.DataShards/Attach", {PeerRole::kServer}},
+      {"/cohort.v1.DataShards/Fetch", {PeerRole::kServer}},
       {"/cohort.v1.Moments/Reduce", {kWorker}},
       {"/cohort.v1.Admin/GetStatus", {kViewer, kOperator}},
       {"/cohort.v1.Admin/WatchStatus", {kViewer, kOperator}},

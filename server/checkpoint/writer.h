@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/formats/file_system.h"
 #include "common/mutex.h"
@@ -25,12 +26,15 @@ class CheckpointWriter {
  public:
   // Called on the writer's thread when a checkpoint is safe or has failed.
   using Done = std::function<void(Version, const absl::Status&)>;
+  // Adds what other processes hold of a state; called on the writer's thread.
+  using Complete = std::function<absl::StatusOr<RunState>(RunState)>;
 
   // `files` and `timeline` must outlive the writer. `timeline` gets each write
-  // and may be null. `damaged` as for WriteCheckpoint.
+  // and may be null. `damaged` as for WriteCheckpoint. `complete` may be null.
   CheckpointWriter(FileSystem& files, std::string dir, int32_t keep,
                    RunIdentity identity, Timeline* timeline = nullptr,
-                   std::set<std::string> damaged = {});
+                   std::set<std::string> damaged = {},
+                   Complete complete = nullptr);
   // Waits for a write in progress.
   ~CheckpointWriter() = default;
 
@@ -48,6 +52,7 @@ class CheckpointWriter {
   const RunIdentity identity_;
   Timeline* const timeline_;
   const std::set<std::string> damaged_;
+  const Complete complete_;
   const SteadyClock clock_;
 
   Mutex mu_;

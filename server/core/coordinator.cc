@@ -16,6 +16,21 @@
 #include "server/core/step/reduce_checks.h"
 
 namespace cohort {
+namespace {
+
+// Tells the shard that has the gradient, before anything else that `out` has
+// from position `at` on. It is held if the driver has handed it over.
+void NoteTaken(effect::GradientTaken taken, size_t at, Effects& out) {
+  for (size_t i = at; i < out.size(); ++i) {
+    const auto* hold = std::get_if<effect::HoldGradient>(&out[i]);
+    if (hold != nullptr && hold->gradient.ticket == taken.ticket) {
+      taken.held = true;
+    }
+  }
+  out.insert(out.begin() + static_cast<std::ptrdiff_t>(at), taken);
+}
+
+}  // namespace
 
 Coordinator::Coordinator(const CoordinatorOptions& options,
                          const RunState* restored)
@@ -241,13 +256,40 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   if (!under_way) {
     // Its push may have been paused before it was dropped.
     flow_.Forget(worker->rank);
+    if (message.ticket != 0) {
+      NoteTaken({.rank = sender.rank,
+                 .incarnation = sender.incarnation,
+                 .push = {.rank = sender.rank, .key = key},
+                 .partition = message.partition,
+                 .ticket = message.ticket},
+                out.size(), out);
+    }
     return Admission::kTaken;
   }
+  const size_t before = out.size();
+  const int32_t partition = message.partition;
   Turn turn{.now = now, .out = out};
   COHORT_ASSIGN_OR_RETURN(const Admission admission,
                           driver_->Gradient(*worker, message, turn));
+  if (message.ticket != 0 && admission == Admission::kTaken) {
+    // First: weights for this rank may follow.
+    NoteTaken({.rank = sender.rank,
+               .incarnation = sender.incarnation,
+               .push = {.rank = sender.rank, .key = key},
+               .partition = partition,
+               .ticket = message.ticket},
+              before, out);
+  }
   Settle(turn);
   return admission;
+}
+
+bool Coordinator::AwaitsOpening(const Sender& sender,
+                                const PushKey& key) const {
+  if (!ranks_.Contains(sender.rank)) return false;
+  const Worker& worker = ranks_[sender.rank];
+  return worker.incarnation == sender.incarnation && worker.trains() &&
+         KeyOf(*worker.outstanding) == key && !driver_->HasOpened(worker);
 }
 
 absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,

@@ -100,6 +100,10 @@ class Coordinator {
                                      Effects& out);
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing, Instant now, Effects& out);
+  // With several shards, a gradient can arrive at one of them before the
+  // opening of its push arrives here. True if that of `key` is still to come;
+  // Gradient would refuse it.
+  bool AwaitsOpening(const Sender& sender, const PushKey& key) const;
   // The data shard reports on a fold.
   void Folded(FoldReport report, Instant now, Effects& out);
 
@@ -139,6 +143,9 @@ class Coordinator {
   absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
   // Null before registration.
   SharedModel model() const { return model_.model(); }
+  // Versions that anything may still read, ascending. Only with several shards,
+  // which keep the weights of these.
+  std::vector<Version> HeldVersions() { return model_.HeldVersions(); }
   // State for a checkpoint of the current version; FailedPrecondition before
   // registration.
   absl::StatusOr<RunState> State() const;

@@ -198,7 +198,8 @@ struct ReduceAborted {
   ReduceKey key;
   std::string reason;
 };
-// Weights of one partition, tentative until the verdict of `key`.
+// Weights of one partition, tentative until the verdict of `key`. If another
+// shard owns the partition, it has them, and sends them.
 struct SendWeights {
   Rank rank;
   Incarnation incarnation;
@@ -206,8 +207,10 @@ struct SendWeights {
   int32_t partition = 0;
   Version version;
   SharedFloats weights;
-  // Where the rank holds the version before: what its weights need to become
-  // these, in bfloat16, and its XXH3-64. Otherwise empty.
+  // The rank holds the version before.
+  bool takes_change = false;
+  // If so: what its weights need to become these, in bfloat16, and its XXH3-64.
+  // Otherwise empty.
   ByteRope change;
   uint64_t change_checksum = 0;
 };
@@ -238,9 +241,30 @@ struct Prepare {
 };
 struct Commit {
   int64_t transaction = 0;
+  // The version that it makes.
+  Version version;
 };
 struct Abort {
   int64_t transaction = 0;
+  // There is a new version all the same, with the weights of the one before.
+  std::optional<Version> skipped;
+};
+// With several shards: the gradient of this ticket is accepted, and `held`
+// unless it is a repetition. Replaces HoldGradient at the shard that has it.
+struct GradientTaken {
+  Rank rank;
+  Incarnation incarnation;
+  PushId push;
+  int32_t partition = 0;
+  int64_t ticket = 0;
+  bool held = false;
+};
+// With several shards: each takes its partitions of version 0.
+struct InstallModel {
+  SharedModel model;
+  // With the weights of all partitions.
+  SharedSnapshot snapshot;
+  SettingValues settings;
 };
 // Run on a pool; hand the result to Coordinator::MomentsFolded.
 struct FoldMoments {
@@ -296,10 +320,10 @@ using Effect = std::variant<
     effect::RegisterAnswered, effect::ReduceResult, effect::ReduceAborted,
     effect::SendWeights, effect::SendVerdict, effect::ResumeGradients,
     effect::HoldGradient, effect::DropGradients, effect::Prepare,
-    effect::Commit, effect::Abort, effect::FoldMoments,
-    effect::UpdateStatistics, effect::MeasureDrift, effect::Discard,
-    effect::Committed, effect::PolicyChanged, effect::Evaluated,
-    effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
+    effect::Commit, effect::Abort, effect::GradientTaken, effect::InstallModel,
+    effect::FoldMoments, effect::UpdateStatistics, effect::MeasureDrift,
+    effect::Discard, effect::Committed, effect::PolicyChanged,
+    effect::Evaluated, effect::WriteCheckpoint, effect::Log, effect::RunEnded>;
 
 using Effects = std::vector<Effect>;
 

@@ -164,6 +164,8 @@ struct CoordinatorOptions {
   absl::Duration values_deadline = absl::Seconds(30);
   OnWorkerLoss on_worker_loss = OnWorkerLoss::kWait;
   int64_t partition_bytes = int64_t{1} << 20;
+  // Server processes that share the partitions. Not a setting.
+  int32_t shards = 1;
   // Commits between checkpoints; 0: only at the end.
   int64_t checkpoint_every = 0;
   // Gradients that are held until they are folded. The process decides, from

@@ -29,12 +29,20 @@ struct JoinRequest {
 
 struct GradientMessage {
   int32_t partition = 0;
-  // The partition's elements.
+  // The partition's elements. Empty if another shard has received them.
   ByteRope gradient;
   ElementType type = ElementType::kFloat32;
   // ByteRope::SampledChecksum of it, to compare repetitions.
   uint64_t sampled_checksum = 0;
   std::vector<int32_t> absent_slices;
+  // Names the gradient at the shard that has received it, and its size. 0: the
+  // gradient is here.
+  int64_t ticket = 0;
+  int64_t remote_bytes = 0;
+
+  int64_t size_bytes() const {
+    return ticket == 0 ? gradient.size_bytes() : remote_bytes;
+  }
 };
 
 // The outcome of handing over a gradient.

@@ -62,9 +62,15 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
   COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
   COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
   const RunParts& parts = run.parts;
-  COHORT_RETURN_IF_ERROR(parts.model.Install(layout, plan, std::move(values),
-                                             std::move(statistics), options,
-                                             parts.settings.policy()));
+  COHORT_ASSIGN_OR_RETURN(SharedSnapshot whole,
+                          parts.model.Install(layout, plan, std::move(values),
+                                              std::move(statistics), options,
+                                              parts.settings.policy()));
+  if (options.shards > 1) {
+    turn.out.push_back(effect::InstallModel{.model = parts.model.model(),
+                                            .snapshot = std::move(whole),
+                                            .settings = SettingsOf(options)});
+  }
   parts.ledger.cursor() = CursorFor(plan, options);
   turn.out.push_back(effect::Log{
       .worker =
@@ -105,6 +111,10 @@ void StartTraining(const Run& run, Turn& turn) {
   for (Worker& worker : run.parts.ranks.all()) {
     // As if it had been lost just now, where it is waited for.
     if (!worker.usable()) worker.missed_since = turn.now;
+  }
+  // With several shards there must be something to go on from at any time.
+  if (options.shards > 1 && run.parts.model.version() == Version()) {
+    turn.checkpoint = true;
   }
   turn.out.push_back(effect::Log{
       .text = absl::StrCat(who, "; training starts at step ",

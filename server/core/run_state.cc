@@ -47,7 +47,8 @@ RunState CaptureState(const RunView& run) {
 
 bool RestoreState(const RunState& restored, RunSettings& settings,
                   const RunParts& parts) {
-  parts.model.Restore(restored.model, restored.snapshot);
+  parts.model.Restore(restored.model, restored.snapshot,
+                      settings.options().shards);
   parts.model.AdoptOptimizer(settings.options(), settings.policy());
   const std::string adopted = parts.model.AdoptStatistics(
       settings.options().optimizer, settings.policy());

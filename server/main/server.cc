@@ -45,8 +45,11 @@ std::string RandomRunId() {
 // incarnations that increase over restarts whatever the clock does.
 void CompleteOptions(const RunFiles& files, CoordinatorOptions& options) {
   const std::optional<Checkpoint>& restored = files.restored();
-  options.run_id =
-      restored.has_value() ? restored->identity.run_id : RandomRunId();
+  if (restored.has_value()) {
+    options.run_id = restored->identity.run_id;
+  } else if (options.run_id.empty()) {
+    options.run_id = RandomRunId();
+  }
   if (options.run_name.empty()) {
     options.run_name = absl::StrCat("run-", options.run_id);
   }
@@ -154,6 +157,10 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
         CheckContinuable(*files->restored(), complete.coordinator));
   }
   COHORT_RETURN_IF_ERROR(Validate(complete));
+  if (files->restored().has_value()) {
+    COHORT_RETURN_IF_ERROR(CheckShards(complete.coordinator,
+                                       files->restored()->state.model->layout));
+  }
   COHORT_RETURN_IF_ERROR(security->NameRun(complete.coordinator.run_name));
   complete.coordinator.inflight_bytes_max =
       WithinMemory(complete.inflight_bytes_max);
@@ -193,21 +200,34 @@ absl::Status Server::Start() {
   SetLogVersion(restored.has_value() ? restored->state.snapshot->version.value()
                                      : 0);
   if (trace_ != nullptr) trace_->SetIdentity(coordinator.run_id, -1);
+  CheckpointWriter::Complete complete;
+  if (coordinator.shards > 1) {
+    complete = [this](RunState state) {
+      return WithAllPartitions(std::move(state));
+    };
+  }
   files_->BeginRun({.run_id = coordinator.run_id,
                     .seed = coordinator.seed,
                     .policy = PolicyText(coordinator.policy),
-                    .run_name = coordinator.run_name});
+                    .run_name = coordinator.run_name},
+                   std::move(complete));
   if (security_->audit() != nullptr) {
     security_->audit()->SetRun(coordinator.run_id);
   }
+  if (coordinator.shards > 1) options_.local = "tcp";
   if (options_.local == "auto" || options_.local == "shm") {
     local_weights_ = std::make_shared<SharedFloatFiles>();
   }
+  MakeDataShards();
+  std::vector<DataLink*> links;
+  for (const auto& data_shard : data_shards_) links.push_back(data_shard.get());
   shard_ = std::make_unique<Shard>(
       ShardOptions{.coordinator = coordinator,
                    .fold_threads = options_.fold_threads,
                    .memory_bytes = MemoryLimitBytes(),
                    .weight_bytes_max = options_.model_bytes_max,
+                   .data_shards = std::move(links),
+                   .data_addresses = options_.shard_addresses,
                    .weights_memory = local_weights_,
                    .timeline = trace_.get(),
                    .on_denied_rank =
@@ -217,6 +237,7 @@ absl::Status Server::Start() {
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here because the base class is private.
       static_cast<RunListener&>(*this));
+  COHORT_RETURN_IF_ERROR(AttachDataShards());
   COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
   StartReport();
@@ -225,6 +246,7 @@ absl::Status Server::Start() {
   files_->ForgetRestored();
   recorder_->Begin();
   COHORT_RETURN_IF_ERROR(WriteLine(options_.address_file, address_));
+  started_ = true;
   shard_->Start(address_);
   if (ops_ != nullptr) ops_->SetReady(absl::OkStatus());
   return absl::OkStatus();
@@ -324,9 +346,11 @@ std::string Server::ops_address() const {
 RunSummary Server::Wait() {
   {
     MutexLock lock(mu_);
-    while (!summary_.outcome.has_value() && !stop_requested_ && !stopping_) {
+    while (!summary_.outcome.has_value() && !stop_requested_ && !stopping_ &&
+           lost_shard_.empty()) {
       changed_.Wait(mu_);
     }
+    if (!summary_.outcome.has_value()) summary_.lost_shard = lost_shard_;
   }
   if (options_.exit_when_done) {
     StayForWatchers();
@@ -393,10 +417,15 @@ void Server::Stop() {
   if (admin_ != nullptr) admin_->Shutdown(kCallGrace);
   if (transport_ != nullptr) transport_->Shutdown(kCallGrace);
   if (shard_ != nullptr) shard_->Stop();
-  if (recorder_ != nullptr && !concluded) {
+  if (recorder_ != nullptr && !summary.lost_shard.empty()) {
+    // Its partitions of this version are gone.
+    recorder_->Finish();
+  } else if (recorder_ != nullptr && !concluded) {
     if (!summary.outcome.has_value()) WriteResults(summary);
     Conclude(summary);
   }
+  NoteLostAtTheEnd(summary);
+  EndDataShards(summary.outcome.has_value() && summary.lost_shard.empty());
   security_->StopWatching();
   ops_.reset();
   probe_.reset();
@@ -418,8 +447,9 @@ void Server::WriteResults(RunSummary& summary) {
 }
 
 void Server::WriteModelAndStaleness(RunSummary& summary) {
-  const absl::StatusOr<RunState> state = shard_->State();
-  if (!state.ok()) return;
+  if (shard_->model() == nullptr) return;
+  const absl::StatusOr<RunState> state = WholeState();
+  if (!state.ok()) return KeepFirst(summary.files, state.status());
   summary.model = state->model;
   summary.snapshot = state->snapshot;
   if (!files_->keeps_results()) return;
@@ -511,7 +541,7 @@ absl::StatusOr<Version> Server::CheckpointNow() {
 }
 
 absl::StatusOr<Version> Server::ExportNow() {
-  COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
+  COHORT_ASSIGN_OR_RETURN(const RunState state, WholeState());
   COHORT_RETURN_IF_ERROR(
       ForOperator(files_->WriteModel(*state.model, *state.snapshot)));
   return state.snapshot->version;

@@ -4,6 +4,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -27,6 +28,7 @@
 #include "server/ops/watchers.h"
 #include "server/records/run_files.h"
 #include "server/records/run_recorder.h"
+#include "server/rpc/data_shard_client.h"
 #include "server/rpc/self_probe.h"
 #include "server/rpc/transport.h"
 #include "server/shard/shard.h"
@@ -44,6 +46,10 @@ struct RunSummary {
   std::optional<EvaluationRecord> last_evaluation;
   // An error if results or the last checkpoint could not be written.
   absl::Status files;
+  // Why a data shard was lost; empty if none was. The server has stopped
+  // without results, and the run goes on from the newest checkpoint in another
+  // one.
+  std::string lost_shard;
 };
 
 // One parameter server: a shard, its gRPC services, its files and its
@@ -59,6 +65,10 @@ class Server : private RunListener {
   int port() const { return port_; }
   // The address of the operations port; empty if there is none.
   std::string ops_address() const ABSL_LOCKS_EXCLUDED(mu_);
+  // That of Admin; empty without --admin_listen.
+  std::string admin_address() const {
+    return admin_ == nullptr ? "" : admin_->address().ToString();
+  }
   const std::string& run_id() const { return shard_->run_id(); }
 
   // Blocks until the run is over or a stop is requested, then until watchers
@@ -91,6 +101,15 @@ class Server : private RunListener {
   absl::StatusOr<std::optional<ListenSocket>> OpenLocalSocket(
       ListenAddress& address);
   absl::Status ListenForAdmin(Transport::Services services);
+  // ---- data shards; see server_shards.cc
+  void MakeDataShards();
+  // Waits until all are there.
+  absl::Status AttachDataShards();
+  void OnShardLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // `state` with the partitions of all shards. May block.
+  absl::StatusOr<RunState> WithAllPartitions(RunState state);
+  absl::StatusOr<RunState> WholeState();
+  void EndDataShards(bool run_is_over);
   void StartReport();
   absl::Status StartOps();
   void PrintStart();
@@ -98,6 +117,7 @@ class Server : private RunListener {
   absl::StatusOr<Version> ExportNow();
   void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteResults(RunSummary& summary);
+  void NoteLostAtTheEnd(RunSummary& summary) ABSL_LOCKS_EXCLUDED(mu_);
   void WriteModelAndStaleness(RunSummary& summary);
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
   void StayForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
@@ -138,6 +158,8 @@ class Server : private RunListener {
   // True once all results of the run are written and printed.
   bool concluded_ ABSL_GUARDED_BY(mu_) = false;
   RunSummary summary_ ABSL_GUARDED_BY(mu_);
+  // Why a data shard was lost; empty if none was.
+  std::string lost_shard_ ABSL_GUARDED_BY(mu_);
 
   // Destroyed in the reverse order: each uses those before it. Null without
   // --trace.
@@ -146,6 +168,11 @@ class Server : private RunListener {
   std::unique_ptr<RunFiles> files_;
   // Null if no memory is shared.
   std::shared_ptr<SharedFloatFiles> local_weights_;
+  // The data shards are being told of the model. Set before anything can ask
+  // for their partitions.
+  bool started_ = false;
+  // Gone once the server has stopped.
+  std::vector<std::unique_ptr<DataShardClient>> data_shards_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
   // Null if no memory is shared.

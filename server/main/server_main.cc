@@ -8,11 +8,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
@@ -25,9 +27,11 @@
 #include "common/flags/flag_table.h"
 #include "common/limits.h"
 #include "common/log/log.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/wire/grpc_log.h"
 #include "server/core/settings.h"
+#include "server/main/data_server.h"
 #include "server/main/server.h"
 #include "server/rpc/handshake_log.h"
 #include "server/shard/fault.h"
@@ -98,6 +102,9 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
                       .audit_log = absl::GetFlag(FLAGS_audit_log)};
   options.connections_per_address =
       absl::GetFlag(FLAGS_connections_per_address);
+  options.shard_addresses = absl::StrSplit(absl::GetFlag(FLAGS_shard_addresses),
+                                           ',', absl::SkipEmpty());
+  run.shards = static_cast<int32_t>(options.shard_addresses.size()) + 1;
   options.local = absl::GetFlag(FLAGS_local);
   options.local_dir = absl::GetFlag(FLAGS_local_dir);
   options.address_file = absl::GetFlag(FLAGS_address_file);
@@ -167,6 +174,95 @@ int OutcomeCode(const RunSummary& summary) {
                                      : absl::GetFlag(FLAGS_stopped_exit_code);
 }
 
+// The server of a run, which is another one after the loss of a data shard. A
+// signal reaches whichever there is.
+class CurrentServer {
+ public:
+  void Set(Server* server) {
+    MutexLock lock(mu_);
+    server_ = server;
+    if (server_ != nullptr && stop_requested_) server_->RequestStop();
+  }
+  void RequestStop() {
+    MutexLock lock(mu_);
+    stop_requested_ = true;
+    if (server_ != nullptr) server_->RequestStop();
+  }
+
+ private:
+  Mutex mu_;
+  bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
+  Server* server_ ABSL_GUARDED_BY(mu_) = nullptr;
+};
+
+// The same run in a new server at the same addresses.
+ServerOptions OptionsAfter(const Server& server, ServerOptions options) {
+  options.files.resume = true;
+  // Without a checkpoint, workers that have joined still find their run.
+  options.coordinator.run_id = server.run_id();
+  options.listen = server.address();
+  // They are written, and whoever has read them may have removed them.
+  options.address_file.clear();
+  options.ops_address_file.clear();
+  if (!options.ops_listen.empty()) options.ops_listen = server.ops_address();
+  if (!options.admin_listen.empty()) {
+    options.admin_listen = server.admin_address();
+  }
+  return options;
+}
+
+int RunServer(ServerOptions options) {
+  absl::StatusOr<std::unique_ptr<Server>> server =
+      StartServer(options, std::cout);
+  if (!server.ok()) {
+    return Fail(StartFailure(server.status()), server.status());
+  }
+  CurrentServer current;
+  SignalWatcher signals([&current](int) { current.RequestStop(); });
+  RunSummary summary;
+  for (;;) {
+    current.Set(server->get());
+    summary = (*server)->Wait();
+    current.Set(nullptr);
+    if (summary.lost_shard.empty()) break;
+    Log(LogLevel::kError,
+        absl::StrCat(summary.lost_shard,
+                     "; all shards go on from the newest checkpoint"));
+    options = OptionsAfter(**server, std::move(options));
+    server->reset();
+    server = StartServer(options, std::cout);
+    if (!server.ok()) {
+      return Fail(StartFailure(server.status()), server.status());
+    }
+  }
+  FlushLog();
+  const int code = OutcomeCode(summary);
+  if (!summary.files.ok()) return Fail(code, summary.files);
+  // A stop prints its own last line.
+  if (code != kExitOk && summary.outcome.has_value()) {
+    return Fail(code, absl::InternalError(summary.reason));
+  }
+  return code;
+}
+
+int RunDataShard(const ServerOptions& options) {
+  if (!options.shard_addresses.empty()) {
+    return Fail(kExitConfig,
+                absl::InvalidArgumentError(
+                    "--data_shard: got --shard_addresses too, want them at the "
+                    "server that coordinates the run only"));
+  }
+  absl::StatusOr<std::unique_ptr<DataServer>> server =
+      DataServer::Start(options, std::cout);
+  if (!server.ok()) {
+    return Fail(StartFailure(server.status()), server.status());
+  }
+  SignalWatcher signals([&server](int) { (*server)->RequestStop(); });
+  const bool ended = (*server)->Wait();
+  FlushLog();
+  return ended ? int{kExitOk} : absl::GetFlag(FLAGS_stopped_exit_code);
+}
+
 int Main(absl::Span<char* const> arguments) {
   ExitOnEarlySignals();
   std::set<std::string> given;
@@ -189,21 +285,8 @@ int Main(absl::Span<char* const> arguments) {
   const absl::StatusOr<ServerOptions> options = OptionsFromFlags(given);
   if (!options.ok()) return Fail(kExitConfig, options.status());
   WarnOfLowFileLimit(options->coordinator.workers);
-  absl::StatusOr<std::unique_ptr<Server>> server =
-      StartServer(*options, std::cout);
-  if (!server.ok()) {
-    return Fail(StartFailure(server.status()), server.status());
-  }
-  SignalWatcher signals([&server](int) { (*server)->RequestStop(); });
-  const RunSummary summary = (*server)->Wait();
-  FlushLog();
-  const int code = OutcomeCode(summary);
-  if (!summary.files.ok()) return Fail(code, summary.files);
-  // A stop prints its own last line.
-  if (code != kExitOk && summary.outcome.has_value()) {
-    return Fail(code, absl::InternalError(summary.reason));
-  }
-  return code;
+  return absl::GetFlag(FLAGS_data_shard) ? RunDataShard(*options)
+                                         : RunServer(*options);
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include "server/main/server_options.h"
 
+#include <set>
+#include <string>
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/listen_address.h"
@@ -7,6 +10,33 @@
 #include "server/ops/ops_port.h"
 
 namespace cohort {
+namespace {
+
+absl::Status CheckShards(const ServerOptions& options) {
+  if (options.shard_addresses.empty()) return absl::OkStatus();
+  std::set<std::string> seen;
+  for (const std::string& address : options.shard_addresses) {
+    COHORT_RETURN_IF_ERROR(CheckServerAddress("--shard_addresses", address));
+    if (seen.insert(address).second) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--shard_addresses: got ", address,
+                     " twice, want the address of each data shard once"));
+  }
+  if (options.files.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "--shard_addresses: got data shards, want --checkpoint_dir too: after "
+        "the loss of a shard all go on from the newest checkpoint");
+  }
+  if (options.local == "shm" || options.local == "unix") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--local: got ", options.local,
+                     ", want tcp or auto with --shard_addresses: workers reach "
+                     "data shards over TCP only"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status Validate(const ServerOptions& options) {
   COHORT_ASSIGN_OR_RETURN(const ListenAddress address,
@@ -45,6 +75,7 @@ absl::Status Validate(const ServerOptions& options) {
         "--checkpoint_every: got ", options.coordinator.checkpoint_every,
         ", want --checkpoint_dir too, or 0"));
   }
+  COHORT_RETURN_IF_ERROR(CheckShards(options));
   return Validate(options.coordinator);
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -27,6 +28,9 @@ struct ServerOptions {
   const HandshakeLog* handshakes = nullptr;
   // 0: a default, by the number of workers.
   int32_t connections_per_address = 0;
+  // Addresses of the data shards from shard 1 on; empty: this is the only
+  // server.
+  std::vector<std::string> shard_addresses;
   // auto, shm, unix or tcp; see the flag.
   std::string local = "auto";
   // Folder of the sockets for workers of this host; empty: they have no path.

@@ -164,12 +164,14 @@ absl::Status RunFiles::Restore() {
   return absl::OkStatus();
 }
 
-void RunFiles::BeginRun(const RunIdentity& identity) {
+void RunFiles::BeginRun(const RunIdentity& identity,
+                        CheckpointWriter::Complete complete) {
   if (!keeps_checkpoints()) return;
   writer_ = std::make_unique<CheckpointWriter>(
       files_, options_.checkpoint_dir, kCheckpointsKept, identity,
       options_.timeline,
-      restored_.has_value() ? restored_->damaged : std::set<std::string>());
+      restored_.has_value() ? restored_->damaged : std::set<std::string>(),
+      std::move(complete));
 }
 
 void RunFiles::OnWritten(const Written& written, Instant begin,

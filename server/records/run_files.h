@@ -58,8 +58,9 @@ class RunFiles {
   // it began with would stay in memory until its end.
   void ForgetRestored() { restored_.reset(); }
 
-  // Call once, before anything is written.
-  void BeginRun(const RunIdentity& identity);
+  // Call once, before anything is written. `complete` as for CheckpointWriter.
+  void BeginRun(const RunIdentity& identity,
+                CheckpointWriter::Complete complete = nullptr);
 
   bool keeps_checkpoints() const { return !options_.checkpoint_dir.empty(); }
   bool keeps_results() const { return !options_.results_dir.empty(); }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cohort/v1/admin.pb.h"
+#include "cohort/v1/data_shard.pb.h"
 #include "cohort/v1/membership.pb.h"
 #include "cohort/v1/moments.pb.h"
 #include "cohort/v1/parameters.pb.h"
@@ -118,7 +119,8 @@ std::vector<GrpcMethod> ServedMethods() {
   std::vector<GrpcMethod> methods;
   for (const google::protobuf::Descriptor* of :
        {v1::JoinReply::descriptor(), v1::PullReply::descriptor(),
-        v1::ReduceReply::descriptor(), v1::Status::descriptor()}) {
+        v1::ReduceReply::descriptor(), v1::Status::descriptor(),
+        v1::ShardReport::descriptor()}) {
     AddServices(*of->file(), methods);
   }
   methods.push_back(

@@ -20,6 +20,7 @@
 #include "common/wire/message_checksum.h"
 #include "server/local/local_door.h"
 #include "server/local/local_peer.h"
+#include "server/rpc/exchange_messages.h"
 #include "server/rpc/sender_check.h"
 #include "server/rpc/shard_stream.h"
 
@@ -41,29 +42,9 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
       : ShardStream(shard), local_(local) {}
 
   void SendWeights(const effect::SendWeights& weights) override {
-    v1::ExchangeReply reply;
-    ToProto(weights.key, reply.mutable_key());
-    v1::WeightsPartition* to = reply.mutable_weights();
-    to->set_partition(weights.partition);
-    to->set_version(weights.version.value());
-    to->set_encoding(v1::ENCODING_FLOAT32);
     std::optional<SharedPlace> place;
     if (peer_ != nullptr) place = peer_->Share(weights.key, weights.weights);
-    ByteRope payload;
-    if (place.has_value()) {
-      to->mutable_shared()->set_file(place->file);
-      to->mutable_shared()->set_offset(place->offset);
-    } else if (weights.change.size_bytes() > 0) {
-      to->set_encoding(v1::ENCODING_BFLOAT16);
-      to->set_base_version(weights.version.value() - 1);
-      if (!encrypted()) to->set_xxh3(weights.change_checksum);
-      payload = weights.change;
-    } else {
-      if (!encrypted()) to->set_xxh3(weights.weights->Checksum());
-      payload = RopeOf(weights.weights);
-    }
-    AddMessageChecksum(&reply);
-    Send(EncodeFramed(reply, payload));
+    Send(EncodeWeights(weights, /*checksums=*/!encrypted(), place));
   }
 
   void Resume(const effect::ResumeGradients& /*resume*/) override {
@@ -126,8 +107,8 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
         }
         COHORT_ASSIGN_OR_RETURN(
             GradientMessage gradient,
-            GradientFrom(request.gradient(),
-                         shard_.Counted(std::move(framed.payload))));
+            DecodeGradient(request.gradient(),
+                           shard_.Counted(std::move(framed.payload))));
         held_ = PausedGradient{
             .sender = sender, .key = key, .message = std::move(gradient)};
         return HandOver();
@@ -160,28 +141,6 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
     return absl::FailedPreconditionError(
         "exchange: got a gradient in shared memory, want its bytes: this "
         "worker has not connected to the server's socket");
-  }
-
-  // The core checks partition and length, because it knows the layout.
-  static absl::StatusOr<GradientMessage> GradientFrom(
-      const v1::GradientPartition& proto, ByteRope payload) {
-    COHORT_ASSIGN_OR_RETURN(const ElementType type,
-                            ElementTypeOf(proto.encoding()));
-    GradientMessage message{.partition = proto.partition(),
-                            .type = type,
-                            .sampled_checksum = payload.SampledChecksum(),
-                            .absent_slices = {proto.absent_slices().begin(),
-                                              proto.absent_slices().end()}};
-    if (proto.has_xxh3()) {
-      const uint64_t checksum = payload.Checksum();
-      if (proto.xxh3() != checksum) {
-        return absl::DataLossError(absl::StrCat(
-            "gradient of partition ", proto.partition(), ": got checksum ",
-            absl::Hex(checksum), ", want ", absl::Hex(proto.xxh3())));
-      }
-    }
-    message.gradient = std::move(payload);
-    return message;
   }
 
   enum class State {

@@ -85,6 +85,8 @@ class PullReactor final
   absl::Duration ReaderPatience() const override { return absl::Seconds(15); }
 
   void OnQueueEmpty() override {
+    // Those of data shards come from there.
+    while (next_ < weights_.size() && weights_[next_] == nullptr) ++next_;
     if (next_ == weights_.size()) {
       End(absl::OkStatus());
       return;
@@ -120,6 +122,10 @@ class PullReactor final
     header->set_version(snapshot->version.value());
     ToProto(model->layout, header->mutable_layout());
     ToProto(model->partitions, header->mutable_partitions());
+    for (const std::string& address : shard_.data_addresses()) {
+      header->add_further_shards(address);
+    }
+    if (shard_.shards() > 1) held_ = snapshot;
     COHORT_ASSIGN_OR_RETURN(const StatisticsSet* set,
                             SetOf(*snapshot, request.statistics_kind()));
     if (request.statistics()) {
@@ -156,6 +162,8 @@ class PullReactor final
 
   // Fixed before the first write.
   std::vector<SharedFloats> weights_;
+  // With several shards: makes the others hold the version meanwhile.
+  SharedSnapshot held_;
   // Used by the first reaction and in its turns, which the table orders.
   size_t next_ = 0;
 };

@@ -88,14 +88,27 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
       trace_(options.timeline == nullptr
                  ? nullptr
                  : std::make_unique<ShardTrace>(*options.timeline)),
+      data_(ShardPlace{.index = 0, .count = shards()}),
       core_(options.coordinator, restored),
+      remote_(shards()),
       pool_({.name = "fold",
              .threads = options.fold_threads,
-             .queue_max = kFoldsMax}) {}
+             .queue_max = kFoldsMax}) {
+  COHORT_CHECK(options.coordinator.shards == shards(),
+               absl::StrCat("got ", shards(), " shards"));
+  if (restored == nullptr || shards() == 1) return;
+  restored_model_ = restored->model;
+  restored_snapshot_ = restored->snapshot;
+}
 
 Shard::~Shard() { Stop(); }
 
 void Shard::Start(const std::string& address) {
+  if (restored_model_ != nullptr) {
+    InstallShards(restored_model_, restored_snapshot_, Policy().settings);
+    restored_model_ = nullptr;
+    restored_snapshot_ = nullptr;
+  }
   {
     MutexLock lock(mu_);
     address_ = address;
@@ -320,10 +333,35 @@ ServiceFigures Shard::figures() const {
 absl::Status Shard::Open(const Sender& sender, const PushKey& key,
                          const PushOpening& opening,
                          const std::shared_ptr<ExchangeStream>& from) {
-  return HandlePush(sender, from,
-                    [&](Coordinator& core, Instant now, Effects& out) {
-                      return core.Open(sender, key, opening, now, out);
-                    });
+  COHORT_RETURN_IF_ERROR(HandlePush(
+      sender, from, [&](Coordinator& core, Instant now, Effects& out) {
+        return core.Open(sender, key, opening, now, out);
+      }));
+  // Gradients that data shards have received may have come before it.
+  if (shards() > 1) OfferRemote(sender.rank);
+  return absl::OkStatus();
+}
+
+void Shard::OfferRemote(Rank rank) {
+  std::vector<RemoteGradients::Refusal> refused;
+  const int paused =
+      Handle([&](Coordinator& core, Instant now, Effects& out)
+                 ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                   return remote_.Offer(rank, core, now, out, refused);
+                 });
+  ServiceCounters::Add(counters_.inflight_paused, paused);
+  for (RemoteGradients::Refusal& refusal : refused) {
+    const auto link = static_cast<size_t>(refusal.shard) - 1;
+    options_.data_shards[link]->Send(shard_command::Refuse{
+        .ticket = refusal.ticket,
+        .status = CountRefusal(std::move(refusal.status))});
+  }
+}
+
+void Shard::FoldedRemotely(FoldReport report) {
+  Handle([&report](Coordinator& core, Instant now, Effects& out) {
+    core.Folded(std::move(report), now, out);
+  });
 }
 
 absl::StatusOr<Admission> Shard::Gradient(
@@ -331,6 +369,12 @@ absl::StatusOr<Admission> Shard::Gradient(
     const std::shared_ptr<ExchangeStream>& from) {
   Admission admission = Admission::kTaken;
   const int64_t bytes = message.gradient.size_bytes();
+  const int32_t owner = ShardPlace::OwnerOf(message.partition, shards());
+  if (owner != 0) {
+    return CountRefusal(absl::InvalidArgumentError(absl::StrCat(
+        "gradient: got partition ", message.partition,
+        " at shard 0, want it at shard ", owner, " (JoinReply.shards)")));
+  }
   ServiceCounters::Counter& counter = message.type == ElementType::kBFloat16
                                           ? counters_.push_bytes_bfloat16
                                           : counters_.push_bytes_float32;

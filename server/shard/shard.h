@@ -30,8 +30,10 @@
 #include "server/core/effects.h"
 #include "server/metrics/run_figures.h"
 #include "server/shard/byte_meter.h"
+#include "server/shard/data_link.h"
 #include "server/shard/model_limits.h"
 #include "server/shard/pull_table.h"
+#include "server/shard/remote_gradients.h"
 #include "server/shard/reserved_bytes.h"
 #include "server/shard/service_counters.h"
 #include "server/shard/shard_trace.h"
@@ -66,6 +68,10 @@ struct ShardOptions {
   int64_t memory_bytes = 0;
   // See ModelNeeds.
   int64_t weight_bytes_max = int64_t{16} << 30;
+  // The data shards from shard 1 on, and the addresses that workers are told.
+  // Must outlive the shard.
+  std::vector<DataLink*> data_shards;
+  std::vector<std::string> data_addresses;
   // Gives the memory for new weights. Null: it is the process's own.
   std::shared_ptr<FloatStorage> weights_memory;
   // Receives spans for folds, commits and rendezvous. May be null. Must outlive
@@ -124,6 +130,13 @@ class Shard {
   ModelNeeds model_needs() const;
   const Clock& clock() const { return clock_; }
   std::string address() const;
+  // Those of the data shards.
+  const std::vector<std::string>& data_addresses() const {
+    return options_.data_addresses;
+  }
+  int32_t shards() const {
+    return static_cast<int32_t>(options_.data_shards.size()) + 1;
+  }
   const std::string& run_id() const { return options_.coordinator.run_id; }
   // The options with the settings that are in force now.
   CoordinatorOptions options() const;
@@ -169,6 +182,11 @@ class Shard {
   absl::Status Reduce(const Sender& sender,
                       std::vector<Contribution> contributions,
                       const std::shared_ptr<ReduceStream>& from);
+
+  // Data shard `shard` has received a gradient, or has ended a fold.
+  void RemoteArrived(int32_t shard, RemoteGradient gradient)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void RemoteFolded(int32_t shard, FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<Assignment> ReportEvaluation(const Sender& sender,
                                               Sequence sequence,
@@ -221,6 +239,17 @@ class Shard {
   // Counts `status`, the answer to a message of a push, and returns it.
   absl::Status CountRefusal(absl::Status status);
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
+  // ---- data shards; see shard_remote.cc
+  void SendToShards(const ShardCommand& command);
+  // False, and nothing is sent, if this process owns the partition.
+  bool SendToOwner(int32_t partition, ShardCommand command);
+  void InstallShards(const SharedModel& model, const SharedSnapshot& snapshot,
+                     const SettingValues& settings);
+  std::vector<Version> HeldVersions() ABSL_LOCKS_EXCLUDED(mu_);
+  // Passes waiting gradients of the rank to the core.
+  void OfferRemote(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
+  void FoldedRemotely(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
+
   // Ends streams whose peer sends nothing or reads nothing.
   void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);
   // Starts the folds that `call` returns, which runs on the data shard.
@@ -248,6 +277,13 @@ class Shard {
   // Null without a timeline.
   const std::unique_ptr<ShardTrace> trace_;
 
+  // The version that the run continues from, until Start; with several shards.
+  SharedModel restored_model_;
+  SharedSnapshot restored_snapshot_;
+  // The data shards have a model. Used by Start, and then by the thread that
+  // carries out effects.
+  bool installed_ = false;
+
   // Gradients and their folds. Effects arrive in order, results of folds from
   // any thread. Code that holds this lock never waits for the coordinator's.
   Mutex data_mu_;
@@ -256,6 +292,7 @@ class Shard {
   mutable Mutex mu_;
   Coordinator core_ ABSL_GUARDED_BY(mu_);
   Effects outbox_ ABSL_GUARDED_BY(mu_);
+  RemoteGradients remote_ ABSL_GUARDED_BY(mu_);
   std::string address_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;

@@ -25,7 +25,15 @@ TEST(RolesTest, WorkersTrainAndChangeNothingElse) {
     const bool health = rights.path.find("/grpc.health") == 0;
     const bool for_workers = std::find(rights.roles.begin(), rights.roles.end(),
                                        PeerRole::kWorker) != rights.roles.end();
-    EXPECT_EQ(for_workers, !admin && !health) << rights.path;
+    const bool shards = rights.path.find("/cohort.v1.DataShards/") == 0;
+    EXPECT_EQ(for_workers, !admin && !health && !shards) << rights.path;
+  }
+}
+
+TEST(RolesTest, OnlyServersReachTheCallsBetweenShards) {
+  for (const char* path :
+       {"/cohort.v1.DataShards/Attach", "/cohort.v1.DataShards/Fetch"}) {
+    EXPECT_THAT(RightsOf(path)->roles, ElementsAre(PeerRole::kServer));
   }
 }
 

@@ -18,6 +18,7 @@
 #include "common/push.h"
 #include "worker/client/bulk_stream.h"
 #include "worker/client/link.h"
+#include "worker/client/shard_channels.h"
 
 namespace cohort {
 
@@ -31,6 +32,8 @@ struct BulkTarget {
   // The deadline is at least this far away after each message: a big model, or
   // one that a thousand workers read at once, takes long as a whole.
   absl::Duration patience = absl::ZeroDuration();
+  // For pulls of runs with several shards. Must outlive the call.
+  ShardChannels* shards = nullptr;
 };
 
 // One call whose answers the driving thread reads in order. Its end does not

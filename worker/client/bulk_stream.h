@@ -12,7 +12,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "common/clock.h"
-#include "worker/client/bidi_stream.h"
+#include "common/wire/bidi_stream.h"
 #include "worker/client/link.h"
 
 namespace cohort {

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "common/listen_address.h"
 #include "common/run_id_check.h"
@@ -39,11 +38,8 @@ absl::StatusOr<Membership> MembershipFromProto(const v1::JoinReply& proto) {
         absl::StrCat("heartbeat_interval_ms: got ",
                      proto.heartbeat_interval_ms(), ", want above 0"));
   }
-  if (proto.shards_size() > 1) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "got ", proto.shards_size(), " shards (",
-        absl::StrJoin(proto.shards(), ", "),
-        "), want one: this version of the worker supports no more"));
+  for (int i = 1; i < proto.shards_size(); ++i) {
+    COHORT_RETURN_IF_ERROR(CheckServerAddress("shards", proto.shards(i)));
   }
   return Membership{.rank = sender.rank,
                     .run_id = sender.run_id,
@@ -82,7 +78,8 @@ GrpcClient::GrpcClient(const ClientOptions& options, SharedSecurity security)
       control_(
           MakeChannel(options.server, ChannelPurpose::kControl, security_)),
       membership_stub_(v1::Membership::NewStub(control_)),
-      link_(options.server, clock_) {}
+      link_(options.server, clock_),
+      shards_(security_) {}
 
 GrpcClient::~GrpcClient() { Disconnect(); }
 
@@ -352,6 +349,9 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
   connection->takes_further_contributions =
       reply->takes_further_contributions();
   connection->local_offer = reply->local();
+  for (int i = 1; i < reply->shards_size(); ++i) {
+    connection->data_shards.push_back(reply->shards(i));
+  }
   SessionClient* session = connection->session.get();
   // The last incarnation came to its end because something was stuck, which may
   // have been a connection: after damage in transit, a frame's length can make
@@ -486,11 +486,16 @@ absl::StatusOr<PushStream*> GrpcClient::OpenedPushStream() {
   }
   if (connection_->push == nullptr) {
     COHORT_RETURN_IF_ERROR(ConnectLocally());
+    std::vector<std::shared_ptr<grpc::Channel>> data_shards;
+    for (const std::string& address : connection_->data_shards) {
+      data_shards.push_back(shards_.To(address));
+    }
     connection_->push = std::make_unique<PushStream>(
         bulk_, link_,
         PushStream::Options{.sender = connection_->sender,
                             .checksums = !options_.tls.encrypted(),
-                            .local = connection_->local.get()},
+                            .local = connection_->local.get(),
+                            .data_shards = std::move(data_shards)},
         registered_->registration.partitions);
   }
   return connection_->push.get();
@@ -511,12 +516,13 @@ absl::StatusOr<Assignment> GrpcClient::AwaitNotice(Instant deadline) {
   }
 }
 
-BulkTarget GrpcClient::MakeTarget(Instant deadline) const {
+BulkTarget GrpcClient::MakeTarget(Instant deadline) {
   return {.channel = bulk_,
           .link = &link_,
           .sender = connection_->sender,
           .deadline = deadline,
-          .patience = options_.server_timeout};
+          .patience = options_.server_timeout,
+          .shards = &shards_};
 }
 
 std::function<Instant(const Assignment&)> GrpcClient::WaitTeller() {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/clock.h"
@@ -19,6 +20,7 @@
 #include "worker/client/push_stream.h"
 #include "worker/client/reduce_client.h"
 #include "worker/client/session_client.h"
+#include "worker/client/shard_channels.h"
 #include "worker/client/sleeper.h"
 #include "worker/client/transfer.h"
 
@@ -72,6 +74,8 @@ class GrpcClient final : public Client {
   struct Connection {
     Sender sender;
     bool takes_further_contributions = false;
+    // Addresses of the data shards from shard 1 on.
+    std::vector<std::string> data_shards;
     std::unique_ptr<SessionClient> session;
     std::unique_ptr<PeriodicTask> heartbeat;
     // Empty if the server has nothing for workers of its host.
@@ -121,7 +125,7 @@ class GrpcClient final : public Client {
   bool KeepsWeights() const;
   // The next work, wait or end.
   absl::StatusOr<Assignment> AwaitNotice(Instant deadline);
-  BulkTarget MakeTarget(Instant deadline) const;
+  BulkTarget MakeTarget(Instant deadline);
   // Returns a function that tells the observer what a registration waits for,
   // and returns the new deadline.
   std::function<Instant(const Assignment&)> WaitTeller();
@@ -144,6 +148,8 @@ class GrpcClient final : public Client {
   std::string peer_;
   std::shared_ptr<grpc::Channel> moments_;
   std::shared_ptr<grpc::Channel> bulk_;
+  // To the data shards.
+  ShardChannels shards_;
   std::function<void(const std::string&)> observer_;
   std::optional<Membership> membership_;
   // The incarnation to return to; none after it was fenced.

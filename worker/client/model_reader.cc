@@ -23,6 +23,7 @@ class GrpcModelReader final : public ModelReader {
   GrpcModelReader(const ReaderOptions& options, const SharedSecurity& security)
       : options_(options),
         bulk_(MakeChannel(options.server, ChannelPurpose::kBulk, security)),
+        shards_(security),
         link_(options.server, clock_) {}
 
   absl::StatusOr<PulledVersion> Pull(const ModelLayout& layout,
@@ -32,7 +33,10 @@ class GrpcModelReader final : public ModelReader {
     for (;;) {
       // Without a run id the server sends whatever run it holds.
       absl::StatusOr<PulledVersion> pulled = PullVersion(
-          {.channel = bulk_, .link = &link_, .deadline = deadline},
+          {.channel = bulk_,
+           .link = &link_,
+           .deadline = deadline,
+           .shards = &shards_},
           {.version = version, .weights = true, .statistics = true});
       if (pulled.ok()) {
         COHORT_RETURN_IF_ERROR(CheckReadable(layout, pulled->layout));
@@ -59,6 +63,7 @@ class GrpcModelReader final : public ModelReader {
   const ReaderOptions options_;
   const SteadyClock clock_;
   const std::shared_ptr<grpc::Channel> bulk_;
+  ShardChannels shards_;
   Link link_;
 };
 

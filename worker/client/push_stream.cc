@@ -22,7 +22,24 @@ PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
           [this](grpc::ByteBuffer& message) { return OnMessage(message); },
           [this](const absl::Status& end) {
             link_.Break(link_.NormalizedEnd("the exchange of gradients", end));
-          }) {}
+          }) {
+  for (size_t i = 0; i < options.data_shards.size(); ++i) {
+    data_streams_.push_back(std::make_unique<BulkStream>(
+        options.data_shards[i], "/cohort.v1.Parameters/Exchange", link,
+        [this](grpc::ByteBuffer& message) { return OnMessage(message); },
+        [this, shard = i + 1](const absl::Status& end) {
+          link_.Break(link_.NormalizedEnd(
+              absl::StrCat("the exchange of gradients with shard ", shard),
+              end));
+        }));
+  }
+}
+
+BulkStream& PushStream::StreamOf(int32_t partition) {
+  const size_t owner =
+      static_cast<size_t>(partition) % (data_streams_.size() + 1);
+  return owner == 0 ? stream_ : *data_streams_[owner - 1];
+}
 
 absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening,
                               ElementType gradients, KeptWeights::Shared base) {
@@ -62,7 +79,7 @@ absl::Status PushStream::SendGradient(int32_t partition,
   }
   if (checksums_) header->set_xxh3(payload.Checksum());
   AddMessageChecksum(&request);
-  return Send(request, payload);
+  return SendTo(StreamOf(partition), request, payload);
 }
 
 absl::Status PushStream::SendLocally(int32_t partition,
@@ -160,10 +177,11 @@ absl::Status PushStream::SendClosing(const PushClosing& closing) {
   return Send(request, ByteRope());
 }
 
-absl::Status PushStream::Send(const v1::ExchangeRequest& request,
-                              const ByteRope& payload) {
+absl::Status PushStream::SendTo(BulkStream& stream,
+                                const v1::ExchangeRequest& request,
+                                const ByteRope& payload) {
   const absl::Status status =
-      stream_.Send(EncodeFramed(request, payload), absl::InfiniteDuration());
+      stream.Send(EncodeFramed(request, payload), absl::InfiniteDuration());
   // The link's status says why the stream is over.
   const absl::Status link = link_.Check();
   return link.ok() ? status : link;

@@ -40,6 +40,8 @@ class PushStream {
     bool checksums = true;
     // Null if no memory is shared with the server. Must outlive the stream.
     LocalLink* local = nullptr;
+    // To the data shards from shard 1 on; see JoinReply.shards.
+    std::vector<std::shared_ptr<grpc::Channel>> data_shards;
   };
 
   // `link` and `partitions` must outlive the stream.
@@ -78,7 +80,13 @@ class PushStream {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
   absl::Status SendClosing(const PushClosing& closing);
   absl::Status Send(const v1::ExchangeRequest& request,
-                    const ByteRope& payload);
+                    const ByteRope& payload) {
+    return SendTo(stream_, request, payload);
+  }
+  absl::Status SendTo(BulkStream& stream, const v1::ExchangeRequest& request,
+                      const ByteRope& payload);
+  // That of the shard that owns the partition.
+  BulkStream& StreamOf(int32_t partition);
   absl::Status OnMessage(grpc::ByteBuffer& message);
   absl::Status OnWeights(const PushKey& key, Reply& reply);
   // Where the weights of a reply lie: in it, in shared memory, or in a buffer
@@ -124,8 +132,11 @@ class PushStream {
   // Synchronises itself.
   FloatBufferPool pool_;
 
-  // Last, so that it is destroyed before the members that its reactions use.
+  // Last, so that they are destroyed before the members that their reactions
+  // use.
   BulkStream stream_;
+  // Gradients to the data shards and weights from them.
+  std::vector<std::unique_ptr<BulkStream>> data_streams_;
 };
 
 }  // namespace cohort

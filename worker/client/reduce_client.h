@@ -17,7 +17,7 @@
 #include "cohort/v1/moments.pb.h"
 #include "common/moments.h"
 #include "common/push.h"
-#include "worker/client/bidi_stream.h"
+#include "common/wire/bidi_stream.h"
 #include "worker/client/client.h"
 #include "worker/client/link.h"
 #include "worker/client/local_link.h"

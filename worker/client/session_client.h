@@ -13,7 +13,7 @@
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/clock.h"
 #include "common/ids.h"
-#include "worker/client/bidi_stream.h"
+#include "common/wire/bidi_stream.h"
 #include "worker/client/client_hooks.h"
 #include "worker/client/link.h"
 

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/parameters.pb.h"
+#include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
@@ -191,10 +192,20 @@ absl::StatusOr<Registration> RegisterModel(const BulkTarget& target,
   }
 }
 
-absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
-                                          const PullOptions& options) {
+namespace {
+
+// A pull and its first reply.
+struct BegunPull {
+  std::unique_ptr<BulkCall> call;
+  v1::PullHeader header;
+};
+
+absl::StatusOr<BegunPull> BeginPull(const BulkTarget& target,
+                                    const PullOptions& options) {
   const Link& link = *target.link;
-  BulkCall call(target, "/cohort.v1.Parameters/Pull", "the pull");
+  BegunPull begun{.call = std::make_unique<BulkCall>(
+                      target, "/cohort.v1.Parameters/Pull", "the pull")};
+  BulkCall& call = *begun.call;
   v1::PullRequest request;
   request.set_run_id(target.sender.run_id);
   if (options.version.has_value())
@@ -211,18 +222,63 @@ absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
   COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::PullReply> head,
                           DecodeFramed<v1::PullReply>(first));
   COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&head.header));
-  COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
-                          PulledFromProto(head.header.header(), options));
+  begun.header.Swap(head.header.mutable_header());
+  return begun;
+}
+
+// Reads the weights that follow. Returns the number of partitions.
+absl::StatusOr<size_t> ReceivePartitions(BulkCall& call,
+                                         PulledVersion& pulled) {
   size_t received = 0;
   for (;;) {
     COHORT_ASSIGN_OR_RETURN(const std::optional<grpc::ByteBuffer> message,
                             call.Receive());
-    if (!message.has_value()) break;
+    if (!message.has_value()) return received;
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::PullReply> reply,
                             DecodeFramed<v1::PullReply>(*message));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&reply.header));
     COHORT_RETURN_IF_ERROR(AddPartition(reply, pulled));
     ++received;
+  }
+}
+
+// Begins the pulls of the same version from the data shards.
+absl::StatusOr<std::vector<BegunPull>> BeginFurtherPulls(
+    const BulkTarget& target, const PullOptions& options,
+    const v1::PullHeader& header) {
+  std::vector<BegunPull> further;
+  if (!options.weights || header.further_shards().empty()) return further;
+  if (target.shards == nullptr) {
+    return absl::FailedPreconditionError(
+        "pull: the run has several shards, which this client cannot read");
+  }
+  PullOptions same = options;
+  same.version = Version(header.version());
+  same.statistics = false;
+  for (const std::string& address : header.further_shards()) {
+    COHORT_RETURN_IF_ERROR(CheckServerAddress("further_shards", address));
+    BulkTarget data_shard = target;
+    data_shard.channel = target.shards->To(address);
+    COHORT_ASSIGN_OR_RETURN(further.emplace_back(),
+                            BeginPull(data_shard, same));
+  }
+  return further;
+}
+
+absl::StatusOr<PulledVersion> PullOnce(const BulkTarget& target,
+                                       const PullOptions& options) {
+  const Link& link = *target.link;
+  COHORT_ASSIGN_OR_RETURN(const BegunPull first, BeginPull(target, options));
+  COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
+                          PulledFromProto(first.header, options));
+  COHORT_ASSIGN_OR_RETURN(const std::vector<BegunPull> further,
+                          BeginFurtherPulls(target, options, first.header));
+  COHORT_ASSIGN_OR_RETURN(size_t received,
+                          ReceivePartitions(*first.call, pulled));
+  for (const BegunPull& pull : further) {
+    COHORT_ASSIGN_OR_RETURN(const size_t more,
+                            ReceivePartitions(*pull.call, pulled));
+    received += more;
   }
   if (received != pulled.weights.size()) {
     return absl::UnavailableError(
@@ -230,6 +286,21 @@ absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
                      pulled.weights.size(), " partitions"));
   }
   return pulled;
+}
+
+}  // namespace
+
+absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
+                                          const PullOptions& options) {
+  // The newest version may be replaced before a data shard is asked for it.
+  constexpr int kTries = 10;
+  for (int i = 1;; ++i) {
+    absl::StatusOr<PulledVersion> pulled = PullOnce(target, options);
+    if (!absl::IsOutOfRange(pulled.status()) || options.version.has_value() ||
+        i == kTries) {
+      return pulled;
+    }
+  }
 }
 
 }  // namespace cohort

@@ -26,11 +26,13 @@ struct PushId {
 struct HeldGradient {
   PushId push;
   int32_t partition = 0;
-  // The partition's elements.
+  // The partition's elements. Empty if another shard has them.
   ByteRope gradient;
   ElementType type = ElementType::kFloat32;
   // Positions in Partition::slices that the rank has no gradient for.
   std::vector<int32_t> absent_slices;
+  // As in GradientMessage.
+  int64_t ticket = 0;
 };
 
 // One commit: whose gradients go into it, and how.

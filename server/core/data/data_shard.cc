@@ -45,7 +45,7 @@ std::vector<FoldJob> DataShard::Prepare(CommitPlan plan) {
   COHORT_CHECK(!transaction_.has_value(),
                absl::StrCat("transaction ", plan.transaction,
                             " begins before another is over"));
-  transaction_.emplace(std::move(plan));
+  transaction_.emplace(std::move(plan), place_);
   const CommitPlan& begun = transaction_->plan();
   arrived_.assign(begun.model->partitions.size(), 0);
   for (const PushId& push : begun.contributors) {

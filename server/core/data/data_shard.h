@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/core/data/commit_plan.h"
+#include "server/core/data/shard_place.h"
 #include "server/core/data/transaction.h"
 #include "server/core/optimizer/fold_job.h"
 
@@ -39,8 +40,15 @@ struct FoldReport {
 // of its own (server/shard/shard.h).
 class DataShard {
  public:
+  explicit DataShard(const ShardPlace& place = {}) : place_(place) {}
+
   // Returns the folds that are complete with it: none or one.
   std::vector<FoldJob> Hold(HeldGradient gradient);
+  // `push` has sent `partition`, and no fold has taken it.
+  bool Holds(const PushId& push, int32_t partition) const {
+    const auto held = pushes_.find(push);
+    return held != pushes_.end() && held->second.contains(partition);
+  }
   // The gradients of `push` go into nothing. Returns them, so that the caller
   // can free them without a lock. No-op if there are none.
   std::vector<HeldGradient> Drop(const PushId& push);
@@ -57,6 +65,10 @@ class DataShard {
   // The transaction is over. Its folds come to nothing; gradients that were not
   // folded yet are held until they are dropped. No-op if it is over already.
   std::optional<Transaction> Abort(int64_t transaction);
+  // Null if none is under way.
+  const Transaction* transaction() const {
+    return transaction_.has_value() ? &*transaction_ : nullptr;
+  }
 
  private:
   // By partition; one that a fold has taken is gone.
@@ -67,6 +79,7 @@ class DataShard {
   // The fold of `partition`, if all contributors have sent it.
   std::optional<FoldJob> FoldIfComplete(int32_t partition);
 
+  ShardPlace place_;
   std::map<PushId, Parts> pushes_;
   std::optional<Transaction> transaction_;
   // By partition: contributors of the transaction whose gradient is here.

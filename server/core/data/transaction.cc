@@ -51,7 +51,8 @@ kernels::AdamStep AdamStepOf(const OptimizerOptions& o, double learning_rate,
 
 }  // namespace
 
-Transaction::Transaction(CommitPlan plan) : plan_(std::move(plan)) {
+Transaction::Transaction(CommitPlan plan, const ShardPlace& place)
+    : plan_(std::move(plan)) {
   const std::vector<Partition>& partitions = plan_.model->partitions;
   COHORT_CHECK(plan_.base->slots.size() == partitions.size(),
                absl::StrCat("got slots of ", plan_.base->slots.size(),
@@ -60,9 +61,11 @@ Transaction::Transaction(CommitPlan plan) : plan_(std::move(plan)) {
     gradient_scale_ = plan_.model->plan.loss_reference / plan_.loss_weight;
   }
   results_.resize(partitions.size());
-  for (const Partition& partition : partitions) {
-    started_.push_back(!partition.trainable);
-    if (partition.trainable) ++missing_;
+  for (size_t p = 0; p < partitions.size(); ++p) {
+    const bool folds =
+        partitions[p].trainable && place.Owns(static_cast<int32_t>(p));
+    started_.push_back(!folds);
+    if (folds) ++missing_;
   }
   if (two_passes()) {
     pending_.resize(partitions.size());

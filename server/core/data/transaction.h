@@ -6,6 +6,7 @@
 
 #include "common/model_layout.h"
 #include "server/core/data/commit_plan.h"
+#include "server/core/data/shard_place.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/options.h"
 
@@ -18,7 +19,8 @@ namespace cohort {
 // updated, so then each partition is folded in two passes; see Done.
 class Transaction {
  public:
-  explicit Transaction(CommitPlan plan);
+  // Folds the partitions that `place` owns.
+  explicit Transaction(CommitPlan plan, const ShardPlace& place = {});
 
   int64_t id() const { return plan_.transaction; }
   const CommitPlan& plan() const { return plan_; }
@@ -38,7 +40,7 @@ class Transaction {
   bool complete() const { return missing_ == 0; }
   // The second pass is left out, because the gradient is not finite.
   bool given_up() const { return given_up_; }
-  // Absent: not folded to the end yet, or frozen.
+  // Absent: not folded to the end yet, frozen, or another shard's.
   const std::optional<FoldResult>& result(int32_t partition) const {
     return results_[static_cast<size_t>(partition)];
   }
@@ -70,7 +72,8 @@ class Transaction {
   std::vector<std::vector<SliceNorm>> norms_;
   int32_t missing_first_ = 0;
   std::optional<double> gradient_norm_;
-  // By partition; frozen partitions count as started and are never folded.
+  // By partition; partitions that are frozen or another shard's count as
+  // started and are never folded.
   std::vector<bool> started_;
   std::vector<std::optional<FoldResult>> results_;
   int32_t missing_ = 0;

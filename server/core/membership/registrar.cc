@@ -28,6 +28,7 @@ absl::Status Registrar::Check(Rank rank, const ModelLayout& layout,
               MakePartitions(layout, options.partition_bytes))
           .status());
   COHORT_RETURN_IF_ERROR(CheckInflight(options, layout));
+  COHORT_RETURN_IF_ERROR(CheckShards(options, layout));
   // Until a worker is asked, a lower rank may still come.
   if (!asked().has_value()) return absl::OkStatus();
   const auto* ruling = book_.Ruling();

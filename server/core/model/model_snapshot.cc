@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace cohort {
 
 SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras) {
@@ -32,6 +34,36 @@ SharedSnapshot AverageOf(const ModelSnapshot& snapshot) {
       std::make_shared<const StatisticsSets>(StatisticsSets{*set});
   average->front_end_state = snapshot.front_end_state;
   return average;
+}
+
+SharedSnapshot PartOf(SharedSnapshot snapshot, const ShardPlace& place) {
+  if (place.count == 1) return snapshot;
+  auto part = std::make_shared<ModelSnapshot>(*snapshot);
+  for (size_t p = 0; p < part->weights.size(); ++p) {
+    if (place.Owns(static_cast<int32_t>(p))) continue;
+    part->weights[p] = nullptr;
+    if (p < part->slots.size()) part->slots[p] = Slots();
+  }
+  return part;
+}
+
+absl::Status CheckShards(const CoordinatorOptions& options,
+                         const ModelLayout& layout) {
+  std::vector<bool> trains(static_cast<size_t>(options.shards));
+  const std::vector<Partition> partitions =
+      MakePartitions(layout, options.partition_bytes);
+  for (size_t p = 0; p < partitions.size(); ++p) {
+    if (partitions[p].trainable) trains[p % trains.size()] = true;
+  }
+  for (size_t i = 0; i < trains.size(); ++i) {
+    if (trains[i] || trains.size() == 1) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--shard_addresses: got ", trains.size(), " shards for a model of ",
+        partitions.size(), " partitions, and shard ", i,
+        " would have nothing to train; start fewer shards, or choose a smaller "
+        "--partition_kib"));
+  }
+  return absl::OkStatus();
 }
 
 SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets) {

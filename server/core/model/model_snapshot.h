@@ -5,10 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "server/core/data/shard_place.h"
 #include "server/core/optimizer/slots.h"
+#include "server/core/options.h"
 #include "server/core/statistics_sets.h"
 
 namespace cohort {
@@ -19,7 +22,7 @@ using SharedText = std::shared_ptr<const std::string>;
 // replies, evaluation and checkpoints read it while newer ones are made.
 struct ModelSnapshot {
   Version version;
-  // One entry a partition.
+  // One entry a partition; null where another shard has them.
   std::vector<SharedFloats> weights;
   // State of the optimizer; empty entries for partitions without gradients.
   std::vector<Slots> slots;
@@ -53,6 +56,15 @@ SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras);
 // The moving averages at a version, as a version of their own without slots;
 // null if none are kept.
 SharedSnapshot AverageOf(const ModelSnapshot& snapshot);
+
+// `snapshot` with the weights and slots of the partitions that `place` owns;
+// the others are null. Itself if there is one shard.
+SharedSnapshot PartOf(SharedSnapshot snapshot, const ShardPlace& place);
+
+// Errors: FailedPrecondition: the model has so few partitions that a shard
+// would have nothing to train.
+absl::Status CheckShards(const CoordinatorOptions& options,
+                         const ModelLayout& layout);
 
 // `base` with other moving statistics.
 SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets);

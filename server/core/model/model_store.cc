@@ -31,11 +31,10 @@ bool ModelStore::TracksStatistics() const {
                      [](const auto& layer) { return layer.track_statistics; });
 }
 
-absl::Status ModelStore::Install(const ModelLayout& layout, const RunPlan& plan,
-                                 std::vector<SharedFloats> values,
-                                 std::vector<LayerStatistics> statistics,
-                                 const CoordinatorOptions& options,
-                                 const PolicyOptions& policy) {
+absl::StatusOr<SharedSnapshot> ModelStore::Install(
+    const ModelLayout& layout, const RunPlan& plan,
+    std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
+    const CoordinatorOptions& options, const PolicyOptions& policy) {
   auto model = std::make_shared<RegisteredModel>();
   model->layout = layout;
   model->plan = plan;
@@ -52,21 +51,43 @@ absl::Status ModelStore::Install(const ModelLayout& layout, const RunPlan& plan,
                  "partition size");
   }
   snapshot->weights = std::move(values);
-  snapshot->slots = FitSlots(model->partitions, snapshot->weights, {},
-                             SlotsOf(options.optimizer, policy));
   if (statistics.empty()) statistics = InitialStatistics(layout);
   snapshot->statistics = std::make_shared<const StatisticsSets>(
       StartSets(KindsKept(policy, options.optimizer), statistics));
   statistics_ = std::make_shared<const KeptStatistics>(
       policy, options.optimizer.ema_decay, layout.batch_norms);
-  Restore(std::move(model), std::move(snapshot));
-  return absl::OkStatus();
+  SharedSnapshot whole = snapshot;
+  Restore(std::move(model), whole, options.shards);
+  auto fitted = std::make_shared<ModelSnapshot>(*current_);
+  fitted->slots = FitSlots(model_->partitions, current_->weights, {},
+                           SlotsOf(options.optimizer, policy));
+  Publish(std::move(fitted));
+  return whole;
 }
 
-void ModelStore::Restore(SharedModel model, SharedSnapshot snapshot) {
+void ModelStore::Restore(SharedModel model, SharedSnapshot snapshot,
+                         int32_t shards) {
   model_ = std::move(model);
-  current_ = std::move(snapshot);
+  place_.count = shards;
   trainable_partitions_ = CountTrainable(model_->partitions);
+  Publish(PartOf(std::move(snapshot), place_));
+}
+
+void ModelStore::Publish(SharedSnapshot next) {
+  current_ = std::move(next);
+  if (place_.count > 1) published_.push_back(current_);
+}
+
+std::vector<Version> ModelStore::HeldVersions() {
+  std::erase_if(published_, [](const auto& one) { return one.expired(); });
+  std::vector<Version> versions;
+  for (const auto& one : published_) {
+    const SharedSnapshot snapshot = one.lock();
+    if (snapshot != nullptr) versions.push_back(snapshot->version);
+  }
+  std::sort(versions.begin(), versions.end());
+  versions.erase(std::unique(versions.begin(), versions.end()), versions.end());
+  return versions;
 }
 
 void ModelStore::AdoptOptimizer(const CoordinatorOptions& options,
@@ -79,7 +100,7 @@ void ModelStore::AdoptOptimizer(const CoordinatorOptions& options,
   auto fitted = std::make_shared<ModelSnapshot>(*current_);
   fitted->slots = FitSlots(model_->partitions, current_->weights,
                            current_->slots, SlotsOf(options.optimizer, policy));
-  current_ = std::move(fitted);
+  Publish(std::move(fitted));
 }
 
 std::string ModelStore::AdoptStatistics(const OptimizerOptions& optimizer,
@@ -101,7 +122,7 @@ std::string ModelStore::AdoptStatistics(const OptimizerOptions& optimizer,
 }
 
 void ModelStore::PublishStatistics(StatisticsSets sets) {
-  current_ = WithSets(*current_, std::move(sets));
+  Publish(WithSets(*current_, std::move(sets)));
 }
 
 CommitPlan ModelStore::Complete(CommitPlan plan) {

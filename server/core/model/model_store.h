@@ -12,6 +12,7 @@
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "server/core/data/commit_plan.h"
+#include "server/core/data/shard_place.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
@@ -51,14 +52,15 @@ class ModelStore {
   }
 
   // Makes version 0. `values` has one buffer a partition, `statistics` one
-  // entry a layer or none.
+  // entry a layer or none. Returns it with the weights of all partitions; with
+  // several shards, this one keeps only its own.
   // Errors: those of MaskFor.
-  absl::Status Install(const ModelLayout& layout, const RunPlan& plan,
-                       std::vector<SharedFloats> values,
-                       std::vector<LayerStatistics> statistics,
-                       const CoordinatorOptions& options,
-                       const PolicyOptions& policy);
-  void Restore(SharedModel model, SharedSnapshot snapshot);
+  absl::StatusOr<SharedSnapshot> Install(
+      const ModelLayout& layout, const RunPlan& plan,
+      std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
+      const CoordinatorOptions& options, const PolicyOptions& policy);
+  // Takes the own partitions of `snapshot`, if there are several shards.
+  void Restore(SharedModel model, SharedSnapshot snapshot, int32_t shards);
   // Fits slots and mask to the optimizer. No-op before registration.
   void AdoptOptimizer(const CoordinatorOptions& options,
                       const PolicyOptions& policy);
@@ -68,7 +70,9 @@ class ModelStore {
   std::string AdoptStatistics(const OptimizerOptions& optimizer,
                               const PolicyOptions& policy);
 
-  void Publish(SharedSnapshot next) { current_ = std::move(next); }
+  void Publish(SharedSnapshot next);
+  // With several shards: versions that something still refers to, ascending.
+  std::vector<Version> HeldVersions();
   // The same version with other moving statistics.
   void PublishStatistics(StatisticsSets sets);
   // Updates moving statistics with the moments of pushes.
@@ -95,6 +99,9 @@ class ModelStore {
   SharedMask mask_;
   std::shared_ptr<const KeptStatistics> statistics_;
   int64_t next_transaction_ = 1;
+  ShardPlace place_;
+  // With several shards: all that were ever current and still exist.
+  std::vector<std::weak_ptr<const ModelSnapshot>> published_;
   std::map<Version, SharedSnapshot> read_;
 };
 

@@ -105,8 +105,10 @@ struct FoldResult {
   FoldPass pass = FoldPass::kWhole;
   // Size of the job's contributions, which are freed by now.
   int64_t gradient_bytes = 0;
-  // Null if not finite, and after pass kGradient.
+  // Null if not finite, after pass kGradient, and if they are `elsewhere`.
   SharedFloats weights;
+  // Another shard has made the weights, and keeps them.
+  bool elsewhere = false;
   // As the job's, moved on; after pass kGradient only the mean square is.
   Slots slots;
   // With Slots::remainder: what the job's weights need to become these, in

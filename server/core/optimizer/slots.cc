@@ -122,7 +122,7 @@ std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
                             partitions.size()));
   std::vector<Slots> fitted(partitions.size());
   for (size_t p = 0; p < partitions.size(); ++p) {
-    if (!partitions[p].trainable) continue;
+    if (!partitions[p].trainable || weights[p] == nullptr) continue;
     for (const SlotKind& kind : wanted) {
       SharedFloats kept = held.empty() ? nullptr : held[p].*kind.buffer;
       if (kept == nullptr) {

@@ -74,7 +74,8 @@ absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to);
 
 // `held` with exactly the slots `wanted`: those there are stay (shared), new
 // ones are zeros (the average: `weights`, shared), others go. Frozen partitions
-// have none. `weights` has one entry a partition.
+// have none, nor have those without weights here. `weights` has one entry a
+// partition.
 std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
                             const std::vector<SharedFloats>& weights,
                             const std::vector<Slots>& held,

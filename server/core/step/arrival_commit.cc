@@ -157,7 +157,10 @@ void ArrivalQueue::Commit(Turn& turn) {
   if (commit.nonfinite().has_value()) {
     nonfinite = NonfiniteText(model, *commit.nonfinite());
   }
-  EndTransaction(commit, /*committed=*/!nonfinite.has_value(), turn);
+  EndTransaction(commit,
+                 nonfinite.has_value() ? TransactionEnd::kAborted
+                                       : TransactionEnd::kCommitted,
+                 turn);
   if (nonfinite.has_value()) {
     verdict.verdict = Verdict::kRejectedNonfinite;
     verdict.reason = *nonfinite;
@@ -253,7 +256,9 @@ void ArrivalQueue::GiveUp(Turn& turn) {
   const auto answer = [&](const Arrival& arrival) {
     AnswerGivenUp(parts_, arrival.rank, arrival.key, turn);
   };
-  if (commit_.has_value()) EndTransaction(*commit_, /*committed=*/false, turn);
+  if (commit_.has_value()) {
+    EndTransaction(*commit_, TransactionEnd::kAborted, turn);
+  }
   if (applying_.has_value()) answer(*applying_);
   for (const Arrival& arrival : arrivals_) {
     DropGradients(arrival.rank, arrival.push, turn);

@@ -31,6 +31,10 @@ class ArrivalQueue final : public StepDriver {
   void Folded(FoldReport report, Turn& turn) override;
   void MomentsFolded(MomentsFold, Turn&) override {}
   void StatisticsUpdated(StatisticsUpdate, Turn&) override {}
+  bool HasOpened(const Worker& worker) const override {
+    const auto push = assembling_.find(worker.rank);
+    return push != assembling_.end() && push->second.opened();
+  }
   bool Holds(Rank rank, const PushKey& key) const override;
 
   bool Advance(Turn& turn) override;

@@ -18,6 +18,7 @@ class PendingCommit {
 
   int64_t transaction() const { return transaction_; }
   double learning_rate() const { return learning_rate_; }
+  Version base_version() const { return base_->version; }
 
   // All gradients of `partition` have come, so the data shard folds it: it goes
   // by the same rule, and this keeps the budget of bytes in step with it.

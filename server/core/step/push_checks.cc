@@ -124,10 +124,10 @@ absl::Status CheckGradient(const GradientMessage& message,
   const Partition& partition =
       partitions[static_cast<size_t>(message.partition)];
   const int64_t wanted = partition.elements * BytesOf(message.type);
-  if (!partition.trainable || message.gradient.size_bytes() != wanted) {
+  if (!partition.trainable || message.size_bytes() != wanted) {
     return absl::InvalidArgumentError(absl::StrCat(
         "gradient of partition ", message.partition, ": got ",
-        message.gradient.size_bytes(), " bytes, want ",
+        message.size_bytes(), " bytes, want ",
         partition.trainable ? absl::StrCat(wanted) : "none (it is frozen)"));
   }
   std::vector<bool> absent(partition.slices.size());

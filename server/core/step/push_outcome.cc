@@ -26,7 +26,7 @@ void CountArrival(const Worker& worker, Push::Arrival arrival,
 
 void SendResult(const FoldResult& result, Version version, const Worker& worker,
                 const PushKey& key, Turn& turn) {
-  if (result.weights == nullptr) return;
+  if (result.weights == nullptr && !result.elsewhere) return;
   effect::SendWeights send{.rank = worker.rank,
                            .incarnation = worker.incarnation,
                            .key = key,
@@ -37,6 +37,7 @@ void SendResult(const FoldResult& result, Version version, const Worker& worker,
   // change is added to.
   if (worker.holds ==
       HeldWeights{.incarnation = worker.incarnation, .next = version}) {
+    send.takes_change = true;
     send.change = result.change;
     send.change_checksum = result.change_checksum;
   }
@@ -49,15 +50,22 @@ void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn) {
                    .partition = message.partition,
                    .gradient = std::move(message.gradient),
                    .type = message.type,
-                   .absent_slices = std::move(message.absent_slices)}});
+                   .absent_slices = std::move(message.absent_slices),
+                   .ticket = message.ticket}});
 }
 
-void EndTransaction(const PendingCommit& commit, bool committed, Turn& turn) {
-  if (committed) {
-    turn.out.push_back(effect::Commit{.transaction = commit.transaction()});
-  } else {
-    turn.out.push_back(effect::Abort{.transaction = commit.transaction()});
+void EndTransaction(const PendingCommit& commit, TransactionEnd end,
+                    Turn& turn) {
+  if (end == TransactionEnd::kCommitted) {
+    turn.out.push_back(effect::Commit{.transaction = commit.transaction(),
+                                      .version = commit.base_version().Next()});
+    return;
   }
+  effect::Abort abort{.transaction = commit.transaction()};
+  if (end == TransactionEnd::kSkipped) {
+    abort.skipped = commit.base_version().Next();
+  }
+  turn.out.push_back(abort);
 }
 
 void DropGradients(Rank rank, const Push& push, Turn& turn) {

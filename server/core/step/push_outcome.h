@@ -36,8 +36,16 @@ void SendResult(const FoldResult& result, Version version, const Worker& worker,
 
 // Hands an accepted gradient to the data shard.
 void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn);
-// `commit` is over for the data shard.
-void EndTransaction(const PendingCommit& commit, bool committed, Turn& turn);
+enum class TransactionEnd {
+  kCommitted,
+  // Nothing comes of it, and the version stays.
+  kAborted,
+  // Nothing comes of it, but there is a new version with the old weights.
+  kSkipped,
+};
+// `commit` is over for the data shards.
+void EndTransaction(const PendingCommit& commit, TransactionEnd end,
+                    Turn& turn);
 // Tells the data shard to discard the gradients of `push`.
 void DropGradients(Rank rank, const Push& push, Turn& turn);
 

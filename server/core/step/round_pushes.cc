@@ -44,7 +44,7 @@ Push::Arrival RoundPushes::Take(Rank rank, const GradientMessage& message) {
   Push& push = pushes_.at(rank);
   const int32_t received = push.received();
   const Push::Arrival arrival =
-      push.Add(message.partition, message.gradient.size_bytes(),
+      push.Add(message.partition, message.size_bytes(),
                message.sampled_checksum, message.absent_slices);
   if (arrival == Push::Arrival::kNew) {
     ++arrived_[static_cast<size_t>(message.partition)];

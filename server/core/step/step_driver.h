@@ -51,6 +51,8 @@ class StepDriver {
   virtual void Folded(FoldReport report, Turn& turn) = 0;
   virtual void MomentsFolded(MomentsFold done, Turn& turn) = 0;
   virtual void StatisticsUpdated(StatisticsUpdate done, Turn& turn) = 0;
+  // The outstanding push of `worker` has been opened.
+  virtual bool HasOpened(const Worker& worker) const = 0;
   // A complete push of this key waits for its turn.
   virtual bool Holds(Rank rank, const PushKey& key) const = 0;
 

@@ -297,7 +297,9 @@ void SyncRounds::Commit(Turn& turn) {
         {.statistics = std::move(update.sets),
          .front_end_state = round_->pushes.TakeLowestFrontEndState()}));
   }
-  EndTransaction(commit, /*committed=*/!skipped, turn);
+  EndTransaction(
+      commit, skipped ? TransactionEnd::kSkipped : TransactionEnd::kCommitted,
+      turn);
   CommitRecord record = RecordOf(*round_);
   record.version = model.version();
   CommitObservation observation = TakeObservation(*round_, turn.now);
@@ -339,7 +341,7 @@ void SyncRounds::Commit(Turn& turn) {
 void SyncRounds::GiveUp(Turn& turn) {
   if (!round_.has_value()) return;
   if (round_->progress.commit.has_value()) {
-    EndTransaction(*round_->progress.commit, /*committed=*/false, turn);
+    EndTransaction(*round_->progress.commit, TransactionEnd::kAborted, turn);
   }
   for (const auto& pending : round_->rendezvous.AllPending()) {
     turn.out.push_back(effect::ReduceAborted{

@@ -110,7 +110,7 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
   const Round& over = *ended;
   round_.reset();
   if (over.progress.commit.has_value()) {
-    EndTransaction(*over.progress.commit, /*committed=*/false, turn);
+    EndTransaction(*over.progress.commit, TransactionEnd::kAborted, turn);
   }
   for (const auto& [rank, push] : over.pushes.all()) {
     parts_.flow.Release(rank, push, turn);
@@ -203,7 +203,7 @@ absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
   const int32_t partition = message.partition;
   // A partition that has come before takes no room.
   if (!push.Has(partition)) {
-    const int64_t bytes = message.gradient.size_bytes();
+    const int64_t bytes = message.size_bytes();
     if (!MayTake(worker.rank, bytes)) {
       parts_.flow.Pause(worker.rank, bytes, turn.now);
       return Admission::kPaused;

@@ -31,6 +31,9 @@ class SyncRounds final : public StepDriver {
   void Folded(FoldReport report, Turn& turn) override;
   void MomentsFolded(MomentsFold done, Turn& turn) override;
   void StatisticsUpdated(StatisticsUpdate done, Turn& turn) override;
+  bool HasOpened(const Worker& worker) const override {
+    return IsMember(worker.rank) && round_->pushes[worker.rank].opened();
+  }
   bool Holds(Rank, const PushKey&) const override { return false; }
 
   bool Advance(Turn& turn) override;

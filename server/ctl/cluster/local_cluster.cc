@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/status_macros.h"
@@ -89,9 +90,9 @@ absl::Status Check(const ClusterSpec& spec) {
     return absl::InvalidArgumentError(
         absl::StrCat("--workers: got ", spec.workers, ", want 1 or more"));
   }
-  COHORT_RETURN_IF_ERROR(
-      CheckFlags("server", spec.server_flags,
-                 {"workers", "address_file", "admin_listen"}));
+  COHORT_RETURN_IF_ERROR(CheckFlags("server", spec.server_flags,
+                                    {"workers", "address_file", "admin_listen",
+                                     "data_shard", "shard_addresses"}));
   if (!spec.worker_command.empty() && !spec.worker_flags.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat(spec.worker_flags.front(),
@@ -115,7 +116,9 @@ void AddFreePort(absl::string_view name, absl::string_view variable,
 }  // namespace
 
 std::string ClusterProcess::Name() const {
-  return is_server() ? "server" : absl::StrCat("worker ", rank);
+  if (is_server()) return "server";
+  return is_worker() ? absl::StrCat("worker ", rank)
+                     : absl::StrCat("shard ", data_shard());
 }
 
 LocalCluster::LocalCluster(ClusterSpec spec, ClusterHooks hooks,
@@ -132,7 +135,13 @@ absl::StatusOr<std::unique_ptr<LocalCluster>> LocalCluster::Start(
   std::unique_ptr<LocalCluster> cluster(
       new LocalCluster(std::move(spec), std::move(hooks), clock));
   COHORT_RETURN_IF_ERROR(cluster->MakeScratch());
-  COHORT_RETURN_IF_ERROR(cluster->StartProcess({}));
+  const int32_t data_shards = cluster->spec_.shards - 1;
+  cluster->data_addresses_.resize(static_cast<size_t>(data_shards));
+  for (int32_t shard = 1; shard <= data_shards; ++shard) {
+    COHORT_RETURN_IF_ERROR(
+        cluster->StartProcess(ClusterProcess::DataShard(shard)));
+  }
+  if (data_shards == 0) COHORT_RETURN_IF_ERROR(cluster->StartProcess({}));
   cluster->deadline_ = clock.Now() + cluster->spec_.listen_patience;
   return cluster;
 }
@@ -169,11 +178,35 @@ std::vector<std::string> LocalCluster::ServerCommand() const {
           "--workers=",
           spec_.workers_min > 0 ? absl::StrCat(spec_.workers_min, ":") : "",
           spec_.workers),
-      absl::StrCat("--address_file=", scratch_, "/address")};
+      absl::StrCat("--address_file=", AddressFile({}))};
   AddTlsFlags(spec_.certificates.server, command);
+  if (spec_.shards > 1) {
+    command.push_back(absl::StrCat("--shard_addresses=",
+                                   absl::StrJoin(data_addresses_, ",")));
+  }
   command.insert(command.end(), spec_.server_flags.begin(),
                  spec_.server_flags.end());
   return command;
+}
+
+std::vector<std::string> LocalCluster::DataShardCommand(int32_t shard) const {
+  const std::string& known = data_addresses_[static_cast<size_t>(shard) - 1];
+  std::vector<std::string> command = {
+      spec_.programs.server, "--data_shard",
+      absl::StrCat("--workers=", spec_.workers),
+      absl::StrCat("--listen=", known.empty() ? "127.0.0.1:0" : known)};
+  if (known.empty()) {
+    command.push_back(absl::StrCat(
+        "--address_file=", AddressFile(ClusterProcess::DataShard(shard))));
+  }
+  AddTlsFlags(spec_.certificates.server, command);
+  return command;
+}
+
+std::string LocalCluster::AddressFile(const ClusterProcess& process) const {
+  return absl::StrCat(
+      scratch_, "/address",
+      process.is_server() ? "" : absl::StrCat(".", process.data_shard()));
 }
 
 TlsFiles LocalCluster::CertificateOf(int32_t rank) const {
@@ -207,7 +240,9 @@ absl::Status LocalCluster::StartProcess(const ClusterProcess& process) {
   COHORT_ASSIGN_OR_RETURN(
       std::unique_ptr<ChildProcess> child,
       ChildProcess::Start(process.is_server() ? ServerCommand()
-                                              : WorkerCommand(process.rank)));
+                          : process.is_worker()
+                              ? WorkerCommand(process.rank)
+                              : DataShardCommand(process.data_shard())));
   const pid_t pid = child->pid();
   children_[process] = std::move(child);
   if (hooks_.on_start) hooks_.on_start(process, pid);
@@ -224,12 +259,26 @@ absl::Status LocalCluster::StartWorker(int32_t rank) {
   return StartProcess(worker);
 }
 
+absl::Status LocalCluster::StartDataShard(int32_t shard) {
+  const ClusterProcess process = ClusterProcess::DataShard(shard);
+  if (phase_ != Phase::kRunning || running(process)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(process.Name(), ": cannot be started, ",
+                     running(process) ? "it runs" : "the cluster stops"));
+  }
+  return StartProcess(process);
+}
+
 bool LocalCluster::done() const {
-  return server_end_.has_value() && children_.empty();
+  // The server may never have been started.
+  const bool over = server_end_.has_value() || phase_ == Phase::kWorkersStop;
+  return over && children_.empty();
 }
 
 int32_t LocalCluster::workers_running() const {
-  return static_cast<int32_t>(children_.size()) - (running({}) ? 1 : 0);
+  return static_cast<int32_t>(
+      std::count_if(children_.begin(), children_.end(),
+                    [](const auto& one) { return one.first.is_worker(); }));
 }
 
 absl::Status LocalCluster::Poll(absl::Duration timeout) {
@@ -286,18 +335,38 @@ void LocalCluster::ReapAll() {
   }
 }
 
-absl::Status LocalCluster::AwaitAddress() {
-  if (server_end_.has_value()) return absl::OkStatus();
-  std::ifstream file(absl::StrCat(scratch_, "/address"));
+absl::StatusOr<std::optional<std::string>> LocalCluster::ReadAddress(
+    const ClusterProcess& process) const {
+  std::ifstream file(AddressFile(process));
   std::string line;
   // A line without an end is still being written.
-  if (!std::getline(file, line) || file.eof()) {
-    if (clock_.Now() < deadline_) return absl::OkStatus();
-    return absl::DeadlineExceededError(absl::StrCat(
-        "the server did not listen within ", SecondsText(spec_.listen_patience),
-        "\nIts own lines above tell what it was at"));
+  if (std::getline(file, line) && !file.eof()) return line;
+  if (clock_.Now() < deadline_) return std::nullopt;
+  return absl::DeadlineExceededError(absl::StrCat(
+      process.is_server() ? "the server" : process.Name(),
+      " did not listen within ", SecondsText(spec_.listen_patience),
+      "\nIts own lines above tell what it was at"));
+}
+
+absl::Status LocalCluster::AwaitDataShards() {
+  for (size_t i = 0; i < data_addresses_.size(); ++i) {
+    if (!data_addresses_[i].empty()) continue;
+    COHORT_ASSIGN_OR_RETURN(
+        const std::optional<std::string> address,
+        ReadAddress(ClusterProcess::DataShard(static_cast<int32_t>(i) + 1)));
+    if (!address.has_value()) return absl::OkStatus();
+    data_addresses_[i] = *address;
   }
-  address_ = line;
+  return StartProcess({});
+}
+
+absl::Status LocalCluster::AwaitAddress() {
+  if (server_end_.has_value()) return absl::OkStatus();
+  if (!running({})) return AwaitDataShards();
+  COHORT_ASSIGN_OR_RETURN(const std::optional<std::string> address,
+                          ReadAddress({}));
+  if (!address.has_value()) return absl::OkStatus();
+  address_ = *address;
   RemoveScratch();
   for (int32_t rank = 0; rank < spec_.workers; ++rank) {
     COHORT_RETURN_IF_ERROR(StartProcess({.rank = rank}));

@@ -18,14 +18,23 @@
 
 namespace cohort {
 
-// One of a cluster's processes: the server, or the worker of a rank.
+// One of a cluster's processes: the server, a data shard, or the worker of a
+// rank.
 struct ClusterProcess {
   static constexpr int32_t kServer = -1;
 
   int32_t rank = kServer;
 
+  // From shard 1 on.
+  static ClusterProcess DataShard(int32_t shard) {
+    return {.rank = kServer - shard};
+  }
+
   bool is_server() const { return rank == kServer; }
-  // "server", "worker 0".
+  // 0 if it is no data shard.
+  int32_t data_shard() const { return rank < kServer ? kServer - rank : 0; }
+  bool is_worker() const { return rank >= 0; }
+  // "server", "shard 1", "worker 0".
   std::string Name() const;
   friend auto operator<=>(const ClusterProcess&,
                           const ClusterProcess&) = default;
@@ -44,10 +53,13 @@ struct ClusterSpec {
   ClusterPrograms programs;
   ClusterCertificates certificates;
   int32_t workers = 1;
+  // Server processes that share the model.
+  int32_t shards = 1;
   // With fewer the run starts and goes on too, as --workers=MIN:MAX; 0: not.
   int32_t workers_min = 0;
   // As on the command line: "--name=value", or "--name", "value". The cluster
-  // itself sets --workers and --address_file of the server, --server and --rank
+  // itself sets --workers, --address_file and, with several shards,
+  // --shard_addresses of the server, --server and --rank
   // of the workers, and free ports unless ports are given. With several workers
   // each has its own --trace: FILE.json becomes FILE.1.json.
   std::vector<std::string> server_flags;
@@ -75,9 +87,9 @@ struct ClusterHooks {
   std::function<void(const ClusterProcess&, const ProcessEnd&)> on_end;
 };
 
-// A server and its workers as processes of this machine. The workers are
-// started once the server listens. The cluster never restarts a process by
-// itself; StartWorker does.
+// A server and its workers as processes of this machine. Data shards are
+// started first, and the workers once the server listens. The cluster never
+// restarts a process by itself; StartWorker does.
 //
 // All work happens in Poll, which must be called until done():
 //
@@ -91,7 +103,7 @@ struct ClusterHooks {
 // Thread safety: none.
 class LocalCluster {
  public:
-  // Starts the server. `clock` must outlive the cluster.
+  // Starts the server, or its data shards. `clock` must outlive the cluster.
   // Errors: InvalidArgument: a flag that the cluster itself sets, or no worker;
   //   those of ChildProcess::Start; Internal: no scratch folder.
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(
@@ -126,6 +138,8 @@ class LocalCluster {
   // Errors: FailedPrecondition: it runs, the server does not listen or has
   //   ended, or the cluster stops; those of ChildProcess::Start.
   absl::Status StartWorker(int32_t rank);
+  // The same for a data shard, at the address that it had.
+  absl::Status StartDataShard(int32_t shard);
 
   // Stops the server, then the workers, and kills those that do not end within
   // the spec's patience. Returns at once; Poll does the work.
@@ -149,6 +163,14 @@ class LocalCluster {
   absl::Status MakeScratch();
   void RemoveScratch();
   std::vector<std::string> ServerCommand() const;
+  std::vector<std::string> DataShardCommand(int32_t shard) const;
+  // The file to which the process writes its address.
+  std::string AddressFile(const ClusterProcess& process) const;
+  // Takes the addresses of data shards that listen now.
+  absl::Status AwaitDataShards();
+  // Absent while the process has not written it.
+  absl::StatusOr<std::optional<std::string>> ReadAddress(
+      const ClusterProcess& process) const;
   TlsFiles CertificateOf(int32_t rank) const;
   absl::Status StartProcess(const ClusterProcess& process);
   std::vector<ClusterProcess> Running() const;
@@ -156,7 +178,8 @@ class LocalCluster {
   void ReadAll();
   void ReapAll();
   void Tell(const ClusterProcess& process, absl::string_view line);
-  // Starts the workers once the server's address is there.
+  // Starts the server once the addresses of all data shards are there, and the
+  // workers once that of the server is.
   absl::Status AwaitAddress();
   void AdvanceStop();
   void Enter(Phase phase);
@@ -173,6 +196,8 @@ class LocalCluster {
   // Holds the address file; empty once it is removed.
   std::string scratch_;
   std::string address_;
+  // From shard 1 on; empty while unknown.
+  std::vector<std::string> data_addresses_;
   std::map<ClusterProcess, std::unique_ptr<ChildProcess>> children_;
   std::optional<ProcessEnd> server_end_;
 };

@@ -100,6 +100,7 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
         listened ? HowToGoOn(options_.spec, end) : WhyNotListening(end));
     return;
   }
+  if (!process.is_worker()) return OnDataShardEnded(process, end);
   if (end.code == 0) return OnWorkerLeft(process);
   if (cluster_->server_end().has_value() || stopping_ || given_up_) {
     // If it was stopped, its signal number needs no message.
@@ -203,12 +204,32 @@ void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
   GiveUp(worker, end, "it was the last one, so the run is stopped");
 }
 
-void ClusterRun::Restart(const ClusterProcess& worker, const ProcessEnd& end) {
-  const int32_t count = ++restarts_[worker.rank];
-  screen_.ShowEnd(worker, end,
+// All shards then go on from the newest checkpoint by themselves.
+void ClusterRun::OnDataShardEnded(const ClusterProcess& shard,
+                                  const ProcessEnd& end) {
+  // It ends by itself, just before the server, when the run is over.
+  if (end.code == 0 || cluster_->server_end().has_value() || stopping_ ||
+      given_up_) {
+    return;
+  }
+  if (cluster_->address().empty() || EndsSoAgain(end) ||
+      restarts_[shard.rank] >= options_.max_restarts) {
+    return GiveUp(shard, end,
+                  cluster_->address().empty()
+                      ? "it did not come to listen, so the run is stopped"
+                      : "it is not started again, so the run is stopped");
+  }
+  Restart(shard, end);
+}
+
+void ClusterRun::Restart(const ClusterProcess& process, const ProcessEnd& end) {
+  const int32_t count = ++restarts_[process.rank];
+  screen_.ShowEnd(process, end,
                   absl::StrCat("it is started again, ", count, " of ",
                                options_.max_restarts, " times"));
-  const absl::Status started = cluster_->StartWorker(worker.rank);
+  const absl::Status started =
+      process.is_worker() ? cluster_->StartWorker(process.rank)
+                          : cluster_->StartDataShard(process.data_shard());
   if (started.ok()) return;
   failure_ = started;
   stopping_ = true;

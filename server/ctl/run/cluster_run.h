@@ -62,7 +62,9 @@ class ClusterRun {
   void OnEnd(const ClusterProcess& process, const ProcessEnd& end);
   void OnWorkerLeft(const ClusterProcess& worker);
   void OnWorkerLost(const ClusterProcess& worker, const ProcessEnd& end);
-  void Restart(const ClusterProcess& worker, const ProcessEnd& end);
+  void OnDataShardEnded(const ClusterProcess& shard, const ProcessEnd& end);
+  // Of a worker or a data shard.
+  void Restart(const ClusterProcess& process, const ProcessEnd& end);
   void GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
               absl::string_view why);
   std::string WatchCommand() const;

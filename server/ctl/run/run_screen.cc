@@ -9,6 +9,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "common/status_macros.h"
 #include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
@@ -69,11 +70,8 @@ absl::Status RunScreen::OpenLogs() {
 }
 
 std::string RunScreen::LogPath(const ClusterProcess& process) const {
-  return absl::StrCat(log_dir_, "/",
-                      process.is_server()
-                          ? std::string("server")
-                          : absl::StrCat("worker-", process.rank),
-                      ".log");
+  return absl::StrCat(
+      log_dir_, "/", absl::StrReplaceAll(process.Name(), {{" ", "-"}}), ".log");
 }
 
 std::string RunScreen::Prefix(const ClusterProcess& process) const {
@@ -83,9 +81,9 @@ std::string RunScreen::Prefix(const ClusterProcess& process) const {
                         ' ');
   if (!io_.color) return absl::StrCat(mark, gap);
   const absl::string_view color =
-      process.is_server() ? kServerColor
-                          : kWorkerColors[static_cast<size_t>(process.rank) %
-                                          kWorkerColors.size()];
+      process.is_worker() ? kWorkerColors[static_cast<size_t>(process.rank) %
+                                          kWorkerColors.size()]
+                          : kServerColor;
   return absl::StrCat(color, mark, kNoColor, gap);
 }
 

@@ -29,6 +29,7 @@ namespace {
 constexpr int32_t kWorkersDefault = 2;
 // More do not fit on one machine.
 constexpr int32_t kWorkersMax = 999;
+constexpr int32_t kShardsMax = 64;
 constexpr int32_t kRestartsDefault = 3;
 constexpr int32_t kRestartsMax = 1'000'000;
 constexpr char kRunDefault[] = "local";
@@ -110,6 +111,15 @@ absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   COHORT_ASSIGN_OR_RETURN(options.max_restarts,
                           Number(arguments, "max_restarts", kRestartsDefault,
                                  {.min = 0, .max = kRestartsMax}));
+  COHORT_ASSIGN_OR_RETURN(
+      options.spec.shards,
+      Number(arguments, "shards", 1, {.min = 1, .max = kShardsMax}));
+  if (options.spec.shards > 1 && !context.settings.contains("checkpoint_dir")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--shards: got ", options.spec.shards,
+        ", want --checkpoint_dir=DIR too: after the loss of a shard all go on "
+        "from the newest checkpoint"));
+  }
   options.spec.server_flags = Typed(arguments, context.settings);
   options.spec.worker_flags = Typed(arguments, context.worker_flags);
   const std::vector<std::string> rest =
@@ -232,9 +242,14 @@ Verb RunVerb() {
                  .value = "N",
                  .help = "number of workers (default 2); MIN:MAX of an elastic "
                          "cohort starts MAX"},
+                {.name = "shards",
+                 .value = "N",
+                 .help = "server processes that share the model (default 1); "
+                         "more need --checkpoint_dir"},
                 {.name = "max_restarts",
                  .value = "N",
-                 .help = "restarts of each worker that dies (default 3)"},
+                 .help = "restarts of each worker or data shard that dies "
+                         "(default 3)"},
                 {.name = "log_dir",
                  .value = "DIR",
                  .help = "folder for server.log and worker-N.log; the screen "

@@ -1,0 +1,234 @@
+#include "server/core/data/shard_node.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "server/core/optimizer/slots.h"
+
+namespace cohort {
+namespace {
+
+absl::Status CheckBuffers(const std::vector<Partition>& partitions,
+                          const ShardPlace& place,
+                          const ModelSnapshot& snapshot) {
+  if (snapshot.weights.size() != partitions.size() ||
+      snapshot.slots.size() != partitions.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("install: got ", snapshot.weights.size(),
+                     " partitions, want ", partitions.size()));
+  }
+  for (size_t p = 0; p < partitions.size(); ++p) {
+    const bool owned = place.Owns(static_cast<int32_t>(p));
+    const auto fits = [&](const SharedFloats& floats) {
+      return floats == nullptr ||
+             (owned && floats->size() == partitions[p].elements);
+    };
+    bool good =
+        fits(snapshot.weights[p]) && (snapshot.weights[p] != nullptr) == owned;
+    for (const SlotKind& kind : AllSlots()) {
+      good = good && fits(snapshot.slots[p].*kind.buffer);
+    }
+    if (good) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("install: partition ", p, ": want weights and slots of ",
+                     owned ? absl::StrCat(partitions[p].elements, " elements")
+                           : "other shards to be absent"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SetAll(const SettingValues& values, CoordinatorOptions& options) {
+  for (const auto& [name, value] : values) {
+    COHORT_RETURN_IF_ERROR(SetSetting(name, value, options));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ShardPlan ShardPlanOf(const CommitPlan& plan) {
+  ShardPlan to{.transaction = plan.transaction,
+               .base = plan.base->version,
+               .contributors = plan.contributors,
+               .learning_rate = plan.learning_rate,
+               .group_rates = plan.group_rates,
+               .loss_weight = plan.loss_weight,
+               .compensation = plan.compensation,
+               .adaptive = plan.adaptive,
+               .weight = plan.weight};
+  if (plan.read != nullptr) to.read = plan.read->version;
+  return to;
+}
+
+absl::StatusOr<ShardNode> ShardNode::Install(
+    const shard_command::Install& install) {
+  ShardNode node;
+  node.place_ = install.place;
+  node.model_ = install.model;
+  COHORT_RETURN_IF_ERROR(CheckBuffers(install.model->partitions, install.place,
+                                      *install.snapshot));
+  COHORT_RETURN_IF_ERROR(SetAll(install.settings, node.options_));
+  node.data_ = DataShard(install.place);
+  node.Publish(install.snapshot, {});
+  COHORT_RETURN_IF_ERROR(node.Fit());
+  return node;
+}
+
+absl::Status ShardNode::Fit() {
+  COHORT_ASSIGN_OR_RETURN(
+      mask_, MaskFor(options_.optimizer, model_->layout, model_->partitions));
+  auto fitted = std::make_shared<ModelSnapshot>(*current_);
+  fitted->slots =
+      FitSlots(model_->partitions, current_->weights, current_->slots,
+               SlotsOf(options_.optimizer, Resolve(options_.policy)));
+  current_ = std::move(fitted);
+  held_[current_->version] = current_;
+  return absl::OkStatus();
+}
+
+absl::Status ShardNode::Adopt(const shard_command::Adopt& adopt) {
+  COHORT_RETURN_IF_ERROR(SetAll(adopt.changed, options_));
+  return Fit();
+}
+
+absl::StatusOr<std::vector<FoldJob>> ShardNode::Hold(HeldGradient gradient) {
+  const int32_t p = gradient.partition;
+  if (p < 0 || static_cast<size_t>(p) >= model_->partitions.size() ||
+      !place_.Owns(p) || data_.Holds(gradient.push, p)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("gradient of rank ", gradient.push.rank.value(),
+                     ", partition ", p, ": another shard's, or held already"));
+  }
+  return data_.Hold(std::move(gradient));
+}
+
+absl::StatusOr<std::vector<FoldJob>> ShardNode::Prepare(const ShardPlan& plan) {
+  if (plan.base != current_->version || data_.transaction() != nullptr ||
+      plan.contributors.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "transaction ", plan.transaction, ": got base version ",
+        plan.base.value(), " and ", plan.contributors.size(),
+        " pushes, want version ", current_->version.value(),
+        ", at least one push, and no other transaction under way"));
+  }
+  CommitPlan whole{.transaction = plan.transaction,
+                   .contributors = plan.contributors,
+                   .model = model_,
+                   .base = current_,
+                   .optimizer = options_.optimizer,
+                   .learning_rate = plan.learning_rate,
+                   .group_rates = plan.group_rates,
+                   .loss_weight = plan.loss_weight,
+                   .mask = mask_,
+                   .compensation = plan.compensation,
+                   .adaptive = plan.adaptive,
+                   .weight = plan.weight};
+  if (plan.read.has_value()) {
+    whole.read = Read(*plan.read);
+    if (whole.read == nullptr) {
+      return absl::OutOfRangeError(absl::StrCat(
+          "transaction ", plan.transaction, ": version ", plan.read->value(),
+          ", which its push has read, is not held"));
+    }
+  }
+  return data_.Prepare(std::move(whole));
+}
+
+absl::Status ShardNode::CheckFollows(Version version) const {
+  if (version == current_->version.Next()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("commit: got version ", version.value(), ", want ",
+                   current_->version.Next().value()));
+}
+
+absl::StatusOr<std::optional<Transaction>> ShardNode::Commit(
+    const shard_command::Commit& commit) {
+  const Transaction* over = data_.transaction();
+  if (over == nullptr || over->id() != commit.transaction ||
+      !over->complete() || over->nonfinite().has_value()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("transaction ", commit.transaction,
+                     " is to be committed and is not prepared here"));
+  }
+  COHORT_RETURN_IF_ERROR(CheckFollows(commit.version));
+  auto next = std::make_shared<ModelSnapshot>(*current_);
+  next->version = commit.version;
+  for (size_t p = 0; p < next->weights.size(); ++p) {
+    const std::optional<FoldResult>& result =
+        over->result(static_cast<int32_t>(p));
+    if (!result.has_value()) continue;
+    next->weights[p] = result->weights;
+    next->slots[p] = result->slots;
+  }
+  Publish(std::move(next), commit.held);
+  return data_.Commit(commit.transaction);
+}
+
+absl::StatusOr<std::optional<Transaction>> ShardNode::Abort(
+    const shard_command::Abort& abort) {
+  if (abort.skipped.has_value()) {
+    COHORT_RETURN_IF_ERROR(CheckFollows(*abort.skipped));
+    auto next = std::make_shared<ModelSnapshot>(*current_);
+    next->version = *abort.skipped;
+    Publish(std::move(next), abort.held);
+  }
+  return data_.Abort(abort.transaction);
+}
+
+void ShardNode::Publish(SharedSnapshot next, const std::vector<Version>& held) {
+  current_ = std::move(next);
+  std::erase_if(held_, [&held](const auto& one) {
+    return !std::binary_search(held.begin(), held.end(), one.first);
+  });
+  held_[current_->version] = current_;
+}
+
+SharedSnapshot ShardNode::Read(Version version) const {
+  const auto at = held_.find(version);
+  return at == held_.end() ? nullptr : at->second;
+}
+
+absl::StatusOr<ShardWeights> ShardNode::WeightsOf(
+    const shard_command::SendWeights& send) const {
+  const int32_t p = send.partition;
+  if (p >= 0 && static_cast<size_t>(p) < model_->partitions.size() &&
+      place_.Owns(p)) {
+    const Transaction* pending = data_.transaction();
+    if (pending != nullptr && send.version == current_->version.Next() &&
+        pending->result(p).has_value() &&
+        pending->result(p)->weights != nullptr) {
+      const FoldResult& result = *pending->result(p);
+      ShardWeights weights{.weights = result.weights};
+      if (send.takes_change) {
+        weights.change = result.change;
+        weights.change_checksum = result.change_checksum;
+      }
+      return weights;
+    }
+    const SharedSnapshot snapshot = Read(send.version);
+    if (snapshot != nullptr) {
+      const auto at = static_cast<size_t>(p);
+      return ShardWeights{.weights = snapshot->weights[at]};
+    }
+  }
+  return absl::OutOfRangeError(absl::StrCat("weights of partition ", p,
+                                            ", version ", send.version.value(),
+                                            ": not here"));
+}
+
+std::vector<SharedFloats> WeightsToRead(const ModelSnapshot& snapshot,
+                                        bool averages) {
+  std::vector<SharedFloats> weights = snapshot.weights;
+  for (size_t p = 0; averages && p < weights.size(); ++p) {
+    // The average of frozen weights is the weights.
+    if (snapshot.slots[p].average != nullptr) {
+      weights[p] = snapshot.slots[p].average;
+    }
+  }
+  return weights;
+}
+
+}  // namespace cohort

@@ -1,0 +1,99 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/byte_rope.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "server/core/data/data_shard.h"
+#include "server/core/data/shard_messages.h"
+#include "server/core/model/model_snapshot.h"
+#include "server/core/optimizer/fold_job.h"
+#include "server/core/optimizer/mask.h"
+#include "server/core/options.h"
+
+namespace cohort {
+
+// Weights of one partition on their way to a worker.
+struct ShardWeights {
+  SharedFloats weights;
+  // As in FoldResult; empty if they go as they are.
+  ByteRope change;
+  uint64_t change_checksum = 0;
+};
+
+// What a data shard in a process of its own knows, beside a DataShard: the
+// model, the settings, and the versions of its partitions that may still be
+// read. It does what shard 0 tells it and decides nothing. An error means that
+// the two do not agree; the caller ends the connection, and both start again
+// from the newest checkpoint.
+//
+// Thread safety: none.
+class ShardNode {
+ public:
+  // Errors: InvalidArgument: the model, the version or the settings do not fit
+  //   each other.
+  static absl::StatusOr<ShardNode> Install(
+      const shard_command::Install& install);
+
+  const ShardPlace& place() const { return place_; }
+  const SharedModel& model() const { return model_; }
+
+  // Errors: InvalidArgument: an unknown setting or value.
+  absl::Status Adopt(const shard_command::Adopt& adopt);
+  // The folds that are complete with the gradient.
+  // Errors: FailedPrecondition: it is another shard's, or held already.
+  absl::StatusOr<std::vector<FoldJob>> Hold(HeldGradient gradient);
+  std::vector<HeldGradient> Drop(const PushId& push) {
+    return data_.Drop(push);
+  }
+  // Errors: FailedPrecondition: another base than the newest version, or
+  //   another transaction is under way; OutOfRange: a version that is not held.
+  absl::StatusOr<std::vector<FoldJob>> Prepare(const ShardPlan& plan);
+  FoldReport FoldDone(FoldResult result, std::vector<FoldJob>& next) {
+    return data_.FoldDone(std::move(result), next);
+  }
+  // The transaction's memory is returned, so that it is freed without a lock.
+  // Errors: FailedPrecondition: it is not prepared, or does not lead to this
+  //   version.
+  absl::StatusOr<std::optional<Transaction>> Commit(
+      const shard_command::Commit& commit);
+  absl::StatusOr<std::optional<Transaction>> Abort(
+      const shard_command::Abort& abort);
+
+  // Errors: OutOfRange: neither a held version nor prepared.
+  absl::StatusOr<ShardWeights> WeightsOf(
+      const shard_command::SendWeights& send) const;
+  Version newest() const { return current_->version; }
+  // Null if it is not held.
+  SharedSnapshot Read(Version version) const;
+
+ private:
+  ShardNode() = default;
+
+  // Fits slots and mask to the settings.
+  absl::Status Fit();
+  void Publish(SharedSnapshot next, const std::vector<Version>& held);
+  absl::Status CheckFollows(Version version) const;
+
+  ShardPlace place_;
+  SharedModel model_;
+  // Only the settings count.
+  CoordinatorOptions options_;
+  SharedMask mask_;
+  SharedSnapshot current_;
+  // By version; the newest is among them.
+  std::map<Version, SharedSnapshot> held_;
+  DataShard data_;
+};
+
+// The weights of `snapshot`, or of their moving averages.
+std::vector<SharedFloats> WeightsToRead(const ModelSnapshot& snapshot,
+                                        bool averages);
+
+}  // namespace cohort

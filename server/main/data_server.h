@@ -1,0 +1,66 @@
+#pragma once
+
+#include <memory>
+#include <ostream>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/periodic_task.h"
+#include "server/main/server_options.h"
+#include "server/main/server_security.h"
+#include "server/metrics/grpc_metrics.h"
+#include "server/rpc/transport.h"
+#include "server/shard/data_host.h"
+
+namespace cohort {
+
+// A data shard (--data_shard): holds partitions of a run whose shard 0 connects
+// to it. It has no files and no settings of its own.
+//
+// Thread safety: safe, but only one thread calls Wait.
+class DataServer {
+ public:
+  // Errors: InvalidArgument: see Validate; Unavailable: the address cannot be
+  //   listened on.
+  static absl::StatusOr<std::unique_ptr<DataServer>> Start(
+      const ServerOptions& options, std::ostream& out);
+  ~DataServer();
+
+  const std::string& address() const { return address_; }
+
+  // Blocks until the run is over or a stop is requested, and then until
+  // everything has stopped. Returns true if the run is over.
+  bool Wait() ABSL_LOCKS_EXCLUDED(mu_);
+  // Makes Wait return. Returns at once.
+  void RequestStop() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  DataServer(const ServerOptions& options,
+             std::unique_ptr<ServerSecurity> security);
+
+  absl::Status Listen();
+  void OnEnd() ABSL_LOCKS_EXCLUDED(mu_);
+  void Stop();
+
+  // Fixed after Start.
+  const ServerOptions options_;
+  const SteadyClock clock_;
+  std::string address_;
+  GrpcMetrics metrics_;
+
+  Mutex mu_;
+  CondVar changed_;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+  bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
+
+  // Destroyed in the reverse order: each uses those before it.
+  std::unique_ptr<ServerSecurity> security_;
+  DataHost host_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<PeriodicTask> ticker_;
+};
+
+}  // namespace cohort

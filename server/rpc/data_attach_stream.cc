@@ -1,0 +1,206 @@
+// The side of a data shard in the calls of shard 0.
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "cohort/v1/data_shard.grpc.pb.h"
+#include "common/status_macros.h"
+#include "common/wire/message_bytes.h"
+#include "common/wire/message_checksum.h"
+#include "server/rpc/data_messages.h"
+#include "server/rpc/data_streams.h"
+#include "server/rpc/queued_writes.h"
+#include "server/shard/fault.h"
+
+namespace cohort {
+namespace {
+
+class AttachReactor final
+    : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer,
+                          CoordinatorStream> {
+ public:
+  explicit AttachReactor(DataHost& host)
+      : QueuedWrites(host.streams()), host_(host) {}
+
+  // Not admitted to the registry, which is for the streams of workers.
+  void Start(grpc::CallbackServerContext* context) {
+    if (Begin(context, [] { return absl::OkStatus(); })) Read();
+  }
+
+  void SendGradient(const RemoteGradient& gradient) override {
+    v1::ShardReport report;
+    ToProto(gradient, report.mutable_gradient());
+    SendReport(report);
+  }
+  void SendFold(const FoldReport& fold) override {
+    v1::ShardReport report;
+    ToProto(fold, report.mutable_folded());
+    SendReport(report);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      End(absl::OkStatus());
+      host_.Detach(this);
+      return;
+    }
+    const absl::Status status = ServePeer([this] { return Handle(); });
+    if (!status.ok()) {
+      End(status);
+      host_.Detach(this);
+      return;
+    }
+    Read();
+  }
+
+ protected:
+  void OnGone() override { host_.Detach(this); }
+  int64_t QueueBytesMax() const override { return int64_t{256} << 20; }
+
+ private:
+  void Read() {
+    request_.Clear();
+    UnlessEnded([this] { StartRead(&request_); });
+  }
+
+  void SendReport(v1::ShardReport& report) {
+    AddMessageChecksum(&report);
+    Send(EncodeMessage(report));
+  }
+
+  absl::Status Handle() {
+    COHORT_ASSIGN_OR_RETURN(v1::ShardCommand message,
+                            DecodeMessage<v1::ShardCommand>(request_));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&message));
+    if (!reader_.has_value()) return Attach(message);
+    COHORT_ASSIGN_OR_RETURN(std::optional<ShardCommand> command,
+                            reader_->Take(message));
+    if (!command.has_value()) return absl::OkStatus();
+    return host_.Handle(this, *std::move(command));
+  }
+
+  absl::Status Attach(const v1::ShardCommand& message) {
+    const v1::AttachShard& attach = message.attach();
+    if (!message.has_attach() || attach.shard() < 1 ||
+        attach.shard() >= attach.shards() || attach.workers() < 1 ||
+        attach.run_id().empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("attach: got shard ", attach.shard(), " of ",
+                       attach.shards(), " of run '", attach.run_id(),
+                       "', want the first command to name a shard from 1 on"));
+    }
+    const ShardPlace place{.index = attach.shard(), .count = attach.shards()};
+    COHORT_RETURN_IF_ERROR(host_.Attach(
+        {.run_id = attach.run_id(),
+         .run_name = attach.run_name(),
+         .generation = attach.generation(),
+         .place = place,
+         .workers = attach.workers()},
+        std::static_pointer_cast<CoordinatorStream>(
+            std::static_pointer_cast<AttachReactor>(shared_from_this()))));
+    reader_.emplace(place);
+    v1::ShardReport report;
+    report.set_attached(true);
+    SendReport(report);
+    return absl::OkStatus();
+  }
+
+  DataHost& host_;
+  // Used by the reading side only.
+  grpc::ByteBuffer request_;
+  // Absent before the stream is attached.
+  std::optional<CommandReader> reader_;
+};
+
+// Sends one version.
+class FetchReactor final
+    : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
+ public:
+  explicit FetchReactor(DataHost& host)
+      : QueuedWrites(host.streams()), host_(host) {}
+
+  void Start(grpc::CallbackServerContext* context,
+             const grpc::ByteBuffer& request) {
+    Begin(context, [&] { return Prepare(request); });
+  }
+
+ protected:
+  // One message at a time: the next reaction may run before Send returns.
+  void OnQueueEmpty() override {
+    while (buffers_.empty() && next_ < snapshot_->weights.size()) {
+      Encode(next_++);
+    }
+    if (buffers_.empty()) return End(absl::OkStatus());
+    grpc::ByteBuffer next = std::move(buffers_.front());
+    buffers_.pop_front();
+    Send(std::move(next));
+  }
+
+ private:
+  absl::Status Prepare(const grpc::ByteBuffer& message) {
+    COHORT_ASSIGN_OR_RETURN(v1::FetchRequest request,
+                            DecodeMessage<v1::FetchRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
+    // The commit that makes the version may still be on its way.
+    host_.Fetch(
+        request.run_id(), request.generation(), Version(request.version()),
+        [self = std::static_pointer_cast<FetchReactor>(shared_from_this())](
+            absl::StatusOr<SharedSnapshot> snapshot) {
+          if (!snapshot.ok()) return self->End(snapshot.status());
+          self->snapshot_ = *std::move(snapshot);
+          self->OnQueueEmpty();
+        });
+    return absl::OkStatus();
+  }
+
+  // Each is a copy, so no more than one partition is encoded at a time.
+  void Encode(size_t partition) {
+    EncodePartition(*snapshot_, partition, [this](v1::ShardPartition& buffer) {
+      buffers_.push_back(EncodeMessage(buffer));
+    });
+  }
+
+  DataHost& host_;
+  // Fixed before the first write; the others are used by its reactions only.
+  SharedSnapshot snapshot_;
+  size_t next_ = 0;
+  std::deque<grpc::ByteBuffer> buffers_;
+};
+
+using RawDataShards = v1::DataShards::WithRawCallbackMethod_Attach<
+    v1::DataShards::WithRawCallbackMethod_Fetch<v1::DataShards::Service>>;
+
+class DataShardsService final : public RawDataShards {
+ public:
+  explicit DataShardsService(DataHost& host) : host_(host) {}
+
+  ByteBidiReactor* Attach(grpc::CallbackServerContext* context) override {
+    const auto stream = std::make_shared<AttachReactor>(host_);
+    stream->Start(context);
+    return stream.get();
+  }
+  ByteWriteReactor* Fetch(grpc::CallbackServerContext* context,
+                          const grpc::ByteBuffer* request) override {
+    const auto stream = std::make_shared<FetchReactor>(host_);
+    stream->Start(context, *request);
+    return stream.get();
+  }
+
+ private:
+  DataHost& host_;
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeDataShardsService(DataHost& host) {
+  return std::make_unique<DataShardsService>(host);
+}
+
+}  // namespace cohort

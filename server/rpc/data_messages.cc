@@ -1,0 +1,391 @@
+#include "server/rpc/data_messages.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "common/byte_rope.h"
+#include "common/status_macros.h"
+#include "common/wire/convert.h"
+#include "server/core/optimizer/slots.h"
+
+namespace cohort {
+namespace {
+
+constexpr char kWeights[] = "weights";
+
+void PushIdToProto(const PushId& push, v1::ShardPushId* proto) {
+  proto->set_rank(push.rank.value());
+  ToProto(push.key, proto->mutable_key());
+}
+
+absl::StatusOr<PushId> PushIdFromProto(const v1::ShardPushId& proto) {
+  COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(proto.key()));
+  return PushId{.rank = Rank(proto.rank()), .key = key};
+}
+
+std::vector<Version> VersionsFrom(
+    const google::protobuf::RepeatedField<int64_t>& protos) {
+  std::vector<Version> versions;
+  for (int64_t version : protos) versions.push_back(Version(version));
+  return versions;
+}
+
+void PlanToProto(const ShardPlan& plan, v1::PrepareCommit* proto) {
+  proto->set_transaction(plan.transaction);
+  proto->set_base_version(plan.base.value());
+  for (const PushId& push : plan.contributors) {
+    PushIdToProto(push, proto->add_contributors());
+  }
+  proto->set_learning_rate(plan.learning_rate);
+  proto->mutable_group_rates()->Add(plan.group_rates.begin(),
+                                    plan.group_rates.end());
+  proto->set_loss_weight(plan.loss_weight);
+  if (plan.read.has_value()) proto->set_read_version(plan.read->value());
+  proto->set_compensation(plan.compensation);
+  proto->set_adaptive(plan.adaptive);
+  proto->set_weight(plan.weight);
+}
+
+absl::StatusOr<ShardPlan> PlanFromProto(const v1::PrepareCommit& proto) {
+  ShardPlan plan{
+      .transaction = proto.transaction(),
+      .base = Version(proto.base_version()),
+      .learning_rate = proto.learning_rate(),
+      .group_rates = {proto.group_rates().begin(), proto.group_rates().end()},
+      .loss_weight = proto.loss_weight(),
+      .compensation = proto.compensation(),
+      .adaptive = proto.adaptive(),
+      .weight = proto.weight()};
+  for (const v1::ShardPushId& push : proto.contributors()) {
+    COHORT_ASSIGN_OR_RETURN(plan.contributors.emplace_back(),
+                            PushIdFromProto(push));
+  }
+  if (proto.has_read_version()) plan.read = Version(proto.read_version());
+  for (double number :
+       {plan.learning_rate, plan.loss_weight, plan.compensation, plan.weight}) {
+    if (std::isfinite(number) && number >= 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "prepare: got ", number, ", want finite numbers of at least 0"));
+  }
+  return plan;
+}
+
+// The messages of one command. A model's are sent by EncodeInstall.
+struct Encoder {
+  v1::ShardCommand& to;
+
+  void operator()(const shard_command::Install&) {}
+  void operator()(const shard_command::Adopt& adopt) {
+    to.mutable_adopt()->mutable_changed()->insert(adopt.changed.begin(),
+                                                  adopt.changed.end());
+  }
+  void operator()(const shard_command::Take& take) {
+    v1::TakeGradient* proto = to.mutable_take();
+    proto->set_ticket(take.ticket);
+    proto->set_incarnation(take.incarnation.value());
+    PushIdToProto(take.push, proto->mutable_push());
+    proto->set_partition(take.partition);
+    proto->set_held(take.held);
+  }
+  void operator()(const shard_command::Refuse& refuse) {
+    v1::RefuseGradient* proto = to.mutable_refuse();
+    proto->set_ticket(refuse.ticket);
+    proto->set_code(static_cast<int32_t>(refuse.status.code()));
+    proto->set_text(std::string(refuse.status.message()));
+  }
+  void operator()(const shard_command::Drop& drop) {
+    PushIdToProto(drop.push, to.mutable_drop());
+  }
+  void operator()(const shard_command::Prepare& prepare) {
+    PlanToProto(prepare.plan, to.mutable_prepare());
+  }
+  void operator()(const shard_command::Commit& commit) {
+    v1::EndTransaction* proto = to.mutable_commit();
+    proto->set_transaction(commit.transaction);
+    proto->set_version(commit.version.value());
+    for (Version version : commit.held) proto->add_held(version.value());
+  }
+  void operator()(const shard_command::Abort& abort) {
+    v1::EndTransaction* proto = to.mutable_abort();
+    proto->set_transaction(abort.transaction);
+    if (abort.skipped.has_value()) proto->set_version(abort.skipped->value());
+    for (Version version : abort.held) proto->add_held(version.value());
+  }
+  void operator()(const shard_command::SendWeights& send) {
+    v1::SendShardWeights* proto = to.mutable_send_weights();
+    proto->set_rank(send.rank.value());
+    proto->set_incarnation(send.incarnation.value());
+    ToProto(send.key, proto->mutable_key());
+    proto->set_partition(send.partition);
+    proto->set_version(send.version.value());
+    proto->set_takes_change(send.takes_change);
+  }
+  void operator()(const shard_command::EndRun&) { to.set_end_run(true); }
+};
+
+void EncodeInstall(const shard_command::Install& install,
+                   absl::FunctionRef<void(v1::ShardCommand&)> send) {
+  v1::ShardCommand begin;
+  v1::InstallModel* proto = begin.mutable_install();
+  ToProto(install.model->layout, proto->mutable_layout());
+  ToProto(install.model->plan, proto->mutable_plan());
+  ToProto(install.model->partitions, proto->mutable_partitions());
+  proto->set_version(install.snapshot->version.value());
+  proto->mutable_settings()->insert(install.settings.begin(),
+                                    install.settings.end());
+  send(begin);
+  for (size_t p = 0; p < install.snapshot->weights.size(); ++p) {
+    EncodePartition(*install.snapshot, p, [&send](v1::ShardPartition& buffer) {
+      v1::ShardCommand message;
+      message.mutable_partition()->Swap(&buffer);
+      send(message);
+    });
+  }
+  v1::ShardCommand end;
+  end.set_install_end(true);
+  send(end);
+}
+
+}  // namespace
+
+void EncodeCommand(const ShardCommand& command,
+                   absl::FunctionRef<void(v1::ShardCommand&)> send) {
+  if (const auto* install = std::get_if<shard_command::Install>(&command)) {
+    return EncodeInstall(*install, send);
+  }
+  v1::ShardCommand message;
+  std::visit(Encoder{message}, command);
+  send(message);
+}
+
+absl::Status CommandReader::Begin(const v1::InstallModel& message) {
+  auto model = std::make_shared<RegisteredModel>();
+  COHORT_ASSIGN_OR_RETURN(model->layout, FromProto(message.layout()));
+  COHORT_ASSIGN_OR_RETURN(model->plan, FromProto(message.plan()));
+  COHORT_ASSIGN_OR_RETURN(model->partitions,
+                          FromProto(message.partitions(), model->layout));
+  snapshot_ = std::make_shared<ModelSnapshot>();
+  snapshot_->version = Version(message.version());
+  snapshot_->weights.resize(model->partitions.size());
+  snapshot_->slots.resize(model->partitions.size());
+  install_ = shard_command::Install{
+      .place = place_,
+      .model = std::move(model),
+      .settings = {message.settings().begin(), message.settings().end()}};
+  return absl::OkStatus();
+}
+
+absl::Status CommandReader::Add(const v1::ShardPartition& message) {
+  if (!install_.has_value()) {
+    return absl::InvalidArgumentError("got a partition without a model");
+  }
+  return AddPartition(message, install_->model->partitions, *snapshot_);
+}
+
+absl::StatusOr<std::optional<ShardCommand>> CommandReader::Take(
+    const v1::ShardCommand& message) {
+  switch (message.command_case()) {
+    case v1::ShardCommand::kInstall:
+      COHORT_RETURN_IF_ERROR(Begin(message.install()));
+      return std::nullopt;
+    case v1::ShardCommand::kPartition:
+      COHORT_RETURN_IF_ERROR(Add(message.partition()));
+      return std::nullopt;
+    case v1::ShardCommand::kInstallEnd: {
+      if (!install_.has_value()) break;
+      install_->snapshot = std::move(snapshot_);
+      return *std::exchange(install_, std::nullopt);
+    }
+    case v1::ShardCommand::kAdopt:
+      return shard_command::Adopt{.changed = {message.adopt().changed().begin(),
+                                              message.adopt().changed().end()}};
+    case v1::ShardCommand::kTake: {
+      const v1::TakeGradient& take = message.take();
+      COHORT_ASSIGN_OR_RETURN(const PushId push, PushIdFromProto(take.push()));
+      return shard_command::Take{.rank = push.rank,
+                                 .incarnation = Incarnation(take.incarnation()),
+                                 .push = push,
+                                 .partition = take.partition(),
+                                 .ticket = take.ticket(),
+                                 .held = take.held()};
+    }
+    case v1::ShardCommand::kRefuse:
+      return shard_command::Refuse{
+          .ticket = message.refuse().ticket(),
+          .status = absl::Status(
+              static_cast<absl::StatusCode>(message.refuse().code()),
+              message.refuse().text())};
+    case v1::ShardCommand::kDrop: {
+      COHORT_ASSIGN_OR_RETURN(const PushId push,
+                              PushIdFromProto(message.drop()));
+      return shard_command::Drop{.push = push};
+    }
+    case v1::ShardCommand::kPrepare: {
+      COHORT_ASSIGN_OR_RETURN(ShardPlan plan, PlanFromProto(message.prepare()));
+      return shard_command::Prepare{.plan = std::move(plan)};
+    }
+    case v1::ShardCommand::kCommit:
+      return shard_command::Commit{
+          .transaction = message.commit().transaction(),
+          .version = Version(message.commit().version()),
+          .held = VersionsFrom(message.commit().held())};
+    case v1::ShardCommand::kAbort: {
+      shard_command::Abort abort{.transaction = message.abort().transaction(),
+                                 .held = VersionsFrom(message.abort().held())};
+      if (message.abort().has_version()) {
+        abort.skipped = Version(message.abort().version());
+      }
+      return abort;
+    }
+    case v1::ShardCommand::kSendWeights: {
+      const v1::SendShardWeights& send = message.send_weights();
+      COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(send.key()));
+      return shard_command::SendWeights{
+          .rank = Rank(send.rank()),
+          .incarnation = Incarnation(send.incarnation()),
+          .key = key,
+          .partition = send.partition(),
+          .version = Version(send.version()),
+          .takes_change = send.takes_change()};
+    }
+    case v1::ShardCommand::kEndRun:
+      return shard_command::EndRun{};
+    case v1::ShardCommand::kAttach:
+    case v1::ShardCommand::COMMAND_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("got command ", static_cast<int>(message.command_case()),
+                   ", which does not follow from those before it"));
+}
+
+void ToProto(const RemoteGradient& gradient, v1::RemoteGradient* proto) {
+  const GradientMessage& message = gradient.message;
+  proto->set_ticket(message.ticket);
+  ToProto(gradient.sender, proto->mutable_sender());
+  ToProto(gradient.key, proto->mutable_key());
+  proto->set_partition(message.partition);
+  proto->set_encoding(EncodingOf(message.type));
+  proto->set_bytes(message.remote_bytes);
+  proto->set_sampled_xxh3(message.sampled_checksum);
+  proto->mutable_absent_slices()->Add(message.absent_slices.begin(),
+                                      message.absent_slices.end());
+}
+
+absl::StatusOr<RemoteGradient> FromProto(const v1::RemoteGradient& proto) {
+  RemoteGradient gradient;
+  COHORT_ASSIGN_OR_RETURN(gradient.sender, FromProto(proto.sender()));
+  COHORT_ASSIGN_OR_RETURN(gradient.key, FromProto(proto.key()));
+  COHORT_ASSIGN_OR_RETURN(const ElementType type,
+                          ElementTypeOf(proto.encoding()));
+  if (proto.ticket() <= 0 || proto.bytes() < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient: got ticket ", proto.ticket(), " of ",
+                     proto.bytes(), " bytes, want above 0 and at least 0"));
+  }
+  gradient.message = {.partition = proto.partition(),
+                      .type = type,
+                      .sampled_checksum = proto.sampled_xxh3(),
+                      .absent_slices = {proto.absent_slices().begin(),
+                                        proto.absent_slices().end()},
+                      .ticket = proto.ticket(),
+                      .remote_bytes = proto.bytes()};
+  return gradient;
+}
+
+void ToProto(const FoldReport& report, v1::ShardFold* proto) {
+  proto->set_transaction(report.transaction);
+  proto->set_partition(report.partition);
+  proto->set_gradient_bytes(report.gradient_bytes);
+  proto->set_prepared(report.prepared.has_value());
+  proto->set_has_weights(report.prepared.has_value() &&
+                         report.prepared->weights != nullptr);
+  if (!report.nonfinite.has_value()) return;
+  v1::NonfiniteShardGradient* nonfinite = proto->mutable_nonfinite();
+  if (report.nonfinite->rank.has_value()) {
+    nonfinite->set_rank(report.nonfinite->rank->value());
+  }
+  nonfinite->set_partition(report.nonfinite->partition);
+  nonfinite->set_slice(report.nonfinite->slice);
+}
+
+absl::StatusOr<FoldReport> FromProto(const v1::ShardFold& proto) {
+  FoldReport report{.transaction = proto.transaction(),
+                    .partition = proto.partition(),
+                    .gradient_bytes = proto.gradient_bytes()};
+  if (proto.prepared()) {
+    report.prepared = FoldResult{.transaction = proto.transaction(),
+                                 .partition = proto.partition(),
+                                 .gradient_bytes = proto.gradient_bytes(),
+                                 .elsewhere = proto.has_weights()};
+  }
+  if (proto.has_nonfinite()) {
+    report.nonfinite =
+        NonfiniteGradient{.partition = proto.nonfinite().partition(),
+                          .slice = proto.nonfinite().slice()};
+    if (proto.nonfinite().has_rank()) {
+      report.nonfinite->rank = Rank(proto.nonfinite().rank());
+    }
+  }
+  return report;
+}
+
+void EncodePartition(const ModelSnapshot& snapshot, size_t partition,
+                     absl::FunctionRef<void(v1::ShardPartition&)> send) {
+  const auto encode = [&](const char* name, const SharedFloats& floats,
+                          const std::vector<int64_t>& updates) {
+    if (floats == nullptr) return;
+    v1::ShardPartition message;
+    message.set_partition(static_cast<int32_t>(partition));
+    message.set_buffer(name);
+    message.mutable_updates()->Add(updates.begin(), updates.end());
+    message.set_values(reinterpret_cast<const char*>(floats->data()),
+                       static_cast<size_t>(floats->size()) * sizeof(float));
+    message.set_xxh3(RopeOf(floats).Checksum());
+    send(message);
+  };
+  const Slots& slots = snapshot.slots[partition];
+  encode(kWeights, snapshot.weights[partition], slots.updates);
+  for (const SlotKind& kind : AllSlots()) {
+    encode(kind.name, slots.*kind.buffer, {});
+  }
+}
+
+absl::Status AddPartition(const v1::ShardPartition& message,
+                          const std::vector<Partition>& partitions,
+                          ModelSnapshot& snapshot) {
+  const auto p = static_cast<size_t>(message.partition());
+  if (message.partition() < 0 || p >= partitions.size() ||
+      message.values().size() !=
+          static_cast<size_t>(partitions[p].elements) * sizeof(float)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("partition: got ", message.partition(), " with ",
+                     message.values().size(), " bytes, want one of ",
+                     partitions.size(), " with its size"));
+  }
+  auto floats = std::make_shared<FloatBuffer>(partitions[p].elements);
+  std::memcpy(floats->data(), message.values().data(), message.values().size());
+  if (floats->Checksum() != message.xxh3()) {
+    return absl::DataLossError(
+        absl::StrCat("partition ", p, ": its checksum does not match"));
+  }
+  if (message.buffer() == kWeights) {
+    snapshot.weights[p] = std::move(floats);
+    snapshot.slots[p].updates.assign(message.updates().begin(),
+                                     message.updates().end());
+    return absl::OkStatus();
+  }
+  for (const SlotKind& kind : AllSlots()) {
+    if (message.buffer() != kind.name) continue;
+    snapshot.slots[p].*kind.buffer = std::move(floats);
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "partition ", p, ": got the buffer '", message.buffer().substr(0, 64),
+      "', want weights or an optimizer slot"));
+}
+
+}  // namespace cohort

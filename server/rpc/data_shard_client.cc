@@ -1,0 +1,188 @@
+#include "server/rpc/data_shard_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cohort/v1/data_shard.grpc.pb.h"
+#include "common/clock.h"
+#include "common/status_macros.h"
+#include "common/wire/channel.h"
+#include "common/wire/message_bytes.h"
+#include "common/wire/message_checksum.h"
+#include "common/wire/status.h"
+#include "server/rpc/data_messages.h"
+
+namespace cohort {
+namespace {
+
+// Until somebody is told that a data shard is not there.
+constexpr absl::Duration kTellAfter = absl::Seconds(1);
+constexpr absl::Duration kEndPatience = absl::Seconds(2);
+
+void SendMessage(v1::ShardCommand& message,
+                 BidiStream<grpc::ByteBuffer, grpc::ByteBuffer>& stream) {
+  AddMessageChecksum(&message);
+  grpc::ByteBuffer bytes = EncodeMessage(message);
+  stream.Write(bytes);
+}
+
+}  // namespace
+
+DataShardClient::DataShardClient(Options options, Reactions reactions)
+    : options_(std::move(options)),
+      reactions_(std::move(reactions)),
+      channel_(MakeChannel(options_.address, ChannelPurpose::kBulk,
+                           options_.security)),
+      stub_(channel_) {}
+
+DataShardClient::~DataShardClient() { Close(); }
+
+void DataShardClient::Close() {
+  {
+    MutexLock lock(mu_);
+    closing_ = true;
+  }
+  if (stream_ != nullptr) stream_->Close();
+}
+
+absl::Status DataShardClient::Attach(const std::function<void()>& on_wait) {
+  bool told = false;
+  for (;;) {
+    const absl::Status status = TryAttach(told, on_wait);
+    // It was killed, or stopped, as it was connected to.
+    if (!absl::IsUnavailable(status)) return status;
+  }
+}
+
+absl::Status DataShardClient::TryAttach(bool& told,
+                                        const std::function<void()>& on_wait) {
+  stream_ = std::make_unique<Stream>(Stream::Reactions{
+      .on_message =
+          [this](grpc::ByteBuffer& bytes) { return OnMessage(bytes); },
+      .on_written = nullptr,
+      .on_end = [this](const absl::Status& end) { OnEnd(end); }});
+  {
+    MutexLock lock(mu_);
+    end_.reset();
+  }
+  stream_->Start([this](grpc::ClientContext* context, auto* reactor) {
+    // It may be started after this process.
+    context->set_wait_for_ready(true);
+    stub_.PrepareBidiStreamingCall(context, "/cohort.v1.DataShards/Attach", {},
+                                   reactor);
+  });
+  v1::ShardCommand first;
+  v1::AttachShard* attach = first.mutable_attach();
+  attach->set_run_id(options_.attachment.run_id);
+  attach->set_run_name(options_.attachment.run_name);
+  attach->set_generation(options_.attachment.generation);
+  attach->set_shard(options_.attachment.place.index);
+  attach->set_shards(options_.attachment.place.count);
+  attach->set_workers(options_.attachment.workers);
+  SendMessage(first, *stream_);
+  const SteadyClock clock;
+  const Instant tell_at = clock.Now() + kTellAfter;
+  MutexLock lock(mu_);
+  while (!attached_ && !end_.has_value()) {
+    if (told) {
+      changed_.Wait(mu_);
+    } else if (!changed_.WaitUntil(mu_, clock, tell_at)) {
+      told = true;
+      on_wait();
+    }
+  }
+  return end_.has_value() ? *end_ : absl::OkStatus();
+}
+
+absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
+  COHORT_ASSIGN_OR_RETURN(v1::ShardReport report,
+                          DecodeMessage<v1::ShardReport>(bytes));
+  COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&report));
+  switch (report.report_case()) {
+    case v1::ShardReport::kAttached: {
+      MutexLock lock(mu_);
+      attached_ = true;
+      changed_.NotifyAll();
+      return absl::OkStatus();
+    }
+    case v1::ShardReport::kGradient: {
+      COHORT_ASSIGN_OR_RETURN(RemoteGradient gradient,
+                              FromProto(report.gradient()));
+      reactions_.on_gradient(std::move(gradient));
+      return absl::OkStatus();
+    }
+    case v1::ShardReport::kFolded: {
+      COHORT_ASSIGN_OR_RETURN(FoldReport fold, FromProto(report.folded()));
+      reactions_.on_fold(std::move(fold));
+      return absl::OkStatus();
+    }
+    case v1::ShardReport::REPORT_NOT_SET:
+      break;
+  }
+  return absl::InvalidArgumentError("got an empty report");
+}
+
+void DataShardClient::OnEnd(const absl::Status& end) {
+  const absl::Status why(
+      end.ok() ? absl::StatusCode::kUnavailable : end.code(),
+      absl::StrCat("data shard ", options_.attachment.place.index, " at ",
+                   options_.address, ": ",
+                   end.ok() ? "it ended the connection" : end.message()));
+  bool lost = false;
+  {
+    MutexLock lock(mu_);
+    end_ = why;
+    lost = attached_ && !closing_;
+    changed_.NotifyAll();
+  }
+  if (lost) reactions_.on_end(why);
+}
+
+void DataShardClient::Send(ShardCommand command) {
+  EncodeCommand(command, [this](v1::ShardCommand& message) {
+    SendMessage(message, *stream_);
+  });
+}
+
+absl::Status DataShardClient::Fetch(Version version,
+                                    const RegisteredModel& model,
+                                    ModelSnapshot& into) {
+  const auto stub = v1::DataShards::NewStub(channel_);
+  grpc::ClientContext context;
+  v1::FetchRequest request;
+  request.set_run_id(options_.attachment.run_id);
+  request.set_generation(options_.attachment.generation);
+  request.set_version(version.value());
+  AddMessageChecksum(&request);
+  const auto reader = stub->Fetch(&context, request);
+  v1::ShardPartition partition;
+  absl::Status status;
+  while (reader->Read(&partition)) {
+    status = AddPartition(partition, model.partitions, into);
+    if (!status.ok()) break;
+  }
+  if (!status.ok()) context.TryCancel();
+  const absl::Status end = FromGrpcStatus(reader->Finish());
+  if (status.ok()) status = end;
+  if (status.ok()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat("data shard ", options_.attachment.place.index, " at ",
+                   options_.address, ": ", status.message()));
+}
+
+void DataShardClient::EndRun() {
+  {
+    MutexLock lock(mu_);
+    if (!attached_ || end_.has_value()) return;
+    closing_ = true;
+  }
+  Send(shard_command::EndRun{});
+  stream_->FinishWrites();
+  const SteadyClock clock;
+  stream_->WaitForEnd(clock, clock.Now() + kEndPatience);
+}
+
+}  // namespace cohort

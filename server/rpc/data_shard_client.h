@@ -1,0 +1,92 @@
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "common/mutex.h"
+#include "common/wire/bidi_stream.h"
+#include "common/wire/shared_security.h"
+#include "server/core/data/shard_messages.h"
+#include "server/shard/data_host.h"
+#include "server/shard/data_link.h"
+
+namespace cohort {
+
+// Shard 0's connection to one data shard.
+// Thread safety: safe, except that Attach comes first and Close last.
+class DataShardClient final : public DataLink {
+ public:
+  struct Options {
+    // host:port or a Unix socket.
+    std::string address;
+    // Plaintext if null.
+    SharedSecurity security;
+    ShardAttachment attachment;
+  };
+  // On gRPC's threads; must not block.
+  struct Reactions {
+    std::function<void(RemoteGradient)> on_gradient;
+    std::function<void(FoldReport)> on_fold;
+    // The connection is over: what the data shard held is lost.
+    std::function<void(const absl::Status&)> on_end;
+  };
+
+  DataShardClient(Options options, Reactions reactions);
+  ~DataShardClient() override;
+
+  // Connects, and waits until the data shard is there and has taken the
+  // attachment. `on_wait` is called once if that takes more than a second.
+  // Errors: those of DataShards.Attach but Unavailable, after which it tries
+  //   again. on_end is not called.
+  absl::Status Attach(const std::function<void()>& on_wait)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  void Send(ShardCommand command) override;
+  // Weights and slots of the shard's partitions at a version that is held, into
+  // `into`, whose lists have an entry a partition. Blocks.
+  // Errors: those of DataShards.Fetch; Unavailable: the connection is over.
+  absl::Status Fetch(Version version, const RegisteredModel& model,
+                     ModelSnapshot& into);
+  // Tells the data shard that the run is over, waits until it knows, and
+  // disconnects.
+  void EndRun() ABSL_LOCKS_EXCLUDED(mu_);
+  // Disconnects. No reaction comes afterwards, and what is sent is dropped.
+  void Close() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  using Stream = BidiStream<grpc::ByteBuffer, grpc::ByteBuffer>;
+
+  // Connects once.
+  absl::Status TryAttach(bool& told, const std::function<void()>& on_wait)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnMessage(grpc::ByteBuffer& bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const Options options_;
+  const Reactions reactions_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  grpc::GenericStub stub_;
+
+  Mutex mu_;
+  CondVar changed_;
+  bool attached_ ABSL_GUARDED_BY(mu_) = false;
+  // We have ended it ourselves.
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
+
+  // Last, so that it is destroyed before the members that its reactions use.
+  // Made by Attach.
+  std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace cohort

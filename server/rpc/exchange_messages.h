@@ -1,0 +1,28 @@
+#pragma once
+
+#include <grpcpp/support/byte_buffer.h>
+
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "cohort/v1/parameters.pb.h"
+#include "common/byte_rope.h"
+#include "common/float_buffer.h"
+#include "server/core/effects.h"
+#include "server/core/requests.h"
+
+// The messages of Parameters.Exchange, at shard 0 and at data shards.
+namespace cohort {
+
+// Weights for a worker: at `place` in memory that it shares, or else as bytes,
+// with a checksum if `checksums`.
+grpc::ByteBuffer EncodeWeights(const effect::SendWeights& weights,
+                               bool checksums,
+                               std::optional<SharedPlace> place = std::nullopt);
+
+// The core checks partition and length, because it knows the layout.
+// Errors: InvalidArgument: its encoding; DataLoss: its checksum.
+absl::StatusOr<GradientMessage> DecodeGradient(
+    const v1::GradientPartition& proto, ByteRope payload);
+
+}  // namespace cohort

@@ -1,0 +1,181 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/byte_rope.h"
+#include "common/clock.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "common/mutex.h"
+#include "common/push.h"
+#include "common/thread_pool.h"
+#include "server/core/data/shard_messages.h"
+#include "server/core/data/shard_node.h"
+#include "server/core/requests.h"
+#include "server/shard/byte_meter.h"
+#include "server/shard/stream_registry.h"
+#include "server/shard/streams.h"
+
+namespace cohort {
+
+// The connection to shard 0, as a data shard sees it.
+class CoordinatorStream : public Stream {
+ public:
+  virtual void SendGradient(const RemoteGradient& gradient) = 0;
+  virtual void SendFold(const FoldReport& report) = 0;
+};
+
+// Who attaches, and to what.
+struct ShardAttachment {
+  std::string run_id;
+  std::string run_name;
+  // Of shard 0's process; rises with each start.
+  int64_t generation = 0;
+  ShardPlace place;
+  int32_t workers = 1;
+};
+
+// A data shard in a process of its own: a ShardNode with a lock, threads that
+// fold, and the streams of workers and of shard 0. It has a model only while
+// shard 0 is connected. When that connection is over, everything is discarded
+// and all streams of workers end; shard 0 installs the model of the newest
+// checkpoint when it comes again.
+//
+// Gradients wait until shard 0 has taken them, so all rules about pushes (keys,
+// fencing, room) are applied in one place. A stream has at most kStagedMax that
+// wait, and is not read meanwhile.
+//
+// Thread safety: safe.
+class DataHost {
+ public:
+  static constexpr int kStagedMax = 8;
+  using OnRead = absl::AnyInvocable<void(absl::StatusOr<SharedSnapshot>)>;
+
+  struct Options {
+    int32_t fold_threads = 2;
+    // Called when shard 0 says that the run is over, and with what happened for
+    // the log. On any thread.
+    std::function<void()> on_end;
+    std::function<void(const std::string&)> on_event;
+  };
+
+  // `clock` must outlive the host.
+  DataHost(Options options, const Clock& clock);
+  ~DataHost();
+
+  // Ends all streams with Unavailable, admits no more, and waits for folds.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+
+  StreamRegistry& streams() { return streams_; }
+  const Clock& clock() const { return clock_; }
+  // Ends streams whose peer says nothing. Call it every second or so.
+  void CheckStreams();
+  ByteRope Counted(ByteRope gradient) {
+    return gradient_bytes_.Count(std::move(gradient));
+  }
+
+  // ---- shard 0
+  // Everything goes to `link` from now on. Errors: as DataShards.Attach.
+  absl::Status Attach(const ShardAttachment& attachment,
+                      const std::shared_ptr<CoordinatorStream>& link)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // A command that came over `link`. An error must end the link.
+  absl::Status Handle(const CoordinatorStream* link, ShardCommand command)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // `link` is over. No-op if it was replaced.
+  void Detach(const CoordinatorStream* link) ABSL_LOCKS_EXCLUDED(mu_);
+  // As Read, for shard 0. Errors also: Aborted: another generation.
+  void Fetch(const std::string& run_id, int64_t generation, Version version,
+             OnRead done) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- workers
+  // Keeps the gradient until shard 0 has answered. kPaused: read no more of
+  // `from` until it is resumed, which may be before this returns.
+  // Errors: Unavailable: no shard 0; FailedPrecondition: another run.
+  absl::StatusOr<Admission> Gradient(
+      const Sender& sender, const PushKey& key, GradientMessage message,
+      const std::shared_ptr<ExchangeStream>& from) ABSL_LOCKS_EXCLUDED(mu_);
+  // Passes the version to `done`, once it is here: shard 0 may have told the
+  // worker of it first. Errors: Unavailable; FailedPrecondition (another run);
+  //   OutOfRange: it is no longer held.
+  void Read(const std::string& run_id, Version version, OnRead done)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Null before there is one.
+  SharedModel model() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // A gradient that shard 0 has not answered for yet.
+  struct Staged {
+    Sender sender;
+    HeldGradient gradient;
+    std::shared_ptr<ExchangeStream> from;
+  };
+  // Of one stream.
+  struct Window {
+    int staged = 0;
+    bool paused = false;
+  };
+  struct Waiting {
+    Version version;
+    OnRead done;
+  };
+  // What a change under the lock leads to, to be done without it.
+  struct Actions {
+    std::vector<FoldJob> folds;
+    std::vector<absl::AnyInvocable<void()>> calls;
+    // Freed last.
+    std::vector<std::shared_ptr<const void>> garbage;
+  };
+  struct Handler;
+
+  void Do(Actions actions) ABSL_LOCKS_EXCLUDED(mu_);
+  void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
+  // Discards everything that belongs to the present link.
+  void ResetLocked(const absl::Status& why, Actions& actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Takes a staged gradient, and resumes its stream if that was paused.
+  std::optional<Staged> UnstageLocked(int64_t ticket, Actions& actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Answers reads of versions that are here now.
+  void AnswerReadsLocked(Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const Options options_;
+  const Clock& clock_;
+
+  // Synchronise themselves.
+  ByteMeter gradient_bytes_;
+  StreamRegistry streams_;
+  FloatBufferPool buffers_;
+
+  mutable Mutex mu_;
+  // Null: shard 0 is not connected.
+  std::shared_ptr<CoordinatorStream> link_ ABSL_GUARDED_BY(mu_);
+  // Of the present link or of the last one.
+  ShardAttachment attachment_ ABSL_GUARDED_BY(mu_);
+  // Absent until the model is installed.
+  std::optional<ShardNode> node_ ABSL_GUARDED_BY(mu_);
+  // Rises with each reset; a fold of an earlier one comes to nothing.
+  int64_t epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t next_ticket_ ABSL_GUARDED_BY(mu_) = 1;
+  std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mu_);
+  std::map<const ExchangeStream*, Window> windows_ ABSL_GUARDED_BY(mu_);
+  std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
+  CondVar folds_done_;
+
+  // Last: its threads use everything above.
+  ThreadPool pool_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/ids.h"
+#include "server/core/coordinator.h"
+#include "server/core/data/shard_messages.h"
+#include "server/core/effects.h"
+
+namespace cohort {
+
+// Gradients that data shards have received and that the coordinator has not
+// taken yet, in the order of their arrival for each rank: their opening may
+// still be on its way, or there is no room for them.
+//
+// Thread safety: none.
+class RemoteGradients {
+ public:
+  // A gradient that the coordinator has refused.
+  struct Refusal {
+    int32_t shard = 0;
+    int64_t ticket = 0;
+    absl::Status status;
+  };
+
+  explicit RemoteGradients(int32_t shards) : shards_(shards) {}
+
+  void Add(int32_t shard, RemoteGradient gradient);
+  // Passes to `core` what waits for `rank`, up to the first that must wait on.
+  // Those taken are answered by effect GradientTaken; appends the others that
+  // are over to `refused`. Returns the number of gradients that are to wait
+  // because there is no room: 0 or 1.
+  int Offer(Rank rank, Coordinator& core, Instant now, Effects& out,
+            std::vector<Refusal>& refused);
+
+ private:
+  struct Entry {
+    int32_t shard = 0;
+    RemoteGradient gradient;
+  };
+
+  const int32_t shards_;
+  std::map<Rank, std::deque<Entry>> waiting_;
+};
+
+}  // namespace cohort

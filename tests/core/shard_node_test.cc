@@ -1,0 +1,214 @@
+#include "server/core/data/shard_node.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/float_buffer.h"
+#include "kernels/backend.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+SharedFloats One(float value) {
+  auto buffer = std::make_shared<FloatBuffer>(1);
+  *buffer->data() = value;
+  return buffer;
+}
+
+PushId OfRank(int32_t rank) {
+  return {.rank = Rank(rank), .key = {.sequence = Sequence(3)}};
+}
+
+SettingValues SgdSettings() {
+  CoordinatorOptions options;
+  options.optimizer = {.kind = OptimizerKind::kSgd,
+                       .weight_decay = 0,
+                       .schedule = ScheduleKind::kConstant};
+  return SettingsOf(options);
+}
+
+// Shard 1 of 2 of a model of three partitions with one element each: it owns
+// only the second, whose weight is 20 at version 7.
+class ShardNodeTest : public ::testing::Test {
+ protected:
+  ShardNodeTest() {
+    auto model = std::make_shared<RegisteredModel>();
+    model->layout = {.parameters = {{.name = "a", .shape = {1}},
+                                    {.name = "b", .shape = {1}},
+                                    {.name = "c", .shape = {1}}}};
+    model->plan.loss_reference = 1;
+    model->partitions = MakePartitions(model->layout, sizeof(float));
+    auto first = std::make_shared<ModelSnapshot>();
+    first->version = Version(7);
+    first->weights = {nullptr, One(20), nullptr};
+    first->slots.resize(3);
+    install_ = {.place = {.index = 1, .count = 2},
+                .model = std::move(model),
+                .snapshot = std::move(first),
+                .settings = SgdSettings()};
+  }
+
+  static ShardPlan PlanOf(int64_t transaction, int64_t base,
+                          std::vector<int32_t> ranks) {
+    ShardPlan plan{.transaction = transaction,
+                   .base = Version(base),
+                   .learning_rate = 1,
+                   .loss_weight = 1};
+    for (int32_t rank : ranks) plan.contributors.push_back(OfRank(rank));
+    return plan;
+  }
+
+  static absl::StatusOr<std::vector<FoldJob>> Hold(ShardNode& node,
+                                                   int32_t rank,
+                                                   int32_t partition,
+                                                   float gradient) {
+    return node.Hold({.push = OfRank(rank),
+                      .partition = partition,
+                      .gradient = RopeOf(One(gradient))});
+  }
+
+  FoldReport Run(ShardNode& node, const FoldJob& job) {
+    std::vector<FoldJob> next;
+    const FoldReport report =
+        node.FoldDone(RunFold(job, kernels::ReferenceBackend(), pool_), next);
+    EXPECT_THAT(next, IsEmpty());
+    return report;
+  }
+
+  // Holds the gradient of rank 0 and prepares it.
+  void PrepareOne(ShardNode& node, int64_t transaction, int64_t base) {
+    ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
+    const auto folds = node.Prepare(PlanOf(transaction, base, {0}));
+    ASSERT_TRUE(folds.ok()) << folds.status();
+    ASSERT_THAT(*folds, SizeIs(1));
+    EXPECT_TRUE(Run(node, folds->front()).prepared.has_value());
+  }
+
+  static float WeightAt(const ShardNode& node, int64_t version) {
+    const SharedSnapshot snapshot = node.Read(Version(version));
+    return snapshot == nullptr ? -1 : *snapshot->weights[1]->data();
+  }
+
+  shard_command::Install install_;
+  FloatBufferPool pool_;
+};
+
+TEST_F(ShardNodeTest, FoldsAndCommitsOnlyItsOwnPartitions) {
+  ShardNode node = *ShardNode::Install(install_);
+  PrepareOne(node, 1, 7);
+  EXPECT_EQ(node.newest(), Version(7));
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_EQ(node.newest(), Version(8));
+  EXPECT_EQ(WeightAt(node, 8), 16);
+}
+
+TEST_F(ShardNodeTest, RefusesAGradientOfAnotherShardAndASecondOfTheSame) {
+  ShardNode node = *ShardNode::Install(install_);
+  EXPECT_TRUE(absl::IsFailedPrecondition(Hold(node, 0, 0, 1).status()));
+  EXPECT_TRUE(Hold(node, 0, 1, 1).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Hold(node, 0, 1, 1).status()));
+}
+
+TEST_F(ShardNodeTest, RefusesToCommitWhatIsNotPrepared) {
+  ShardNode node = *ShardNode::Install(install_);
+  ASSERT_TRUE(node.Prepare(PlanOf(1, 7, {0})).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      node.Commit({.transaction = 1, .version = Version(8)}).status()));
+  EXPECT_EQ(node.newest(), Version(7));
+}
+
+TEST_F(ShardNodeTest, RefusesAPlanForAnotherVersion) {
+  ShardNode node = *ShardNode::Install(install_);
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(node.Prepare(PlanOf(1, 6, {0})).status()));
+}
+
+TEST_F(ShardNodeTest, RefusesAVersionThatDoesNotFollow) {
+  ShardNode node = *ShardNode::Install(install_);
+  PrepareOne(node, 1, 7);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      node.Commit({.transaction = 1, .version = Version(9)}).status()));
+}
+
+TEST_F(ShardNodeTest, KeepsOnlyTheVersionsThatMayStillBeRead) {
+  ShardNode node = *ShardNode::Install(install_);
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(
+      node.Commit(
+              {.transaction = 1, .version = Version(8), .held = {Version(7)}})
+          .ok());
+  EXPECT_EQ(WeightAt(node, 7), 20);
+  PrepareOne(node, 2, 8);
+  ASSERT_TRUE(node.Commit({.transaction = 2, .version = Version(9)}).ok());
+  EXPECT_EQ(node.Read(Version(7)), nullptr);
+  EXPECT_EQ(node.Read(Version(8)), nullptr);
+  EXPECT_EQ(WeightAt(node, 9), 12);
+}
+
+// A step that is not finite makes a version without changing the weights.
+TEST_F(ShardNodeTest, ASkippedStepKeepsTheWeightsUnderTheNextVersion) {
+  ShardNode node = *ShardNode::Install(install_);
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(node.Abort({.transaction = 1, .skipped = Version(8)}).ok());
+  EXPECT_EQ(WeightAt(node, 8), 20);
+  EXPECT_TRUE(node.Prepare(PlanOf(2, 8, {1})).ok());
+}
+
+TEST_F(ShardNodeTest, NamesTheRankWhoseGradientIsNotFinite) {
+  ShardNode node = *ShardNode::Install(install_);
+  ASSERT_TRUE(Hold(node, 0, 1, std::numeric_limits<float>::quiet_NaN()).ok());
+  const auto folds = node.Prepare(PlanOf(1, 7, {0}));
+  ASSERT_TRUE(folds.ok());
+  const FoldReport report = Run(node, folds->front());
+  ASSERT_TRUE(report.nonfinite.has_value());
+  EXPECT_EQ(report.nonfinite->rank, Rank(0));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      node.Commit({.transaction = 1, .version = Version(8)}).status()));
+}
+
+TEST_F(ShardNodeTest, SendsWhatIsPreparedBeforeTheCommitAndHeldVersionsAfter) {
+  ShardNode node = *ShardNode::Install(install_);
+  const shard_command::SendWeights send{.partition = 1, .version = Version(8)};
+  EXPECT_TRUE(absl::IsOutOfRange(node.WeightsOf(send).status()));
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(node.WeightsOf(send).ok());
+  EXPECT_EQ(*node.WeightsOf(send)->weights->data(), 16);
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_EQ(*node.WeightsOf(send)->weights->data(), 16);
+}
+
+TEST_F(ShardNodeTest, AnotherOptimizerGetsItsSlotsForOwnPartitionsOnly) {
+  ShardNode node = *ShardNode::Install(install_);
+  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "momentum"}}}).ok());
+  const SharedSnapshot fitted = node.Read(Version(7));
+  EXPECT_NE(fitted->slots[1].velocity, nullptr);
+  EXPECT_EQ(fitted->slots[0].velocity, nullptr);
+  EXPECT_FALSE(node.Adopt({.changed = {{"no_such_setting", "1"}}}).ok());
+}
+
+TEST_F(ShardNodeTest, RefusesAModelWithoutItsOwnWeights) {
+  auto without = std::make_shared<ModelSnapshot>(*install_.snapshot);
+  without->weights[1] = nullptr;
+  install_.snapshot = without;
+  EXPECT_TRUE(absl::IsInvalidArgument(ShardNode::Install(install_).status()));
+}
+
+TEST_F(ShardNodeTest, AveragesAreReadInPlaceOfTheWeights) {
+  ModelSnapshot snapshot = *install_.snapshot;
+  snapshot.slots[1].average = One(3);
+  EXPECT_EQ(*WeightsToRead(snapshot, /*averages=*/true)[1]->data(), 3);
+  EXPECT_EQ(*WeightsToRead(snapshot, /*averages=*/false)[1]->data(), 20);
+}
+
+}  // namespace
+}  // namespace cohort

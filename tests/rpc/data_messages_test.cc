@@ -1,0 +1,143 @@
+#include "server/rpc/data_messages.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/float_buffer.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr ShardPlace kPlace{.index = 1, .count = 2};
+
+SharedFloats OneNumber(float value) {
+  auto buffer = std::make_shared<FloatBuffer>(1);
+  *buffer->data() = value;
+  return buffer;
+}
+
+// What arrives of `command`.
+absl::StatusOr<std::optional<ShardCommand>> Passed(
+    const ShardCommand& command) {
+  CommandReader reader(kPlace);
+  absl::StatusOr<std::optional<ShardCommand>> last =
+      std::optional<ShardCommand>();
+  EncodeCommand(command, [&](v1::ShardCommand& message) {
+    if (last.ok()) last = reader.Take(message);
+  });
+  return last;
+}
+
+template <typename Command>
+Command Arrived(const Command& command) {
+  return std::get<Command>(**Passed(command));
+}
+
+shard_command::Install SmallModel() {
+  auto model = std::make_shared<RegisteredModel>();
+  model->layout = {
+      .parameters = {{.name = "a", .shape = {1}}, {.name = "b", .shape = {1}}}};
+  model->plan.dataset = "d";
+  model->plan.train_samples = 8;
+  model->plan.loss_reference = 1;
+  model->partitions = MakePartitions(model->layout, sizeof(float));
+  auto first = std::make_shared<ModelSnapshot>();
+  first->version = Version(7);
+  first->weights = {nullptr, OneNumber(20)};
+  first->slots.resize(2);
+  first->slots[1].first_moment = OneNumber(3);
+  first->slots[1].updates = {5};
+  return {.place = kPlace,
+          .model = std::move(model),
+          .snapshot = std::move(first),
+          .settings = {{"optimizer", "adam"}}};
+}
+
+TEST(DataMessagesTest, AModelArrivesWithItsBuffersAndSettings) {
+  const auto install = Arrived(SmallModel());
+  EXPECT_EQ(install.place, kPlace);
+  EXPECT_EQ(install.snapshot->version, Version(7));
+  EXPECT_EQ(install.snapshot->weights[0], nullptr);
+  EXPECT_EQ(*install.snapshot->weights[1]->data(), 20);
+  EXPECT_EQ(*install.snapshot->slots[1].first_moment->data(), 3);
+  EXPECT_THAT(install.snapshot->slots[1].updates, ElementsAre(5));
+  EXPECT_EQ(install.settings.at("optimizer"), "adam");
+  EXPECT_EQ(install.model->partitions.size(), 2u);
+}
+
+TEST(DataMessagesTest, APlanArrivesToTheBit) {
+  const ShardPlan plan{.transaction = 9,
+                       .base = Version(7),
+                       .contributors = {{.rank = Rank(3),
+                                         .key = {.sequence = Sequence(4),
+                                                 .attempt = Attempt(1)}}},
+                       .learning_rate = 0.1,
+                       .group_rates = {0.1, 0.3},
+                       .loss_weight = 1.0 / 3,
+                       .read = Version(5),
+                       .compensation = 0.04,
+                       .adaptive = true,
+                       .weight = 0.7};
+  EXPECT_EQ(Arrived(shard_command::Prepare{.plan = plan}).plan, plan);
+}
+
+TEST(DataMessagesTest, AnAbortSaysWhetherItMakesAVersion) {
+  EXPECT_EQ(Arrived(shard_command::Abort{.transaction = 1}).skipped,
+            std::nullopt);
+  const auto skipped = Arrived(shard_command::Abort{
+      .transaction = 1, .skipped = Version(8), .held = {Version(7)}});
+  EXPECT_EQ(skipped.skipped, Version(8));
+  EXPECT_THAT(skipped.held, ElementsAre(Version(7)));
+}
+
+TEST(DataMessagesTest, ARefusalKeepsCodeAndText) {
+  const auto refuse = Arrived(shard_command::Refuse{
+      .ticket = 4, .status = absl::AbortedError("fenced")});
+  EXPECT_EQ(refuse.ticket, 4);
+  EXPECT_EQ(refuse.status, absl::AbortedError("fenced"));
+}
+
+TEST(DataMessagesTest, AFoldSaysThatTheWeightsAreElsewhere) {
+  FoldReport report{.transaction = 2, .partition = 1, .gradient_bytes = 8};
+  report.prepared = FoldResult{.weights = OneNumber(1)};
+  v1::ShardFold proto;
+  ToProto(report, &proto);
+  const FoldReport arrived = *FromProto(proto);
+  EXPECT_TRUE(arrived.prepared->elsewhere);
+  EXPECT_EQ(arrived.prepared->weights, nullptr);
+  EXPECT_EQ(arrived.gradient_bytes, 8);
+}
+
+TEST(DataMessagesTest, DamagedWeightsAreNoticed) {
+  CommandReader reader(kPlace);
+  absl::Status status;
+  EncodeCommand(SmallModel(), [&](v1::ShardCommand& message) {
+    if (message.has_partition()) {
+      (*message.mutable_partition()->mutable_values())[0] ^= 1;
+    }
+    if (status.ok()) status = reader.Take(message).status();
+  });
+  EXPECT_TRUE(absl::IsDataLoss(status));
+}
+
+TEST(DataMessagesTest, ACommandOutOfOrderIsRefused) {
+  CommandReader reader(kPlace);
+  v1::ShardCommand end;
+  end.set_install_end(true);
+  EXPECT_TRUE(absl::IsInvalidArgument(reader.Take(end).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(reader.Take(v1::ShardCommand()).status()));
+}
+
+}  // namespace
+}  // namespace cohort

@@ -1,0 +1,291 @@
+#include "server/shard/data_host.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/float_buffer.h"
+#include "common/mutex.h"
+#include "server/core/settings.h"
+#include "tests/shard/shard_fakes.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+SharedFloats OneElement(float value) {
+  auto buffer = std::make_shared<FloatBuffer>(1);
+  *buffer->data() = value;
+  return buffer;
+}
+
+// Records what shard 0 is told.
+class KeptReports final : public CoordinatorStream {
+ public:
+  void End(const absl::Status& status) override {
+    MutexLock lock(mu_);
+    if (!end_.has_value()) end_ = status;
+    changed_.NotifyAll();
+  }
+  void SendGradient(const RemoteGradient& gradient) override {
+    MutexLock lock(mu_);
+    gradients_.push_back(gradient);
+  }
+  void SendFold(const FoldReport& report) override {
+    MutexLock lock(mu_);
+    folds_.push_back(report);
+    changed_.NotifyAll();
+  }
+
+  std::vector<RemoteGradient> gradients() const {
+    MutexLock lock(mu_);
+    return gradients_;
+  }
+  std::optional<absl::Status> end() const {
+    MutexLock lock(mu_);
+    return end_;
+  }
+  FoldReport AwaitFold() {
+    MutexLock lock(mu_);
+    while (folds_.empty()) changed_.Wait(mu_);
+    return folds_.front();
+  }
+
+ private:
+  mutable Mutex mu_;
+  CondVar changed_;
+  std::vector<RemoteGradient> gradients_ ABSL_GUARDED_BY(mu_);
+  std::vector<FoldReport> folds_ ABSL_GUARDED_BY(mu_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
+};
+
+// A worker's stream. Used by one thread.
+class KeptAnswers final : public ExchangeStream {
+ public:
+  void End(const absl::Status& status) override {
+    if (!end.has_value()) end = status;
+  }
+  void Resume(const effect::ResumeGradients&) override { ++resumed; }
+  void SendWeights(const effect::SendWeights& weights) override {
+    sent.push_back(*weights.weights->data());
+  }
+  void SendVerdict(const effect::SendVerdict&) override {}
+
+  int resumed = 0;
+  std::vector<float> sent;
+  std::optional<absl::Status> end;
+};
+
+// Shard 1 of 2 of a model of two partitions with one element each.
+class DataHostTest : public ::testing::Test {
+ protected:
+  static ShardAttachment Attachment(const std::string& run,
+                                    int64_t generation) {
+    return {.run_id = run,
+            .generation = generation,
+            .place = {.index = 1, .count = 2}};
+  }
+
+  static shard_command::Install Model(int64_t version) {
+    auto model = std::make_shared<RegisteredModel>();
+    model->layout = {.parameters = {{.name = "a", .shape = {1}},
+                                    {.name = "b", .shape = {1}}}};
+    model->plan.loss_reference = 1;
+    model->partitions = MakePartitions(model->layout, sizeof(float));
+    auto first = std::make_shared<ModelSnapshot>();
+    first->version = Version(version);
+    first->weights = {nullptr, OneElement(20)};
+    first->slots.resize(2);
+    CoordinatorOptions options;
+    options.optimizer = {.kind = OptimizerKind::kSgd,
+                         .weight_decay = 0,
+                         .schedule = ScheduleKind::kConstant};
+    return {.place = {.index = 1, .count = 2},
+            .model = std::move(model),
+            .snapshot = std::move(first),
+            .settings = SettingsOf(options)};
+  }
+
+  // A link of this generation with a model.
+  std::shared_ptr<KeptReports> Attached(int64_t generation) {
+    auto link = std::make_shared<KeptReports>();
+    EXPECT_TRUE(host_.Attach(Attachment("run", generation), link).ok());
+    EXPECT_TRUE(host_.Handle(link.get(), Model(0)).ok());
+    return link;
+  }
+
+  // Sends the gradient 4 of rank 0.
+  absl::StatusOr<Admission> Push(const std::shared_ptr<KeptAnswers>& from,
+                                 const std::string& run = "run") {
+    EXPECT_TRUE(host_.streams().Admit(from).ok());
+    return host_.Gradient(
+        {.run_id = run, .rank = Rank(0), .incarnation = Incarnation(1)},
+        {.sequence = Sequence(1)},
+        {.partition = 1, .gradient = RopeOf(OneElement(4))}, from);
+  }
+
+  static PushId PushOfRankZero() {
+    return {.rank = Rank(0), .key = {.sequence = Sequence(1)}};
+  }
+  static shard_command::Take TakeOf(const RemoteGradient& gradient) {
+    return {.rank = Rank(0),
+            .incarnation = Incarnation(1),
+            .push = PushOfRankZero(),
+            .partition = 1,
+            .ticket = gradient.message.ticket,
+            .held = true};
+  }
+
+  MovedClock clock_;
+  DataHost host_{{.fold_threads = 1}, clock_};
+};
+
+TEST_F(DataHostTest, AGradientIsTakenFoldedCommittedAndSentBack) {
+  const auto link = Attached(1);
+  const auto worker = std::make_shared<KeptAnswers>();
+  ASSERT_TRUE(Push(worker).ok());
+  ASSERT_EQ(link->gradients().size(), 1u);
+  EXPECT_EQ(link->gradients()[0].message.size_bytes(), 4);
+  ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
+  ASSERT_TRUE(host_
+                  .Handle(link.get(),
+                          shard_command::Prepare{
+                              .plan = {.transaction = 1,
+                                       .contributors = {PushOfRankZero()},
+                                       .learning_rate = 1,
+                                       .loss_weight = 1}})
+                  .ok());
+  EXPECT_TRUE(link->AwaitFold().prepared.has_value());
+  ASSERT_TRUE(
+      host_
+          .Handle(link.get(), shard_command::Commit{.transaction = 1,
+                                                    .version = Version(1)})
+          .ok());
+  ASSERT_TRUE(
+      host_
+          .Handle(link.get(),
+                  shard_command::SendWeights{.rank = Rank(0),
+                                             .incarnation = Incarnation(1),
+                                             .partition = 1,
+                                             .version = Version(1)})
+          .ok());
+  EXPECT_THAT(worker->sent, ElementsAre(16));
+}
+
+TEST_F(DataHostTest, WithoutShardZeroNoGradientIsTaken) {
+  EXPECT_TRUE(
+      absl::IsUnavailable(Push(std::make_shared<KeptAnswers>()).status()));
+}
+
+TEST_F(DataHostTest, AGradientOfAnotherRunIsRefused) {
+  Attached(1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      Push(std::make_shared<KeptAnswers>(), "another").status()));
+}
+
+TEST_F(DataHostTest, ARefusedGradientEndsItsStream) {
+  const auto link = Attached(1);
+  const auto worker = std::make_shared<KeptAnswers>();
+  ASSERT_TRUE(Push(worker).ok());
+  ASSERT_TRUE(host_
+                  .Handle(link.get(),
+                          shard_command::Refuse{
+                              .ticket = link->gradients()[0].message.ticket,
+                              .status = absl::AbortedError("fenced")})
+                  .ok());
+  ASSERT_TRUE(worker->end.has_value());
+  EXPECT_TRUE(absl::IsAborted(*worker->end));
+}
+
+TEST_F(DataHostTest, AStreamIsPausedWhileManyOfItsGradientsWait) {
+  const auto link = Attached(1);
+  const auto worker = std::make_shared<KeptAnswers>();
+  for (int i = 1; i < DataHost::kStagedMax; ++i) {
+    EXPECT_EQ(*Push(worker), Admission::kTaken);
+  }
+  EXPECT_EQ(*Push(worker), Admission::kPaused);
+  EXPECT_EQ(worker->resumed, 0);
+  ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
+  EXPECT_EQ(worker->resumed, 1);
+}
+
+TEST_F(DataHostTest, AHigherGenerationTakesOverAndWhatWasHeldIsGone) {
+  const auto old = Attached(1);
+  const auto worker = std::make_shared<KeptAnswers>();
+  ASSERT_TRUE(Push(worker).ok());
+  const RemoteGradient gradient = old->gradients()[0];
+  const auto link = Attached(2);
+  ASSERT_TRUE(old->end().has_value());
+  EXPECT_TRUE(worker->end.has_value());
+  // The earlier shard 0 may not know yet.
+  EXPECT_TRUE(absl::IsAborted(host_.Handle(old.get(), TakeOf(gradient))));
+  // Nor does the new one get a gradient that it has not been told of.
+  EXPECT_FALSE(host_.Handle(link.get(), TakeOf(gradient)).ok());
+}
+
+TEST_F(DataHostTest, AnOldGenerationIsRefusedEvenIfTheNewOneIsGone) {
+  const auto link = Attached(2);
+  host_.Detach(link.get());
+  const absl::Status status =
+      host_.Attach(Attachment("run", 1), std::make_shared<KeptReports>());
+  EXPECT_TRUE(absl::IsAborted(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("want above 2"));
+}
+
+TEST_F(DataHostTest, AnotherRunIsRefusedOnlyWhileThisOneIsConnected) {
+  const auto link = Attached(1);
+  EXPECT_TRUE(absl::IsAlreadyExists(
+      host_.Attach(Attachment("another", 1), std::make_shared<KeptReports>())));
+  host_.Detach(link.get());
+  EXPECT_TRUE(
+      host_.Attach(Attachment("another", 1), std::make_shared<KeptReports>())
+          .ok());
+}
+
+TEST_F(DataHostTest, AReadOfAVersionThatIsToComeWaitsForIt) {
+  const auto link = Attached(1);
+  std::optional<absl::StatusOr<SharedSnapshot>> read;
+  host_.Read("run", Version(1), [&read](absl::StatusOr<SharedSnapshot> got) {
+    read = std::move(got);
+  });
+  EXPECT_FALSE(read.has_value());
+  ASSERT_TRUE(
+      host_.Handle(link.get(), shard_command::Abort{.skipped = Version(1)})
+          .ok());
+  ASSERT_TRUE(read.has_value());
+  ASSERT_TRUE(read->ok());
+  EXPECT_EQ((**read)->version, Version(1));
+}
+
+TEST_F(DataHostTest, AReadThatWaitsEndsWithItsShardZero) {
+  const auto link = Attached(1);
+  std::optional<absl::StatusOr<SharedSnapshot>> read;
+  host_.Read("run", Version(1), [&read](absl::StatusOr<SharedSnapshot> got) {
+    read = std::move(got);
+  });
+  host_.Detach(link.get());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_TRUE(absl::IsUnavailable(read->status()));
+}
+
+TEST_F(DataHostTest, ACommandWithoutAModelIsRefused) {
+  const auto link = std::make_shared<KeptReports>();
+  ASSERT_TRUE(host_.Attach(Attachment("run", 1), link).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      host_.Handle(link.get(), shard_command::Drop{})));
+  ASSERT_TRUE(host_.Handle(link.get(), Model(0)).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(host_.Handle(link.get(), Model(0))));
+}
+
+}  // namespace
+}  // namespace cohort
