@@ -51,8 +51,8 @@ absl::StatusOr<Admission> ArrivalQueue::Gradient(Worker& worker,
     parts_.flow.Forget(worker.rank);
   }
   const Push::Arrival arrival =
-      push.Add(message.partition, message.size_bytes(), message.sampled_checksum,
-               message.absent_slices);
+      push.Add(message.partition, message.size_bytes(),
+               message.sampled_checksum, message.absent_slices);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (arrival == Push::Arrival::kNew) {
     HoldGradient({.rank = worker.rank, .key = push.key()}, message, turn);
