@@ -126,13 +126,16 @@ struct DataHost::Handler {
   DataHost& host;
   Actions& actions;
 
-  ShardNode& node() { return *host.node_; }
+  ShardNode& node() ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
+    return *host.node_;
+  }
   absl::Status Fold(absl::StatusOr<std::vector<FoldJob>> folds) {
     COHORT_RETURN_IF_ERROR(folds.status());
     for (FoldJob& job : *folds) actions.folds.push_back(std::move(job));
     return absl::OkStatus();
   }
-  absl::Status End(absl::StatusOr<std::optional<Transaction>> over) {
+  absl::Status End(absl::StatusOr<std::optional<Transaction>> over)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     COHORT_RETURN_IF_ERROR(over.status());
     actions.garbage.push_back(
         std::make_shared<std::optional<Transaction>>(*std::move(over)));
@@ -140,16 +143,19 @@ struct DataHost::Handler {
     return absl::OkStatus();
   }
 
-  absl::Status operator()(shard_command::Install& install) {
+  absl::Status operator()(shard_command::Install& install)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     COHORT_ASSIGN_OR_RETURN(ShardNode installed, ShardNode::Install(install));
     host.node_ = std::move(installed);
     host.AnswerReadsLocked(actions);
     return absl::OkStatus();
   }
-  absl::Status operator()(const shard_command::Adopt& adopt) {
+  absl::Status operator()(const shard_command::Adopt& adopt)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     return node().Adopt(adopt);
   }
-  absl::Status operator()(const shard_command::Take& take) {
+  absl::Status operator()(const shard_command::Take& take)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     std::optional<Staged> staged = host.UnstageLocked(take.ticket, actions);
     if (!staged.has_value()) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -167,28 +173,34 @@ struct DataHost::Handler {
     staged->gradient.push = take.push;
     return Fold(node().Hold(std::move(staged->gradient)));
   }
-  absl::Status operator()(const shard_command::Refuse& refuse) {
+  absl::Status operator()(const shard_command::Refuse& refuse)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     std::optional<Staged> staged = host.UnstageLocked(refuse.ticket, actions);
     if (!staged.has_value()) return absl::OkStatus();
     actions.calls.push_back(
         [from = staged->from, status = refuse.status] { from->End(status); });
     return absl::OkStatus();
   }
-  absl::Status operator()(const shard_command::Drop& drop) {
+  absl::Status operator()(const shard_command::Drop& drop)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     actions.garbage.push_back(
         std::make_shared<std::vector<HeldGradient>>(node().Drop(drop.push)));
     return absl::OkStatus();
   }
-  absl::Status operator()(const shard_command::Prepare& prepare) {
+  absl::Status operator()(const shard_command::Prepare& prepare)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     return Fold(node().Prepare(prepare.plan));
   }
-  absl::Status operator()(const shard_command::Commit& commit) {
+  absl::Status operator()(const shard_command::Commit& commit)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     return End(node().Commit(commit));
   }
-  absl::Status operator()(const shard_command::Abort& abort) {
+  absl::Status operator()(const shard_command::Abort& abort)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     return End(node().Abort(abort));
   }
-  absl::Status operator()(const shard_command::SendWeights& send) {
+  absl::Status operator()(const shard_command::SendWeights& send)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     COHORT_ASSIGN_OR_RETURN(ShardWeights weights, node().WeightsOf(send));
     const std::shared_ptr<ExchangeStream> stream =
         host.streams_.Exchange(send.rank, send.incarnation);
