@@ -86,7 +86,7 @@ std::shared_ptr<FloatBuffer> FloatBufferPool::TakeShared(int64_t elements) {
 std::shared_ptr<FloatBuffer> FloatBufferPool::Lent(
     std::unique_ptr<FloatBuffer> buffer) {
   {
-    // Of what it held before.
+    // The old contents had another one.
     MutexLock lock(buffer->checksum_mu_);
     buffer->checksum_.reset();
   }

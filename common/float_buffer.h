@@ -74,7 +74,7 @@ class FloatBuffer {
 
   float* data_ = nullptr;
   int64_t elements_ = 0;
-  // Who asks first computes, and others wait for that.
+  // Computed under the lock, so that two streams do not both do it.
   mutable Mutex checksum_mu_;
   mutable std::optional<uint64_t> checksum_ ABSL_GUARDED_BY(checksum_mu_);
   // Absent if the buffer owns its memory itself.

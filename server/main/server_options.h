@@ -42,7 +42,7 @@ struct ServerOptions {
   std::set<std::string> given;
   int32_t fold_threads = 2;
   int64_t inflight_bytes_max = int64_t{4} << 30;
-  // Of the weights of a model.
+  // The limit on the weights of a model.
   int64_t model_bytes_max = int64_t{16} << 30;
   RunFilesOptions files;
   // Directory for TensorBoard's event files; none if empty.

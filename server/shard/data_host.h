@@ -35,11 +35,11 @@ class CoordinatorStream : public Stream {
   virtual void SendFold(const FoldReport& report) = 0;
 };
 
-// Who attaches, and to what.
+// The run that attaches, and its place for this shard.
 struct ShardAttachment {
   std::string run_id;
   std::string run_name;
-  // Of shard 0's process; rises with each start.
+  // Number of shard 0's start; rises with each.
   int64_t generation = 0;
   ShardPlace place;
   int32_t workers = 1;
@@ -120,7 +120,7 @@ class DataHost {
     HeldGradient gradient;
     std::shared_ptr<ExchangeStream> from;
   };
-  // Of one stream.
+  // The state of one stream.
   struct Window {
     int staged = 0;
     bool paused = false;
@@ -129,7 +129,7 @@ class DataHost {
     Version version;
     OnRead done;
   };
-  // What a change under the lock leads to, to be done without it.
+  // Consequences of a change under the lock, carried out without it.
   struct Actions {
     std::vector<FoldJob> folds;
     std::vector<absl::AnyInvocable<void()>> calls;
@@ -160,7 +160,7 @@ class DataHost {
   mutable Mutex mu_;
   // Null: shard 0 is not connected.
   std::shared_ptr<CoordinatorStream> link_ ABSL_GUARDED_BY(mu_);
-  // Of the present link or of the last one.
+  // Belongs to the present link or to the last one.
   ShardAttachment attachment_ ABSL_GUARDED_BY(mu_);
   // Absent until the model is installed.
   std::optional<ShardNode> node_ ABSL_GUARDED_BY(mu_);

@@ -6,16 +6,12 @@
 
 #include <cstdio>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/reflection.h"
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
@@ -26,6 +22,7 @@
 #include "common/status_macros.h"
 #include "tests/bench/core_bench.h"
 #include "tests/bench/exchange_bench.h"
+#include "tests/bench/flag_list.h"
 #include "tests/bench/kernel_bench.h"
 #include "tests/bench/peer_processes.h"
 #include "tests/bench/peers_bench.h"
@@ -513,15 +510,7 @@ void PrintHelp() {
       "systems\n\nExamples:\n"
       "  cohort-bench\n  cohort-bench --table=batch_norm\n"
       "  cohort-bench --elements=1000000\n\nFlags with their defaults:\n");
-  std::map<std::string, const absl::CommandLineFlag*> flags;
-  for (const auto& [name, flag] : absl::GetAllFlags()) {
-    if (!absl::StrContains(flag->Filename(), "cohort_bench.cc")) continue;
-    flags.emplace(std::string(name.data(), name.size()), flag);
-  }
-  for (const auto& [name, flag] : flags) {
-    absl::PrintF("  --%s=%s\n      %s\n", name, flag->DefaultValue(),
-                 flag->Help());
-  }
+  PrintFlagsOf("cohort_bench.cc");
 }
 
 int Main(absl::Span<char* const> arguments) {

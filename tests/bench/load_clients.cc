@@ -49,7 +49,7 @@ struct Used {
   double time = 0;
 };
 
-// What the clients of this process have in common.
+// Shared by the clients of this process.
 class Pack {
  public:
   explicit Pack(const LoadPack& load) : load_(load) {
@@ -119,7 +119,7 @@ class Pack {
     answers_.erase(call);
   }
 
-  // What the server has used until now.
+  // The costs of the server until now.
   Used Server() const {
     return {.cpu = CpuSecondsOf(load_.server_process), .time = Now()};
   }

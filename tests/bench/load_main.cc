@@ -5,16 +5,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
-#include "absl/flags/reflection.h"
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -25,6 +21,7 @@
 #include "common/cli/lock_checks.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
+#include "tests/bench/flag_list.h"
 #include "tests/bench/load_clients.h"
 #include "tests/bench/load_run.h"
 
@@ -55,7 +52,7 @@ ABSL_FLAG(std::string, server_flags, "",
 ABSL_FLAG(bool, check, false,
           "fail if a worker costs more descriptors, threads or memory than it "
           "should");
-// Of a process of clients, which this program starts.
+// Flags of a process of clients, which this program starts.
 ABSL_FLAG(std::string, address, "", "run clients of the server there");
 ABSL_FLAG(int32_t, server_process, 0, "its process id");
 ABSL_FLAG(int32_t, first_rank, 0, "their lowest rank");
@@ -374,15 +371,7 @@ void PrintHelp() {
       "cohort-load: many clients of one server\n\nExamples:\n"
       "  cohort-load\n  cohort-load --table=deaths --clients=1000\n\n"
       "Flags with their defaults:\n");
-  std::map<std::string, const absl::CommandLineFlag*> flags;
-  for (const auto& [name, flag] : absl::GetAllFlags()) {
-    if (!absl::StrContains(flag->Filename(), "load_main.cc")) continue;
-    flags.emplace(std::string(name.data(), name.size()), flag);
-  }
-  for (const auto& [name, flag] : flags) {
-    absl::PrintF("  --%s=%s\n      %s\n", name, flag->DefaultValue(),
-                 flag->Help());
-  }
+  PrintFlagsOf("load_main.cc");
 }
 
 int Main(absl::Span<char* const> arguments) {

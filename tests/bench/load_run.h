@@ -87,7 +87,7 @@ class LoadRun {
   ProcessCosts ServerCosts() const { return CostsOf(server_->pid()); }
   int64_t ServerPeakBytes() const { return PeakBytesOf(server_->pid()); }
   double ServerCpu() const { return CpuSecondsOf(server_->pid()); }
-  // Of the server before its first client.
+  // The costs of the server before its first client.
   const ProcessCosts& before() const { return before_; }
 
  private:

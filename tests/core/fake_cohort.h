@@ -196,7 +196,7 @@ inline FakePush PushOf(float value) {
   return {.w = {value, 0}, .loss_weight = 2, .loss_sum = 2};
 }
 
-// Of each partition.
+// The checksum of each partition.
 inline std::vector<uint64_t> WeightChecksums(const ModelSnapshot& snapshot) {
   std::vector<uint64_t> checksums;
   for (const SharedFloats& weights : snapshot.weights) {

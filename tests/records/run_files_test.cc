@@ -93,7 +93,7 @@ TEST(ContinuedOptionsTest, WithoutALengthTheFlagsApply) {
   EXPECT_EQ(options->max_steps, 9);
 }
 
-// Of a model of 10 GiB it would be 10 GiB, or 30 with the slots of adam.
+// For a model of 10 GiB that would be 10 GiB, or 30 with the slots of adam.
 TEST(RunFilesTest, TheVersionThatARunBeganWithDoesNotStayInMemory) {
   TempDir dir;
   const RunFilesOptions options{.checkpoint_dir = dir.path() + "/state"};

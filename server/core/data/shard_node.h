@@ -27,7 +27,7 @@ struct ShardWeights {
   uint64_t change_checksum = 0;
 };
 
-// What a data shard in a process of its own knows, beside a DataShard: the
+// The state of a data shard in a process of its own, beside a DataShard: the
 // model, the settings, and the versions of its partitions that may still be
 // read. It does what shard 0 tells it and decides nothing. An error means that
 // the two do not agree; the caller ends the connection, and both start again

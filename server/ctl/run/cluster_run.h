@@ -63,7 +63,7 @@ class ClusterRun {
   void OnWorkerLeft(const ClusterProcess& worker);
   void OnWorkerLost(const ClusterProcess& worker, const ProcessEnd& end);
   void OnDataShardEnded(const ClusterProcess& shard, const ProcessEnd& end);
-  // Of a worker or a data shard.
+  // For a worker or a data shard.
   void Restart(const ClusterProcess& process, const ProcessEnd& end);
   void GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
               absl::string_view why);
