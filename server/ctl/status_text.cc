@@ -60,6 +60,7 @@ Json WorkersToJson(const v1::Status& status) {
          {"cpu_cores", w.has_cpu_cores() ? Json(w.cpu_cores()) : Json()},
          {"resident_bytes",
           w.has_resident_bytes() ? Json(w.resident_bytes()) : Json()},
+         {"transport", w.transport()},
          {"phase_seconds", PhasesToJson(w)}});
   }
   return workers;
@@ -189,12 +190,12 @@ std::string OverviewJson(const Overview& overview) {
 }
 
 std::string WorkersText(const v1::Status& status, bool bold) {
-  Table table(
-      {"rank", "state", "batch", "heard from", "cores", "memory", "process"});
+  Table table({"rank", "state", "batch", "heard from", "cores", "memory", "via",
+               "process"});
   for (const v1::WorkerStatus& w : status.workers()) {
     table.Add({absl::StrCat(w.rank()), w.state(), absl::StrCat(w.batch_size()),
                AgeText(w), CoresText(w), MemoryText(w),
-               Printable(w.description())});
+               Printable(w.transport()), Printable(w.description())});
   }
   return table.ToString(bold);
 }

@@ -171,6 +171,15 @@ void AddMembers(const RunFigures& f, Page& page) {
                              }),
                {{"state", Text(state)}});
   }
+  page.Gauge("cohort_workers_by_transport",
+             "Workers that have pushed, by how their gradients travel.");
+  for (absl::string_view transport : kTransportNames) {
+    page.Value(std::count_if(status.workers.begin(), status.workers.end(),
+                             [transport](const StatusView::Worker& worker) {
+                               return worker.report.transport == transport;
+                             }),
+               {{"transport", Text(transport)}});
+  }
   page.Gauge("cohort_sessions", "Open session streams.")
       .Value(f.service.sessions);
   page.Counter("cohort_worker_evictions_total",

@@ -180,6 +180,7 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
     if (report.resident_bytes.has_value()) {
       to->set_resident_bytes(*report.resident_bytes);
     }
+    to->set_transport(report.transport);
   }
   proto.mutable_staleness()->insert(view.staleness.begin(),
                                     view.staleness.end());

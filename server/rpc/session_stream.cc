@@ -82,6 +82,9 @@ absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
         "resident_bytes", static_cast<double>(heartbeat.resident_bytes())));
     report.resident_bytes = heartbeat.resident_bytes();
   }
+  for (const absl::string_view name : kTransportNames) {
+    if (heartbeat.transport() == name) report.transport = std::string(name);
+  }
   return report;
 }
 

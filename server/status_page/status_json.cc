@@ -121,6 +121,7 @@ Json WorkersJson(const RunFigures& figures) {
                  {"pushes", worker.pushes},
                  {"cpu_cores", Maybe(worker.report.cpu_cores)},
                  {"resident_bytes", Maybe(worker.report.resident_bytes)},
+                 {"transport", worker.report.transport},
                  {"phases", PhasesJson(worker.report.phases)}};
     if (seen) {
       json["silent_seconds"] = Number(absl::ToDoubleSeconds(worker.silent));

@@ -10,8 +10,8 @@ const ARRIVALS_MIN = 10;
 // If the others wait less than this, being last costs nothing noticeable.
 const WAITING_MIN = 0.1;
 const LABELS = ['Worker', 'State', 'Lag', 'Staleness', 'Came last', 'Pushes',
-  'Batch', 'CPU', 'Memory', 'Silent', 'Process'];
-const TEXT_COLUMNS = [0, 1, 10];
+  'Batch', 'CPU', 'Memory', 'Silent', 'Via', 'Process'];
+const TEXT_COLUMNS = [0, 1, 10, 11];
 
 export const isWaiting = (status) =>
     !status.ended && String(status.state).startsWith('waiting');
@@ -125,7 +125,8 @@ function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
   // After the run, no worker is heard from.
   setText(cells[9], worker.incarnation === 0 ? 'never seen' :
       ended ? UNKNOWN : duration(worker.silent_seconds));
-  setText(cells[10], worker.description || UNKNOWN);
+  setText(cells[10], worker.transport || UNKNOWN);
+  setText(cells[11], worker.description || UNKNOWN);
 }
 
 export function updateWorkers(status) {

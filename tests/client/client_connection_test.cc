@@ -92,7 +92,8 @@ class RecordedHooks final : public ClientHooks {
             .resident_bytes = 4096};
   }
   bool WantsServerClock() const override { return true; }
-  void OnExchangePath(absl::string_view /*text*/) override {}
+  void OnExchangePath(absl::string_view /*transport*/,
+                      absl::string_view /*text*/) override {}
   void OnTlsFiles(bool /*fault*/, absl::string_view /*text*/) override {}
   void OnServerClock(absl::Duration offset, absl::Duration error) override {
     MutexLock lock(mu);

@@ -137,7 +137,8 @@ class RetriesHeard final : public ClientHooks {
   WorkerReport TakeReport() override { return {}; }
   bool WantsServerClock() const override { return false; }
   void OnServerClock(absl::Duration /*o*/, absl::Duration /*e*/) override {}
-  void OnExchangePath(absl::string_view /*text*/) override {}
+  void OnExchangePath(absl::string_view /*transport*/,
+                      absl::string_view /*text*/) override {}
   void OnTlsFiles(bool /*fault*/, absl::string_view /*text*/) override {}
 
   std::vector<std::string> methods;

@@ -169,6 +169,7 @@ v1::Status ExampleStatus() {
   live->set_silent_ms(340);
   live->set_cpu_cores(1.44);
   live->set_resident_bytes(int64_t{2100} << 20);
+  live->set_transport("shm");
   (*live->mutable_phase_seconds())["forward"] = 0.25;
   (*live->mutable_phase_seconds())["data"] = 0.5;
   v1::WorkerStatus* vacant = status.add_workers();

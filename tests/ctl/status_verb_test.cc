@@ -32,8 +32,8 @@ learning rate  0.05
 rate           10 images/s, ETA 25 s
 policy         sync, global normalisation, sync statistics, since step 0
 
-rank  state   batch  heard from  cores  memory   process
-0     live    64     0.3 s ago   1.4    2.0 GiB  host-a, process 12
+rank  state   batch  heard from  cores  memory   via  process
+0     live    64     0.3 s ago   1.4    2.0 GiB  shm  host-a, process 12
 1     vacant  0      never
 )"));
 }
@@ -75,11 +75,12 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("pending_reason":""},"workers":[{"rank":0,"state":"live",)"
           R"("incarnation":7,"description":"host-a, process 12",)"
           R"("batch_size":64,"sequence":151,"silent_ms":340,)"
-          R"("cpu_cores":1.44,"resident_bytes":2202009600,)"
+          R"("cpu_cores":1.44,"resident_bytes":2202009600,"transport":"shm",)"
           R"("phase_seconds":{"data":0.5,"forward":0.25}},{"rank":1,)"
           R"("state":"vacant","incarnation":0,"description":"",)"
           R"("batch_size":0,"sequence":0,"silent_ms":null,)"
-          R"("cpu_cores":null,"resident_bytes":null,"phase_seconds":{}}],)"
+          R"("cpu_cores":null,"resident_bytes":null,"transport":"",)"
+          R"("phase_seconds":{}}],)"
           R"("staleness_versions":{},"counters":{"pushes_applied":300}})",
           "\n"));
 }

@@ -83,10 +83,10 @@ TEST(WatchFrameTest, HasEveryPhaseAt160Columns) {
   EXPECT_THAT(frame,
               HasSubstr("rank  state   batch  heard from  data    forward"
                         "  rendezvous  backward  push  wait  cores  memory   "
-                        "process\n"
+                        "via  process\n"
                         "0     live    64     0.3 s ago   500 ms  250 ms"
                         "                                     1.4    "
-                        "2.0 GiB  host-a, process 12\n"));
+                        "2.0 GiB  shm  host-a, process 12\n"));
 }
 
 TEST(WatchFrameTest, NeverLeavesTheScreenAndShowsTheLateFirst) {

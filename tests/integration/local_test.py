@@ -50,7 +50,7 @@ class Local(unittest.TestCase):
     def test_the_same_bits_on_every_path(self):
         texts = {"shm": "go through shared memory",
                  "auto": "go through shared memory",
-                 "unix": "go over a Unix socket", "tcp": ""}
+                 "unix": "go over a Unix socket", "tcp": "go over TCP"}
         for local in (("shm", "shm"), ("unix", "unix"), ("auto", "tcp"),
                       ("unix", "shm"), ("tcp", "unix")):
             with self.subTest(local), cohort_of(local) as cohort:
@@ -59,6 +59,15 @@ class Local(unittest.TestCase):
                 self.assertEqual(cohort.model_digest(), self.digest)
                 for rank, way in enumerate(local):
                     self.assertIn(texts[way], cohort.log(f"worker{rank}"))
+
+    def test_status_tells_how_gradients_travel(self):
+        # It ends with the test.
+        with cohort_of(("shm", "tcp"), epochs=10_000) as cohort:
+            cohort.start()
+            cohort.wait_until(
+                lambda: [worker["transport"] for worker in
+                         cohort.status()["workers"]] == ["shm", "tcp"],
+                "the ways of both workers")
 
     def test_auto_takes_the_unix_socket_where_memory_cannot_be_shared(self):
         with cohort_of("auto", "--local=unix") as cohort:

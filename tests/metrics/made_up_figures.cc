@@ -43,7 +43,8 @@ RunFigures BusyFigures(int32_t workers) {
     worker.pushes = 3;
     worker.report = {.phases = {{"data", 0.25}, {"forward", 0.5}},
                      .cpu_cores = 1.5,
-                     .resident_bytes = int64_t{3} << 30};
+                     .resident_bytes = int64_t{3} << 30,
+                     .transport = "tcp"};
   }
   figures.samples_per_second = 200;
   figures.seconds_left = 3;

@@ -40,6 +40,7 @@ TEST(StatusJsonTest, SaysWhatTheFiguresSay) {
   EXPECT_EQ(status["phases"]["forward"], 0.5);
   EXPECT_EQ(status["workers"][1]["cpu_cores"], 1.5);
   EXPECT_EQ(status["workers"][1]["resident_bytes"], int64_t{3} << 30);
+  EXPECT_EQ(status["workers"][1]["transport"], "tcp");
   EXPECT_EQ(status["batch_norm"]["layers"][0]["drift"], 0.125);
   EXPECT_EQ(status["curves"]["train"][0]["version"], 40);
   EXPECT_EQ(status["test"]["accuracy"], 0.75);

@@ -93,6 +93,7 @@ TEST_F(TelemetryServiceTest, StatusHasTheUseOfCoresAndMemory) {
   heartbeat.mutable_heartbeat()->set_sent_unix_us(1);
   heartbeat.mutable_heartbeat()->set_cpu_cores(1.5);
   heartbeat.mutable_heartbeat()->set_resident_bytes(1 << 20);
+  heartbeat.mutable_heartbeat()->set_transport("shm");
   workers_[0]->session().stream->Write(heartbeat);
   ASSERT_TRUE(AwaitEcho().has_value());
   grpc::ClientContext context;
@@ -101,7 +102,9 @@ TEST_F(TelemetryServiceTest, StatusHasTheUseOfCoresAndMemory) {
   ASSERT_TRUE(workers_[0]->admin().GetStatus(&context, {}, &status).ok());
   EXPECT_EQ(status.workers(0).cpu_cores(), 1.5);
   EXPECT_EQ(status.workers(0).resident_bytes(), 1 << 20);
+  EXPECT_EQ(status.workers(0).transport(), "shm");
   EXPECT_FALSE(status.workers(1).has_cpu_cores());
+  EXPECT_EQ(status.workers(1).transport(), "");
 }
 
 TEST_F(TelemetryServiceTest, ImpossibleUseEndsTheSession) {

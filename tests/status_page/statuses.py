@@ -62,6 +62,7 @@ def worker(rank, state="live", description=None, **changes):
             "silent_seconds": 0.3, "last_arrivals": 600 + 7 * rank,
             "pushes": 1234, "cpu_cores": 1.5,
             "resident_bytes": (rank + 1) * 700_000_000,
+            "transport": "shm",
             "phases": phases(rank), **changes}
 
 

@@ -40,9 +40,11 @@ class ClientHooks {
   virtual bool WantsServerClock() const = 0;
   virtual void OnServerClock(absl::Duration offset, absl::Duration error) = 0;
 
-  // How gradients and weights travel: one sentence. Called when that is known,
-  // again after each reconnection that changes it.
-  virtual void OnExchangePath(absl::string_view text) = 0;
+  // How gradients and weights travel: one of kTransportNames, and one sentence
+  // with the reason. Called when that is known, again after each reconnection
+  // that changes it.
+  virtual void OnExchangePath(absl::string_view transport,
+                              absl::string_view text) = 0;
 
   // New TLS files are in use, or there is a fault in them. Called on a thread
   // of its own.

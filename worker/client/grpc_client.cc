@@ -456,10 +456,7 @@ absl::Status GrpcClient::Usable() {
 }
 
 absl::Status GrpcClient::ConnectLocally() {
-  if (options_.local == LocalMode::kTcp ||
-      std::exchange(connection_->tried_locally, true)) {
-    return absl::OkStatus();
-  }
+  if (std::exchange(connection_->tried_locally, true)) return absl::OkStatus();
   if (!registered_.has_value()) {
     return absl::FailedPreconditionError("this worker has not registered");
   }
@@ -470,7 +467,7 @@ absl::Status GrpcClient::ConnectLocally() {
   connection_->local = std::move(path->memory);
   if (!path->address.empty()) FollowPeer(path->address);
   if (options_.hooks != nullptr && path->text != exchange_path_) {
-    options_.hooks->OnExchangePath(path->text);
+    options_.hooks->OnExchangePath(path->transport, path->text);
   }
   exchange_path_ = path->text;
   return absl::OkStatus();

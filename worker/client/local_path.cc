@@ -24,6 +24,7 @@ constexpr absl::Duration kConnectMax = absl::Seconds(5);
 
 constexpr absl::string_view kOverUnix =
     "gradients and weights go over a Unix socket";
+constexpr absl::string_view kOverTcp = "gradients and weights go over TCP";
 
 absl::Status CheckHost(const v1::LocalOffer& offer) {
   if (offer.boot_id() == BootId()) return absl::OkStatus();
@@ -83,7 +84,12 @@ absl::Status Unusable(absl::string_view mode, const absl::Status& why) {
 absl::StatusOr<LocalPath> ChooseLocalPath(
     LocalMode mode, const std::string& server, const v1::LocalOffer& offer,
     const std::vector<Partition>& partitions) {
-  if (mode == LocalMode::kTcp) return LocalPath();
+  const bool unix_server = IsUnixAddress(server);
+  if (mode == LocalMode::kTcp) {
+    return LocalPath{.transport = unix_server ? "unix" : "tcp",
+                     .text = absl::StrCat(unix_server ? kOverUnix : kOverTcp,
+                                          ": --local=tcp")};
+  }
   absl::Status no_memory;
   if (mode != LocalMode::kUnix) {
     absl::StatusOr<std::unique_ptr<LocalLink>> memory =
@@ -91,6 +97,7 @@ absl::StatusOr<LocalPath> ChooseLocalPath(
     if (memory.ok()) {
       return LocalPath{
           .memory = *std::move(memory),
+          .transport = "shm",
           .text = "gradients and weights go through shared memory"};
     }
     no_memory = memory.status();
@@ -99,14 +106,15 @@ absl::StatusOr<LocalPath> ChooseLocalPath(
   const absl::Status no_socket = ReachSocket(server, offer);
   if (no_socket.ok()) {
     return LocalPath{
-        .address = IsUnixAddress(server) ? server : offer.address(),
+        .address = unix_server ? server : offer.address(),
+        .transport = "unix",
         .text = no_memory.ok() ? std::string(kOverUnix)
                                : absl::StrCat(kOverUnix, ": no shared memory: ",
                                               no_memory.message())};
   }
   if (mode == LocalMode::kUnix) return Unusable("unix", no_socket);
-  LocalPath path{.text = absl::StrCat("gradients and weights go over TCP: ",
-                                      no_memory.message())};
+  LocalPath path{.transport = "tcp",
+                 .text = absl::StrCat(kOverTcp, ": ", no_memory.message())};
   if (no_socket.message() != no_memory.message()) {
     absl::StrAppend(&path.text, "; no Unix socket: ", no_socket.message());
   }

@@ -19,6 +19,8 @@ struct LocalPath {
   // Address of the Unix socket for rendezvous and bulk calls; empty: those of
   // the session.
   std::string address;
+  // One of kTransportNames.
+  std::string transport;
   // One sentence for people.
   std::string text;
 };

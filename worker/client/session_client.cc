@@ -60,6 +60,7 @@ void SessionClient::Heartbeat() {
     if (report.resident_bytes.has_value()) {
       heartbeat.set_resident_bytes(*report.resident_bytes);
     }
+    heartbeat.set_transport(report.transport);
     if (hooks_->WantsServerClock()) {
       heartbeat.set_sent_unix_us(absl::ToUnixMicros(absl::Now()));
     }

@@ -90,6 +90,7 @@ WorkerReport WorkerTelemetry::TakeReport() {
     report.resident_bytes = process.resident_bytes;
   }
   MutexLock lock(mu_);
+  report.transport = transport_;
   const Instant now = clock_.Now();
   const double elapsed =
       absl::ToDoubleSeconds(now - std::exchange(reported_at_, now));
@@ -110,8 +111,11 @@ void WorkerTelemetry::OnServerClock(absl::Duration offset,
   if (trace_ != nullptr) trace_->SetServerClock(offset, error);
 }
 
-void WorkerTelemetry::OnExchangePath(absl::string_view text) {
+void WorkerTelemetry::OnExchangePath(absl::string_view transport,
+                                     absl::string_view text) {
   Log(LogLevel::kInfo, text);
+  MutexLock lock(mu_);
+  transport_ = std::string(transport);
 }
 
 void WorkerTelemetry::OnTlsFiles(bool fault, absl::string_view text) {

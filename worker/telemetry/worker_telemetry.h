@@ -39,7 +39,8 @@ class WorkerTelemetry final : public TrainerObserver, public ClientHooks {
   WorkerReport TakeReport() override ABSL_LOCKS_EXCLUDED(mu_);
   bool WantsServerClock() const override { return trace_ != nullptr; }
   void OnServerClock(absl::Duration offset, absl::Duration error) override;
-  void OnExchangePath(absl::string_view text) override;
+  void OnExchangePath(absl::string_view transport,
+                      absl::string_view text) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnTlsFiles(bool fault, absl::string_view text) override;
 
   // OK once this worker has joined a run.
@@ -52,6 +53,8 @@ class WorkerTelemetry final : public TrainerObserver, public ClientHooks {
 
   mutable Mutex mu_;
   bool joined_ ABSL_GUARDED_BY(mu_) = false;
+  // Empty before the first push.
+  std::string transport_ ABSL_GUARDED_BY(mu_);
   // Times since the last heartbeat.
   PhaseTimes phases_ ABSL_GUARDED_BY(mu_) = {};
   int64_t steps_ ABSL_GUARDED_BY(mu_) = 0;

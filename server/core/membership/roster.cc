@@ -67,6 +67,7 @@ void Roster::Hear(SessionId session, const WorkerReport& report, Instant now) {
   if (report.resident_bytes.has_value()) {
     kept.resident_bytes = report.resident_bytes;
   }
+  if (!report.transport.empty()) kept.transport = report.transport;
 }
 
 absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {

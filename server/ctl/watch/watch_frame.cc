@@ -243,6 +243,7 @@ std::vector<std::string> WorkerHeader(int columns) {
   if (columns >= kMediumColumns) {
     header.insert(header.end(), {"cores", "memory"});
   }
+  if (columns >= kWideColumns) header.emplace_back("via");
   header.emplace_back("process");
   return header;
 }
@@ -257,6 +258,9 @@ std::vector<std::string> WorkerCells(const v1::WorkerStatus& worker,
   }
   if (columns >= kMediumColumns) {
     cells.insert(cells.end(), {CoresText(worker), MemoryText(worker)});
+  }
+  if (columns >= kWideColumns) {
+    cells.push_back(Printable(worker.transport()));
   }
   cells.push_back(Printable(worker.description()));
   return cells;
