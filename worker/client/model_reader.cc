@@ -36,6 +36,7 @@ class GrpcModelReader final : public ModelReader {
           {.channel = bulk_,
            .link = &link_,
            .deadline = deadline,
+           .patience = options_.server_timeout,
            .shards = &shards_},
           {.version = version, .weights = true, .statistics = true});
       if (pulled.ok()) {

@@ -1,0 +1,115 @@
+#include "worker/client/bulk_call.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/byte_rope.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/wire/channel.h"
+#include "common/wire/framed_message.h"
+#include "tests/client/fake_server.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Hours(10);
+constexpr int kMessages = 5;
+
+// Goes on as time does, and jumps.
+class JumpingClock final : public Clock {
+ public:
+  Instant Now() const override {
+    return steady_.Now() + absl::Hours(jumped_hours_.load());
+  }
+  void JumpHours(int hours) { jumped_hours_ += hours; }
+
+ private:
+  const SteadyClock steady_;
+  std::atomic<int> jumped_hours_{0};
+};
+
+// How many messages may be sent.
+class Permits {
+ public:
+  void Give() {
+    MutexLock lock(mu_);
+    ++given_;
+    changed_.NotifyAll();
+  }
+  void Take() {
+    MutexLock lock(mu_);
+    while (given_ == 0) changed_.Wait(mu_);
+    --given_;
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  int given_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+class BulkCallTest : public testing::Test {
+ protected:
+  BulkCallTest() : link_(server_.address(), clock_) {
+    server_.on_pull = [this](const v1::PullRequest&, FakeServer::PullIo& io) {
+      for (int i = 0; i < kMessages; ++i) {
+        permits_.Take();
+        v1::PullReply reply;
+        reply.set_partition(i);
+        io.Write(reply);
+      }
+      return grpc::Status::OK;
+    };
+  }
+
+  BulkTarget Target() {
+    return {.channel = MakeChannel(server_.address(), ChannelPurpose::kBulk),
+            .link = &link_,
+            .deadline = clock_.Now() + kPatience,
+            .patience = kPatience};
+  }
+
+  Permits permits_;
+  FakeServer server_;
+  JumpingClock clock_;
+  Link link_;
+};
+
+TEST_F(BulkCallTest, ACallThatGoesForwardOutlivesItsFirstDeadline) {
+  BulkCall call(Target(), "/cohort.v1.Parameters/Pull", "the pull");
+  ASSERT_TRUE(call.Send(EncodeFramed(v1::PullRequest(), ByteRope())).ok());
+  call.FinishWrites();
+  // Each message comes 9 of 10 hours after the one before. The pause lets
+  // Receive begin first, so that it has to wait.
+  for (int i = 0; i < kMessages; ++i) {
+    clock_.JumpHours(9);
+    std::thread later([this] {
+      absl::SleepFor(absl::Milliseconds(50));
+      permits_.Give();
+    });
+    const auto message = call.Receive();
+    later.join();
+    ASSERT_TRUE(message.ok()) << message.status();
+    EXPECT_TRUE(message->has_value());
+  }
+  const auto end = call.Receive();
+  ASSERT_TRUE(end.ok()) << end.status();
+  EXPECT_FALSE(end->has_value());
+}
+
+TEST_F(BulkCallTest, ACallThatStandsStillEndsAtItsDeadline) {
+  BulkCall call(Target(), "/cohort.v1.Parameters/Pull", "the pull");
+  ASSERT_TRUE(call.Send(EncodeFramed(v1::PullRequest(), ByteRope())).ok());
+  call.FinishWrites();
+  clock_.JumpHours(11);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(call.Receive().status()));
+  for (int i = 0; i < kMessages; ++i) permits_.Give();
+}
+
+}  // namespace
+}  // namespace cohort
