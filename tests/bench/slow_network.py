@@ -43,7 +43,11 @@ def missing_tool():
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"there is no {tool}: install iproute2"
-    return None
+    try:
+        with Network(1, 1000):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(map(str, error.cmd))}: {error.stderr.strip()}"
 
 
 def command(*words):
@@ -208,8 +212,8 @@ def read_options():
     parser.add_argument("--rate_mbit", type=int, default=200,
                         help="of each server's card (default 200)")
     parser.add_argument("--workers", type=int, default=2, help="(default 2)")
-    parser.add_argument("--elements", type=int, default=8_000_000,
-                        help="weights (default 8,000,000)")
+    parser.add_argument("--elements", type=int, default=25_600_000,
+                        help="weights (default 25,600,000, as ResNet-50 has)")
     parser.add_argument("--steps", type=int, default=4,
                         help="timed, of each run (default 4)")
     parser.add_argument("--turns", type=int, default=3,
