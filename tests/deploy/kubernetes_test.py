@@ -582,6 +582,7 @@ class ComponentsTest(unittest.TestCase):
             pods = self.pods(*components, configMapGenerator=[
                 {"name": "cohort-server", "behavior": "merge",
                  "literals": ["WORKERS_MIN=3"]}])
+            self.assertEqual(pods["server"].environment["WORKERS_MIN"], "3")
             env = pods["server"].container["env"]
             at = [entry["name"] for entry in env].index("COHORT_WORKERS")
             self.assertEqual(env[at]["value"], "$(WORKERS_MIN):$(WORKERS_MAX)")

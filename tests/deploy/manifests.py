@@ -112,7 +112,7 @@ class Pod(NamedTuple):
     # The Job, StatefulSet or similar object that the pod belongs to.
     owner: dict
     spec: dict
-    # By name; None if the value is not written down but looked up.
+    # By name; None if the value is known in the cluster only.
     environment: dict[str, str | None]
 
     @property
@@ -152,7 +152,10 @@ def pods(documents: list[dict]) -> list[Pod]:
             for source in container.get("envFrom", ()):
                 environment.update(maps.get(source["configMapRef"]["name"], {}))
             for entry in container.get("env", ()):
-                environment[entry["name"]] = entry.get("value")
+                key = entry.get("valueFrom", {}).get("configMapKeyRef")
+                environment[entry["name"]] = (
+                    maps[key["name"]][key["key"]] if key else
+                    entry.get("value"))
             program = "server" if "server" in container["image"] else "worker"
             found.append(Pod(program, owner, spec, environment))
     return found
