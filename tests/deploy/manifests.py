@@ -24,7 +24,9 @@ FLAG = re.compile(r"^COHORT_(?:FLAG|SETTING)\(\s*[\w:]+,\s*(\w+),", re.M)
 
 
 def variables_of(program: str) -> set[str]:
-    """Returns the variables that a program ("server", "worker") takes."""
+    """Returns the variables that a program takes; see Pod.program."""
+    if program == "shard":
+        program = "server"
     table = ROOT / f"common/flags/{program}_flags.inc"
     text = table.read_text(encoding="utf-8")
     return {f"COHORT_{name.upper()}" for name in FLAG.findall(text)}
@@ -107,7 +109,7 @@ def render_own(name: str, kustomization: dict,
 
 class Pod(NamedTuple):
     """One pod template and its context."""
-    # "server" or "worker".
+    # "server", "worker" or, for a data shard of cohort-server, "shard".
     program: str
     # The Job, StatefulSet or similar object that the pod belongs to.
     owner: dict
@@ -157,5 +159,7 @@ def pods(documents: list[dict]) -> list[Pod]:
                     maps[key["name"]][key["key"]] if key else
                     entry.get("value"))
             program = "server" if "server" in container["image"] else "worker"
+            if environment.get("COHORT_DATA_SHARD") == "true":
+                program = "shard"
             found.append(Pod(program, owner, spec, environment))
     return found
