@@ -7,7 +7,10 @@ foreach(program server worker)
   install(FILES ${PROJECT_SOURCE_DIR}/deploy/systemd/${program}.env
           DESTINATION /etc/cohort COMPONENT ${program}-service EXCLUDE_FROM_ALL)
 endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/deploy/systemd/shard.env
+        DESTINATION /etc/cohort COMPONENT server-service EXCLUDE_FROM_ALL)
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/systemd/cohort-server.service
+              ${PROJECT_SOURCE_DIR}/deploy/systemd/cohort-shard.service
         DESTINATION lib/systemd/system COMPONENT server-service EXCLUDE_FROM_ALL)
 install(FILES ${PROJECT_SOURCE_DIR}/deploy/systemd/cohort-worker@.service
         DESTINATION lib/systemd/system COMPONENT worker-service EXCLUDE_FROM_ALL)
@@ -51,12 +54,14 @@ set(CPACK_DEBIAN_SERVER_PACKAGE_RECOMMENDS cohortctl)
 # LibTorch also runs on the generic BLAS, four times slower.
 set(CPACK_DEBIAN_WORKER_PACKAGE_RECOMMENDS
     "libopenblas0-pthread, dataset-fashion-mnist")
-set(server_unit cohort-server.service)
-set(worker_unit "cohort-worker@*.service")
+set(server_unit "cohort-server.service cohort-shard.service")
+set(worker_unit "'cohort-worker@*.service'")
+set(server_conffiles "/etc/cohort/server.env\n/etc/cohort/shard.env\n")
+set(worker_conffiles "/etc/cohort/worker.env\n")
 foreach(program server worker)
   # An upgrade keeps edited configuration.
   file(WRITE ${PROJECT_BINARY_DIR}/${program}/conffiles
-       "/etc/cohort/${program}.env\n")
+       "${${program}_conffiles}")
   foreach(script postinst postrm)
     configure_file(${PROJECT_SOURCE_DIR}/deploy/systemd/reload.sh
                    ${PROJECT_BINARY_DIR}/${program}/${script} COPYONLY)

@@ -97,8 +97,28 @@ bool DataServer::Wait() {
     }
     ended = ended_;
   }
+  if (!ended) StayForShard0();
   Stop();
-  return ended;
+  MutexLock lock(mu_);
+  return ended_;
+}
+
+// An engine stops all processes of a run at once. Shard 0 then writes a
+// checkpoint, with this shard's part, before it disconnects.
+void DataServer::StayForShard0() {
+  // Less than what engines leave a process to stop in: 30 s.
+  constexpr absl::Duration kStayMax = absl::Seconds(20);
+  constexpr absl::Duration kPoll = absl::Milliseconds(50);
+  if (!host_.attached()) return;
+  Log(LogLevel::kInfo,
+      "stopping once shard 0 has disconnected, or in 20 s; a second signal "
+      "stops at once");
+  const Instant deadline = clock_.Now() + kStayMax;
+  while (host_.attached() && clock_.Now() < deadline) {
+    MutexLock lock(mu_);
+    if (ended_) return;
+    changed_.WaitFor(mu_, kPoll);
+  }
 }
 
 void DataServer::Stop() {

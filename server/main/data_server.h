@@ -32,7 +32,8 @@ class DataServer {
   const std::string& address() const { return address_; }
 
   // Blocks until the run is over or a stop is requested, and then until
-  // everything has stopped. Returns true if the run is over.
+  // everything has stopped. After a request it stays for shard 0, if that is
+  // connected, for up to 20 s. Returns true if the run is over.
   bool Wait() ABSL_LOCKS_EXCLUDED(mu_);
   // Makes Wait return. Returns at once.
   void RequestStop() ABSL_LOCKS_EXCLUDED(mu_);
@@ -42,6 +43,7 @@ class DataServer {
              std::unique_ptr<ServerSecurity> security);
 
   absl::Status Listen();
+  void StayForShard0() ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnd() ABSL_LOCKS_EXCLUDED(mu_);
   void Stop();
 

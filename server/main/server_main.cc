@@ -14,7 +14,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
@@ -102,8 +101,9 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
                       .audit_log = absl::GetFlag(FLAGS_audit_log)};
   options.connections_per_address =
       absl::GetFlag(FLAGS_connections_per_address);
-  options.shard_addresses = absl::StrSplit(absl::GetFlag(FLAGS_shard_addresses),
-                                           ',', absl::SkipEmpty());
+  COHORT_ASSIGN_OR_RETURN(
+      options.shard_addresses,
+      ParseShardAddresses(absl::GetFlag(FLAGS_shard_addresses)));
   run.shards = static_cast<int32_t>(options.shard_addresses.size()) + 1;
   options.local = absl::GetFlag(FLAGS_local);
   options.local_dir = absl::GetFlag(FLAGS_local_dir);

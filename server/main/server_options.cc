@@ -1,16 +1,47 @@
 #include "server/main/server_options.h"
 
+#include <cstdint>
+#include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/listen_address.h"
 #include "common/status_macros.h"
 #include "server/ops/ops_port.h"
 
 namespace cohort {
 namespace {
+
+constexpr int32_t kDataShardsMax = 1024;
+
+// A range of numbers in an address, as in "shard-[1-3]:7070".
+struct NumberRange {
+  absl::string_view before;
+  absl::string_view after;
+  int32_t first = 0;
+  int32_t last = 0;
+};
+
+// Not set without one. An address of IPv6 has brackets too, but no hyphen.
+std::optional<NumberRange> FindRange(absl::string_view address) {
+  const size_t open = address.find('[');
+  const size_t close = address.find(']', open);
+  if (open == address.npos || close == address.npos) return std::nullopt;
+  NumberRange range{.before = address.substr(0, open),
+                    .after = address.substr(close + 1)};
+  const std::vector<absl::string_view> ends =
+      absl::StrSplit(address.substr(open + 1, close - open - 1), '-');
+  if (ends.size() != 2 || !absl::SimpleAtoi(ends[0], &range.first) ||
+      !absl::SimpleAtoi(ends[1], &range.last)) {
+    return std::nullopt;
+  }
+  return range;
+}
 
 absl::Status CheckShards(const ServerOptions& options) {
   if (options.shard_addresses.empty()) return absl::OkStatus();
@@ -37,6 +68,34 @@ absl::Status CheckShards(const ServerOptions& options) {
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<std::string>> ParseShardAddresses(
+    absl::string_view text) {
+  std::vector<std::string> addresses;
+  for (const absl::string_view item :
+       absl::StrSplit(text, ',', absl::SkipEmpty())) {
+    const std::optional<NumberRange> range = FindRange(item);
+    const int32_t first = range.has_value() ? range->first : 0;
+    const int32_t last = range.has_value() ? range->last : 0;
+    if (last < first) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--shard_addresses: got ", item,
+                       ", want a range that rises, such as shard-[1-3]:7070"));
+    }
+    if (int64_t{last} - first >=
+        kDataShardsMax - static_cast<int64_t>(addresses.size())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--shard_addresses: got more than ", kDataShardsMax,
+                       " data shards, want fewer"));
+    }
+    for (int32_t i = first; i <= last; ++i) {
+      addresses.push_back(range.has_value()
+                              ? absl::StrCat(range->before, i, range->after)
+                              : std::string(item));
+    }
+  }
+  return addresses;
+}
 
 absl::Status Validate(const ServerOptions& options) {
   COHORT_ASSIGN_OR_RETURN(const ListenAddress address,

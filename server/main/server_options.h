@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "server/core/options.h"
 #include "server/main/server_security.h"
@@ -68,5 +70,12 @@ struct ServerOptions {
 
 // Errors: InvalidArgument naming the flag, the value seen and those wanted.
 absl::Status Validate(const ServerOptions& options);
+
+// The addresses of --shard_addresses, in order. A range stands for several, so
+// that a setting can be one number: "shard-[1-3]:7070" is shard-1:7070,
+// shard-2:7070 and shard-3:7070. Empty items are left out.
+// Errors: InvalidArgument: a range that falls, or more shards than 1024.
+absl::StatusOr<std::vector<std::string>> ParseShardAddresses(
+    absl::string_view text);
 
 }  // namespace cohort

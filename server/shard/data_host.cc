@@ -368,6 +368,11 @@ void DataHost::AnswerReadsLocked(Actions& actions) {
   waiting_ = std::move(still);
 }
 
+bool DataHost::attached() const {
+  MutexLock lock(mu_);
+  return link_ != nullptr;
+}
+
 SharedModel DataHost::model() const {
   MutexLock lock(mu_);
   return node_.has_value() ? node_->model() : nullptr;

@@ -112,6 +112,8 @@ class DataHost {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Null before there is one.
   SharedModel model() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether shard 0 of a run is connected.
+  bool attached() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // A gradient that shard 0 has not answered for yet.

@@ -16,6 +16,9 @@ ENCRYPTED = DEPLOY / "compose.tls.yaml"
 SAMPLE = DEPLOY / "compose.env.example"
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 PROGRAMS = ("server", "worker")
+SHARDS = ("shard-1", "shard-2")
+# What the README and the sample say for the profile `shards`.
+ADDRESSES = "shard-[1-2]:7070"
 CTL = pathlib.Path(os.environ.get("COHORT_BIN_DIR", "none")) / "cohortctl"
 
 
@@ -38,6 +41,33 @@ class ComposeTest(unittest.TestCase):
             self.assertEqual(
                 set(self.services[program]["environment"]) -
                 manifests.variables_of(program), set())
+        for shard in SHARDS:
+            self.assertEqual(set(self.services[shard]["environment"]) -
+                             manifests.variables_of("shard"), set())
+
+    def test_data_shards_are_where_the_server_is_told(self):
+        self.assertEqual(ADDRESSES, "shard-[1-{}]:{}".format(
+            len(SHARDS), self.services["shard-1"]["environment"][
+                "COHORT_LISTEN"].rpartition(":")[2]))
+        self.assertIn(f"#COHORT_SHARD_ADDRESSES={ADDRESSES}\n",
+                      SAMPLE.read_text(encoding="utf-8"))
+        for page in (COMPOSE, DEPLOY / "README.md"):
+            self.assertIn(f"COHORT_SHARD_ADDRESSES='{ADDRESSES}'",
+                          page.read_text(encoding="utf-8"))
+        # Not set without a value outside: an empty one would not reach all
+        # tools as such.
+        server = self.services["server"]["environment"]
+        self.assertIsNone(server["COHORT_SHARD_ADDRESSES"])
+        for shard in SHARDS:
+            service = self.services[shard]
+            self.assertEqual(service["environment"]["COHORT_DATA_SHARD"],
+                             "true")
+            self.assertEqual(service["environment"]["COHORT_WORKERS"],
+                             server["COHORT_WORKERS"])
+            self.assertEqual(service["restart"],
+                             self.services["server"]["restart"])
+            # The state is the server's alone.
+            self.assertNotIn("volumes", service)
 
     def test_ports_are_those_of_this_machine_alone(self):
         for name, service in self.services.items():
@@ -63,16 +93,20 @@ class ComposeTest(unittest.TestCase):
         for program in PROGRAMS:
             self.assertEqual(self.services[program]["image"],
                              f"cohort-{program}:{version}")
+        for shard in SHARDS:
+            self.assertEqual(self.services[shard]["image"],
+                             self.services["server"]["image"])
 
     def test_nobody_waits_for_anybody(self):
         for service in self.services.values():
             self.assertNotIn("depends_on", service)
 
-    def test_only_monitoring_is_a_matter_of_choice(self):
+    def test_monitoring_and_shards_are_a_matter_of_choice(self):
         self.assertEqual(
             {name: service.get("profiles") for name, service
              in self.services.items()},
-            {"server": None, "worker": None, "prometheus": ["monitoring"],
+            {"server": None, "worker": None, "shard-1": ["shards"],
+             "shard-2": ["shards"], "prometheus": ["monitoring"],
              "grafana": ["monitoring"]})
 
     def test_volumes_are_declared_and_files_are_there(self):
@@ -158,6 +192,14 @@ class EncryptedTest(unittest.TestCase):
                 for flag in service.get("command", ())}
             self.assertEqual(given - manifests.variables_of(program), set())
             self.assertEqual(service["environment"]["COHORT_INSECURE"], "false")
+
+    def test_data_shards_have_the_servers_certificate(self):
+        server, = (volume for volume in self.services["server"]["volumes"]
+                   if "/etc/cohort/tls" in volume)
+        for shard in SHARDS:
+            self.assertEqual(self.services[shard]["volumes"], [server])
+            self.assertEqual(self.services[shard]["environment"], {
+                **self.services["worker"]["environment"]})
 
     def test_every_file_is_in_a_folder_that_is_mounted_for_reading(self):
         for name, service in self.services.items():

@@ -9,6 +9,7 @@ rest is brought up alone.
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import unittest
@@ -48,6 +49,7 @@ WHY_NOT = why_not_up()
 class ComposeUpTest(unittest.TestCase):
 
     def setUp(self):
+        self.settings = SETTINGS
         self.project = f"cohort-compose-{os.getpid()}"
         self.services = ["server", "worker"]
         has_image = podman.podman("image", "exists", PROMETHEUS_IMAGE,
@@ -61,7 +63,7 @@ class ComposeUpTest(unittest.TestCase):
             ["podman-compose", "-p", self.project,
              "-f", DEPLOY / "compose.yaml", *arguments],
             capture_output=True, text=True, check=False,
-            env={**podman.ENVIRONMENT, **SETTINGS}, timeout=podman.TIMEOUT_S)
+            env={**podman.ENVIRONMENT, **self.settings}, timeout=podman.TIMEOUT_S)
 
     def down(self):
         self.compose("down", "-v")
@@ -96,6 +98,33 @@ class ComposeUpTest(unittest.TestCase):
             worker = f"{self.project}_worker_{rank}"
             self.assertEqual(podman.wait(worker), 0)
             self.assertIn("go through shared memory", podman.log(worker))
+
+    def test_data_shards_come_back_and_end_with_the_run(self):
+        self.settings = {**SETTINGS, "COHORT_CHECKPOINT_EVERY": "5",
+                         "COHORT_PARTITION_KIB": "16",
+                         "COHORT_SHARD_ADDRESSES": "shard-[1-2]:7070"}
+        up = self.compose("up", "-d", "server", "worker", "shard-1", "shard-2")
+        self.assertEqual(up.returncode, 0, up.stderr)
+        server = f"{self.project}_server_1"
+        shard = f"{self.project}_shard-1_1"
+
+        def checkpoints() -> int:
+            return podman.log(server).count("is on disk")
+
+        podman.until(lambda: checkpoints() >= 1, "a checkpoint")
+        self.assertIn("the model is shared among 3 shards", podman.log(server))
+        # As the kernel does when memory runs out; `podman kill` counts as a
+        # stop, after which a container is not started again.
+        os.kill(podman.inspect(shard)["State"]["Pid"], signal.SIGKILL)
+        podman.until(lambda: podman.log(server).count("shared among") == 2,
+                     "the data shard to come back")
+        before = checkpoints()
+        podman.until(lambda: checkpoints() > before, "another checkpoint")
+        podman.podman("exec", server, "cohortctl", "run", "drain")
+        self.assertEqual(podman.wait(server), 0, podman.log(server))
+        for number in (1, 2):
+            self.assertEqual(podman.wait(
+                f"{self.project}_shard-{number}_1"), 0)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ case "$*" in
     [[ -e "$PLAYS/files/${file##*/}" ]] || exit 1
     cat "$PLAYS/files/${file##*/}" ;;
   *" get "*.monitoring.coreos.com) exit 1 ;;
+  *" get statefulset cohort-shard"*) [[ -e "$PLAYS/shards" ]] ;;
 esac
 """
 
@@ -66,6 +67,29 @@ class ManageTest(unittest.TestCase):
         self.assertEqual([call[-1] for call in self.calls()], [
             "--workers=2:6", '{"spec":{"parallelism":6,"completions":6}}'])
 
+    def test_shards_change_while_the_old_ones_can_be_saved(self):
+        self.assertIn("components/shards",
+                      self.manage("-n", "team", "shards", "3").stderr)
+        (self.top / "shards").touch()
+        (self.top / "calls").unlink()
+        done = self.manage("-n", "team", "--run=night", "shards", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.calls()[1:], [
+            ["-n", "team", "patch", "configmap", "cohort-server-night",
+             "--type=merge", "-p", '{"data":{"DATA_SHARDS":"3"}}'],
+            ["-n", "team", "delete", "pod", "-l",
+             "app.kubernetes.io/component=server,"
+             "app.kubernetes.io/instance=night"],
+            ["-n", "team", "scale", "statefulset", "cohort-shard-night",
+             "--replicas=3"]])
+
+    def test_finish_frees_data_shards_too(self):
+        (self.top / "shards").touch()
+        done = self.manage("-n", "t", "finish", self.top / "out")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.calls()[-1], [
+            "-n", "t", "scale", "statefulset", "cohort-shard", "--replicas=0"])
+
     def test_results_are_those_that_there_are(self):
         out = self.top / "out"
         done = self.manage("-n", "team", "results", out)
@@ -87,9 +111,10 @@ class ManageTest(unittest.TestCase):
         self.assertNotIn("scale", str(self.calls()))
         (self.top / "kept").rename(model)
         self.assertEqual(self.manage("-n", "t", "finish", out).returncode, 0)
-        self.assertEqual(self.calls()[-1], [
+        self.assertEqual(self.calls()[-2], [
             "-n", "t", "scale", "statefulset", "cohort-server",
             "--replicas=0"])
+        self.assertNotIn("scale", self.calls()[-1])  # No data shards.
 
     def test_remove_asks_and_names_only_this_run(self):
         for answer in ("", "n\n", "yes\n"):
@@ -102,7 +127,8 @@ class ManageTest(unittest.TestCase):
         calls = [call for call in self.calls() if "get" not in call]
         first, second, third, secrets = calls
         for thing in ("pvc/state-cohort-server-a-0", "job/cohort-server-a",
-                      "pvc/cohort-state-a"):
+                      "pvc/cohort-state-a", "statefulset/cohort-shard-a",
+                      "service/cohort-shard-a", "pdb/cohort-shard-a"):
             self.assertIn(thing, first)
         self.assertNotIn("namespace", " ".join(first))
         self.assertIn("app.kubernetes.io/instance=a", second[-1])
@@ -120,6 +146,8 @@ class ManageTest(unittest.TestCase):
                 (("-n", "t", "resize", "0"), "got '0'"),
                 (("-n", "t", "resize", "0:4"), "got '0:4'"),
                 (("-n", "t", "resize", "2:"), "got '2:'"),
+                (("-n", "t", "shards", "0"), "got '0'"),
+                (("-n", "t", "shards", "2:3"), "got '2:3'"),
                 (("-n", "t", "resize", ":4"), "got ':4'"),
                 (("--ns", "t", "status"), "unknown flag --ns")):
             done = self.manage(*arguments)

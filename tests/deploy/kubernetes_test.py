@@ -53,7 +53,7 @@ def unsafe(pod: Pod) -> list[str]:
 def unprobed(pod: Pod) -> list[str]:
     """Returns the probes that do not use the operations port."""
     wanted = {"startupProbe": "/livez", "livenessProbe": "/livez"}
-    if pod.program == "server" and pod.owner.get("kind") == "StatefulSet":
+    if pod.owner.get("kind") == "StatefulSet":
         wanted["readinessProbe"] = "/readyz"
     scheme = ({"scheme": "HTTPS"} if "COHORT_TLS_CERT" in pod.environment
               else {})
@@ -62,7 +62,7 @@ def unprobed(pod: Pod) -> list[str]:
         got = pod.container.get(probe, {}).get("httpGet")
         if got != {"path": path, "port": "ops", **scheme}:
             found.append(f"{probe}: {got}")
-    port = {"server": 7071, "worker": 7072}[pod.program]
+    port = 7072 if pod.program == "worker" else 7071
     if pod.port("ops") != port or pod.environment.get(
             "COHORT_OPS_LISTEN") != f"0.0.0.0:{port}":
         found.append("the operations port is elsewhere")
@@ -464,8 +464,10 @@ def selectors(value: object, where: str = "") -> Iterator[tuple[str, dict]]:
             yield from selectors(inner, where)
 
 
-ALL_COMPONENTS = sorted(path.name for path in
-                        (KUBERNETES / "components").iterdir())
+# README.md: `shards` comes first.
+ALL_COMPONENTS = sorted((path.name for path in
+                         (KUBERNETES / "components").iterdir()),
+                        key=lambda name: (name != "shards", name))
 
 
 @unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
@@ -500,8 +502,9 @@ class RunsInOneNamespaceTest(unittest.TestCase):
     def test_each_workers_server_is_that_of_its_run(self):
         for components in ([], ALL_COMPONENTS):
             documents = own_run("a", components)
-            service, = (document["metadata"]["name"] for document in documents
-                        if document["kind"] == "Service")
+            service, *_ = (document["metadata"]["name"]
+                           for document in documents
+                           if document["kind"] == "Service")
             worker, = (pod for pod in manifests.pods(documents)
                        if pod.program == "worker")
             self.assertEqual(
@@ -562,12 +565,13 @@ class ComponentsTest(unittest.TestCase):
         for components in (["priority"], ALL_COMPONENTS):
             for program, pod in self.pods(*components).items():
                 self.assertEqual(pod.spec["priorityClassName"],
-                                 f"cohort-{program}")
+                                 "cohort-worker" if program == "worker"
+                                 else "cohort-server")
 
     def test_only_the_server_avoids_nodes_that_are_taken_away(self):
         for components in (["steady_server"], ALL_COMPONENTS):
             for program, pod in self.pods(*components).items():
-                self.assertEqual("affinity" in pod.spec, program == "server")
+                self.assertEqual("affinity" in pod.spec, program != "worker")
 
     def test_workers_of_the_run_are_spread_over_nodes(self):
         spread, = self.pods("spread")["worker"].spec[
@@ -582,6 +586,7 @@ class ComponentsTest(unittest.TestCase):
             pods = self.pods(*components, configMapGenerator=[
                 {"name": "cohort-server", "behavior": "merge",
                  "literals": ["WORKERS_MIN=3"]}])
+            self.assertEqual(pods["server"].environment["WORKERS_MIN"], "3")
             env = pods["server"].container["env"]
             at = [entry["name"] for entry in env].index("COHORT_WORKERS")
             self.assertEqual(env[at]["value"], "$(WORKERS_MIN):$(WORKERS_MAX)")
@@ -701,7 +706,8 @@ class EncryptedTest(unittest.TestCase):
             documents = own_run("a", components)
             known = self.certificates(documents)
             for pod in manifests.pods(documents):
-                want = {"/etc/cohort/tls": f"cohort-{pod.program}-tls-a"}
+                role = "worker" if pod.program == "worker" else "server"
+                want = {"/etc/cohort/tls": f"cohort-{role}-tls-a"}
                 if pod.program == "server":
                     want["/etc/cohort/operator"] = "cohort-operator-tls-a"
                 self.assertEqual(mounted(pod), want)

@@ -24,7 +24,9 @@ FLAG = re.compile(r"^COHORT_(?:FLAG|SETTING)\(\s*[\w:]+,\s*(\w+),", re.M)
 
 
 def variables_of(program: str) -> set[str]:
-    """Returns the variables that a program ("server", "worker") takes."""
+    """Returns the variables that a program takes; see Pod.program."""
+    if program == "shard":
+        program = "server"
     table = ROOT / f"common/flags/{program}_flags.inc"
     text = table.read_text(encoding="utf-8")
     return {f"COHORT_{name.upper()}" for name in FLAG.findall(text)}
@@ -107,12 +109,12 @@ def render_own(name: str, kustomization: dict,
 
 class Pod(NamedTuple):
     """One pod template and its context."""
-    # "server" or "worker".
+    # "server", "worker" or, for a data shard of cohort-server, "shard".
     program: str
     # The Job, StatefulSet or similar object that the pod belongs to.
     owner: dict
     spec: dict
-    # By name; None if the value is not written down but looked up.
+    # By name; None if the value is known in the cluster only.
     environment: dict[str, str | None]
 
     @property
@@ -152,7 +154,12 @@ def pods(documents: list[dict]) -> list[Pod]:
             for source in container.get("envFrom", ()):
                 environment.update(maps.get(source["configMapRef"]["name"], {}))
             for entry in container.get("env", ()):
-                environment[entry["name"]] = entry.get("value")
+                key = entry.get("valueFrom", {}).get("configMapKeyRef")
+                environment[entry["name"]] = (
+                    maps[key["name"]][key["key"]] if key else
+                    entry.get("value"))
             program = "server" if "server" in container["image"] else "worker"
+            if environment.get("COHORT_DATA_SHARD") == "true":
+                program = "shard"
             found.append(Pod(program, owner, spec, environment))
     return found

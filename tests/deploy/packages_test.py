@@ -19,7 +19,10 @@ CONFINED = {
     "RestrictAddressFamilies": "AF_INET AF_INET6 AF_UNIX",
     "SystemCallArchitectures": "native", "SystemCallErrorNumber": "EPERM",
     "UMask": "0077"}
-UNITS = {"server": "cohort-server.service", "worker": "cohort-worker@.service"}
+UNITS = {"server": "cohort-server.service", "shard": "cohort-shard.service",
+         "worker": "cohort-worker@.service"}
+# Files in /etc/cohort.
+CONFIGURATION = {"server": ("server", "shard"), "worker": ("worker",)}
 
 
 def settings(path: pathlib.Path) -> dict[str, list[str]]:
@@ -45,7 +48,8 @@ class UnitsTest(unittest.TestCase):
                              set())
 
     def test_what_would_come_again_is_not_started_again(self):
-        for program, codes in (("server", "2 3 7 8"), ("worker", "2 3")):
+        for program, codes in (("server", "2 3 7 8"), ("shard", "2 3"),
+                               ("worker", "2 3")):
             unit = settings(DEPLOY / "systemd" / UNITS[program])
             self.assertEqual(unit["Restart"], ["on-failure"])
             self.assertEqual(unit["RestartPreventExitStatus"], [codes])
@@ -59,20 +63,27 @@ class UnitsTest(unittest.TestCase):
             # confined_test.py runs the programs under these.
             self.assertEqual(unit["SystemCallFilter"][0], "@system-service")
             self.assertIn("@privileged", unit["SystemCallFilter"][1])
-        server = settings(DEPLOY / "systemd" / UNITS["server"])
+        server, shard = (settings(DEPLOY / "systemd" / UNITS[name])
+                         for name in ("server", "shard"))
         self.assertEqual(server["MemoryDenyWriteExecute"], ["yes"])
+        # The same program, and no state.
+        for key in CONFINED.keys() | {"MemoryDenyWriteExecute", "ExecStart",
+                                      "SystemCallFilter", "LimitNOFILE"}:
+            self.assertEqual(shard[key], server[key], key)
+        self.assertEqual(shard["Environment"], ["COHORT_DATA_SHARD=true"])
+        self.assertNotIn("StateDirectory", shard)
 
     @unittest.skipUnless(shutil.which("systemd-analyze"),
                          "no systemd-analyze (apt-get install systemd)")
     def test_systemd_knows_every_line(self):
         with tempfile.TemporaryDirectory() as folder:
-            for program, name in UNITS.items():
+            for name in UNITS.values():
                 # Uses a program that exists, because ours may not be
                 # installed.
                 text = (DEPLOY / "systemd" / name).read_text(encoding="utf-8")
                 path = pathlib.Path(folder) / name.replace("@", "@0")
-                path.write_text(text.replace(f"/usr/bin/cohort-{program}",
-                                             "/bin/true"), encoding="utf-8")
+                path.write_text(re.sub("/usr/bin/cohort-[a-z]+", "/bin/true",
+                                       text), encoding="utf-8")
                 result = subprocess.run(
                     ["systemd-analyze", "verify", "--man=no",
                      "--recursive-errors=no", path],
@@ -129,7 +140,9 @@ class PackagesTest(unittest.TestCase):
     def test_files_are_where_debian_has_them(self):
         self.assertEqual(set(self.files("cohort-server")), {
             "/usr/bin/cohort-server", "/etc/cohort/server.env",
+            "/etc/cohort/shard.env",
             "/usr/lib/systemd/system/cohort-server.service",
+            "/usr/lib/systemd/system/cohort-shard.service",
             "/usr/share/doc/cohort-server/copyright"})
         self.assertEqual(set(self.files("cohort-worker")), {
             "/usr/bin/cohort-worker", "/etc/cohort/worker.env",
@@ -142,10 +155,10 @@ class PackagesTest(unittest.TestCase):
             "-rwxr-xr-x")
 
     def test_edited_configuration_is_kept(self):
-        for program in ("server", "worker"):
+        for program, names in CONFIGURATION.items():
             self.assertEqual(
                 self.deb_control(f"cohort-{program}", "conffiles"),
-                f"/etc/cohort/{program}.env\n")
+                "".join(f"/etc/cohort/{name}.env\n" for name in names))
 
     def deb_control(self, package: str, file: str) -> str:
         return subprocess.run(

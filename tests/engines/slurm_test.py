@@ -2,8 +2,10 @@
 mistakes."""
 
 import hashlib
+import os
 import pathlib
 import re
+import signal
 import sys
 import tempfile
 import textwrap
@@ -47,6 +49,22 @@ for x, y in job.data(data, batch_size=8):
 '''
 
 
+def processes_with(word, folder):
+    """Ids of the processes that have a word in their command line and run in a
+    folder."""
+    found = []
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            # Not those of srun, which has the words of its program.
+            if (word.encode() in words and b"srun" not in words[0] and
+                    (process / "cwd").resolve() == folder.resolve()):
+                found.append(int(process.name))
+        except OSError:  # It has just ended.
+            continue
+    return found
+
+
 def commands(heading):
     """The first commands below a heading of the README."""
     page = (ROOT / "deploy/slurm/README.md").read_text(encoding="utf-8")
@@ -69,15 +87,16 @@ class Slurm(unittest.TestCase):
         environment = self.cluster.environment
         environment["PATH"] = f"{editor.parent}:{environment['PATH']}"
 
-    def submit(self, name, more="", worker="sbatch worker.sbatch"):
-        """Types what the README says, with `worker` for its last line; returns
-        the run's folder, and the jobs of server and workers."""
+    def submit(self, name, more="", worker="sbatch worker.sbatch",
+               server="sbatch server.sbatch"):
+        """Types what the README says, with `server` and `worker` for its last
+        lines; returns the run's folder, and the jobs of server and workers."""
         home = self.dir / name
         home.mkdir()
         self.cluster.environment["HOME"] = str(home)
         text = commands("First run")
         self.assertIn("sbatch server.sbatch\n", text)
-        text = text.replace("sbatch server", f"{more}\nsbatch server")
+        text = text.replace("sbatch server.sbatch", f"{more}\n{server}")
         submitted = self.cluster.run(
             text.replace("sbatch worker.sbatch", worker), cwd=ROOT)
         return (home / "runs/demo",
@@ -128,6 +147,47 @@ class Slurm(unittest.TestCase):
         text = (folder / "server.log").read_text(errors="replace")
         for rank in range(2):
             self.assertIn(f"rank {rank} has left", text)
+
+    def test_a_job_of_several_servers_loses_some_and_changes_no_bit(self):
+        # So that each has a part of the small network.
+        parts = "echo COHORT_PARTITION_KIB=1 >>run.env"
+        plain = self.await_end(self.submit("one", parts)[0])
+        self.assertEqual(commands("Several servers"), "sbatch --ntasks=3 "
+                         "--ntasks-per-node=1 server.sbatch\n")
+        # This cluster has one node.
+        folder, server, _ = self.submit(
+            "several", parts, server="sbatch --ntasks=3 server.sbatch")
+        cluster = self.cluster
+        self.await_checkpoints(folder, 2)
+        shard, = processes_with("--address_file=shard-1.listens", folder)
+        os.kill(shard, signal.SIGKILL)
+        log = folder / "server.log"
+        await_condition("the loss", lambda: "data shard 1: exit code 137" in
+                        log.read_text(errors="replace"))
+        written = log.read_text(errors="replace").count("is on disk")
+        self.await_checkpoints(folder, written + 2)
+        cluster.run(f"scontrol requeue {server}")
+        cluster.start_at_once(server)
+        await_condition("the second start", lambda: log.read_text(
+            errors="replace").count("shared among 3 shards") >= 3)
+        self.assertEqual(self.await_end(folder), plain)
+        for name in ("shard-1.log", "shard-2.log"):
+            self.assertTrue((folder / name).exists())
+        # No data shard is left.
+        self.assertEqual(processes_with("--data_shard", folder), [])
+
+    def test_servers_that_cannot_start_end_the_workers(self):
+        folder, _, _ = self.submit(
+            "unshared", "echo COHORT_LISTENS=1 >>run.env",
+            server="sbatch --ntasks=2 server.sbatch")
+        await_condition("the end of all jobs",
+                        lambda: not self.cluster.output("squeue", "-h"), 300)
+        self.assertIn("data shard 1: exit code 2",
+                      (folder / "server.log").read_text())
+        self.assertIn("COHORT_LISTENS", (folder / "shard-1.log").read_text())
+        for rank in range(2):
+            self.assertIn("the server has failed",
+                          (folder / f"worker-{rank}.log").read_text())
 
     @unittest.skipUnless(find_spec("torch"), "no torch")
     def test_a_python_script_takes_the_place_of_the_program(self):

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import unittest
 
@@ -95,6 +96,29 @@ class ShardsTest(unittest.TestCase):
                         f"a checkpoint of step {at}")
                     cohort.kill_and_restart(shard)
                 self.assertEqual(cohort.complete(self), one)
+
+    def test_all_may_be_stopped_at_once(self):
+        """As engines do: the last checkpoint needs the parts of all shards."""
+        one = self.digest_of(1)
+        with Shards(3) as cohort:
+            cohort.start()
+            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
+                              "a checkpoint of step 4")
+            # The server last, which is the hardest case.
+            for shard, process in cohort.data_shards.items():
+                process.send_signal(signal.SIGTERM)
+                cohort.wait_until(
+                    lambda shard=shard: "stopping once shard 0 has" in
+                    cohort.log(f"shard{shard}"), "a data shard to stop")
+            cohort.server.send_signal(signal.SIGTERM)
+            for process in (cohort.server, *cohort.data_shards.values()):
+                self.assertEqual(process.wait(60), 0, cohort.log())
+            stopped = re.search(r"stopped at step (\d+)", cohort.log())
+            self.assertEqual(cohort.newest_checkpoint(), int(stopped[1]))
+            for shard in cohort.data_shards:
+                cohort.start_data_shard(shard)
+            cohort.start_server("--resume")
+            self.assertEqual(cohort.complete(self), one)
 
     def test_a_run_continues_with_another_number_of_shards(self):
         one = self.digest_of(1)
