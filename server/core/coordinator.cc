@@ -255,7 +255,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
                           IsUnderWay(ledger_, *worker, key));
   if (!under_way) {
     // Its push may have been paused before it was dropped.
-    flow_.Forget(worker->rank);
+    flow_.Forget(worker->rank, FlowControl::SourceOf(message));
     if (message.ticket != 0) {
       NoteTaken({.rank = sender.rank,
                  .incarnation = sender.incarnation,

@@ -20,6 +20,7 @@
 #include "common/wire/framed_message.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
+#include "server/core/model/model_snapshot.h"
 #include "server/rpc/caller.h"
 #include "server/rpc/data_streams.h"
 #include "server/rpc/exchange_messages.h"

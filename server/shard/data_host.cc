@@ -25,10 +25,13 @@ absl::Status NotConnected() {
 DataHost::DataHost(Options options, const Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
-      streams_(StreamRegistry::LimitsOf(1)),
-      pool_({.name = "fold",
-             .threads = options_.fold_threads,
-             .queue_max = kPoolQueueMax}) {}
+      streams_(StreamRegistry::LimitsOf(1)) {
+  if (options_.fold != nullptr) return;
+  pool_ = std::make_unique<ThreadPool>(
+      ThreadPoolOptions{.name = "fold",
+                        .threads = options_.fold_threads,
+                        .queue_max = kPoolQueueMax});
+}
 
 DataHost::~DataHost() { Stop(); }
 
@@ -72,14 +75,15 @@ absl::Status DataHost::Attach(const ShardAttachment& attachment,
           ", whose shard 0 is connected; use another data shard for run ",
           attachment.run_id));
     }
-    if (same_run && attachment.generation <= attachment_.generation) {
+    // The same one comes again if the connection was lost before it knew that
+    // it was attached.
+    if (same_run && attachment.generation < attachment_.generation) {
       return absl::AbortedError(absl::StrCat(
           "got generation ", attachment.generation, " of run ",
-          attachment.run_id, ", want above ", attachment_.generation,
+          attachment.run_id, ", want at least ", attachment_.generation,
           ": a later start of shard 0 has taken over"));
     }
-    ResetLocked(absl::AbortedError("a later start of shard 0 has taken over"),
-                actions);
+    ResetLocked(absl::AbortedError("shard 0 has attached again"), actions);
     link_ = link;
     attachment_ = attachment;
     streams_.SetLimits(StreamRegistry::LimitsOf(attachment.workers));
@@ -393,29 +397,44 @@ void DataHost::StartFold(FoldJob job) {
     ++folds_running_;
     epoch = epoch_;
   }
-  const absl::Status accepted =
-      pool_.Submit([this, epoch, job = std::move(job)]() mutable {
+  OnFolded done = [this, epoch](FoldResult result) {
+    Folded(epoch, std::move(result));
+  };
+  if (options_.fold != nullptr) {
+    options_.fold(std::move(job), std::move(done));
+  } else {
+    RunOnPool(std::move(job), std::move(done));
+  }
+}
+
+void DataHost::RunOnPool(FoldJob job, OnFolded done) {
+  const absl::Status accepted = pool_->Submit(
+      [this, job = std::move(job), done = std::move(done)]() mutable {
         FoldResult result = AllOrExit("fold", [&] {
           return RunFold(job, kernels::CpuBackend(), buffers_);
         });
         // Frees the gradients' memory before more are sent.
         job = FoldJob();
-        Actions actions;
-        {
-          MutexLock lock(mu_);
-          if (epoch == epoch_ && node_.has_value()) {
-            const FoldReport report =
-                node_->FoldDone(std::move(result), actions.folds);
-            actions.calls.push_back(
-                [link = link_, report] { link->SendFold(report); });
-          }
-        }
-        Do(std::move(actions));
-        MutexLock lock(mu_);
-        --folds_running_;
-        folds_done_.NotifyAll();
+        done(std::move(result));
       });
   COHORT_CHECK(accepted.ok(), accepted.message());
+}
+
+void DataHost::Folded(int64_t epoch, FoldResult result) {
+  Actions actions;
+  {
+    MutexLock lock(mu_);
+    if (epoch == epoch_ && node_.has_value()) {
+      const FoldReport report =
+          node_->FoldDone(std::move(result), actions.folds);
+      actions.calls.push_back(
+          [link = link_, report] { link->SendFold(report); });
+    }
+  }
+  Do(std::move(actions));
+  MutexLock lock(mu_);
+  --folds_running_;
+  folds_done_.NotifyAll();
 }
 
 }  // namespace cohort

@@ -21,6 +21,7 @@
 #include "common/thread_pool.h"
 #include "server/core/data/shard_messages.h"
 #include "server/core/data/shard_node.h"
+#include "server/core/optimizer/fold_job.h"
 #include "server/core/requests.h"
 #include "server/shard/byte_meter.h"
 #include "server/shard/stream_registry.h"
@@ -60,9 +61,14 @@ class DataHost {
  public:
   static constexpr int kStagedMax = 8;
   using OnRead = absl::AnyInvocable<void(absl::StatusOr<SharedSnapshot>)>;
+  using OnFolded = absl::AnyInvocable<void(FoldResult)>;
 
   struct Options {
+    // Threads of its own for folds, unless there is `fold`.
     int32_t fold_threads = 2;
+    // Runs a fold and passes on the result later, on any thread. Every fold
+    // must end, because Stop waits for it. For tests that decide when.
+    std::function<void(FoldJob, OnFolded)> fold;
     // Called when shard 0 says that the run is over, and with what happened for
     // the log. On any thread.
     std::function<void()> on_end;
@@ -142,6 +148,9 @@ class DataHost {
 
   void Do(Actions actions) ABSL_LOCKS_EXCLUDED(mu_);
   void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
+  void RunOnPool(FoldJob job, OnFolded done);
+  // `epoch`: when the fold began.
+  void Folded(int64_t epoch, FoldResult result) ABSL_LOCKS_EXCLUDED(mu_);
   // Discards everything that belongs to the present link.
   void ResetLocked(const absl::Status& why, Actions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -176,8 +185,8 @@ class DataHost {
   int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
   CondVar folds_done_;
 
-  // Last: its threads use everything above.
-  ThreadPool pool_;
+  // Last: its threads use everything above. Null with Options::fold.
+  std::unique_ptr<ThreadPool> pool_;
 };
 
 }  // namespace cohort

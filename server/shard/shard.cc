@@ -88,6 +88,7 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
       trace_(options.timeline == nullptr
                  ? nullptr
                  : std::make_unique<ShardTrace>(*options.timeline)),
+      commands_(shards()),
       data_(ShardPlace{.index = 0, .count = shards()}),
       core_(options.coordinator, restored),
       remote_(shards()),
@@ -105,7 +106,8 @@ Shard::~Shard() { Stop(); }
 
 void Shard::Start(const std::string& address) {
   if (restored_model_ != nullptr) {
-    InstallShards(restored_model_, restored_snapshot_, Policy().settings);
+    SendToShards(commands_.Install(restored_model_, restored_snapshot_,
+                                   Policy().settings));
     restored_model_ = nullptr;
     restored_snapshot_ = nullptr;
   }

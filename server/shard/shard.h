@@ -27,6 +27,7 @@
 #include "common/worker_report.h"
 #include "server/core/coordinator.h"
 #include "server/core/data/data_shard.h"
+#include "server/core/data/shard_commands.h"
 #include "server/core/effects.h"
 #include "server/metrics/run_figures.h"
 #include "server/shard/byte_meter.h"
@@ -240,12 +241,9 @@ class Shard {
   absl::Status CountRefusal(absl::Status status);
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
   // ---- data shards; see shard_remote.cc
-  void SendToShards(const ShardCommand& command);
-  // False, and nothing is sent, if this process owns the partition.
-  bool SendToOwner(int32_t partition, ShardCommand command);
-  void InstallShards(const SharedModel& model, const SharedSnapshot& snapshot,
-                     const SettingValues& settings);
-  std::vector<Version> HeldVersions() ABSL_LOCKS_EXCLUDED(mu_);
+  void SendToShards(std::vector<ShardCommands::Command> commands);
+  // What an effect means for them.
+  void TellShards(const Effect& effect) ABSL_LOCKS_EXCLUDED(mu_);
   // Passes waiting gradients of the rank to the core.
   void OfferRemote(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
   void FoldedRemotely(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
@@ -280,9 +278,8 @@ class Shard {
   // The version that the run continues from, until Start; with several shards.
   SharedModel restored_model_;
   SharedSnapshot restored_snapshot_;
-  // The data shards have a model. Used by Start, and then by the thread that
-  // carries out effects.
-  bool installed_ = false;
+  // Used by Start, and then by the thread that carries out effects.
+  ShardCommands commands_;
 
   // Gradients and their folds. Effects arrive in order, results of folds from
   // any thread. Code that holds this lock never waits for the coordinator's.

@@ -126,16 +126,6 @@ struct Shard::Dispatcher {
          &ReduceStream::SendAborted, std::as_const(aborted));
   }
   void operator()(effect::SendWeights& weights) const {
-    if (shard.SendToOwner(
-            weights.partition,
-            shard_command::SendWeights{.rank = weights.rank,
-                                       .incarnation = weights.incarnation,
-                                       .key = weights.key,
-                                       .partition = weights.partition,
-                                       .version = weights.version,
-                                       .takes_change = weights.takes_change})) {
-      return;
-    }
     const auto stream =
         shard.streams_.Exchange(weights.rank, weights.incarnation);
     if (stream == nullptr) return;
@@ -158,27 +148,15 @@ struct Shard::Dispatcher {
          &ExchangeStream::Resume, std::as_const(resume));
     if (shard.shards() > 1) shard.OfferRemote(resume.rank);
   }
-  void operator()(effect::GradientTaken& taken) const {
-    shard.SendToOwner(taken.partition,
-                      shard_command::Take{.rank = taken.rank,
-                                          .incarnation = taken.incarnation,
-                                          .push = taken.push,
-                                          .partition = taken.partition,
-                                          .ticket = taken.ticket,
-                                          .held = taken.held});
-  }
-  void operator()(effect::InstallModel& install) const {
-    shard.InstallShards(install.model, install.snapshot, install.settings);
-  }
+  // For the data shards only.
+  void operator()(effect::GradientTaken&) const {}
+  void operator()(effect::InstallModel&) const {}
   void operator()(effect::HoldGradient& hold) const {
-    // It is at another shard, which GradientTaken has told.
-    if (hold.gradient.ticket != 0) return;
     shard.FoldWith([&hold](DataShard& data) {
       return data.Hold(std::move(hold.gradient));
     });
   }
   void operator()(effect::DropGradients& drop) const {
-    shard.SendToShards(shard_command::Drop{.push = drop.push});
     // Declared before the lock, and so destroyed after it is released; the same
     // below.
     std::vector<HeldGradient> dropped;
@@ -186,31 +164,16 @@ struct Shard::Dispatcher {
     dropped = shard.data_.Drop(drop.push);
   }
   void operator()(effect::Prepare& prepare) const {
-    if (shard.shards() > 1) {
-      shard.SendToShards(
-          shard_command::Prepare{.plan = ShardPlanOf(prepare.plan)});
-    }
     shard.FoldWith([&prepare](DataShard& data) {
       return data.Prepare(std::move(prepare.plan));
     });
   }
   void operator()(effect::Commit& commit) const {
-    if (shard.shards() > 1) {
-      shard.SendToShards(
-          shard_command::Commit{.transaction = commit.transaction,
-                                .version = commit.version,
-                                .held = shard.HeldVersions()});
-    }
     std::optional<Transaction> over;
     MutexLock lock(shard.data_mu_);
     over = shard.data_.Commit(commit.transaction);
   }
   void operator()(effect::Abort& abort) const {
-    if (shard.shards() > 1) {
-      shard.SendToShards(shard_command::Abort{.transaction = abort.transaction,
-                                              .skipped = abort.skipped,
-                                              .held = shard.HeldVersions()});
-    }
     std::optional<Transaction> over;
     MutexLock lock(shard.data_mu_);
     over = shard.data_.Abort(abort.transaction);
@@ -232,10 +195,6 @@ struct Shard::Dispatcher {
     shard.listener_.OnCommitted(committed.record, committed.observation);
   }
   void operator()(effect::PolicyChanged& changed) const {
-    if (shard.installed_) {
-      shard.SendToShards(
-          shard_command::Adopt{.changed = changed.record.changed});
-    }
     if (changed.record.changed.contains("workers")) {
       shard.streams_.SetLimits(
           StreamRegistry::LimitsOf(shard.options().workers));
@@ -275,11 +234,12 @@ void Shard::DispatchAll() {
     // and dispatching_ set; so an exception ends the process.
     Dispatcher dispatcher{.shard = *this};
     for (Effect& effect : batch) {
-      AllOrExit(kEffectNames[effect.index()], [&dispatcher, &effect] {
+      AllOrExit(kEffectNames[effect.index()], [this, &dispatcher, &effect] {
         if (!std::holds_alternative<effect::ReduceResult>(effect)) {
           dispatcher.SendResults();
         }
-        std::visit(dispatcher, effect);
+        TellShards(effect);
+        if (!commands_.IsElsewhere(effect)) std::visit(dispatcher, effect);
       });
     }
     AllOrExit("reduce result", [&dispatcher] { dispatcher.SendResults(); });

@@ -1,51 +1,25 @@
 // The data shards in other processes.
 
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
-#include "server/shard/fault.h"
+#include "server/core/data/shard_commands.h"
 #include "server/shard/shard.h"
 
 namespace cohort {
 
-void Shard::SendToShards(const ShardCommand& command) {
-  for (DataLink* link : options_.data_shards) link->Send(command);
-}
-
-bool Shard::SendToOwner(int32_t partition, ShardCommand command) {
-  const int32_t owner = ShardPlace::OwnerOf(partition, shards());
-  if (owner == 0) return false;
-  options_.data_shards[static_cast<size_t>(owner) - 1]->Send(
-      std::move(command));
-  return true;
-}
-
-void Shard::InstallShards(const SharedModel& model,
-                          const SharedSnapshot& snapshot,
-                          const SettingValues& settings) {
-  for (int32_t i = 1; i < shards(); ++i) {
-    const ShardPlace place{.index = i, .count = shards()};
-    SharedSnapshot part = PartOf(snapshot, place);
-    if (part->slots.empty()) {
-      auto fitted = std::make_shared<ModelSnapshot>(*part);
-      fitted->slots.resize(part->weights.size());
-      part = std::move(fitted);
-    }
-    options_.data_shards[static_cast<size_t>(i) - 1]->Send(
-        shard_command::Install{.place = place,
-                               .model = model,
-                               .snapshot = std::move(part),
-                               .settings = settings});
+void Shard::SendToShards(std::vector<ShardCommands::Command> commands) {
+  for (ShardCommands::Command& to : commands) {
+    options_.data_shards[static_cast<size_t>(to.shard) - 1]->Send(
+        std::move(to.command));
   }
-  installed_ = true;
 }
 
-std::vector<Version> Shard::HeldVersions() {
-  MutexLock lock(mu_);
-  return core_.HeldVersions();
+void Shard::TellShards(const Effect& effect) {
+  SendToShards(commands_.Of(effect, [this] {
+    MutexLock lock(mu_);
+    return core_.HeldVersions();
+  }));
 }
 
 void Shard::RemoteArrived(int32_t shard, RemoteGradient gradient) {

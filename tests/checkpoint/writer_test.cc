@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/checkpoint/example_state.h"
@@ -36,6 +38,52 @@ TEST(CheckpointWriterTest, WritesAndTells) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ASSERT_TRUE(loaded->has_value());
   ExpectSameState((*loaded)->state, ExampleState(4));
+}
+
+// With several shards the state has only a part of the weights at first.
+TEST(CheckpointWriterTest, WaitsForWhatOtherProcessesHold) {
+  const TempDir dir;
+  const RunState whole = ExampleState(4);
+  RunState part = whole;
+  auto snapshot = std::make_shared<ModelSnapshot>(*whole.snapshot);
+  snapshot->weights.back() = nullptr;
+  part.snapshot = std::move(snapshot);
+  absl::Status told = absl::UnknownError("not told");
+  CheckpointWriter writer(RealFileSystem(), dir.path(), 3, ExampleIdentity(),
+                          nullptr, {}, [&](RunState state) {
+                            state.snapshot = whole.snapshot;
+                            return state;
+                          });
+  ASSERT_TRUE(
+      writer.Submit(part, [&](Version, const absl::Status& s) { told = s; })
+          .ok());
+  writer.WaitIdle();
+  EXPECT_EQ(told, absl::OkStatus());
+  std::vector<std::string> problems;
+  const auto loaded =
+      LoadNewestCheckpoint(RealFileSystem(), dir.path(), problems);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_TRUE(loaded->has_value());
+  ExpectSameState((*loaded)->state, whole);
+}
+
+TEST(CheckpointWriterTest, WritesNothingWithoutWhatOtherProcessesHold) {
+  const TempDir dir;
+  absl::Status told;
+  CheckpointWriter writer(
+      RealFileSystem(), dir.path(), 3, ExampleIdentity(), nullptr, {},
+      [](const RunState&) { return absl::AbortedError("a shard is gone"); });
+  ASSERT_TRUE(writer
+                  .Submit(ExampleState(4),
+                          [&](Version, const absl::Status& s) { told = s; })
+                  .ok());
+  writer.WaitIdle();
+  EXPECT_EQ(told, absl::UnavailableError("a shard is gone"));
+  const auto names = RealFileSystem().List(dir.path());
+  ASSERT_TRUE(names.ok()) << names.status();
+  EXPECT_THAT(*names, testing::IsEmpty());
+  // The next one may be whole.
+  EXPECT_TRUE(writer.Submit(ExampleState(5), Ignore).ok());
 }
 
 TEST(CheckpointWriterTest, RefusesASecondOneWhileBusy) {

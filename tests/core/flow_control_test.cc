@@ -19,6 +19,7 @@ using testing::SizeIs;
 
 constexpr Rank kRank{0};
 constexpr int64_t kLimit = 10;
+using Source = FlowControl::Source;
 
 class FlowControlTest : public ::testing::Test {
  protected:
@@ -32,7 +33,7 @@ class FlowControlTest : public ::testing::Test {
 };
 
 TEST_F(FlowControlTest, PausedRankIsResumedOnceAndStaysPausedUntilThen) {
-  flow_.Pause(kRank, 4, turn_.now);
+  flow_.Pause(kRank, Source::kOwnStream, 4, turn_.now);
   EXPECT_THAT(flow_.PausedRanks(), ElementsAre(kRank));
   flow_.Resume([](Rank, int64_t) { return false; }, turn_);
   EXPECT_THAT(out_, IsEmpty());
@@ -41,6 +42,17 @@ TEST_F(FlowControlTest, PausedRankIsResumedOnceAndStaysPausedUntilThen) {
   ASSERT_THAT(out_, SizeIs(1));
   EXPECT_TRUE(std::holds_alternative<effect::ResumeGradients>(out_[0]));
   EXPECT_FALSE(flow_.IsPaused(kRank));
+}
+
+// With several shards a rank sends on several streams at a time.
+TEST_F(FlowControlTest, MessageOfAnotherSourceThatIsTakenResumesNothing) {
+  flow_.Pause(kRank, Source::kOwnStream, 4, turn_.now);
+  flow_.Pause(kRank, Source::kDataShards, 4, turn_.now);
+  EXPECT_THAT(flow_.PausedRanks(), ElementsAre(kRank));
+  flow_.Forget(kRank, Source::kDataShards);
+  EXPECT_TRUE(flow_.IsPaused(kRank));
+  flow_.Resume([](Rank, int64_t) { return true; }, turn_);
+  EXPECT_THAT(out_, SizeIs(1));
 }
 
 TEST_F(FlowControlTest, ReleaseGivesTheRoomBackAndDropsTheGradients) {
@@ -57,7 +69,7 @@ TEST_F(FlowControlTest, ReleaseGivesTheRoomBackAndDropsTheGradients) {
 TEST_F(FlowControlTest, RankThatWasLetInAsksForRoomAnewAfterItsPushIsOver) {
   flow_.budget().Charge(kLimit);
   flow_.budget().Reserve(kRank, 8);
-  flow_.Pause(kRank, 4, turn_.now);
+  flow_.Pause(kRank, Source::kOwnStream, 4, turn_.now);
   flow_.LetInPaused();
   ASSERT_TRUE(flow_.IsLetIn(kRank));
   flow_.Charge(kRank, 4);

@@ -326,6 +326,7 @@ void CoreDriver::Gradient(const Sender& sender, const PushKey& key,
                           int32_t partition) {
   auto block = std::make_shared<sim::GradientBlock>();
   block->rank = sender.rank;
+  block->incarnation = sender.incarnation;
   block->key = key;
   const auto told = told_.find({sender.rank, key});
   if (told != told_.end()) {

@@ -83,6 +83,8 @@ class CoreDriver : private sim::CoreHost<CoreDriver> {
   void On(const effect::SendVerdict& e);
   template <typename Other>
   void On(const Other&) {}
+  // There are none.
+  void SendTo(int32_t /*shard*/, const ShardCommand& /*command*/) {}
   void Begin(const FoldJob& job) { folds_.push_back(job); }
   void Begin(const MomentsFold& job) { moments_.push_back(job); }
   void Begin(const StatisticsUpdate& job) { updates_.push_back(job); }

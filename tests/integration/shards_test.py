@@ -12,6 +12,10 @@ from processes import BIN, KILLS, Cohort, kill, run
 
 EPOCHS = 4
 
+# Shards that are killed in one run, one after the other. The programs refuse
+# variables that they do not know.
+KILLS_A_RUN = int(os.environ.pop("COHORT_SHARD_KILLS", "3"))
+
 
 class Shards(Cohort):
     """Shard 0 is the server of the cohort; the others have its machine too."""
@@ -85,11 +89,17 @@ class ShardsTest(unittest.TestCase):
                                  self.digest_of(1, *flags))
 
     def test_killed_shards_replay_to_the_same_bits(self):
-        one = self.digest_of(1)
+        # Long enough for all of them: each kill waits for another checkpoint.
+        epochs = f"--epochs={EPOCHS * max(1, KILLS_A_RUN // 3)}"
+        one = self.digest_of(1, epochs)
         for _ in range(KILLS):
-            with Shards(3) as cohort:
+            with Shards(3, epochs) as cohort:
                 cohort.start()
-                for shard in self.random.sample(range(3), 3):
+                # Each at least once, if there are that many.
+                victims = self.random.sample(range(3), min(3, KILLS_A_RUN))
+                victims += self.random.choices(
+                    range(3), k=KILLS_A_RUN - len(victims))
+                for shard in victims:
                     at = cohort.newest_checkpoint() + 4
                     cohort.wait_until(
                         lambda at=at: cohort.newest_checkpoint() >= at,

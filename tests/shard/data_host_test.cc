@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/float_buffer.h"
 #include "common/mutex.h"
+#include "kernels/backend.h"
 #include "server/core/settings.h"
 #include "tests/shard/shard_fakes.h"
 
@@ -54,6 +55,10 @@ class KeptReports final : public CoordinatorStream {
   std::optional<absl::Status> end() const {
     MutexLock lock(mu_);
     return end_;
+  }
+  size_t folds() const {
+    MutexLock lock(mu_);
+    return folds_.size();
   }
   FoldReport AwaitFold() {
     MutexLock lock(mu_);
@@ -128,7 +133,12 @@ class DataHostTest : public ::testing::Test {
   absl::StatusOr<Admission> Push(const std::shared_ptr<KeptAnswers>& from,
                                  const std::string& run = "run") {
     EXPECT_TRUE(host_.streams().Admit(from).ok());
-    return host_.Gradient(
+    return PushTo(host_, from, run);
+  }
+  static absl::StatusOr<Admission> PushTo(
+      DataHost& host, const std::shared_ptr<KeptAnswers>& from,
+      const std::string& run = "run") {
+    return host.Gradient(
         {.run_id = run, .rank = Rank(0), .incarnation = Incarnation(1)},
         {.sequence = Sequence(1)},
         {.partition = 1, .gradient = RopeOf(OneElement(4))}, from);
@@ -136,6 +146,12 @@ class DataHostTest : public ::testing::Test {
 
   static PushId PushOfRankZero() {
     return {.rank = Rank(0), .key = {.sequence = Sequence(1)}};
+  }
+  static shard_command::Prepare PlanOfRankZero() {
+    return {.plan = {.transaction = 1,
+                     .contributors = {PushOfRankZero()},
+                     .learning_rate = 1,
+                     .loss_weight = 1}};
   }
   static shard_command::Take TakeOf(const RemoteGradient& gradient) {
     return {.rank = Rank(0),
@@ -157,14 +173,7 @@ TEST_F(DataHostTest, AGradientIsTakenFoldedCommittedAndSentBack) {
   ASSERT_EQ(link->gradients().size(), 1u);
   EXPECT_EQ(link->gradients()[0].message.size_bytes(), 4);
   ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
-  ASSERT_TRUE(host_
-                  .Handle(link.get(),
-                          shard_command::Prepare{
-                              .plan = {.transaction = 1,
-                                       .contributors = {PushOfRankZero()},
-                                       .learning_rate = 1,
-                                       .loss_weight = 1}})
-                  .ok());
+  ASSERT_TRUE(host_.Handle(link.get(), PlanOfRankZero()).ok());
   EXPECT_TRUE(link->AwaitFold().prepared.has_value());
   ASSERT_TRUE(
       host_
@@ -233,13 +242,53 @@ TEST_F(DataHostTest, AHigherGenerationTakesOverAndWhatWasHeldIsGone) {
   EXPECT_FALSE(host_.Handle(link.get(), TakeOf(gradient)).ok());
 }
 
+// Transactions are numbered anew, so its number says nothing.
+TEST_F(DataHostTest, AFoldOfAnOldGenerationComesToNothing) {
+  std::vector<std::pair<FoldJob, DataHost::OnFolded>> folds;
+  DataHost host({.fold =
+                     [&folds](FoldJob job, DataHost::OnFolded done) {
+                       folds.emplace_back(std::move(job), std::move(done));
+                     }},
+                clock_);
+  std::shared_ptr<KeptReports> link;
+  for (int64_t generation : {1, 2}) {
+    link = std::make_shared<KeptReports>();
+    ASSERT_TRUE(host.Attach(Attachment("run", generation), link).ok());
+    ASSERT_TRUE(host.Handle(link.get(), Model(0)).ok());
+    const auto worker = std::make_shared<KeptAnswers>();
+    ASSERT_TRUE(host.streams().Admit(worker).ok());
+    ASSERT_TRUE(PushTo(host, worker).ok());
+    ASSERT_TRUE(host.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
+    ASSERT_TRUE(host.Handle(link.get(), PlanOfRankZero()).ok());
+  }
+  ASSERT_EQ(folds.size(), 2u);
+  FloatBufferPool pool;
+  for (auto& [job, done] : folds) {
+    EXPECT_EQ(link->folds(), 0u);
+    done(RunFold(job, kernels::ReferenceBackend(), pool));
+  }
+  EXPECT_EQ(link->folds(), 1u);
+}
+
 TEST_F(DataHostTest, AnOldGenerationIsRefusedEvenIfTheNewOneIsGone) {
   const auto link = Attached(2);
   host_.Detach(link.get());
   const absl::Status status =
       host_.Attach(Attachment("run", 1), std::make_shared<KeptReports>());
   EXPECT_TRUE(absl::IsAborted(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("want above 2"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("want at least 2"));
+}
+
+// The connection was lost before shard 0 knew that it was attached, and may
+// still look open here.
+TEST_F(DataHostTest, TheSameStartOfShardZeroMayAttachAgain) {
+  const auto lost = std::make_shared<KeptReports>();
+  ASSERT_TRUE(host_.Attach(Attachment("run", 1), lost).ok());
+  const auto link = std::make_shared<KeptReports>();
+  ASSERT_TRUE(host_.Attach(Attachment("run", 1), link).ok());
+  EXPECT_TRUE(lost->end().has_value());
+  EXPECT_TRUE(absl::IsAborted(host_.Handle(lost.get(), Model(0))));
+  EXPECT_TRUE(host_.Handle(link.get(), Model(0)).ok());
 }
 
 TEST_F(DataHostTest, AnotherRunIsRefusedOnlyWhileThisOneIsConnected) {

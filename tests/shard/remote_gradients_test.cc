@@ -26,9 +26,12 @@ using ::testing::SizeIs;
 // with one element each. The worker computes step 0.
 class RemoteGradientsTest : public ::testing::Test {
  protected:
-  RemoteGradientsTest() : core_(Options()) {
-    layout_ = {.parameters = {{.name = "a", .shape = {1}},
-                              {.name = "b", .shape = {1}}}};
+  RemoteGradientsTest()
+      : RemoteGradientsTest(Options(),
+                            {.parameters = {{.name = "a", .shape = {1}},
+                                            {.name = "b", .shape = {1}}}}) {}
+  RemoteGradientsTest(const CoordinatorOptions& options, ModelLayout layout)
+      : core_(options), layout_(std::move(layout)) {
     plan_.train_samples = 8;
     plan_.loss_reference = 1;
     Effects out;
@@ -40,8 +43,8 @@ class RemoteGradientsTest : public ::testing::Test {
                .incarnation = std::get<effect::Joined>(out[0]).incarnation};
     EXPECT_TRUE(core_.BeginRegister(sender_, layout_, plan_, Now(), out).ok());
     EXPECT_TRUE(core_
-                    .FinishRegister(sender_, layout_, plan_, {One(), One()}, {},
-                                    Now(), out)
+                    .FinishRegister(sender_, layout_, plan_, Values(options),
+                                    {}, Now(), out)
                     .ok());
     for (const Effect& e : out) {
       if (const auto* told = std::get_if<effect::Notify>(&e)) {
@@ -57,10 +60,18 @@ class RemoteGradientsTest : public ::testing::Test {
     return options;
   }
   static Instant Now() { return absl::Seconds(1); }
-  static SharedFloats One() {
-    auto buffer = std::make_shared<FloatBuffer>(1);
-    *buffer->data() = 1;
+  static SharedFloats Ones(int64_t count) {
+    auto buffer = std::make_shared<FloatBuffer>(count);
+    std::fill_n(buffer->data(), count, 1.0f);
     return buffer;
+  }
+  std::vector<SharedFloats> Values(const CoordinatorOptions& options) const {
+    std::vector<SharedFloats> values;
+    for (const Partition& partition :
+         MakePartitions(layout_, options.partition_bytes)) {
+      values.push_back(Ones(partition.elements));
+    }
+    return values;
   }
   PushKey Key() const {
     return {.sequence = assignment_.sequence, .attempt = assignment_.attempt};
@@ -128,6 +139,52 @@ TEST_F(RemoteGradientsTest, APartitionOfAnotherShardIsRefused) {
   ASSERT_THAT(refused_, SizeIs(1));
   EXPECT_EQ(refused_[0].ticket, 7);
   EXPECT_TRUE(absl::IsInvalidArgument(refused_[0].status));
+}
+
+// Partitions 0 and 2, of 8 and 4 bytes, are shard 0's, and partition 1, of 8
+// bytes, is the other shard's.
+class RoomForRemoteGradientsTest : public RemoteGradientsTest {
+ protected:
+  RoomForRemoteGradientsTest()
+      : RemoteGradientsTest(SmallOptions(),
+                            {.parameters = {{.name = "a", .shape = {2}},
+                                            {.name = "b", .shape = {3}}}}) {}
+
+  static CoordinatorOptions SmallOptions() {
+    CoordinatorOptions options = Options();
+    options.partition_bytes = 2 * sizeof(float);
+    options.inflight_bytes_max = 12;
+    return options;
+  }
+  absl::StatusOr<Admission> Own(int32_t partition, int64_t elements,
+                                Effects& out) {
+    GradientMessage message{.partition = partition,
+                            .gradient = RopeOf(Ones(elements))};
+    return core_.Gradient(sender_, Key(), message, Now(), out);
+  }
+};
+
+// It is resumed once there is room, whatever the worker's own stream does
+// meanwhile.
+TEST_F(RoomForRemoteGradientsTest, APausedGradientDoesNotForgetThatItWaits) {
+  Open();
+  Effects out;
+  ASSERT_EQ(*Own(0, 2, out), Admission::kTaken);
+  RemoteGradient remote = Gradient(1, 7);
+  remote.message.remote_bytes = 8;
+  remote_.Add(1, std::move(remote));
+  ASSERT_THAT(Offer(), IsEmpty());
+  ASSERT_EQ(*Own(2, 1, out), Admission::kTaken);
+  out.clear();
+  core_.Folded({.transaction = 1,
+                .partition = 0,
+                .gradient_bytes = 8,
+                .prepared = FoldResult{.transaction = 1, .weights = Ones(2)}},
+               Now(), out);
+  EXPECT_TRUE(std::any_of(out.begin(), out.end(), [](const Effect& e) {
+    return std::holds_alternative<effect::ResumeGradients>(e);
+  }));
+  EXPECT_THAT(Offer(), ElementsAre(7));
 }
 
 // What a killed server's workers send before they know is of no use to the

@@ -1,6 +1,7 @@
 #include "tests/sim/checker.h"
 
 #include <algorithm>
+#include <utility>
 #include <variant>
 
 #include "absl/strings/match.h"
@@ -17,7 +18,23 @@ std::string Text(const std::tuple<Rank, Sequence, Attempt>& key) {
                       std::get<2>(key).value());
 }
 
+size_t CountTrainable(const RunSpec& run) {
+  const std::vector<Partition> partitions =
+      MakePartitions(run.layout, run.coordinator.partition_bytes);
+  return static_cast<size_t>(
+      std::count_if(partitions.begin(), partitions.end(),
+                    [](const Partition& p) { return p.trainable; }));
+}
+
 }  // namespace
+
+Checker::Checker(const Scenario& scenario)
+    : scenario_(scenario),
+      run_(scenario.run),
+      trainable_(CountTrainable(scenario.run)),
+      settings_(SettingsOf(scenario.run.coordinator)) {
+  NotePolicy();
+}
 
 void Checker::Fail(const std::string& what) {
   if (!failure_.has_value()) failure_ = what;
@@ -103,7 +120,8 @@ void Checker::CheckRoom(const Coordinator& core) {
   const bool all_alike = std::none_of(
       scenario_.faults.begin(), scenario_.faults.end(),
       [](const Fault& fault) { return fault.kind == FaultKind::kMiscount; });
-  if (!scenario_.in_order || !all_alike) return;
+  // Those to different shards are not ordered.
+  if (!scenario_.in_order || !all_alike || IsShared()) return;
   const CoordinatorOptions& o = run_.coordinator;
   const int64_t limit =
       o.inflight_bytes_max + std::max(kRanksMax, o.workers) * o.partition_bytes;
@@ -125,7 +143,14 @@ void Checker::OnServerGone() {
   if (!checkpoint_.has_value()) asked_.reset();
   applied_ = 0;
   transaction_ = 0;
+  newest_fold_.clear();
   folds_.clear();
+  asked_checkpoints_.clear();
+  begun_checkpoint_.reset();
+  if (!concluded_ && ended_.has_value()) {
+    ended_before_ = true;
+    ended_.reset();
+  }
   answered_.clear();
   aborted_.clear();
 }
@@ -136,25 +161,39 @@ void Checker::On(const effect::RegisterAnswered& answered) {
   }
 }
 
-void Checker::OnFold(const FoldJob& fold) {
-  if (ended_.has_value()) Fail("a fold after the end of the run");
-  if (fold.transaction < transaction_) {
+void Checker::OnFold(const Folder& folder, const FoldJob& fold) {
+  // What a data shard does before it knows that shard 0 is gone comes to
+  // nothing.
+  if (folder.generation < server_incarnation_) return;
+  const bool remote = folder.shard > 0;
+  if (ended_.has_value() && !remote) Fail("a fold after the end of the run");
+  int64_t& newest = newest_fold_[folder.shard];
+  if (fold.transaction < newest) {
     Fail("a fold of an older transaction than the newest");
   }
-  if (fold.transaction > transaction_) folds_.clear();
-  transaction_ = fold.transaction;
+  newest = fold.transaction;
+  // A data shard may begin one that was given up.
+  if (fold.transaction < transaction_ && remote) return;
   std::vector<Contribution> contributions;
   for (const FoldContribution& c : fold.contributions) {
     const auto* block = static_cast<const GradientBlock*>(
         c.gradient.pieces().front().owner.get());
     if (block->rank != c.rank) Fail("a gradient under another rank's name");
+    if (block->incarnation < FirstIncarnation(folder.generation)) {
+      Fail(
+          absl::StrCat("a gradient of an earlier server process is folded, of "
+                       "incarnation ",
+                       block->incarnation.value()));
+    }
     contributions.push_back(
         {.key = {block->rank, block->key.sequence, block->key.attempt},
          .epoch = block->epoch,
          .range = block->range,
          .front_end_state = block->front_end_state});
   }
-  if (!folds_.emplace(fold.partition, std::move(contributions)).second) {
+  if (!folds_[fold.transaction]
+           .emplace(fold.partition, std::move(contributions))
+           .second) {
     Fail(absl::StrCat("partition ", fold.partition, " is folded twice"));
   }
 }
@@ -194,12 +233,20 @@ void Checker::On(const effect::Committed& committed) {
       record.staleness_versions > Number("max_staleness")) {
     Fail("a push that is too stale was applied");
   }
-  if (folds_.size() != 3) {
-    Fail(absl::StrCat("a commit of ", folds_.size(), " partitions, want 3"));
+  const Folds folds = std::exchange(folds_[transaction_], {});
+  folds_.erase(folds_.begin(), folds_.upper_bound(transaction_));
+  CheckFolds(record, folds);
+}
+
+// What the gradients themselves say of a commit.
+void Checker::CheckFolds(const CommitRecord& record, const Folds& folds) {
+  if (folds.size() != trainable_) {
+    Fail(absl::StrCat("a commit of ", folds.size(), " partitions, want ",
+                      trainable_));
     return;
   }
-  const std::vector<Contribution>& contributions = folds_.begin()->second;
-  for (const auto& [partition, others] : folds_) {
+  const std::vector<Contribution>& contributions = folds.begin()->second;
+  for (const auto& [partition, others] : folds) {
     if (others != contributions) {
       Fail(absl::StrCat("partition ", partition,
                         " is made of other pushes than partition 0"));
@@ -226,7 +273,6 @@ void Checker::On(const effect::Committed& committed) {
   if (samples != record.commit_samples) Fail("wrong count of samples");
   CheckStepSamples(record);
   NoteState(contributions.front());
-  folds_.clear();
 }
 
 // With a given number of samples every step has as many, but the last of an
@@ -390,13 +436,33 @@ void Checker::On(const effect::SendVerdict& sent) {
 void Checker::On(const effect::WriteCheckpoint& write) {
   if (ended_.has_value()) Fail("a checkpoint after the end of the run");
   CheckState("a checkpoint", *write.state.snapshot);
+  if (IsShared()) {
+    asked_checkpoints_.push_back(now_);
+    return;
+  }
   checkpoint_ = write.state;
   at_checkpoint_ = now_;
+}
+
+void Checker::OnCheckpointBegun(bool begun) {
+  if (begun) begun_checkpoint_ = asked_checkpoints_.front();
+  asked_checkpoints_.pop_front();
+}
+
+void Checker::OnCheckpointWritten(RunState state) {
+  checkpoint_ = std::move(state);
+  at_checkpoint_ = *std::exchange(begun_checkpoint_, std::nullopt);
+}
+
+void Checker::OnResults(SharedSnapshot snapshot) {
+  ended_->snapshot = std::move(snapshot);
+  concluded_ = true;
 }
 
 void Checker::On(const effect::RunEnded& ended) {
   if (ended_.has_value()) Fail("the run ends twice");
   ended_ = ended;
+  concluded_ = !IsShared();
   if (ended.outcome != RunOutcome::kFinished) {
     Fail(absl::StrCat("the run ended early: ", ended.reason));
     return;

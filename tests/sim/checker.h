@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <set>
@@ -22,17 +23,17 @@ namespace cohort::sim {
 // contributions went into a commit.
 class Checker {
  public:
-  explicit Checker(const Scenario& scenario)
-      : scenario_(scenario),
-        run_(scenario.run),
-        settings_(SettingsOf(scenario.run.coordinator)) {
-    NotePolicy();
-  }
+  explicit Checker(const Scenario& scenario);
 
   // Takes the effects of one event of the state machine.
   void OnEffects(const Effects& effects, const Coordinator& core);
-  // The data shard begins a fold.
-  void OnFold(const FoldJob& fold);
+  // Who folds: a shard, of the run's server process number `generation`.
+  struct Folder {
+    int32_t shard = 0;
+    int32_t generation = 0;
+  };
+  // A shard begins a fold.
+  void OnFold(const Folder& folder, const FoldJob& fold);
   // A worker reads this version.
   void OnRead(const ModelSnapshot& snapshot);
   // A worker was told by this server that its push counts, and takes its next
@@ -42,6 +43,13 @@ class Checker {
   // A worker holds the weights of `version`, and this state beside them.
   void OnHeld(Rank rank, Version version, const FrontEndState& state);
   void AfterEvent(const Coordinator& core);
+  // With several shards: the oldest of the checkpoints that the state machine
+  // has asked for is begun, or is left out because another one is under way.
+  void OnCheckpointBegun(bool begun);
+  // The one that was begun is complete.
+  void OnCheckpointWritten(RunState state);
+  // With several shards: the weights of all partitions at the end of the run.
+  void OnResults(SharedSnapshot snapshot);
   // The server is gone; the next one continues from the last checkpoint.
   void OnServerGone();
 
@@ -59,6 +67,10 @@ class Checker {
     return checkpoint_.has_value() ? &*checkpoint_ : nullptr;
   }
   const std::optional<effect::RunEnded>& ended() const { return ended_; }
+  // The run is over, and its results cannot be lost any more.
+  bool concluded() const { return concluded_; }
+  // The run was over before, but its results were lost with a data shard.
+  bool ended_before() const { return ended_before_; }
   int64_t commits() const { return commits_; }
   int64_t resizes() const { return resizes_; }
   // The rank whose initial values were requested last.
@@ -91,6 +103,7 @@ class Checker {
   };
 
   void On(const effect::RegisterAnswered& answered);
+  void On(const effect::Commit& commit) { transaction_ = commit.transaction; }
   void On(const effect::Committed& committed);
   void On(const effect::PolicyChanged& changed);
   void On(const effect::SendVerdict& sent);
@@ -124,8 +137,15 @@ class Checker {
   void CheckAllCovered();
   void CheckRoom(const Coordinator& core);
 
+  // Folds of all partitions that train, by partition.
+  using Folds = std::map<int32_t, std::vector<Contribution>>;
+
+  void CheckFolds(const CommitRecord& record, const Folds& folds);
+  bool IsShared() const { return run_.coordinator.shards > 1; }
+
   const Scenario& scenario_;
   const RunSpec& run_;
+  const size_t trainable_;
   // The settings in force.
   SettingValues settings_;
   // A policy that drops pushes was in force: not every sample is used.
@@ -143,11 +163,18 @@ class Checker {
   Lineage now_;
   Lineage at_checkpoint_;
   std::optional<RunState> checkpoint_;
+  // Checkpoints that were asked for and not begun yet; the one that was begun.
+  std::deque<Lineage> asked_checkpoints_;
+  std::optional<Lineage> begun_checkpoint_;
   std::optional<effect::RunEnded> ended_;
-  // The newest transaction and its folds by partition, which the next commit
-  // consists of.
+  bool concluded_ = false;
+  bool ended_before_ = false;
+  // By shard: the newest transaction of which it has begun a fold.
+  std::map<int32_t, int64_t> newest_fold_;
+  // By transaction, from the one that was committed last on.
+  std::map<int64_t, Folds> folds_;
+  // That of the last commit.
   int64_t transaction_ = 0;
-  std::map<int32_t, std::vector<Contribution>> folds_;
   // Pushes answered since the server's last start.
   std::set<Key> answered_;
   std::set<std::pair<Version, Attempt>> aborted_;

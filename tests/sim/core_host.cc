@@ -7,7 +7,7 @@ namespace cohort::sim {
 CoordinatorOptions OptionsOf(const RunSpec& run, int32_t incarnation,
                              const RunState* restored) {
   CoordinatorOptions options = run.coordinator;
-  options.first_incarnation = Incarnation(int64_t{1000} * incarnation);
+  options.first_incarnation = FirstIncarnation(incarnation);
   if (restored == nullptr) return options;
   for (const auto& [name, value] : restored->settings) {
     const absl::Status read = SetSetting(name, value, options);

@@ -12,6 +12,7 @@
 #include "kernels/backend.h"
 #include "server/core/coordinator.h"
 #include "server/core/data/data_shard.h"
+#include "server/core/data/shard_commands.h"
 #include "server/core/effects.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/scenario.h"
@@ -28,6 +29,7 @@ CoordinatorOptions OptionsOf(const RunSpec& run, int32_t incarnation,
 //
 //   On(e)       for every effect that this class does not carry out itself:
 //               those that reach clients
+//   SendTo(shard, command)  to a data shard of another process
 //   Begin(job)  for a FoldJob, MomentsFold or StatisticsUpdate. Some time later
 //               Self runs the job and passes the result to Done
 template <typename Self>
@@ -40,7 +42,15 @@ class CoreHost {
                  const RunState* restored) {
     core_ = std::make_unique<Coordinator>(OptionsOf(run, incarnation, restored),
                                           restored);
-    data_ = std::make_unique<DataShard>();
+    const int32_t shards = run.coordinator.shards;
+    data_ = std::make_unique<DataShard>(ShardPlace{.count = shards});
+    commands_ = std::make_unique<ShardCommands>(shards);
+    generation_ = incarnation;
+  }
+  void SendAll(std::vector<ShardCommands::Command> commands) {
+    for (ShardCommands::Command& to : commands) {
+      self().SendTo(to.shard, std::move(to.command));
+    }
   }
 
   // Calls the core with the list for its effects, hands these to the checker,
@@ -51,6 +61,9 @@ class CoreHost {
     const auto finish = [this, &out] {
       checker_.OnEffects(out, *core_);
       for (const Effect& effect : out) {
+        SendAll(
+            commands_->Of(effect, [this] { return core_->HeldVersions(); }));
+        if (commands_->IsElsewhere(effect)) continue;
         std::visit([this](const auto& e) { this->CarryOut(e); }, effect);
       }
     };
@@ -86,13 +99,14 @@ class CoreHost {
 
   Checker& checker_;
   std::unique_ptr<Coordinator> core_;
+  std::unique_ptr<ShardCommands> commands_;
 
  private:
   Self& self() { return static_cast<Self&>(*this); }
 
   void BeginAll(const std::vector<FoldJob>& folds) {
     for (const FoldJob& job : folds) {
-      checker_.OnFold(job);
+      checker_.OnFold({.generation = generation_}, job);
       self().Begin(job);
     }
   }
@@ -111,6 +125,7 @@ class CoreHost {
     self().On(e);
   }
 
+  int32_t generation_ = 0;
   std::unique_ptr<DataShard> data_;
   FloatBufferPool pool_;
 };

@@ -107,6 +107,16 @@ void Network::CloseFromWorker(const SharedConnection& connection) {
 void Network::Vanish(const SharedConnection& connection) {
   connection->given_up = true;
   for (Connection::Stream& stream : connection->streams) stream.cut = true;
+  for (DataStream& data : connection->data) data.stream.cut = true;
+}
+
+void Network::BreakData(int32_t shard, int64_t process) {
+  for (const SharedConnection& connection : connections_) {
+    DataStream& data = connection->data[static_cast<size_t>(shard) - 1];
+    if (data.process != process) continue;
+    data.stream.cut = true;
+    NotifyBroken(connection);
+  }
 }
 
 void Network::EndFromServer(const SharedConnection& connection,

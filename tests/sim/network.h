@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/permutation.h"
+#include "server/shard/streams.h"
 #include "tests/sim/scheduler.h"
 
 namespace cohort::sim {
@@ -20,6 +21,8 @@ class SimServer;
 class SimWorker;
 
 enum class StreamKind { kSession, kRegister, kExchange, kReduce };
+
+struct DataStream;
 
 // The streams of one connection from one process to one incarnation of the
 // server. Each stream delivers in order; different streams are not ordered.
@@ -44,8 +47,19 @@ struct Connection {
   // The server has noticed the session's end, or ended it itself.
   bool session_over = false;
   std::array<Stream, 4> streams;
+  // Those to the data shards from shard 1 on.
+  std::vector<DataStream> data;
 
   Stream& stream(StreamKind kind) { return streams[static_cast<size_t>(kind)]; }
+};
+
+// Gradients to one process of a data shard, and weights from it.
+struct DataStream {
+  Connection::Stream stream;
+  // 0 before the first message.
+  int64_t process = 0;
+  // The data shard's side; null before the first message has arrived.
+  std::shared_ptr<ExchangeStream> end;
 };
 
 using SharedConnection = std::shared_ptr<Connection>;
@@ -86,6 +100,13 @@ class Network {
   void Vanish(const SharedConnection& connection);
   void EndFromServer(const SharedConnection& connection, StreamKind kind);
 
+  // A process of a data shard is gone.
+  void BreakData(int32_t shard, int64_t process);
+  // The worker notices that a stream is over.
+  void NotifyBroken(const SharedConnection& connection);
+  // Runs an event in the worker, unless it has closed the connection.
+  void Deliver(const SharedConnection& connection, WorkerEvent event);
+
   // Runs an event that this server process waits for, after a delay.
   void AfterFold(int32_t incarnation, ServerEvent event);
 
@@ -93,9 +114,7 @@ class Network {
   SimServer* ServerOf(const Connection& connection) const {
     return connection.server_incarnation == incarnation_ ? server_ : nullptr;
   }
-  void NotifyBroken(const SharedConnection& connection);
   void SessionEnds(const SharedConnection& connection, absl::Duration delay);
-  void Deliver(const SharedConnection& connection, WorkerEvent event);
 
   Scheduler& scheduler_;
   SplitMix64& random_;

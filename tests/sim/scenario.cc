@@ -14,10 +14,10 @@
 namespace cohort::sim {
 namespace {
 
-constexpr std::array<const char*, 10> kFaultNames = {
+constexpr std::array<const char*, 12> kFaultNames = {
     "break session",  "break exchange", "break reduce", "kill",
     "vanish",         "freeze",         "hang",         "leave",
-    "restart server", "miscount"};
+    "restart server", "miscount",       "kill shard",   "break link"};
 constexpr std::array<const char*, 3> kStatesNames = {"", ", with states",
                                                      ", with some states"};
 // The faults that any run must survive without an effect on its result.
@@ -162,35 +162,9 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
   return values;
 }
 
-// A limit between one element and two models, or the original one.
-int64_t MakeLimit(const RunSpec& run, SplitMix64& random) {
-  CoordinatorOptions limited = run.coordinator;
-  if (random.Below(3) == 0) return limited.inflight_bytes_max;
-  const int64_t push = PushBytes(run.layout);
-  limited.inflight_bytes_max =
-      1 + static_cast<int64_t>(random.Below(static_cast<uint64_t>(2 * push)));
-  while (!CheckInflight(limited, run.layout).ok()) {
-    limited.inflight_bytes_max += push;
-  }
-  return limited.inflight_bytes_max;
-}
-
-absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {
-  switch (kind) {
-    case FaultKind::kBreakSession:
-      // Sometimes the server notices only after the lease has expired.
-      return random.Below(5) == 0 ? absl::Seconds(5)
-                                  : Between(random, absl::ZeroDuration(),
-                                            absl::Milliseconds(100));
-    case FaultKind::kFreeze:
-      return Between(random, absl::Milliseconds(50), absl::Seconds(3));
-    default:
-      return Between(random, absl::Milliseconds(1), absl::Seconds(2));
-  }
-}
-
 void AddExtras(const RunExtras& extras, RunSpec& spec) {
   spec.extras = extras;
+  Widen(extras, spec);
   CoordinatorOptions& o = spec.coordinator;
   // A version of each rank's push where pushes are applied one by one.
   const int64_t versions =
@@ -220,6 +194,32 @@ RunExtras MakeExtras(uint64_t seed) {
 }
 
 }  // namespace
+
+int64_t MakeLimit(const RunSpec& run, SplitMix64& random) {
+  CoordinatorOptions limited = run.coordinator;
+  if (random.Below(3) == 0) return limited.inflight_bytes_max;
+  const int64_t push = PushBytes(run.layout);
+  limited.inflight_bytes_max =
+      1 + static_cast<int64_t>(random.Below(static_cast<uint64_t>(2 * push)));
+  while (!CheckInflight(limited, run.layout).ok()) {
+    limited.inflight_bytes_max += push;
+  }
+  return limited.inflight_bytes_max;
+}
+
+absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {
+  switch (kind) {
+    case FaultKind::kBreakSession:
+      // Sometimes the server notices only after the lease has expired.
+      return random.Below(5) == 0 ? absl::Seconds(5)
+                                  : Between(random, absl::ZeroDuration(),
+                                            absl::Milliseconds(100));
+    case FaultKind::kFreeze:
+      return Between(random, absl::Milliseconds(50), absl::Seconds(3));
+    default:
+      return Between(random, absl::Milliseconds(1), absl::Seconds(2));
+  }
+}
 
 RunSpec MakeRunSpec(int32_t number, const RunExtras& extras) {
   int32_t rest = number;
@@ -423,6 +423,8 @@ std::string Describe(const Scenario& scenario) {
       " samples, checkpoint every ", o.checkpoint_every, ", delays to ",
       absl::FormatDuration(scenario.delay_max), ", duplicates ",
       scenario.duplicates, ", room for ", o.inflight_bytes_max, " bytes",
+      o.shards > 1 ? absl::StrCat(", ", o.shards, " shards") : "",
+      scenario.run.extras.masked ? ", masked" : "",
       scenario.in_order ? " in order" : "",
       scenario.run.extras.own_data ? ", own data" : "",
       o.max_steps > 0 ? absl::StrCat(", at most ", o.max_steps, " steps") : "",
@@ -430,7 +432,7 @@ std::string Describe(const Scenario& scenario) {
   for (const Fault& fault : scenario.faults) {
     absl::StrAppend(&text, "\n  ", absl::FormatDuration(fault.at), ": ",
                     kFaultNames[static_cast<size_t>(fault.kind)], " rank ",
-                    fault.rank.value(), " for ",
+                    fault.rank.value(), " shard ", fault.shard, " for ",
                     absl::FormatDuration(fault.lasts),
                     fault.replaced ? ", replaced" : "");
   }

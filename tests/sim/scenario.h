@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/permutation.h"
 #include "server/core/options.h"
 #include "server/core/settings.h"
 
@@ -30,6 +31,10 @@ struct RunExtras {
   FrontEndStates states = FrontEndStates::kNone;
   // The server keeps moving averages.
   bool averages = false;
+  // A model that four shards can share.
+  bool wide = false;
+  // Some elements are frozen.
+  bool masked = false;
 
   friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
 };
@@ -44,6 +49,11 @@ struct RunSpec {
   // By rank, including the ranks of a larger cohort.
   std::vector<int64_t> batch_sizes;
 };
+
+// The first that server process number `start` gives out.
+inline Incarnation FirstIncarnation(int32_t start) {
+  return Incarnation(int64_t{1000} * start);
+}
 
 // The largest size that a change gives a cohort.
 inline constexpr int32_t kRanksMax = 7;
@@ -75,15 +85,21 @@ enum class FaultKind {
   kRestartServer,
   // In its next step, the process makes other batch-norm calls than the others.
   kMiscount,
+  // A data shard is gone and comes back with nothing.
+  kKillShard,
+  // The connection between shard 0 and a data shard is lost.
+  kBreakLink,
 };
 
 struct Fault {
   FaultKind kind = FaultKind::kKill;
   absl::Duration at;
-  // The affected worker, unless the fault hits the server.
+  // The affected worker, unless the fault hits a server.
   Rank rank;
+  // The data shard that is affected, or that a worker's broken stream goes to.
+  int32_t shard = 0;
   // Time until the replacement, the thaw, or the server's return; for a broken
-  // session, until the server notices.
+  // session or link, until the server or data shard notices.
   absl::Duration lasts;
   // A frozen process is replaced meanwhile.
   bool replaced = false;
@@ -122,9 +138,20 @@ Scenario MakeScenario(uint64_t seed);
 Scenario MakeMiscount(uint64_t seed);
 // An elastic run of up to 64 ranks, with storms of losses and joins.
 Scenario MakeElastic(uint64_t seed);
+// The base scenario or an elastic one with two to four shards, which die, or
+// lose each other.
+Scenario MakeShards(uint64_t seed);
 // The run of `number` without any disturbance.
 Scenario MakeUndisturbed(int32_t number, const RunExtras& extras = {});
 
 std::string Describe(const Scenario& scenario);
+
+// ---- for the functions above
+// Adds to the model and its settings what `extras` says of them.
+void Widen(const RunExtras& extras, RunSpec& run);
+// A limit of bytes in flight between one element and two models, or the
+// original one.
+int64_t MakeLimit(const RunSpec& run, SplitMix64& random);
+absl::Duration FaultLength(FaultKind kind, SplitMix64& random);
 
 }  // namespace cohort::sim

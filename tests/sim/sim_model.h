@@ -24,6 +24,7 @@ struct GradientBlock {
   // The same in bfloat16, if that is what is sent.
   std::vector<std::byte> halves;
   Rank rank;
+  Incarnation incarnation;
   PushKey key;
   int64_t epoch = 0;
   IndexRange range;

@@ -9,9 +9,18 @@
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
-SimServer::SimServer(World world, int32_t incarnation, const RunState* restored)
-    : CoreHost(world.checker), world_(world), incarnation_(incarnation) {
+
+SimServer::SimServer(World world, int32_t incarnation, const RunState* restored,
+                     Reactions reactions)
+    : CoreHost(world.checker),
+      world_(world),
+      incarnation_(incarnation),
+      reactions_(std::move(reactions)),
+      remote_(world.shards.shards()) {
   StartCore(world.scenario.run, incarnation, restored);
+  if (restored == nullptr) return;
+  restored_model_ = restored->model;
+  restored_snapshot_ = restored->snapshot;
 }
 
 bool SimServer::IsSurplus(const JoinRequest& request,
@@ -26,8 +35,12 @@ bool SimServer::IsSurplus(const JoinRequest& request,
 
 absl::StatusOr<SharedSnapshot> SimServer::Read(std::optional<Version> version) {
   absl::StatusOr<SharedSnapshot> snapshot = core_->Read(version);
-  if (snapshot.ok()) world_.checker.OnRead(**snapshot);
-  return snapshot;
+  if (!snapshot.ok()) return snapshot;
+  world_.checker.OnRead(**snapshot);
+  if (!IsShared()) return snapshot;
+  // A copy: that it is on its way to a worker must not keep the version alive
+  // at the data shards.
+  return std::make_shared<const ModelSnapshot>(**snapshot);
 }
 
 bool SimServer::HasSession(const Connection& connection) const {
@@ -166,6 +179,7 @@ void SimServer::Open(const SharedConnection& connection, const Sender& sender,
     Accept(core_->Open(sender, key, opening, world_.scheduler.now(), out),
            connection, StreamKind::kExchange, sender);
   });
+  if (IsShared()) Offer(sender.rank);
 }
 
 void SimServer::Gradient(const SharedConnection& connection,
@@ -347,6 +361,11 @@ void SimServer::On(const effect::SendVerdict& e) {
 }
 
 void SimServer::On(const effect::ResumeGradients& e) {
+  if (IsShared()) {
+    world_.shards.OnServer(
+        world_.network.Delay(),
+        [rank = e.rank](SimServer& server) { server.Offer(rank); });
+  }
   const SharedConnection to = Find(exchanges_, e.rank, e.incarnation);
   if (to == nullptr) return;
   world_.network.AfterFold(incarnation_,

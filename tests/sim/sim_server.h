@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <vector>
@@ -11,10 +12,13 @@
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "server/core/coordinator.h"
+#include "server/core/data/shard_messages.h"
+#include "server/shard/remote_gradients.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/core_host.h"
 #include "tests/sim/network.h"
 #include "tests/sim/scheduler.h"
+#include "tests/sim/shard_network.h"
 
 namespace cohort::sim {
 
@@ -23,6 +27,7 @@ struct World {
   Scheduler& scheduler;
   SplitMix64& random;
   Network& network;
+  ShardNetwork& shards;
   Checker& checker;
   const Scenario& scenario;
 };
@@ -31,9 +36,20 @@ struct World {
 // network.
 class SimServer : private CoreHost<SimServer> {
  public:
-  SimServer(World world, int32_t incarnation, const RunState* restored);
+  struct Reactions {
+    // It lets workers in.
+    std::function<void()> on_started;
+    // A data shard is lost, and with it the rest of this process's life.
+    std::function<void()> on_shard_lost;
+  };
+
+  SimServer(World world, int32_t incarnation, const RunState* restored,
+            Reactions reactions);
+  // Attaches the data shards, if there are any, and then starts.
+  void Start();
 
   Coordinator& core() { return *core_; }
+  bool started() const { return started_; }
   int32_t incarnation() const { return incarnation_; }
   // True if it has joined and the server has not noticed an end.
   bool HasSession(const Connection& connection) const;
@@ -65,6 +81,12 @@ class SimServer : private CoreHost<SimServer> {
 
   void Tick();
 
+  // ---- data shards
+  void OnAttached(const SharedLink& link);
+  void OnLinkEnd(const SharedLink& link);
+  void RemoteArrived(int32_t shard, RemoteGradient gradient);
+  void RemoteFolded(FoldReport report);
+
  private:
   friend CoreHost<SimServer>;
   using Message = absl::AnyInvocable<void(SimServer&)>;
@@ -88,6 +110,8 @@ class SimServer : private CoreHost<SimServer> {
   void On(const effect::SendWeights& e);
   void On(const effect::SendVerdict& e);
   void On(const effect::ResumeGradients& e);
+  void On(const effect::WriteCheckpoint& e);
+  void On(const effect::RunEnded& e);
   template <typename Other>
   void On(const Other&) {}
   // The pool takes a while for each job.
@@ -110,8 +134,33 @@ class SimServer : private CoreHost<SimServer> {
   void Resume(const SharedConnection& connection);
   void EndData(Places& places, StreamKind kind, Rank rank, Incarnation below);
 
+  // ---- data shards; see sim_server_shards.cc
+  using OnWhole = std::function<void(SimServer&, ShardNetwork::MaybeSnapshot)>;
+
+  bool IsShared() const { return world_.shards.shards() > 1; }
+  void AttachNext();
+  void Begin();
+  void SendTo(int32_t shard, const ShardCommand& command);
+  // Passes gradients that wait for the rank's opening, or for room, to the
+  // core.
+  void Offer(Rank rank);
+  // Adds the partitions of the data shards from `shard` on. `keep` keeps the
+  // version alive until then.
+  void Complete(std::shared_ptr<ModelSnapshot> whole, int32_t shard,
+                SharedSnapshot keep, OnWhole done);
+
   World world_;
   const int32_t incarnation_;
+  const Reactions reactions_;
+  // By shard, from 1 on. Until it has started, the last one is not attached.
+  std::vector<SharedLink> links_;
+  RemoteGradients remote_;
+  // What the data shards begin with. Null: a worker's model.
+  SharedModel restored_model_;
+  SharedSnapshot restored_snapshot_;
+  bool started_ = false;
+  bool shard_lost_ = false;
+  bool writes_checkpoint_ = false;
   std::map<SessionId, SharedConnection> sessions_;
   Places registers_;
   Places exchanges_;

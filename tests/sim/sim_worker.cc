@@ -9,11 +9,6 @@
 #include "common/permutation.h"
 
 namespace cohort::sim {
-namespace {
-
-using MaybeSnapshot = absl::StatusOr<SharedSnapshot>;
-
-}  // namespace
 
 void SimWorker::Do(Scheduler::Event event) {
   if (dead_) return;
@@ -34,7 +29,7 @@ void SimWorker::After(absl::Duration delay, Scheduler::Event event) {
 }
 
 void SimWorker::Kill() {
-  if (connection_ != nullptr) world_.network.CloseFromWorker(connection_);
+  if (connection_ != nullptr) Close();
   dead_ = true;
   step_.reset();
 }
@@ -70,8 +65,14 @@ void SimWorker::Hang() {
   hung_ = true;
 }
 
+void SimWorker::Close() {
+  world_.network.CloseFromWorker(connection_);
+  world_.shards.CloseFromWorker(connection_);
+}
+
 void SimWorker::Connect() {
   connection_ = world_.network.Connect(*this);
+  connection_->data.resize(static_cast<size_t>(world_.shards.shards()) - 1);
   JoinRequest request{
       .rank = rank_,
       .incarnation = incarnation_,
@@ -89,7 +90,7 @@ void SimWorker::Connect() {
 
 void SimWorker::OnBroken() {
   if (connection_ == nullptr || finished_) return;
-  world_.network.CloseFromWorker(connection_);
+  Close();
   NoteUnanswered();
   if (unanswered_.has_value()) unanswered_->repeated = false;
   connection_ = nullptr;
@@ -228,6 +229,7 @@ void SimWorker::Proceed() {
     case AssignmentKind::kFinished:
       finished_ = true;
       if (!world_.checker.ended().has_value() &&
+          !world_.checker.ended_before() &&
           !absl::StrContains(work_->reason, "the run continues with")) {
         world_.checker.Fail(absl::StrCat("rank ", rank_.value(),
                                          " is sent home: ", work_->reason));
@@ -258,112 +260,6 @@ void SimWorker::OnStepAborted(Version step, Attempt attempt) {
   if (step > step_->assignment.version) NoteUnanswered();
   Abandon();
   Proceed();
-}
-
-void SimWorker::ReadPinned(const Assignment& assignment, WithSnapshot then) {
-  world_.network.Call<MaybeSnapshot>(
-      connection_,
-      [version = assignment.version](SimServer& server) {
-        return server.Read(version);
-      },
-      [then = std::move(then)](SimWorker& worker, MaybeSnapshot snapshot) {
-        if (!snapshot.ok()) {
-          worker.Abandon();
-          return worker.Proceed();
-        }
-        worker.After(worker.world_.network.Delay(),
-                     [&worker, then, snapshot = *std::move(snapshot)] {
-                       then(worker, *snapshot);
-                     });
-      });
-}
-
-void SimWorker::Evaluate(const Assignment& assignment) {
-  ReadPinned(assignment, [assignment](SimWorker& worker, const auto&) {
-    worker.Report(assignment);
-  });
-}
-
-void SimWorker::Report(const Assignment& assignment) {
-  using Answer = absl::StatusOr<Assignment>;
-  const int64_t samples = assignment.range.size();
-  const EvaluationSums sums{.samples = samples,
-                            .loss_sum = 0.5 * static_cast<double>(samples),
-                            .loss_weight = static_cast<double>(samples),
-                            .correct = samples,
-                            .labels = samples};
-  world_.network.Call<Answer>(
-      connection_,
-      [sender = Identity(), sequence = assignment.sequence, sums](
-          SimServer& server) { return server.Report(sender, sequence, sums); },
-      [](SimWorker& worker, Answer next) {
-        if (!next.ok()) return worker.OnBroken();
-        worker.Abandon();
-        worker.OnAssignment(*next);
-      });
-}
-
-void SimWorker::Collect(const Assignment& assignment) {
-  ReadPinned(assignment, [assignment](SimWorker& worker, const auto& snapshot) {
-    worker.ReportMoments(assignment, snapshot.weights);
-  });
-}
-
-void SimWorker::ReportMoments(const Assignment& assignment,
-                              const std::vector<SharedFloats>& weights) {
-  using Answer = absl::StatusOr<Assignment>;
-  const StepInput input{.spec = &world_.scenario.run,
-                        .epoch = assignment.data_epoch,
-                        .range = assignment.range,
-                        .weights = weights};
-  std::vector<Moments> forward;
-  std::vector<CallMoments> calls;
-  for (const BatchNormCall& call : CallsOf(layout())) {
-    forward.push_back(ForwardMoments(input, forward.size(), forward));
-    calls.push_back(
-        {.layer = call.layer, .call = call.call, .moments = forward.back()});
-  }
-  world_.network.Call<Answer>(
-      connection_,
-      [sender = Identity(), sequence = assignment.sequence,
-       calls](SimServer& server) {
-        return server.ReportMoments(sender, sequence, calls);
-      },
-      [](SimWorker& worker, Answer next) {
-        if (!next.ok()) return worker.OnBroken();
-        worker.Abandon();
-        worker.OnAssignment(*next);
-      });
-}
-
-void SimWorker::Train(const Assignment& assignment) {
-  if (!weights_.empty() && version_ == assignment.version) {
-    return Compute(assignment);
-  }
-  // Under async the assignment may be older than the newest weights.
-  const bool sync = !assignment.members.empty();
-  Pull(assignment,
-       sync ? std::optional<Version>(assignment.version) : std::nullopt);
-}
-
-void SimWorker::Pull(const Assignment& assignment,
-                     std::optional<Version> version) {
-  world_.network.Call<MaybeSnapshot>(
-      connection_,
-      [version](SimServer& server) { return server.Read(version); },
-      [assignment, task = task_](SimWorker& worker, MaybeSnapshot snapshot) {
-        if (task != worker.task_) return;
-        if (!snapshot.ok() || worker.StepEnded(assignment)) {
-          worker.Abandon();
-          return worker.Proceed();
-        }
-        worker.version_ = (*snapshot)->version;
-        worker.weights_ = (*snapshot)->weights;
-        worker.state_ = Decode((*snapshot)->front_end_state.get());
-        worker.world_.checker.OnHeld(worker.rank_, worker.version_,
-                                     worker.state_);
-        worker.Compute(assignment);
-      });
 }
 
 void SimWorker::Compute(const Assignment& assignment) {

@@ -17,6 +17,7 @@
 #include "server/core/effects.h"
 #include "tests/sim/network.h"
 #include "tests/sim/scheduler.h"
+#include "tests/sim/shard_network.h"
 #include "tests/sim/sim_model.h"
 #include "tests/sim/sim_server.h"
 
@@ -131,6 +132,7 @@ class SimWorker {
 
   void After(absl::Duration delay, Scheduler::Event event);
   void Connect();
+  void Close();
   void Beat();
   void Register();
   void OnRegistered();
@@ -155,6 +157,15 @@ class SimWorker {
   void SettleBatch(const PushVerdict& verdict);
   void GiveUpBatch();
 
+  // ---- reading
+  using MaybeSnapshot = ShardNetwork::MaybeSnapshot;
+  using OnRead = std::function<void(SimWorker&, MaybeSnapshot)>;
+  struct Gathered;
+
+  // Reads a version, or the newest, from all shards.
+  void Read(std::optional<Version> version, OnRead done, int tries = 1);
+  void Gather(Gathered& gathered, const MaybeSnapshot& part);
+
   // Uses a snapshot that was read.
   using WithSnapshot = std::function<void(SimWorker&, const ModelSnapshot&)>;
 
@@ -175,6 +186,9 @@ class SimWorker {
   // Sends gradients whose batch-norm call is done; `all` of them or some.
   void SendGradients(bool all);
   void SendGradient(int32_t partition);
+  // To the shard that owns the partition.
+  void Send(const SharedConnection& connection, const Sender& sender,
+            const PushKey& key, const GradientMessage& message);
   void CheckChange(const effect::SendWeights& weights);
   bool MeetsOthers() const {
     return step_->assignment.global_normalization &&

@@ -9,6 +9,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/bfloat16.h"
+#include "server/core/data/shard_place.h"
+#include "tests/sim/sim_data_shard.h"
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
@@ -78,6 +80,7 @@ void SimWorker::SendGradient(int32_t partition) {
   block->values =
       Gradient(step.input, partition, step.forward[call], *step.backward[call]);
   block->rank = rank_;
+  block->incarnation = incarnation_;
   block->key = step.key;
   block->epoch = step.input.epoch;
   block->range = step.input.range;
@@ -104,9 +107,20 @@ void SimWorker::SendGradient(int32_t partition) {
   message.gradient = CutSomewhere(block, world_.random);
   message.sampled_checksum = message.gradient.SampledChecksum();
   step_->sent.push_back(message);
-  world_.network.ToServer(connection_, StreamKind::kExchange,
-                          [connection = connection_, sender = Identity(),
-                           key = step.key, message](SimServer& server) {
+  Send(connection_, Identity(), step.key, message);
+}
+
+void SimWorker::Send(const SharedConnection& connection, const Sender& sender,
+                     const PushKey& key, const GradientMessage& message) {
+  const int32_t owner =
+      ShardPlace::OwnerOf(message.partition, world_.shards.shards());
+  if (owner > 0) {
+    return world_.shards.ToShard(connection, owner, [=](SimDataShard& shard) {
+      shard.Gradient(connection, sender, key, message);
+    });
+  }
+  world_.network.ToServer(connection, StreamKind::kExchange,
+                          [=](SimServer& server) {
                             server.Gradient(connection, sender, key, message);
                           });
 }
@@ -170,10 +184,7 @@ void SimWorker::RepeatPush() {
                            server.Open(connection, sender, key, opening);
                          });
         for (const GradientMessage& message : sent) {
-          network.ToServer(connection, StreamKind::kExchange,
-                           [=](SimServer& server) {
-                             server.Gradient(connection, sender, key, message);
-                           });
+          Send(connection, sender, key, message);
         }
         network.ToServer(connection, StreamKind::kExchange,
                          [=](SimServer& server) {

@@ -9,6 +9,7 @@
 namespace cohort::sim {
 namespace {
 
+// With one shard.
 constexpr int64_t kEventsMax = 100000;
 constexpr absl::Duration kTimeMax = absl::Minutes(10);
 constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
@@ -78,11 +79,17 @@ Simulation::Simulation(const Scenario& scenario)
     : scenario_(scenario),
       random_(MixSeed(scenario.seed, 2)),
       network_(scheduler_, random_, scenario.delay_max),
+      shard_network_(scheduler_, random_, network_,
+                     scenario.run.coordinator.shards),
       checker_(scenario_),
       newest_(static_cast<size_t>(
           std::max(kRanksMax, scenario.run.coordinator.workers))) {}
 
 Outcome Simulation::Run() {
+  for (int32_t i = 1; i < shard_network_.shards(); ++i) {
+    data_shards_.emplace_back();
+    StartShard(i);
+  }
   StartServer();
   for (int32_t i = 0; i < scenario_.run.coordinator.workers; ++i) {
     const absl::Duration at = scenario_.starts_at.empty()
@@ -96,15 +103,16 @@ Outcome Simulation::Run() {
   }
   for (const ChangeAt& change : scenario_.changes) {
     scheduler_.After(change.at, [this, &change] {
-      if (server_ == nullptr || checker_.ended().has_value()) return;
+      if (!IsServing() || checker_.ended().has_value()) return;
       server_->Change(change.values);
     });
   }
   const Instant begin = scheduler_.now();
-  while (!checker_.failure().has_value() && !checker_.ended().has_value()) {
+  while (!checker_.failure().has_value() && !checker_.concluded()) {
     if (!scheduler_.RunNext()) checker_.Fail("nothing happens any more");
     if (server_ != nullptr) checker_.AfterEvent(server_->core());
-    if (++outcome_.events > kEventsMax || scheduler_.now() - begin > kTimeMax) {
+    if (++outcome_.events > kEventsMax * shard_network_.shards() ||
+        scheduler_.now() - begin > kTimeMax) {
       checker_.Fail(absl::StrCat(
           "the run does not end: somebody waits for ever", StateText()));
     }
@@ -145,15 +153,47 @@ std::string Simulation::StateText() const {
 }
 
 void Simulation::StartServer() {
-  server_ = std::make_unique<SimServer>(MakeWorld(), ++incarnation_,
-                                        checker_.checkpoint());
-  network_.SetServer(server_.get(), incarnation_);
+  server_ = std::make_unique<SimServer>(
+      MakeWorld(), ++incarnation_, checker_.checkpoint(),
+      SimServer::Reactions{
+          .on_started =
+              [this] { network_.SetServer(server_.get(), incarnation_); },
+          .on_shard_lost = [this] { OnShardLost(); }});
+  shard_network_.SetServer(server_.get(), incarnation_);
+  server_->Start();
+}
+
+void Simulation::OnShardLost() {
+  scheduler_.After(network_.Delay(), [this, incarnation = incarnation_] {
+    if (server_ == nullptr || incarnation_ != incarnation) return;
+    ++outcome_.shards_lost;
+    StopServer();
+    if (checker_.ended_before()) ++outcome_.results_lost;
+    scheduler_.After(network_.Delay(), [this] { StartServer(); });
+  });
+}
+
+void Simulation::StartShard(int32_t index) {
+  auto& shard = data_shards_[static_cast<size_t>(index) - 1];
+  shard =
+      std::make_unique<SimDataShard>(MakeWorld(), index, ++shard_processes_);
+  shard_network_.SetShard(index, shard.get());
+}
+
+void Simulation::KillShard(const Fault& fault) {
+  auto& shard = data_shards_[static_cast<size_t>(fault.shard) - 1];
+  if (shard == nullptr) return;
+  shard_network_.SetShard(fault.shard, nullptr);
+  shard.reset();
+  scheduler_.After(fault.lasts,
+                   [this, index = fault.shard] { StartShard(index); });
 }
 
 void Simulation::StopServer() {
   Count();
   ++outcome_.restarts;
   network_.SetServer(nullptr, incarnation_);
+  shard_network_.SetServer(nullptr, incarnation_);
   server_.reset();
   checker_.OnServerGone();
 }
@@ -182,16 +222,17 @@ void Simulation::StartWorker(Rank rank) {
 
 void Simulation::Tick() {
   scheduler_.After(kTickInterval, [this] {
-    if (server_ != nullptr) server_->Tick();
+    if (IsServing()) server_->Tick();
     StartMissing();
     Tick();
   });
 }
 
 void Simulation::StartMissing() {
-  // The first workers start by themselves, and lost workers are replaced.
-  if (server_ == nullptr || scenario_.changes.empty() ||
-      checker_.ended().has_value()) {
+  // The first workers start by themselves, and lost workers are replaced. Those
+  // that were told of an end whose results are lost are needed once more.
+  if (server_ == nullptr || checker_.ended().has_value() ||
+      (scenario_.changes.empty() && !checker_.ended_before())) {
     return;
   }
   const int32_t workers =
@@ -204,7 +245,11 @@ void Simulation::StartMissing() {
 }
 
 void Simulation::Inflict(const Fault& fault) {
-  if (checker_.ended().has_value()) return;
+  if (checker_.concluded()) return;
+  if (fault.kind == FaultKind::kKillShard) return KillShard(fault);
+  if (fault.kind == FaultKind::kBreakLink) {
+    return shard_network_.Break(fault.shard, fault.lasts);
+  }
   if (fault.kind == FaultKind::kRestartServer) {
     if (server_ == nullptr) return;
     StopServer();
@@ -225,6 +270,9 @@ void Simulation::InflictOn(SimWorker& worker, const Fault& fault) {
       return network_.Break(connection, StreamKind::kSession, fault.lasts);
     case FaultKind::kBreakExchange:
       if (connection == nullptr) return;
+      if (fault.shard > 0) {
+        return shard_network_.Break(connection, fault.shard);
+      }
       return network_.Break(connection, StreamKind::kExchange, fault.lasts);
     case FaultKind::kBreakReduce:
       if (connection == nullptr) return;
@@ -245,6 +293,8 @@ void Simulation::InflictOn(SimWorker& worker, const Fault& fault) {
     case FaultKind::kFreeze:
       return Freeze(worker, fault);
     case FaultKind::kRestartServer:
+    case FaultKind::kKillShard:
+    case FaultKind::kBreakLink:
       return;
   }
 }

@@ -12,6 +12,8 @@
 #include "tests/sim/network.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/scheduler.h"
+#include "tests/sim/shard_network.h"
+#include "tests/sim/sim_data_shard.h"
 #include "tests/sim/sim_server.h"
 #include "tests/sim/sim_worker.h"
 
@@ -31,6 +33,10 @@ struct Outcome {
   int64_t duplicates = 0;
   int64_t replay_mismatches = 0;
   int64_t restarts = 0;
+  // Of them: because a data shard was lost, and of them: after the end of the
+  // run.
+  int64_t shards_lost = 0;
+  int64_t results_lost = 0;
   int64_t dropped = 0;
   int64_t policy_changes = 0;
   // Workers whose batch-norm calls differed from those of the others.
@@ -57,10 +63,16 @@ class Simulation {
 
  private:
   World MakeWorld() {
-    return {scheduler_, random_, network_, checker_, scenario_};
+    return {scheduler_, random_, network_, shard_network_, checker_, scenario_};
   }
   void StartServer();
   void StopServer();
+  bool IsServing() const { return server_ != nullptr && server_->started(); }
+  // The process of shard 0 ends a while after it has lost a data shard, and is
+  // started again.
+  void OnShardLost();
+  void StartShard(int32_t index);
+  void KillShard(const Fault& fault);
   void StartWorker(Rank rank);
   void Tick();
   // Starts a worker for each rank that has none, as an operator would.
@@ -79,9 +91,13 @@ class Simulation {
   Scheduler scheduler_;
   SplitMix64 random_;
   Network network_;
+  ShardNetwork shard_network_;
   Checker checker_;
   int32_t incarnation_ = 0;
   std::unique_ptr<SimServer> server_;
+  int64_t shard_processes_ = 0;
+  // From shard 1 on; null: it is gone.
+  std::vector<std::unique_ptr<SimDataShard>> data_shards_;
   // All processes so far; the last of a rank is the current one.
   std::vector<std::unique_ptr<SimWorker>> processes_;
   std::vector<SimWorker*> newest_;

@@ -24,6 +24,7 @@ namespace {
 constexpr uint64_t kBaseSeeds = 10000;
 constexpr uint64_t kMiscountSeeds = 1000;
 constexpr uint64_t kElasticSeeds = 1000;
+constexpr uint64_t kShardsSeeds = 1000;
 
 uint64_t SeedCount(uint64_t usual) {
   const char* wanted = std::getenv("COHORT_SIM_SEEDS");
@@ -234,6 +235,40 @@ TEST(SimulationTest, ElasticCohortsLoseAndDoubleNothing) {
   EXPECT_GT(resizes, static_cast<int64_t>(seeds / 20));
 }
 
+// The weights are those of one server, whichever shard is lost and when.
+TEST(SimulationTest, SeveralShardsMakeTheWeightsOfOneServer) {
+  References references;
+  Outcome outcome;
+  Outcome sum;
+  int64_t identical = 0;
+  const uint64_t seeds = SeedCount(kShardsSeeds);
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    const Scenario scenario = MakeShards(seed);
+    ASSERT_EQ(RunScenario(scenario, references, outcome), "")
+        << "replay: cohort_sim_test --shards=" << seed;
+    identical += MustBeIdentical(scenario, outcome);
+    sum.commits += outcome.commits;
+    sum.shards_lost += outcome.shards_lost;
+    sum.results_lost += outcome.results_lost;
+    sum.restarts += outcome.restarts;
+    sum.policy_changes += outcome.policy_changes;
+  }
+  std::printf(
+      "%lld of %lld runs had to have the weights of one server; %lld commits, "
+      "%lld losses of a data shard, %lld of them after the end, %lld restarts "
+      "of shard 0, %lld policy changes\n",
+      static_cast<long long>(identical), static_cast<long long>(seeds),
+      static_cast<long long>(sum.commits),
+      static_cast<long long>(sum.shards_lost),
+      static_cast<long long>(sum.results_lost),
+      static_cast<long long>(sum.restarts),
+      static_cast<long long>(sum.policy_changes));
+  EXPECT_GT(identical, static_cast<int64_t>(seeds / 3));
+  EXPECT_GT(sum.shards_lost, static_cast<int64_t>(seeds / 2));
+  EXPECT_GT(sum.results_lost, static_cast<int64_t>(seeds / 500));
+  EXPECT_GT(sum.restarts - sum.shards_lost, static_cast<int64_t>(seeds / 4));
+}
+
 // Runs one seed and prints the outcome. Returns the exit status.
 int Replay(const Scenario& scenario) {
   References references;
@@ -250,7 +285,7 @@ int Replay(const Scenario& scenario) {
 
 // With --seed=N, replays one seed of the ten thousand instead of testing; with
 // --miscount=N, one of a worker that miscounts; with --elastic=N, an elastic
-// one.
+// one; with --shards=N, one of several shards.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
@@ -267,6 +302,10 @@ int main(int argc, char** argv) {
     if (absl::ConsumePrefix(&text, "--elastic=") &&
         absl::SimpleAtoi(text, &seed)) {
       return cohort::sim::Replay(cohort::sim::MakeElastic(seed));
+    }
+    if (absl::ConsumePrefix(&text, "--shards=") &&
+        absl::SimpleAtoi(text, &seed)) {
+      return cohort::sim::Replay(cohort::sim::MakeShards(seed));
     }
   }
   return RUN_ALL_TESTS();

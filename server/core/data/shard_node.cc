@@ -219,16 +219,4 @@ absl::StatusOr<ShardWeights> ShardNode::WeightsOf(
                                             ": not here"));
 }
 
-std::vector<SharedFloats> WeightsToRead(const ModelSnapshot& snapshot,
-                                        bool averages) {
-  std::vector<SharedFloats> weights = snapshot.weights;
-  for (size_t p = 0; averages && p < weights.size(); ++p) {
-    // The average of frozen weights is the weights.
-    if (snapshot.slots[p].average != nullptr) {
-      weights[p] = snapshot.slots[p].average;
-    }
-  }
-  return weights;
-}
-
 }  // namespace cohort

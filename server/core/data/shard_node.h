@@ -92,8 +92,4 @@ class ShardNode {
   DataShard data_;
 };
 
-// The weights of `snapshot`, or of their moving averages.
-std::vector<SharedFloats> WeightsToRead(const ModelSnapshot& snapshot,
-                                        bool averages);
-
 }  // namespace cohort

@@ -17,18 +17,25 @@ SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras) {
   return next;
 }
 
+std::vector<SharedFloats> WeightsToRead(const ModelSnapshot& snapshot,
+                                        bool averages) {
+  std::vector<SharedFloats> weights = snapshot.weights;
+  for (size_t p = 0; averages && p < weights.size(); ++p) {
+    // The average of frozen weights is the weights.
+    if (snapshot.slots[p].average != nullptr) {
+      weights[p] = snapshot.slots[p].average;
+    }
+  }
+  return weights;
+}
+
 SharedSnapshot AverageOf(const ModelSnapshot& snapshot) {
   const StatisticsSet* set =
       FindSet(*snapshot.statistics, StatisticsKind::kAverage);
   if (set == nullptr) return nullptr;
   auto average = std::make_shared<ModelSnapshot>();
   average->version = snapshot.version;
-  average->weights = snapshot.weights;
-  for (size_t p = 0; p < average->weights.size(); ++p) {
-    // The average of frozen weights is the weights.
-    if (snapshot.slots[p].average == nullptr) continue;
-    average->weights[p] = snapshot.slots[p].average;
-  }
+  average->weights = WeightsToRead(snapshot, /*averages=*/true);
   average->slots.resize(average->weights.size());
   average->statistics =
       std::make_shared<const StatisticsSets>(StatisticsSets{*set});

@@ -53,6 +53,10 @@ struct VersionExtras {
 // The version after `base` with its weights unchanged.
 SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras);
 
+// The weights of `snapshot`, or of their moving averages.
+std::vector<SharedFloats> WeightsToRead(const ModelSnapshot& snapshot,
+                                        bool averages);
+
 // The moving averages at a version, as a version of their own without slots;
 // null if none are kept.
 SharedSnapshot AverageOf(const ModelSnapshot& snapshot);

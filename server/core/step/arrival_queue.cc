@@ -42,13 +42,14 @@ absl::StatusOr<Admission> ArrivalQueue::Gradient(Worker& worker,
                                                  Turn& turn) {
   Push& push = PushOf(worker);
   COHORT_RETURN_IF_ERROR(CheckOpened(push, message));
+  const FlowControl::Source source = FlowControl::SourceOf(message);
   // A partition that has come before takes no room.
   if (!push.Has(message.partition)) {
     if (!parts_.flow.budget().HasReserved(worker.rank)) {
-      parts_.flow.Pause(worker.rank, message.size_bytes(), turn.now);
+      parts_.flow.Pause(worker.rank, source, message.size_bytes(), turn.now);
       return Admission::kPaused;
     }
-    parts_.flow.Forget(worker.rank);
+    parts_.flow.Forget(worker.rank, source);
   }
   const Push::Arrival arrival =
       push.Add(message.partition, message.size_bytes(),

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -12,6 +13,7 @@
 #include "server/core/gradient_budget.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/push.h"
+#include "server/core/requests.h"
 #include "server/core/turn.h"
 
 namespace cohort {
@@ -37,10 +39,19 @@ class FlowControl {
   // Ascending.
   std::vector<Rank> PausedRanks() const;
 
-  // There is no room for a message of `rank`; its stream waits for Resume.
-  void Pause(Rank rank, int64_t bytes, Instant now);
-  // Its message was taken, or its stream has ended.
-  void Forget(Rank rank) { paused_.erase(rank); }
+  // Where a rank's gradients come from. Each waits for itself: one that is let
+  // in says nothing of the other.
+  enum class Source { kOwnStream, kDataShards };
+  static Source SourceOf(const GradientMessage& message) {
+    return message.ticket == 0 ? Source::kOwnStream : Source::kDataShards;
+  }
+
+  // There is no room for a message of `rank`; its source waits for Resume.
+  void Pause(Rank rank, Source source, int64_t bytes, Instant now);
+  // The message that waited there was taken.
+  void Forget(Rank rank, Source source) { paused_.erase({rank, source}); }
+  // The rank's streams have ended.
+  void Forget(Rank rank);
   // Streams go on for whose message there is room now.
   void Resume(MayTake may_take, Turn& turn);
   void ResumeAll(Turn& turn);
@@ -62,13 +73,14 @@ class FlowControl {
   struct Paused {
     int64_t bytes = 0;
     Instant since;
-    // Its stream was told to go on, and has not spoken yet.
+    // Its source was told to go on, and has not spoken yet.
     bool resumed = false;
   };
+  using Key = std::pair<Rank, Source>;
 
   RankTable& ranks_;
   GradientBudget budget_;
-  std::map<Rank, Paused> paused_;
+  std::map<Key, Paused> paused_;
   std::set<Rank> let_in_;
 };
 

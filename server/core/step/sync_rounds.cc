@@ -201,14 +201,15 @@ absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
   const Push& push = round_->pushes[worker.rank];
   COHORT_RETURN_IF_ERROR(CheckOpened(push, message));
   const int32_t partition = message.partition;
+  const FlowControl::Source source = FlowControl::SourceOf(message);
   // A partition that has come before takes no room.
   if (!push.Has(partition)) {
     const int64_t bytes = message.size_bytes();
     if (!MayTake(worker.rank, bytes)) {
-      parts_.flow.Pause(worker.rank, bytes, turn.now);
+      parts_.flow.Pause(worker.rank, source, bytes, turn.now);
       return Admission::kPaused;
     }
-    parts_.flow.Forget(worker.rank);
+    parts_.flow.Forget(worker.rank, source);
     parts_.flow.Charge(worker.rank, bytes);
   }
   const Push::Arrival arrival = round_->pushes.Take(worker.rank, message);

@@ -1,0 +1,101 @@
+// Scenarios with several shards.
+
+#include <algorithm>
+#include <array>
+
+#include "common/permutation.h"
+#include "tests/sim/scenario.h"
+
+namespace cohort::sim {
+namespace {
+
+// Settings that each shard has to follow at the same version.
+SettingValues MakeSharedChange(SplitMix64& random) {
+  switch (random.Below(4)) {
+    case 0:
+      return {{"freeze", random.Below(2) == 0 ? "none" : "head[1:3];tail"}};
+    case 1:
+      return {{"optimizer", "nesterov"}, {"momentum", "0.5"}};
+    case 2:
+      return {{"wire", random.Below(2) == 0 ? "bf16" : "float32"}};
+    default:
+      return {{"weight_decay", "0.02"}, {"learning_rate", "0.03"}};
+  }
+}
+
+Fault MakeShardFault(int32_t shards, SplitMix64& random) {
+  constexpr std::array kKinds = {FaultKind::kKillShard, FaultKind::kBreakLink,
+                                 FaultKind::kRestartServer};
+  Fault fault{.kind = kKinds[static_cast<size_t>(random.Below(kKinds.size()))]};
+  fault.shard =
+      1 + static_cast<int32_t>(random.Below(static_cast<uint64_t>(shards - 1)));
+  fault.lasts = FaultLength(fault.kind, random);
+  // Some are back before anything else has noticed.
+  if (random.Below(3) == 0) fault.lasts = fault.lasts / 200;
+  return fault;
+}
+
+// Whatever happens, it must end with the weights of one server.
+bool IsExact(const Scenario& scenario) {
+  const CoordinatorOptions& o = scenario.run.coordinator;
+  return o.policy.aggregation == AggregationKind::kSync &&
+         o.policy.pushes_min == 0 && o.on_worker_loss == OnWorkerLoss::kWait &&
+         !scenario.run.extras.own_data;
+}
+
+// Half of all are exact, a tenth are elastic.
+Scenario MakeBase(SplitMix64& random) {
+  const uint64_t kind = random.Below(10);
+  if (kind == 0) return MakeElastic(random.Next());
+  Scenario scenario = MakeScenario(random.Next());
+  if (kind < 5) return scenario;
+  while (!IsExact(scenario)) scenario = MakeScenario(random.Next());
+  scenario.changes.clear();
+  return scenario;
+}
+
+}  // namespace
+
+void Widen(const RunExtras& extras, RunSpec& run) {
+  if (extras.wide) {
+    run.layout.parameters.push_back({.name = "tail", .shape = {9}});
+  }
+  if (extras.masked) {
+    run.coordinator.optimizer.freeze = {"conv.bias", "head[-2:]"};
+  }
+}
+
+Scenario MakeShards(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 6));
+  Scenario scenario = MakeBase(random);
+  scenario.seed = seed;
+  RunSpec& run = scenario.run;
+  CoordinatorOptions& o = run.coordinator;
+  o.shards = 2 + static_cast<int32_t>(random.Below(3));
+  run.extras.wide = true;
+  run.extras.masked = random.Below(3) == 0;
+  Widen(run.extras, run);
+  // The limit of the base scenario may be too low for the larger model.
+  o.inflight_bytes_max = CoordinatorOptions().inflight_bytes_max;
+  o.inflight_bytes_max = MakeLimit(run, random);
+  for (Fault& fault : scenario.faults) {
+    if (fault.kind != FaultKind::kBreakExchange) continue;
+    fault.shard =
+        static_cast<int32_t>(random.Below(static_cast<uint64_t>(o.shards)));
+  }
+  const absl::Duration span =
+      scenario.delay_max * 20 * static_cast<double>(5 * o.epochs);
+  const uint64_t count = random.Below(5);
+  for (uint64_t i = 0; i < count; ++i) {
+    Fault fault = MakeShardFault(o.shards, random);
+    fault.at = span * random.Uniform();
+    scenario.faults.push_back(fault);
+  }
+  if (!scenario.changes.empty()) {
+    scenario.changes.push_back(
+        {.at = span * random.Uniform(), .values = MakeSharedChange(random)});
+  }
+  return scenario;
+}
+
+}  // namespace cohort::sim

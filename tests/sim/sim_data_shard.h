@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
+#include "common/push.h"
+#include "server/core/data/shard_messages.h"
+#include "server/shard/data_host.h"
+#include "tests/sim/shard_network.h"
+#include "tests/sim/sim_server.h"
+
+namespace cohort::sim {
+
+// One process of a data shard: the product's DataHost between simulated
+// streams, with folds that take a while.
+class SimDataShard {
+ public:
+  SimDataShard(World world, int32_t index, int64_t process);
+  // The process is killed.
+  ~SimDataShard();
+  SimDataShard(const SimDataShard&) = delete;
+  SimDataShard& operator=(const SimDataShard&) = delete;
+
+  int32_t index() const { return index_; }
+  int64_t process() const { return process_; }
+
+  // ---- shard 0
+  void Attach(const SharedLink& link);
+  void Command(const SharedLink& link, ShardCommand command);
+  void OnLinkEnd(const SharedLink& link);
+  void Fetch(int32_t generation, Version version, DataHost::OnRead done);
+
+  // ---- workers
+  void Gradient(const SharedConnection& connection, const Sender& sender,
+                const PushKey& key, const GradientMessage& message);
+  void OnWorkerClosed(const SharedConnection& connection);
+  void Read(Version version, DataHost::OnRead done);
+
+ private:
+  class SimClock;
+  class LinkEnd;
+  class WorkerStream;
+
+  // Calls the host, and then ends the streams that it has ended, in the order
+  // of their opening: the host's depends on addresses.
+  template <typename Call>
+  auto Handle(Call call);
+  void EndStreams();
+  void Resume(WorkerStream& stream);
+  void StartFold(FoldJob job, DataHost::OnFolded done);
+  void EndFold(int64_t number);
+  // A version is gone that shard 0 still reads.
+  void CheckRead(Version version, const absl::Status& status);
+
+  World world_;
+  const int32_t index_;
+  const int64_t process_;
+  bool dead_ = false;
+  // Of the link that was attached last.
+  int32_t generation_ = 0;
+  SharedLink link_;
+  int64_t next_stream_ = 1;
+  // Those to be ended, by number.
+  std::map<int64_t, std::shared_ptr<WorkerStream>> ending_;
+
+  struct Fold {
+    FoldResult result;
+    DataHost::OnFolded done;
+  };
+  int64_t next_fold_ = 1;
+  std::map<int64_t, Fold> folds_;
+  FloatBufferPool pool_;
+  const std::unique_ptr<SimClock> clock_;
+  DataHost host_;
+};
+
+}  // namespace cohort::sim
