@@ -282,6 +282,40 @@ void AddBatchNorm(const RunFigures& f, Page& page) {
       .Value(counts.dropped, {{"action", "dropped"}});
 }
 
+// Series of shards exist only where there are several.
+void AddShards(const RunFigures& f, Page& page) {
+  const auto each = [&f, &page](auto value) {
+    for (const ShardFigures& shard : f.shards) {
+      page.Value(value(shard), {{"shard", std::to_string(shard.shard)}});
+    }
+  };
+  page.Gauge("cohort_shards", "Server processes that share the model.")
+      .Value(std::max<size_t>(1, f.shards.size()));
+  page.Gauge("cohort_shard_connected",
+             "1 while the shard is connected to shard 0, 0 while it is not.");
+  each([](const ShardFigures& s) { return s.connected ? 1 : 0; });
+  page.Counter("cohort_shard_losses_total",
+               "Times that the connection to the shard was lost.");
+  each([](const ShardFigures& s) { return s.losses; });
+  page.Gauge("cohort_shard_generation",
+             "Generation of the run that the shard belongs to.");
+  each([](const ShardFigures& s) { return s.generation; });
+  page.Gauge("cohort_shard_partitions", "Partitions that the shard owns.");
+  each([](const ShardFigures& s) { return s.partitions; });
+  page.Gauge("cohort_shard_weights_bytes", "Weights that the shard owns.");
+  each([](const ShardFigures& s) { return s.weights_bytes; });
+  page.Gauge("cohort_shard_prepare_seconds",
+             "Time from the plan of the newest commit to the shard's last "
+             "fold.");
+  each([](const ShardFigures& s) { return s.prepare_seconds; });
+  page.Counter("cohort_shard_prepare_seconds_total",
+               "Sum of these times over all commits.");
+  each([](const ShardFigures& s) { return s.prepare_seconds_total; });
+  page.Counter("cohort_shard_holdup_seconds_total",
+               "Time in which commits waited for this shard only.");
+  each([](const ShardFigures& s) { return s.holdup_seconds_total; });
+}
+
 }  // namespace
 
 std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures) {
@@ -292,6 +326,7 @@ std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures) {
   AddWorkers(figures, page);
   AddPushes(figures, page);
   AddServer(figures, page);
+  AddShards(figures, page);
   AddCheckpoints(figures, page);
   AddBatchNorm(figures, page);
   return page.Take();

@@ -186,6 +186,9 @@ struct Shard::Dispatcher {
     dropped = shard.data_.Drop(drop.push);
   }
   void operator()(effect::Prepare& prepare) const {
+    if (shard.options_.shard_stats != nullptr) {
+      shard.options_.shard_stats->Planned(prepare.plan.transaction);
+    }
     if (shard.shards() > 1) {
       shard.SendToShards(
           shard_command::Prepare{.plan = ShardPlanOf(prepare.plan)});
@@ -195,6 +198,7 @@ struct Shard::Dispatcher {
     });
   }
   void operator()(effect::Commit& commit) const {
+    shard.NoteCommit(commit);
     if (shard.shards() > 1) {
       shard.SendToShards(
           shard_command::Commit{.transaction = commit.transaction,

@@ -64,7 +64,39 @@ void Shard::RemoteFolded(int32_t shard, FoldReport report) {
       static_cast<size_t>(report.partition) < model->partitions.size() &&
       ShardPlace::OwnerOf(report.partition, shards()) == shard;
   if (!known) return;
+  NoteFold(shard, report);
   FoldedRemotely(std::move(report));
+}
+
+void Shard::NoteFold(int32_t shard, const FoldReport& report) {
+  if (options_.shard_stats == nullptr) return;
+  options_.shard_stats->Folded(shard, report.transaction);
+}
+
+void Shard::NoteCommit(const effect::Commit& commit) {
+  if (options_.shard_stats == nullptr) return;
+  const std::vector<ShardStats::Prepared> shards =
+      options_.shard_stats->Committed(commit.transaction);
+  if (trace_ == nullptr) return;
+  for (const ShardStats::Prepared& one : shards) {
+    trace_->Prepared(one, commit.version);
+  }
+}
+
+void Shard::DescribeWaiting(StatusView& view) const {
+  if (options_.shard_stats == nullptr || view.ended) return;
+  std::string waiting = options_.shard_stats->WaitingText();
+  if (waiting.empty()) return;
+  view.state = std::move(waiting);
+  view.phase = StatusView::Phase::kWaiting;
+  // Whatever workers do, it is not they who are waited for.
+  view.waited_for.clear();
+  view.waiting = absl::ZeroDuration();
+}
+
+std::vector<ShardFigures> Shard::shard_figures() const {
+  if (options_.shard_stats == nullptr) return {};
+  return options_.shard_stats->figures(model().get());
 }
 
 }  // namespace cohort
