@@ -26,6 +26,9 @@ DataHost::DataHost(Options options, const Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
       streams_(StreamRegistry::LimitsOf(1)),
+      trace_(options_.timeline == nullptr
+                 ? nullptr
+                 : std::make_unique<ShardTrace>(*options_.timeline)),
       pool_({.name = "fold",
              .threads = options_.fold_threads,
              .queue_max = kPoolQueueMax}) {}
@@ -82,9 +85,11 @@ absl::Status DataHost::Attach(const ShardAttachment& attachment,
                 actions);
     link_ = link;
     attachment_ = attachment;
+    ++connections_;
     streams_.SetLimits(StreamRegistry::LimitsOf(attachment.workers));
   }
   Do(std::move(actions));
+  if (options_.on_attach) options_.on_attach(attachment);
   return absl::OkStatus();
 }
 
@@ -205,6 +210,14 @@ struct DataHost::Handler {
     const std::shared_ptr<ExchangeStream> stream =
         host.streams_.Exchange(send.rank, send.incarnation);
     if (stream == nullptr) return absl::OkStatus();
+    const int64_t change_bytes = weights.change.size_bytes();
+    if (change_bytes > 0) {
+      ServiceCounters::Add(host.counters_.pull_bytes_bfloat16, change_bytes);
+    } else {
+      ServiceCounters::Add(
+          host.counters_.pull_bytes_float32,
+          weights.weights->size() * static_cast<int64_t>(sizeof(float)));
+    }
     actions.calls.push_back(
         [stream, message = effect::SendWeights{
                      .rank = send.rank,
@@ -303,6 +316,10 @@ absl::StatusOr<Admission> DataHost::Gradient(
     }
   }
   link->SendGradient(told);
+  ServiceCounters::Add(told.message.type == ElementType::kBFloat16
+                           ? counters_.push_bytes_bfloat16
+                           : counters_.push_bytes_float32,
+                       told.message.remote_bytes);
   return admission;
 }
 
@@ -390,14 +407,18 @@ void DataHost::StartFold(FoldJob job) {
   }
   const absl::Status accepted =
       pool_.Submit([this, epoch, job = std::move(job)]() mutable {
+        const Instant begin = clock_.Now();
         FoldResult result = AllOrExit("fold", [&] {
           return RunFold(job, kernels::CpuBackend(), buffers_);
         });
+        const Instant end = clock_.Now();
+        if (trace_ != nullptr) trace_->Folded(job, begin, end);
         // Frees the gradients' memory before more are sent.
         job = FoldJob();
         Actions actions;
         {
           MutexLock lock(mu_);
+          fold_seconds_.Add(absl::ToDoubleSeconds(end - begin));
           if (epoch == epoch_ && node_.has_value()) {
             const FoldReport report =
                 node_->FoldDone(std::move(result), actions.folds);
