@@ -29,10 +29,11 @@ namespace cohort {
 //       the name of a track; "process_name" is that of the process
 //   {"ph":"M","name":"cohort_clock","pid":7,"tid":0,"args":{...}}
 //       how these times relate to those of others: process ("server",
-//       "worker"), run, rank (-1: none), wall_us (the wall clock at time 0,
-//       microseconds since 1970), server_offset_us and server_error_us (what
-//       must be added to that clock to get the server's, and by how much that
-//       may be wrong; negative: unknown). The last such event counts.
+//       "shard", "worker"), run, rank (or the number of the shard; -1: none),
+//       wall_us (the wall clock at time 0, microseconds since 1970),
+//       server_offset_us and server_error_us (what must be added to that clock
+//       to get the server's, and by how much that may be wrong; negative:
+//       unknown). The last such event counts.
 //   {"ph":"C","name":"dropped spans","pid":7,"tid":0,"ts":99,
 //    "args":{"spans":5}}
 //       spans that came faster than they could be written, in total
@@ -46,8 +47,9 @@ class TraceFile final : public Timeline {
   // Limit on spans waiting to be written; more are dropped and counted.
   static constexpr size_t kSpansMax = 1 << 16;
 
-  // `process` is "server" or "worker". Replaces an existing file at `path`.
-  // Errors: FailedPrecondition naming the path and why it cannot be written.
+  // `process` is "server", "shard" or "worker". Replaces an existing file at
+  // `path`. Errors: FailedPrecondition naming the path and why it cannot be
+  // written.
   static absl::StatusOr<std::unique_ptr<TraceFile>> Create(
       const std::string& path, const std::string& process);
   // Writes the remaining spans and closes the array.
@@ -55,7 +57,8 @@ class TraceFile final : public Timeline {
 
   void Add(Span span) override ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Identifies this process; `rank` is -1 if it has none.
+  // Identifies this process; `rank` is -1 if it has no rank, nor a number among
+  // the data shards.
   void SetIdentity(const std::string& run, int32_t rank)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Sets how far the server's clock is ahead of this one, with a possible error

@@ -235,8 +235,8 @@ absl::Status CheckDistinct(const std::vector<Trace>& traces) {
 
 bool ServerFirst(const Trace& a, const Trace& b) {
   const auto key = [](const Trace& trace) {
-    return std::make_tuple(trace.process != "server", trace.rank,
-                           trace.begin_us);
+    return std::make_tuple(trace.process != "server", trace.process != "shard",
+                           trace.rank, trace.begin_us);
   };
   return key(a) < key(b);
 }

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/measures/staleness_histogram.h"
+#include "server/ctl/byte_count.h"
 #include "server/ctl/json_line.h"
 #include "server/ctl/status_words.h"
 #include "server/ctl/table.h"
@@ -66,6 +67,27 @@ Json WorkersToJson(const v1::Status& status) {
   return workers;
 }
 
+Json ShardsToJson(const v1::Status& status) {
+  Json shards = Json::array();
+  for (const v1::ShardStatus& s : status.shards()) {
+    shards.push_back(
+        {{"shard", s.shard()},
+         {"address", s.address()},
+         {"connected", s.connected()},
+         {"since_unix_s", s.shard() == 0 ? Json() : Json(s.since_unix_s())},
+         {"lost_because", s.lost_because()},
+         {"losses", s.losses()},
+         {"generation", s.generation()},
+         {"partitions", s.partitions()},
+         {"weights_bytes", s.weights_bytes()},
+         {"prepare_seconds",
+          s.has_prepare_seconds() ? Json(s.prepare_seconds()) : Json()},
+         {"prepare_seconds_total", s.prepare_seconds_total()},
+         {"holdup_seconds_total", s.holdup_seconds_total()}});
+  }
+  return shards;
+}
+
 Json EndJson(absl::Time end) {
   return end == absl::InfiniteFuture()
              ? Json()
@@ -111,7 +133,9 @@ std::string OverviewText(const Overview& overview, bool bold) {
   if (!overview.policy.pending().empty()) {
     line("change to", PendingText(overview.policy));
   }
-  return absl::StrCat(text, "\n", WorkersText(status, bold));
+  absl::StrAppend(&text, "\n", WorkersText(status, bold));
+  if (status.shards().empty()) return text;
+  return absl::StrCat(text, "\n", ShardsText(status, bold));
 }
 
 std::string OverviewLine(const Overview& overview) {
@@ -176,6 +200,7 @@ std::string OverviewJson(const Overview& overview) {
     json["policy"]["pending"][name] = value;
   }
   json["workers"] = WorkersToJson(s);
+  json["shards"] = ShardsToJson(s);
   json["staleness_versions"] = Json::object();
   for (const auto& [staleness, count] :
        std::map<int64_t, int64_t>(s.staleness().begin(), s.staleness().end())) {
@@ -196,6 +221,21 @@ std::string WorkersText(const v1::Status& status, bool bold) {
     table.Add({absl::StrCat(w.rank()), w.state(), absl::StrCat(w.batch_size()),
                AgeText(w), CoresText(w), MemoryText(w),
                Printable(w.transport()), Printable(w.description())});
+  }
+  return table.ToString(bold);
+}
+
+std::string ShardsText(const v1::Status& status, bool bold) {
+  Table table({"shard", "state", "partitions", "weights", "last prepare",
+               "waited for alone", "lost", "address"});
+  for (const v1::ShardStatus& s : status.shards()) {
+    table.Add({absl::StrCat(s.shard()), ShardStateText(s, status),
+               absl::StrCat(s.partitions()), ByteCountText(s.weights_bytes()),
+               s.has_prepare_seconds()
+                   ? absl::StrFormat("%.1f ms", 1000 * s.prepare_seconds())
+                   : "none yet",
+               HoldupText(s), absl::StrCat(s.losses()),
+               s.shard() == 0 ? "this server" : Printable(s.address())});
   }
   return table.ToString(bold);
 }

@@ -19,7 +19,7 @@ struct Overview {
 // change, or 0 if there was none.
 int64_t PolicyVersion(const v1::GetPolicyReply& policy);
 
-// Several lines, including the workers.
+// Several lines, including the workers, and the shards if there are several.
 std::string OverviewText(const Overview& overview, bool bold);
 // One line, for a log.
 std::string OverviewLine(const Overview& overview);
@@ -27,6 +27,7 @@ std::string OverviewLine(const Overview& overview);
 std::string OverviewJson(const Overview& overview);
 
 std::string WorkersText(const v1::Status& status, bool bold);
+std::string ShardsText(const v1::Status& status, bool bold);
 std::string WorkersJson(const v1::Status& status);
 
 }  // namespace cohort

@@ -110,6 +110,32 @@ std::string MemoryText(const v1::WorkerStatus& worker) {
                                      : "";
 }
 
+std::string ShardStateText(const v1::ShardStatus& shard,
+                           const v1::Status& status) {
+  if (shard.connected()) return "connected";
+  if (shard.generation() == 0) return "not there yet";
+  const double now = static_cast<double>(status.server_unix_us()) / 1e6;
+  return absl::StrCat(
+      "gone for ",
+      SecondsText(absl::Seconds(std::max(0.0, now - shard.since_unix_s()))));
+}
+
+std::string HoldupText(const v1::ShardStatus& shard) {
+  if (shard.prepare_seconds_total() <= 0) return "";
+  return absl::StrFormat("%.0f %%", 100 * shard.holdup_seconds_total() /
+                                        shard.prepare_seconds_total());
+}
+
+std::string ShardsLine(const v1::Status& status) {
+  const auto connected =
+      std::count_if(status.shards().begin(), status.shards().end(),
+                    [](const v1::ShardStatus& s) { return s.connected(); });
+  if (connected == status.shards_size()) {
+    return absl::StrCat(connected, " connected");
+  }
+  return absl::StrCat(connected, " of ", status.shards_size(), " connected");
+}
+
 std::vector<std::pair<std::string, std::string>> TestMeasures(
     const v1::Status& status) {
   std::vector<std::pair<std::string, std::string>> measures;

@@ -32,6 +32,14 @@ std::string AgeText(const v1::WorkerStatus& worker);
 // it reports none.
 std::string CoresText(const v1::WorkerStatus& worker);
 std::string MemoryText(const v1::WorkerStatus& worker);
+// "connected", "gone for 12.3 s", "not there yet".
+std::string ShardStateText(const v1::ShardStatus& shard,
+                           const v1::Status& status);
+// The share of the shard's time for commits in which all others were ready,
+// "12 %"; empty before the first commit.
+std::string HoldupText(const v1::ShardStatus& shard);
+// "3 connected", "2 of 3 connected".
+std::string ShardsLine(const v1::Status& status);
 // Names and values of the newest evaluation, the main measure first.
 std::vector<std::pair<std::string, std::string>> TestMeasures(
     const v1::Status& status);

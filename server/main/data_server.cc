@@ -4,21 +4,21 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "common/byte_rope.h"
-#include "common/formats/file_system.h"
+#include "common/listen_address.h"
 #include "common/log/log.h"
+#include "common/ops/process_collector.h"
 #include "common/status_macros.h"
+#include "server/main/start_files.h"
 #include "server/rpc/call_interceptor.h"
 #include "server/rpc/data_streams.h"
+#include "server/rpc/handshake_log.h"
 
 namespace cohort {
 namespace {
 
 constexpr absl::Duration kGraceOfCalls = absl::Seconds(2);
 constexpr absl::Duration kStreamCheck = absl::Seconds(1);
-constexpr int kPublicMode = 0644;
 
 }  // namespace
 
@@ -27,30 +27,50 @@ absl::StatusOr<std::unique_ptr<DataServer>> DataServer::Start(
   COHORT_RETURN_IF_ERROR(Validate(options));
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<ServerSecurity> security,
                           ServerSecurity::Open(options.security));
+  COHORT_ASSIGN_OR_RETURN(std::shared_ptr<TraceFile> trace,
+                          OpenTrace(options.trace, "shard"));
   std::unique_ptr<DataServer> server(
-      new DataServer(options, std::move(security)));
+      new DataServer(options, std::move(security), std::move(trace)));
   COHORT_RETURN_IF_ERROR(server->Listen());
+  COHORT_RETURN_IF_ERROR(server->StartOps());
   out << "data shard: listening on " << server->address()
       << ", waiting for shard 0 of a run" << std::endl;
-  if (!options.address_file.empty()) {
-    const std::string line = absl::StrCat(server->address(), "\n");
-    COHORT_RETURN_IF_ERROR(
-        WriteFileAtomically(RealFileSystem(), options.address_file, kPublicMode,
-                            {ByteRope::CopyText(line)}));
+  if (server->ops_ != nullptr) {
+    out << "metrics: "
+        << UrlHere(server->ops_->address(), server->security_->encrypted())
+        << "metrics" << std::endl;
   }
+  COHORT_RETURN_IF_ERROR(
+      WriteAddressFile(options.ops_address_file, server->ops_address()));
+  COHORT_RETURN_IF_ERROR(
+      WriteAddressFile(options.address_file, server->address()));
   return server;
 }
 
 DataServer::DataServer(const ServerOptions& options,
-                       std::unique_ptr<ServerSecurity> security)
+                       std::unique_ptr<ServerSecurity> security,
+                       std::shared_ptr<TraceFile> trace)
     : options_(options),
       metrics_(ServedMethods()),
       security_(std::move(security)),
+      trace_(std::move(trace)),
       host_({.fold_threads = options.fold_threads,
              .on_end = [this] { OnEnd(); },
              .on_event =
-                 [](const std::string& text) { Log(LogLevel::kInfo, text); }},
-            clock_) {}
+                 [](const std::string& text) { Log(LogLevel::kInfo, text); },
+             .on_attach =
+                 [this](const ShardAttachment& attachment) {
+                   if (trace_ == nullptr) return;
+                   trace_->SetIdentity(attachment.run_id,
+                                       attachment.place.index);
+                 },
+             .timeline = trace_.get()},
+            clock_),
+      collector_([this] {
+        DataShardFigures figures = host_.figures();
+        figures.memory_limit_bytes = MemoryLimitBytes();
+        return figures;
+      }) {}
 
 DataServer::~DataServer() { Stop(); }
 
@@ -69,9 +89,35 @@ absl::Status DataServer::Listen() {
   if (!transport.ok()) return transport.status();
   transport_ = *std::move(transport);
   address_ = transport_->address().ToString();
-  security_->Watch(nullptr);
   ticker_ = std::make_unique<PeriodicTask>("streams", kStreamCheck,
                                            [this] { host_.CheckStreams(); });
+  return absl::OkStatus();
+}
+
+absl::Status DataServer::StartOps() {
+  if (options_.ops_listen.empty()) {
+    security_->Watch(nullptr);
+    return absl::OkStatus();
+  }
+  probe_ = std::make_unique<SelfProbe>(address_, security_->security());
+  COHORT_ASSIGN_OR_RETURN(
+      ops_,
+      OpsPort::Start(
+          {.listen = options_.ops_listen,
+           .insecure = options_.insecure,
+           .reachable = [this] { return probe_->status(); },
+           .tls = security_->tls(),
+           .access = security_->access(),
+           .certificate_end = [this] { return security_->not_after(); },
+           .handshake_failures = [log = options_.handshakes]() -> int64_t {
+             return log == nullptr ? 0 : log->failures();
+           }},
+          {.calls = metrics_, .metrics = &collector_}));
+  security_->Watch([this](const TlsContent& tls) { return ops_->SetTls(tls); });
+  // Shard 0 can connect. Whether it has is a metric: if it were a condition,
+  // a cluster that sends nothing to processes that are not ready would never
+  // let it.
+  ops_->SetReady(absl::OkStatus());
   return absl::OkStatus();
 }
 
@@ -122,11 +168,20 @@ void DataServer::StayForShard0() {
 }
 
 void DataServer::Stop() {
+  if (ops_ != nullptr) {
+    ops_->SetReady(absl::UnavailableError("the data shard is stopping"));
+  }
   ticker_.reset();
+  if (probe_ != nullptr) probe_->Stop();
   host_.Stop();
   if (transport_ != nullptr) transport_->Shutdown(kGraceOfCalls);
   transport_.reset();
   security_->StopWatching();
+  ops_.reset();
+  probe_.reset();
+  if (trace_ != nullptr && !trace_->status().ok()) {
+    Log(LogLevel::kError, trace_->status().message());
+  }
 }
 
 }  // namespace cohort

@@ -7,18 +7,23 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/formats/trace_file.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
+#include "server/metrics/data_shard_metrics.h"
 #include "server/metrics/grpc_metrics.h"
+#include "server/ops/ops_port.h"
+#include "server/rpc/self_probe.h"
 #include "server/rpc/transport.h"
 #include "server/shard/data_host.h"
 
 namespace cohort {
 
 // A data shard (--data_shard): holds partitions of a run whose shard 0 connects
-// to it. It has no files and no settings of its own.
+// to it. It has no settings of its own, and no files but those of addresses and
+// --trace.
 //
 // Thread safety: safe, but only one thread calls Wait.
 class DataServer {
@@ -30,6 +35,10 @@ class DataServer {
   ~DataServer();
 
   const std::string& address() const { return address_; }
+  // The address of the operations port; empty if there is none.
+  std::string ops_address() const {
+    return ops_ == nullptr ? "" : ops_->address();
+  }
 
   // Blocks until the run is over or a stop is requested, and then until
   // everything has stopped. After a request it stays for shard 0, if that is
@@ -40,10 +49,12 @@ class DataServer {
 
  private:
   DataServer(const ServerOptions& options,
-             std::unique_ptr<ServerSecurity> security);
+             std::unique_ptr<ServerSecurity> security,
+             std::shared_ptr<TraceFile> trace);
 
   absl::Status Listen();
   void StayForShard0() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status StartOps();
   void OnEnd() ABSL_LOCKS_EXCLUDED(mu_);
   void Stop();
 
@@ -60,8 +71,14 @@ class DataServer {
 
   // Destroyed in the reverse order: each uses those before it.
   std::unique_ptr<ServerSecurity> security_;
+  // Null without --trace.
+  std::shared_ptr<TraceFile> trace_;
   DataHost host_;
   std::unique_ptr<Transport> transport_;
+  DataShardCollector collector_;
+  // Null without an operations port; the same for the port itself.
+  std::unique_ptr<SelfProbe> probe_;
+  std::unique_ptr<OpsPort> ops_;
   std::unique_ptr<PeriodicTask> ticker_;
 };
 

@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "common/byte_rope.h"
 #include "common/formats/file_system.h"
 #include "common/listen_address.h"
 #include "common/log/log.h"
@@ -20,9 +19,9 @@
 #include "common/status_macros.h"
 #include "common/wire/security.h"
 #include "server/core/gradient_budget.h"
+#include "server/main/start_files.h"
 #include "server/records/progress_text.h"
 #include "server/rpc/call_interceptor.h"
-#include "server/rpc/handshake_log.h"
 
 namespace cohort {
 namespace {
@@ -30,7 +29,6 @@ namespace {
 // For calls that are still under way when the server stops.
 constexpr absl::Duration kCallGrace = absl::Seconds(2);
 constexpr absl::Duration kLeavePoll = absl::Milliseconds(50);
-constexpr int kAddressFileMode = 0644;
 
 std::string RandomRunId() {
   std::random_device device;
@@ -61,24 +59,6 @@ void CompleteOptions(const RunFiles& files, CoordinatorOptions& options) {
 absl::Status ForOperator(const absl::Status& status) {
   if (status.ok() || absl::IsFailedPrecondition(status)) return status;
   return absl::InternalError(status.message());
-}
-
-// Null if `path` is empty.
-absl::StatusOr<std::unique_ptr<TraceFile>> OpenTrace(const std::string& path) {
-  if (path.empty()) return nullptr;
-  absl::StatusOr<std::unique_ptr<TraceFile>> trace =
-      TraceFile::Create(path, "server");
-  if (trace.ok()) return trace;
-  return absl::FailedPreconditionError(
-      absl::StrCat("--trace: ", trace.status().message()));
-}
-
-// No-op if `path` is empty.
-absl::Status WriteLine(const std::string& path, const std::string& text) {
-  if (path.empty()) return absl::OkStatus();
-  const std::string line = absl::StrCat(text, "\n");
-  return WriteFileAtomically(RealFileSystem(), path, kAddressFileMode,
-                             {ByteRope::CopyText(line)});
 }
 
 LogLevel LevelOf(Severity severity) {
@@ -141,8 +121,10 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
   if (!options.files.resume) COHORT_RETURN_IF_ERROR(Validate(options));
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<ServerSecurity> security,
                           ServerSecurity::Open(options.security));
-  COHORT_ASSIGN_OR_RETURN(std::unique_ptr<TraceFile> trace,
-                          OpenTrace(options.trace));
+  std::shared_ptr<TraceFile> trace = options.handover.trace;
+  if (trace == nullptr) {
+    COHORT_ASSIGN_OR_RETURN(trace, OpenTrace(options.trace, "server"));
+  }
   RunFilesOptions file_options = options.files;
   file_options.timeline = trace.get();
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<RunFiles> files,
@@ -176,7 +158,7 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
 
 Server::Server(const ServerOptions& options, std::ostream& out,
                std::unique_ptr<ServerSecurity> security,
-               std::unique_ptr<TraceFile> trace,
+               std::shared_ptr<TraceFile> trace,
                std::unique_ptr<RunFiles> files)
     : options_(options),
       out_(out),
@@ -228,6 +210,7 @@ absl::Status Server::Start() {
                    .weight_bytes_max = options_.model_bytes_max,
                    .data_shards = std::move(links),
                    .data_addresses = options_.shard_addresses,
+                   .shard_stats = shard_stats_.get(),
                    .weights_memory = local_weights_,
                    .timeline = trace_.get(),
                    .on_denied_rank =
@@ -237,15 +220,17 @@ absl::Status Server::Start() {
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here because the base class is private.
       static_cast<RunListener&>(*this));
-  COHORT_RETURN_IF_ERROR(AttachDataShards());
   COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
   StartReport();
   COHORT_RETURN_IF_ERROR(StartOps());
   PrintStart();
+  // Page and cohortctl name the data shards that are not there. Workers are
+  // refused until then.
+  COHORT_RETURN_IF_ERROR(AttachDataShards());
   files_->ForgetRestored();
   recorder_->Begin();
-  COHORT_RETURN_IF_ERROR(WriteLine(options_.address_file, address_));
+  COHORT_RETURN_IF_ERROR(WriteAddressFile(options_.address_file, address_));
   started_ = true;
   shard_->Start(address_);
   if (ops_ != nullptr) ops_->SetReady(absl::OkStatus());
@@ -291,56 +276,8 @@ absl::Status Server::OpenRecorder() {
                                   : 0},
           out_, clock_, [this] { return shard_->Status(); }));
   stats_.Continue(recorder_->earlier());
-  if (restored.has_value()) {
-    stats_.Happened(
-        {.text = absl::StrCat(
-             "the server was restarted; the run continues from step ",
-             restored->state.snapshot->version.value())});
-  }
+  NoteContinued();
   return absl::OkStatus();
-}
-
-void Server::StartReport() {
-  if (options_.ops_listen.empty() && !files_->keeps_results()) return;
-  figures_ = std::make_unique<FiguresSource>(
-      *shard_, stats_, *files_, clock_,
-      FiguresSource::Links{.address = address_,
-                           .dashboards_url = options_.dashboards_url});
-  if (!files_->keeps_results()) return;
-  report_ = std::make_unique<ReportWriter>(RealFileSystem(), *figures_,
-                                           options_.files.results_dir);
-}
-
-absl::Status Server::StartOps() {
-  if (options_.ops_listen.empty()) {
-    security_->Watch(nullptr);
-    return absl::OkStatus();
-  }
-  probe_ = std::make_unique<SelfProbe>(address_, security_->security());
-  absl::StatusOr<std::unique_ptr<OpsPort>> ops = OpsPort::Start(
-      {.listen = options_.ops_listen,
-       .insecure = options_.insecure,
-       .reachable = [this] { return probe_->status(); },
-       .tls = security_->tls(),
-       .access = security_->access(),
-       .certificate_end = [this] { return security_->not_after(); },
-       .handshake_failures = [log = options_.handshakes]() -> int64_t {
-         return log == nullptr ? 0 : log->failures();
-       }},
-      {.figures = *figures_, .calls = grpc_metrics_, .watchers = watchers_});
-  if (!ops.ok()) return ops.status();
-  ops_ = *std::move(ops);
-  {
-    MutexLock lock(mu_);
-    ops_address_ = ops_->address();
-  }
-  security_->Watch([this](const TlsContent& tls) { return ops_->SetTls(tls); });
-  return WriteLine(options_.ops_address_file, ops_->address());
-}
-
-std::string Server::ops_address() const {
-  MutexLock lock(mu_);
-  return ops_address_;
 }
 
 RunSummary Server::Wait() {
@@ -417,8 +354,9 @@ void Server::Stop() {
   if (admin_ != nullptr) admin_->Shutdown(kCallGrace);
   if (transport_ != nullptr) transport_->Shutdown(kCallGrace);
   if (shard_ != nullptr) shard_->Stop();
-  if (recorder_ != nullptr && !summary.lost_shard.empty()) {
-    // Its partitions of this version are gone.
+  const bool without_shards = !data_shards_.empty() && !started_;
+  if (recorder_ != nullptr && (without_shards || !summary.lost_shard.empty())) {
+    // The partitions of this version are gone, or were never here.
     recorder_->Finish();
   } else if (recorder_ != nullptr && !concluded) {
     if (!summary.outcome.has_value()) WriteResults(summary);
@@ -571,7 +509,13 @@ void Server::OnEvaluated(const EvaluationRecord& record) {
 }
 
 void Server::OnLogged(const effect::Log& log) {
-  stats_.Happened(log);
+  bool continues_elsewhere = false;
+  {
+    MutexLock lock(mu_);
+    continues_elsewhere = !lost_shard_.empty();
+  }
+  // Workers whose streams end because the next server takes over are not news.
+  if (!continues_elsewhere) stats_.Happened(log);
   const LogLevel level = LevelOf(log.severity);
   if (!log.worker.has_value()) {
     Log(level, log.text);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -32,6 +34,7 @@
 #include "server/rpc/self_probe.h"
 #include "server/rpc/transport.h"
 #include "server/shard/shard.h"
+#include "server/shard/shard_stats.h"
 
 namespace cohort {
 
@@ -71,6 +74,9 @@ class Server : private RunListener {
   }
   const std::string& run_id() const { return shard_->run_id(); }
 
+  // For the server that continues the run; see RunSummary::lost_shard.
+  Handover TakeHandover();
+
   // Blocks until the run is over or a stop is requested, then until watchers
   // have seen the end and the server has stopped.
   RunSummary Wait() ABSL_LOCKS_EXCLUDED(mu_);
@@ -91,7 +97,7 @@ class Server : private RunListener {
 
   Server(const ServerOptions& options, std::ostream& out,
          std::unique_ptr<ServerSecurity> security,
-         std::unique_ptr<TraceFile> trace, std::unique_ptr<RunFiles> files);
+         std::shared_ptr<TraceFile> trace, std::unique_ptr<RunFiles> files);
 
   absl::Status Start();
   absl::Status OpenRecorder();
@@ -103,13 +109,17 @@ class Server : private RunListener {
   absl::Status ListenForAdmin(Transport::Services services);
   // ---- data shards; see server_shards.cc
   void MakeDataShards();
-  // Waits until all are there.
+  // Waits until all are there. Errors: those of DataShardClient::Attach.
   absl::Status AttachDataShards();
-  void OnShardLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status AttachDataShard(size_t i, const std::function<bool()>& give_up);
+  void NoteContinued();
+  void OnShardLost(int32_t shard, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // `state` with the partitions of all shards. May block.
   absl::StatusOr<RunState> WithAllPartitions(RunState state);
   absl::StatusOr<RunState> WholeState();
   void EndDataShards(bool run_is_over);
+  // ---- see server_ops.cc
   void StartReport();
   absl::Status StartOps();
   void PrintStart();
@@ -130,7 +140,7 @@ class Server : private RunListener {
                    const CommitObservation& observation) override;
   void OnPolicyChanged(const PolicyRecord& record) override;
   void OnEvaluated(const EvaluationRecord& record) override;
-  void OnLogged(const effect::Log& log) override;
+  void OnLogged(const effect::Log& log) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnCheckpoint(RunState state) override;
   void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnFolded(absl::Duration took) override;
@@ -164,13 +174,15 @@ class Server : private RunListener {
   // Destroyed in the reverse order: each uses those before it. Null without
   // --trace.
   std::unique_ptr<ServerSecurity> security_;
-  std::unique_ptr<TraceFile> trace_;
+  std::shared_ptr<TraceFile> trace_;
   std::unique_ptr<RunFiles> files_;
   // Null if no memory is shared.
   std::shared_ptr<SharedFloatFiles> local_weights_;
   // The data shards are being told of the model. Set before anything can ask
   // for their partitions.
-  bool started_ = false;
+  std::atomic<bool> started_ = false;
+  // Null if there are no data shards.
+  std::shared_ptr<ShardStats> shard_stats_;
   // Gone once the server has stopped.
   std::vector<std::unique_ptr<DataShardClient>> data_shards_;
   std::unique_ptr<Shard> shard_;

@@ -188,6 +188,10 @@ class CurrentServer {
     stop_requested_ = true;
     if (server_ != nullptr) server_->RequestStop();
   }
+  bool stop_requested() {
+    MutexLock lock(mu_);
+    return stop_requested_;
+  }
 
  private:
   Mutex mu_;
@@ -196,8 +200,9 @@ class CurrentServer {
 };
 
 // The same run in a new server at the same addresses.
-ServerOptions OptionsAfter(const Server& server, ServerOptions options) {
+ServerOptions OptionsAfter(Server& server, ServerOptions options) {
   options.files.resume = true;
+  options.handover = server.TakeHandover();
   // Without a checkpoint, workers that have joined still find their run.
   options.coordinator.run_id = server.run_id();
   options.listen = server.address();
@@ -211,14 +216,28 @@ ServerOptions OptionsAfter(const Server& server, ServerOptions options) {
   return options;
 }
 
+// The exit code of a server that has not started.
+int EndOfStart(const absl::Status& status) {
+  if (!absl::IsCancelled(status)) return Fail(StartFailure(status), status);
+  FlushLog();
+  std::cout << "stopped: " << status.message() << std::endl;
+  return absl::GetFlag(FLAGS_stopped_exit_code);
+}
+
 int RunServer(ServerOptions options) {
+  CurrentServer current;
+  options.stop_requested = [&current] { return current.stop_requested(); };
+  std::optional<SignalWatcher> signals;
+  const auto watch_signals = [&current, &signals] {
+    signals.emplace([&current](int) { current.RequestStop(); });
+  };
+  // The start waits for data shards for as long as it takes, and then a signal
+  // is an ordinary stop. Otherwise it ends the process.
+  if (!options.shard_addresses.empty()) watch_signals();
   absl::StatusOr<std::unique_ptr<Server>> server =
       StartServer(options, std::cout);
-  if (!server.ok()) {
-    return Fail(StartFailure(server.status()), server.status());
-  }
-  CurrentServer current;
-  SignalWatcher signals([&current](int) { current.RequestStop(); });
+  if (!server.ok()) return EndOfStart(server.status());
+  if (!signals.has_value()) watch_signals();
   RunSummary summary;
   for (;;) {
     current.Set(server->get());
@@ -231,9 +250,7 @@ int RunServer(ServerOptions options) {
     options = OptionsAfter(**server, std::move(options));
     server->reset();
     server = StartServer(options, std::cout);
-    if (!server.ok()) {
-      return Fail(StartFailure(server.status()), server.status());
-    }
+    if (!server.ok()) return EndOfStart(server.status());
   }
   FlushLog();
   const int code = OutcomeCode(summary);
@@ -245,7 +262,9 @@ int RunServer(ServerOptions options) {
   return code;
 }
 
-int RunDataShard(const ServerOptions& options) {
+int RunDataShard(ServerOptions options) {
+  // By default it is shard 0's, and only one process of a machine can have it.
+  if (!options.given.contains("ops_listen")) options.ops_listen.clear();
   if (!options.shard_addresses.empty()) {
     return Fail(kExitConfig,
                 absl::InvalidArgumentError(

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,11 +13,24 @@
 #include "absl/time/time.h"
 #include "server/core/options.h"
 #include "server/main/server_security.h"
+#include "server/metrics/run_stats.h"
 #include "server/records/run_files.h"
 
 namespace cohort {
 
 class HandshakeLog;
+class ShardStats;
+class TraceFile;
+
+// What a server leaves to the next one of this process, which continues its run
+// after the loss of a data shard.
+struct Handover {
+  // Null: it is the first server.
+  std::shared_ptr<ShardStats> shards;
+  // Null without --trace.
+  std::shared_ptr<TraceFile> trace;
+  std::vector<EarlierEvent> events;
+};
 
 struct ServerOptions {
   // host:port or a Unix socket; port 0 takes a free one.
@@ -33,6 +48,10 @@ struct ServerOptions {
   // Addresses of the data shards from shard 1 on; empty: this is the only
   // server.
   std::vector<std::string> shard_addresses;
+  // Asked every tenth of a second while the start waits for data shards: true
+  // ends it with Cancelled. May be null.
+  std::function<bool()> stop_requested;
+  Handover handover;
   // auto, shm, unix or tcp; see the flag.
   std::string local = "auto";
   // Folder of the sockets for workers of this host; empty: they have no path.

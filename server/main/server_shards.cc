@@ -1,19 +1,30 @@
 // Shard 0's connections to the data shards.
 
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/check.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
+#include "common/thread_pool.h"
 #include "server/main/server.h"
 
 namespace cohort {
 
 void Server::MakeDataShards() {
   const CoordinatorOptions& run = options_.coordinator;
+  if (run.shards > 1) {
+    shard_stats_ = options_.handover.shards;
+    if (shard_stats_ == nullptr) {
+      shard_stats_ = std::make_shared<ShardStats>(
+          options_.shard_addresses, std::make_shared<SteadyClock>());
+    }
+  }
   for (int32_t i = 1; i < run.shards; ++i) {
     data_shards_.push_back(std::make_unique<DataShardClient>(
         DataShardClient::Options{
@@ -34,33 +45,103 @@ void Server::MakeDataShards() {
                 [this, i](FoldReport report) {
                   shard_->RemoteFolded(i, std::move(report));
                 },
-            .on_end = [this](const absl::Status& why) { OnShardLost(why); }}));
+            .on_end = [this,
+                       i](const absl::Status& why) { OnShardLost(i, why); }}));
   }
 }
 
 absl::Status Server::AttachDataShards() {
-  for (size_t i = 0; i < data_shards_.size(); ++i) {
-    COHORT_RETURN_IF_ERROR(data_shards_[i]->Attach([this, i] {
-      Log(LogLevel::kWarning,
-          absl::StrCat("waiting for data shard ", i + 1, " at ",
-                       options_.shard_addresses[i],
-                       "; start cohort-server --data_shard there"));
-    }));
+  if (data_shards_.empty()) return absl::OkStatus();
+  const auto count = static_cast<int32_t>(data_shards_.size());
+  std::vector<absl::Status> attached(data_shards_.size());
+  {
+    std::atomic<bool> failed = false;
+    const auto give_up = [this, &failed] {
+      return failed.load() ||
+             (options_.stop_requested != nullptr && options_.stop_requested());
+    };
+    // All at once, so that each one that is not there is named. The pool's
+    // destructor waits for them.
+    ThreadPool pool({.name = "attach", .threads = count, .queue_max = count});
+    for (size_t i = 0; i < data_shards_.size(); ++i) {
+      const absl::Status accepted = pool.Submit([&, i] {
+        attached[i] = AttachDataShard(i, give_up);
+        if (!attached[i].ok()) failed = true;
+      });
+      COHORT_CHECK(accepted.ok(), accepted.message());
+    }
   }
-  if (!data_shards_.empty()) {
-    Log(LogLevel::kInfo,
-        absl::StrCat("the model is shared among ", data_shards_.size() + 1,
-                     " shards: this one, ",
-                     absl::StrJoin(options_.shard_addresses, ", ")));
+  absl::Status status;
+  for (const absl::Status& one : attached) {
+    // The others were given up because of it.
+    if (!one.ok() && !absl::IsCancelled(one)) return one;
+    status.Update(one);
+  }
+  COHORT_RETURN_IF_ERROR(status);
+  Log(LogLevel::kInfo,
+      absl::StrCat("the model is shared among ", data_shards_.size() + 1,
+                   " shards: this one, ",
+                   absl::StrJoin(options_.shard_addresses, ", ")));
+  return absl::OkStatus();
+}
+
+absl::Status Server::AttachDataShard(size_t i,
+                                     const std::function<bool()>& give_up) {
+  const auto shard = static_cast<int32_t>(i) + 1;
+  const std::string name =
+      absl::StrCat("data shard ", shard, " at ", options_.shard_addresses[i]);
+  COHORT_RETURN_IF_ERROR(data_shards_[i]->Attach(
+      [&] {
+        // It may have ended while no one was connected to it.
+        shard_stats_->Missing(shard);
+        const std::string text = absl::StrCat("waiting for ", name);
+        if (ops_ != nullptr) ops_->SetReady(absl::UnavailableError(text));
+        Log(LogLevel::kWarning,
+            absl::StrCat(text, "; start cohort-server --data_shard there"));
+      },
+      give_up));
+  const std::optional<absl::Duration> gone = shard_stats_->Attached(
+      shard, options_.coordinator.first_incarnation.value());
+  if (gone.has_value()) {
+    const std::string text =
+        absl::StrCat(name, " is back after ", SecondsText(*gone));
+    stats_.Happened({.text = text});
+    Log(LogLevel::kInfo, text);
   }
   return absl::OkStatus();
 }
 
-void Server::OnShardLost(const absl::Status& why) {
+void Server::OnShardLost(int32_t shard, const absl::Status& why) {
+  const std::string text(why.message());
+  shard_stats_->Lost(shard, text);
+  stats_.Happened(
+      {.severity = Severity::kError, .text = absl::StrCat("lost ", text)});
   MutexLock lock(mu_);
   if (!lost_shard_.empty()) return;
-  lost_shard_ = std::string(why.message());
+  lost_shard_ = text;
   changed_.NotifyAll();
+}
+
+Handover Server::TakeHandover() {
+  return {.shards = shard_stats_, .trace = trace_, .events = stats_.events()};
+}
+
+void Server::NoteContinued() {
+  stats_.ContinueEvents(options_.handover.events);
+  const std::optional<Checkpoint>& restored = files_->restored();
+  const bool same_process = options_.handover.shards != nullptr;
+  if (!restored.has_value()) {
+    // The first server of a run has nothing to tell.
+    if (!same_process) return;
+    stats_.Happened({.text = "all shards start again from step 0, because "
+                             "there is no checkpoint yet"});
+    return;
+  }
+  stats_.Happened(
+      {.text = absl::StrCat(same_process ? "all shards continue from step "
+                                         : "the server was restarted; the run "
+                                           "continues from step ",
+                            restored->state.snapshot->version.value())});
 }
 
 // The run was over, but its results were lost with a data shard: the last steps

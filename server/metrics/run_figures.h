@@ -48,6 +48,31 @@ struct ServiceFigures {
   int64_t pushes_invalid = 0;
 };
 
+// One of the server processes that share the model.
+struct ShardFigures {
+  // 0 is the process that coordinates the run.
+  int32_t shard = 0;
+  // Empty for shard 0.
+  std::string address;
+  bool connected = true;
+  // Since it is connected, or is not. Seconds since 1970; 0 for shard 0.
+  double since = 0;
+  // Why the connection was lost last; empty if it never was.
+  std::string lost_because;
+  int64_t losses = 0;
+  // Rises with each start of the run; see DataShards.Attach.
+  int64_t generation = 0;
+  int32_t partitions = 0;
+  int64_t weights_bytes = 0;
+  // Of the newest commit: from the plan to the last fold of this shard, which
+  // includes waiting for gradients. Absent before the first.
+  std::optional<double> prepare_seconds;
+  // Sum over all commits.
+  double prepare_seconds_total = 0;
+  // Time in which all other shards were ready and a commit waited for this one.
+  double holdup_seconds_total = 0;
+};
+
 struct CheckpointFigures {
   CheckpointFigures();
 
@@ -91,6 +116,8 @@ struct RunFigures {
   ModelFigures model;
   RunSums sums;
   ServiceFigures service;
+  // By index; empty if one server has the whole model.
+  std::vector<ShardFigures> shards;
   CheckpointFigures checkpoint;
   // Absent if the server writes no files.
   std::optional<int64_t> storage_free_bytes;

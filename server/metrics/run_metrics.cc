@@ -5,59 +5,13 @@
 #include <string>
 #include <utility>
 
-#include "common/ops/metrics_page.h"
+#include "server/metrics/server_families.h"
 
 namespace cohort {
 namespace {
 
-using Families = std::vector<prometheus::MetricFamily>;
-using Labels = std::vector<prometheus::ClientMetric::Label>;
-
-// Collects the families of one page. A family is begun by its name and filled
-// at once.
-class Page {
- public:
-  Page& Gauge(const char* name, const char* help) {
-    families_.push_back(GaugeFamily(name, help));
-    return *this;
-  }
-  Page& Counter(const char* name, const char* help) {
-    families_.push_back(CounterFamily(name, help));
-    return *this;
-  }
-  Page& Histogram(const char* name, const char* help) {
-    families_.push_back({name, help, prometheus::MetricType::Histogram, {}});
-    return *this;
-  }
-
-  template <typename Number>
-  Page& Value(Number value, Labels labels = {}) {
-    AddValue(families_.back(), static_cast<double>(value), std::move(labels));
-    return *this;
-  }
-  // No-op if `value` is absent.
-  template <typename Number>
-  Page& Value(const std::optional<Number>& value, Labels labels = {}) {
-    if (value.has_value()) Value(*value, std::move(labels));
-    return *this;
-  }
-  Page& Value(const BucketCounts& counts, Labels labels = {}) {
-    prometheus::ClientMetric metric;
-    metric.label = std::move(labels);
-    metric.histogram = counts.ToMetric();
-    families_.back().metric.push_back(std::move(metric));
-    return *this;
-  }
-
-  // Returns the families, except those without a value.
-  Families Take() {
-    std::erase_if(families_, [](const auto& f) { return f.metric.empty(); });
-    return std::move(families_);
-  }
-
- private:
-  Families families_;
-};
+using Labels = MetricLabels;
+using Page = FamiliesPage;
 
 std::string Text(absl::string_view view) {
   return std::string(view.data(), view.size());
@@ -248,14 +202,7 @@ void AddPushes(const RunFigures& f, Page& page) {
   for (const auto& [name, count] : PushVerdicts(f)) {
     page.Value(count, {{"result", name}});
   }
-  const Labels float32 = {{"encoding", "float32"}};
-  const Labels bfloat16 = {{"encoding", "bfloat16"}};
-  page.Counter("cohort_push_bytes_total", "Bytes of gradients received.")
-      .Value(f.service.push_bytes_float32, float32)
-      .Value(f.service.push_bytes_bfloat16, bfloat16);
-  page.Counter("cohort_pull_bytes_total", "Bytes of weights sent.")
-      .Value(f.service.pull_bytes_float32, float32)
-      .Value(f.service.pull_bytes_bfloat16, bfloat16);
+  AddTransfers(f.service, page);
   page.Counter("cohort_pulls_total", "Pulls of a whole version.")
       .Value(f.service.pulls, {{"result", "ok"}})
       .Value(f.service.pulls_refused, {{"result", "refused"}});
@@ -275,13 +222,7 @@ void AddServer(const RunFigures& f, Page& page) {
   page.Histogram("cohort_aggregation_duration_seconds",
                  "Time from the first complete partition to the commit.")
       .Value(f.sums.aggregation_seconds);
-  page.Histogram("cohort_apply_duration_seconds",
-                 "Time to fold and update one partition.")
-      .Value(f.sums.apply_seconds);
-  page.Gauge("cohort_queue_depth", "Tasks that are queued or running.")
-      .Value(f.service.folds_waiting, {{"queue", "fold"}});
-  page.Gauge("cohort_inflight_bytes", "Gradients held until they are folded.")
-      .Value(f.service.inflight_bytes);
+  AddFolds(f.sums.apply_seconds, f.service, page);
   page.Gauge("cohort_inflight_limit_bytes", "Limit on the gradients held.")
       .Value(f.service.inflight_bytes_max);
   page.Counter("cohort_backpressure_total",
@@ -290,8 +231,7 @@ void AddServer(const RunFigures& f, Page& page) {
   page.Gauge("cohort_storage_free_bytes",
              "Free space where checkpoints, or else results, are written.")
       .Value(f.storage_free_bytes);
-  page.Gauge("cohort_memory_limit_bytes", "Memory that this process may use.")
-      .Value(f.memory_limit_bytes);
+  AddMemoryLimit(f.memory_limit_bytes, page);
 }
 
 void AddCheckpoints(const RunFigures& f, Page& page) {
@@ -351,6 +291,40 @@ void AddBatchNorm(const RunFigures& f, Page& page) {
       .Value(counts.dropped, {{"action", "dropped"}});
 }
 
+// Series of shards exist only where there are several.
+void AddShards(const RunFigures& f, Page& page) {
+  const auto each = [&f, &page](auto value) {
+    for (const ShardFigures& shard : f.shards) {
+      page.Value(value(shard), {{"shard", std::to_string(shard.shard)}});
+    }
+  };
+  page.Gauge("cohort_shards", "Server processes that share the model.")
+      .Value(std::max<size_t>(1, f.shards.size()));
+  page.Gauge("cohort_shard_connected",
+             "1 while the shard is connected to shard 0, 0 while it is not.");
+  each([](const ShardFigures& s) { return s.connected ? 1 : 0; });
+  page.Counter("cohort_shard_losses_total",
+               "Times that the connection to the shard was lost.");
+  each([](const ShardFigures& s) { return s.losses; });
+  page.Gauge("cohort_shard_generation",
+             "Generation of the run that the shard belongs to.");
+  each([](const ShardFigures& s) { return s.generation; });
+  page.Gauge("cohort_shard_partitions", "Partitions that the shard owns.");
+  each([](const ShardFigures& s) { return s.partitions; });
+  page.Gauge("cohort_shard_weights_bytes", "Weights that the shard owns.");
+  each([](const ShardFigures& s) { return s.weights_bytes; });
+  page.Gauge("cohort_shard_prepare_seconds",
+             "Time from the plan of the newest commit to the shard's last "
+             "fold.");
+  each([](const ShardFigures& s) { return s.prepare_seconds; });
+  page.Counter("cohort_shard_prepare_seconds_total",
+               "Sum of these times over all commits.");
+  each([](const ShardFigures& s) { return s.prepare_seconds_total; });
+  page.Counter("cohort_shard_holdup_seconds_total",
+               "Time in which commits waited for this shard only.");
+  each([](const ShardFigures& s) { return s.holdup_seconds_total; });
+}
+
 }  // namespace
 
 std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures) {
@@ -361,6 +335,7 @@ std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures) {
   AddWorkers(figures, page);
   AddPushes(figures, page);
   AddServer(figures, page);
+  AddShards(figures, page);
   AddCheckpoints(figures, page);
   AddBatchNorm(figures, page);
   return page.Take();

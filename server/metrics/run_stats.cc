@@ -125,6 +125,23 @@ void RunStats::Happened(const effect::Log& log) {
   if (sums_.events.size() > kEventsMax) sums_.events.pop_front();
 }
 
+void RunStats::ContinueEvents(const std::vector<EarlierEvent>& events) {
+  MutexLock lock(mu_);
+  for (const EarlierEvent& event : events) {
+    sums_.events.push_back({.uptime = event.at - start_, .log = event.log});
+  }
+}
+
+std::vector<EarlierEvent> RunStats::events() const {
+  MutexLock lock(mu_);
+  std::vector<EarlierEvent> events;
+  events.reserve(sums_.events.size());
+  for (const RunEvent& event : sums_.events) {
+    events.push_back({.at = start_ + event.uptime, .log = event.log});
+  }
+  return events;
+}
+
 void RunStats::Applied(absl::Duration took) {
   MutexLock lock(mu_);
   sums_.apply_seconds.Add(absl::ToDoubleSeconds(took));

@@ -40,8 +40,14 @@ struct EvaluationPoint {
 // An event that is worth finding again later: a lost worker, a change of
 // policy.
 struct RunEvent {
-  // Time since the start of the stats.
+  // Time since the start of the stats; negative for one before it.
   absl::Duration uptime;
+  effect::Log log;
+};
+
+// The same, of a server that is over.
+struct EarlierEvent {
+  Instant at;
   effect::Log log;
 };
 
@@ -97,6 +103,10 @@ class RunStats {
   // Curves and times continue from `history`. Call it before any event is
   // recorded.
   void Continue(const EarlierHistory& history) ABSL_LOCKS_EXCLUDED(mu_);
+  // Events of an earlier server of this process, oldest first. Call it before
+  // any event is recorded.
+  void ContinueEvents(const std::vector<EarlierEvent>& events)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Committed(const CommitRecord& record,
                  const CommitObservation& observation) ABSL_LOCKS_EXCLUDED(mu_);
   void Evaluated(const EvaluationRecord& record) ABSL_LOCKS_EXCLUDED(mu_);
@@ -108,6 +118,8 @@ class RunStats {
   void Drifted(const std::vector<LayerDrift>& drift) ABSL_LOCKS_EXCLUDED(mu_);
 
   RunSums sums() const ABSL_LOCKS_EXCLUDED(mu_);
+  // For ContinueEvents.
+  std::vector<EarlierEvent> events() const ABSL_LOCKS_EXCLUDED(mu_);
   // Time since the stats was made.
   absl::Duration uptime() const { return clock_.Now() - start_; }
 

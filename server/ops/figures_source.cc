@@ -125,6 +125,8 @@ SharedFigures FiguresSource::Gather() {
   figures->uptime = stats_.uptime();
   figures->address = links_.address;
   figures->dashboards_url = links_.dashboards_url;
+  // Before the status, so that the sentence names a shard that is gone here.
+  figures->shards = shard_.shard_figures();
   figures->status = shard_.Status();
   figures->policy = shard_.Policy();
   const CoordinatorOptions options = shard_.options();

@@ -23,12 +23,14 @@ constexpr absl::Duration kPageInterval = absl::Seconds(1);
 
 using Collectors = std::vector<std::unique_ptr<const prometheus::Collectable>>;
 
-Collectors MakeCollectors(const FiguresSource& figures,
+Collectors MakeCollectors(const FiguresSource* figures,
                           const OpsPortOptions& options,
                           std::function<int64_t()> handshake_failures) {
   Collectors collectors;
-  collectors.push_back(
-      std::make_unique<RunCollector>([&figures] { return figures.Newest(); }));
+  if (figures != nullptr) {
+    collectors.push_back(std::make_unique<RunCollector>(
+        [figures] { return figures->Newest(); }));
+  }
   collectors.push_back(std::make_unique<LogCollector>());
   collectors.push_back(std::make_unique<ProcessCollector>());
   if (options.access != nullptr) {
@@ -42,6 +44,19 @@ Collectors MakeCollectors(const FiguresSource& figures,
         std::make_unique<CertificateCollector>(options.certificate_end));
   }
   return collectors;
+}
+
+// The page and its numbers, whose requests are counted.
+std::map<std::string, HttpHandler> RunRoutes(const FiguresSource& figures,
+                                             Watchers& watchers) {
+  std::map<std::string, HttpHandler> routes =
+      PageRoutes([&figures] { return figures.Newest(); });
+  HttpHandler& status = routes.at("/status.json");
+  status = [&watchers, answer = status] {
+    watchers.Asked("/status.json", kPageInterval);
+    return answer();
+  };
+  return routes;
 }
 
 // Null without `access`.
@@ -69,6 +84,7 @@ OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
                                               : serving->handshake_failures();
                                  })),
       ready_(absl::UnavailableError("the server is starting")) {
+  if (sources.metrics != nullptr) metrics_.push_back(sources.metrics);
   for (const auto& collector : collectors_) {
     metrics_.push_back(collector.get());
   }
@@ -81,18 +97,16 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
     const OpsPortOptions& options, const Sources& sources) {
   std::unique_ptr<OpsPort> port(new OpsPort(options, sources));
   std::map<std::string, HttpHandler> routes =
-      PageRoutes([&figures = sources.figures] { return figures.Newest(); });
-  routes.merge(OpsRoutes({.metrics = port->metrics_,
-                          .ready = [&port = *port] { return port.ready(); }}));
-  const auto watch = [&](const char* watched, absl::Duration again) {
-    HttpHandler& handler = routes.at(watched);
-    handler = [&watchers = sources.watchers, watched, again, answer = handler] {
-      watchers.Asked(watched, again);
+      OpsRoutes({.metrics = port->metrics_,
+                 .ready = [&port = *port] { return port.ready(); }});
+  if (sources.figures != nullptr) {
+    HttpHandler& metrics = routes.at("/metrics");
+    metrics = [watchers = sources.watchers, answer = metrics] {
+      watchers->Asked("/metrics");
       return answer();
     };
-  };
-  watch("/status.json", kPageInterval);
-  watch("/metrics", absl::ZeroDuration());
+    routes.merge(RunRoutes(*sources.figures, *sources.watchers));
+  }
   absl::StatusOr<std::unique_ptr<HttpServer>> http =
       StartHttpServer({.listen = options.listen,
                        .insecure = options.insecure,
@@ -108,8 +122,10 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
       ParseHostPort("--ops_listen", port->address());
   if (address.ok() && !address->loopback() && !options.tls.has_value()) {
     Log(LogLevel::kWarning,
-        absl::StrCat("--insecure: any client that can reach ", port->address(),
-                     " sees this run's page and metrics"));
+        absl::StrCat(
+            "--insecure: any client that can reach ", port->address(),
+            " sees this run's ",
+            sources.figures == nullptr ? "metrics" : "page and metrics"));
   }
   return port;
 }

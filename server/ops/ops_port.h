@@ -46,16 +46,21 @@ struct OpsPortOptions {
 // Errors: InvalidArgument naming it.
 absl::Status CheckOpsListen(const std::string& listen, bool insecure);
 
-// The server's operations port: live page, metrics and health of a run.
+// The operations port of a server process: metrics and health, and on shard 0
+// the live page of the run.
 // Thread safety: safe.
 class OpsPort {
  public:
   // The displayed objects; all must outlive the port.
   struct Sources {
-    const FiguresSource& figures;
     const GrpcMetrics& calls;
-    // Is told of each request.
-    Watchers& watchers;
+    // The numbers of the run, for the page and as metrics; null: there is no
+    // page.
+    const FiguresSource* figures = nullptr;
+    // Is told of each request for them; null without `figures`.
+    Watchers* watchers = nullptr;
+    // Metrics in place of the run's; may be null.
+    const prometheus::Collectable* metrics = nullptr;
   };
 
   // The port is not ready until SetReady is called.

@@ -124,6 +124,26 @@ void ToProto(const EvaluationSums& test, v1::Status& proto) {
   }
 }
 
+void AddShards(const std::vector<ShardFigures>& shards, v1::Status& proto) {
+  for (const ShardFigures& shard : shards) {
+    v1::ShardStatus* to = proto.add_shards();
+    to->set_shard(shard.shard);
+    to->set_address(shard.address);
+    to->set_connected(shard.connected);
+    to->set_since_unix_s(shard.since);
+    to->set_lost_because(shard.lost_because);
+    to->set_losses(shard.losses);
+    to->set_generation(shard.generation);
+    to->set_partitions(shard.partitions);
+    to->set_weights_bytes(shard.weights_bytes);
+    if (shard.prepare_seconds.has_value()) {
+      to->set_prepare_seconds(*shard.prepare_seconds);
+    }
+    to->set_prepare_seconds_total(shard.prepare_seconds_total);
+    to->set_holdup_seconds_total(shard.holdup_seconds_total);
+  }
+}
+
 v1::Status ToProto(const StatusView& view, double samples_per_second,
                    const AdminActions& actions) {
   v1::Status proto;
@@ -189,6 +209,15 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
   return proto;
 }
 
+v1::Status StatusOf(const Shard& shard, double samples_per_second,
+                    const AdminActions& actions) {
+  // Before the status, so that the sentence names a shard that is gone here.
+  const std::vector<ShardFigures> shards = shard.shard_figures();
+  v1::Status status = ToProto(shard.Status(), samples_per_second, actions);
+  AddShards(shards, status);
+  return status;
+}
+
 class WatchReactor final
     : public QueuedWrites<grpc::ServerWriteReactor<v1::Status>, v1::Status,
                           Stream> {
@@ -219,7 +248,7 @@ class WatchReactor final
     if (ended()) return false;
     if (now < due_ || !idle()) return true;
     due_ = now + interval_;
-    Send(ToProto(shard_.Status(), samples_per_second, actions_));
+    Send(StatusOf(shard_, samples_per_second, actions_));
     return true;
   }
 
@@ -245,7 +274,7 @@ class AdminService final : public v1::Admin::CallbackService {
                                       v1::Status* reply) override {
     return Serve(context, *request, [&] {
       if (actions_.on_status != nullptr) actions_.on_status();
-      *reply = ToProto(shard_.Status(), SamplesPerSecond(), actions_);
+      *reply = StatusOf(shard_, SamplesPerSecond(), actions_);
       reply->set_caller(IdentityNameOf(*context));
       return absl::OkStatus();
     });

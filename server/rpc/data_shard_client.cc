@@ -19,6 +19,7 @@ namespace {
 
 // Until somebody is told that a data shard is not there.
 constexpr absl::Duration kTellAfter = absl::Seconds(1);
+constexpr absl::Duration kGiveUpInterval = absl::Milliseconds(100);
 constexpr absl::Duration kEndPatience = absl::Seconds(2);
 
 void SendMessage(v1::ShardCommand& message,
@@ -47,17 +48,19 @@ void DataShardClient::Close() {
   if (stream_ != nullptr) stream_->Close();
 }
 
-absl::Status DataShardClient::Attach(const std::function<void()>& on_wait) {
+absl::Status DataShardClient::Attach(const std::function<void()>& on_wait,
+                                     const std::function<bool()>& give_up) {
   bool told = false;
   for (;;) {
-    const absl::Status status = TryAttach(told, on_wait);
+    const absl::Status status = TryAttach(told, on_wait, give_up);
     // It was killed, or stopped, as it was connected to.
     if (!absl::IsUnavailable(status)) return status;
   }
 }
 
 absl::Status DataShardClient::TryAttach(bool& told,
-                                        const std::function<void()>& on_wait) {
+                                        const std::function<void()>& on_wait,
+                                        const std::function<bool()>& give_up) {
   stream_ = std::make_unique<Stream>(Stream::Reactions{
       .on_message =
           [this](grpc::ByteBuffer& bytes) { return OnMessage(bytes); },
@@ -86,9 +89,12 @@ absl::Status DataShardClient::TryAttach(bool& told,
   const Instant tell_at = clock.Now() + kTellAfter;
   MutexLock lock(mu_);
   while (!attached_ && !end_.has_value()) {
-    if (told) {
-      changed_.Wait(mu_);
-    } else if (!changed_.WaitUntil(mu_, clock, tell_at)) {
+    changed_.WaitUntil(mu_, clock, clock.Now() + kGiveUpInterval);
+    if (give_up()) {
+      return absl::CancelledError(absl::StrCat(
+          "given up waiting for data shard ", options_.attachment.place.index));
+    }
+    if (!told && clock.Now() >= tell_at) {
       told = true;
       on_wait();
     }

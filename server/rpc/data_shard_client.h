@@ -45,10 +45,12 @@ class DataShardClient final : public DataLink {
   ~DataShardClient() override;
 
   // Connects, and waits until the data shard is there and has taken the
-  // attachment. `on_wait` is called once if that takes more than a second.
+  // attachment. `on_wait` is called once if that takes more than a second, and
+  // `give_up` every tenth of a second; both must not block.
   // Errors: those of DataShards.Attach but Unavailable, after which it tries
-  //   again. on_end is not called.
-  absl::Status Attach(const std::function<void()>& on_wait)
+  //   again; Cancelled: give_up said true. on_end is not called.
+  absl::Status Attach(const std::function<void()>& on_wait,
+                      const std::function<bool()>& give_up)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   void Send(ShardCommand command) override;
@@ -67,7 +69,8 @@ class DataShardClient final : public DataLink {
   using Stream = BidiStream<grpc::ByteBuffer, grpc::ByteBuffer>;
 
   // Connects once.
-  absl::Status TryAttach(bool& told, const std::function<void()>& on_wait)
+  absl::Status TryAttach(bool& told, const std::function<void()>& on_wait,
+                         const std::function<bool()>& give_up)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnMessage(grpc::ByteBuffer& bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mu_);

@@ -157,6 +157,8 @@ class DataPullReactor final
     reply.set_partition(static_cast<int32_t>(partition));
     DescribePayload(weights, &reply);
     AddMessageChecksum(&reply);
+    ServiceCounters::Add(host_.counters().pull_bytes_float32,
+                         weights.size_bytes());
     Send(EncodeFramed(reply, weights));
   }
 

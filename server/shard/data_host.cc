@@ -25,7 +25,10 @@ absl::Status NotConnected() {
 DataHost::DataHost(Options options, const Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
-      streams_(StreamRegistry::LimitsOf(1)) {
+      streams_(StreamRegistry::LimitsOf(1)),
+      trace_(options_.timeline == nullptr
+                 ? nullptr
+                 : std::make_unique<ShardTrace>(*options_.timeline)) {
   if (options_.fold != nullptr) return;
   pool_ = std::make_unique<ThreadPool>(
       ThreadPoolOptions{.name = "fold",
@@ -86,9 +89,11 @@ absl::Status DataHost::Attach(const ShardAttachment& attachment,
     ResetLocked(absl::AbortedError("shard 0 has attached again"), actions);
     link_ = link;
     attachment_ = attachment;
+    ++connections_;
     streams_.SetLimits(StreamRegistry::LimitsOf(attachment.workers));
   }
   Do(std::move(actions));
+  if (options_.on_attach) options_.on_attach(attachment);
   return absl::OkStatus();
 }
 
@@ -209,6 +214,14 @@ struct DataHost::Handler {
     const std::shared_ptr<ExchangeStream> stream =
         host.streams_.Exchange(send.rank, send.incarnation);
     if (stream == nullptr) return absl::OkStatus();
+    const int64_t change_bytes = weights.change.size_bytes();
+    if (change_bytes > 0) {
+      ServiceCounters::Add(host.counters_.pull_bytes_bfloat16, change_bytes);
+    } else {
+      ServiceCounters::Add(
+          host.counters_.pull_bytes_float32,
+          weights.weights->size() * static_cast<int64_t>(sizeof(float)));
+    }
     actions.calls.push_back(
         [stream, message = effect::SendWeights{
                      .rank = send.rank,
@@ -307,6 +320,10 @@ absl::StatusOr<Admission> DataHost::Gradient(
     }
   }
   link->SendGradient(told);
+  ServiceCounters::Add(told.message.type == ElementType::kBFloat16
+                           ? counters_.push_bytes_bfloat16
+                           : counters_.push_bytes_float32,
+                       told.message.remote_bytes);
   return admission;
 }
 
@@ -410,11 +427,18 @@ void DataHost::StartFold(FoldJob job) {
 void DataHost::RunOnPool(FoldJob job, OnFolded done) {
   const absl::Status accepted = pool_->Submit(
       [this, job = std::move(job), done = std::move(done)]() mutable {
+        const Instant begin = clock_.Now();
         FoldResult result = AllOrExit("fold", [&] {
           return RunFold(job, kernels::CpuBackend(), buffers_);
         });
+        const Instant end = clock_.Now();
+        if (trace_ != nullptr) trace_->Folded(job, begin, end);
         // Frees the gradients' memory before more are sent.
         job = FoldJob();
+        {
+          MutexLock lock(mu_);
+          fold_seconds_.Add(absl::ToDoubleSeconds(end - begin));
+        }
         done(std::move(result));
       });
   COHORT_CHECK(accepted.ok(), accepted.message());

@@ -19,11 +19,15 @@
 #include "common/mutex.h"
 #include "common/push.h"
 #include "common/thread_pool.h"
+#include "common/timeline.h"
 #include "server/core/data/shard_messages.h"
 #include "server/core/data/shard_node.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/requests.h"
+#include "server/metrics/data_shard_metrics.h"
 #include "server/shard/byte_meter.h"
+#include "server/shard/service_counters.h"
+#include "server/shard/shard_trace.h"
 #include "server/shard/stream_registry.h"
 #include "server/shard/streams.h"
 
@@ -73,6 +77,10 @@ class DataHost {
     // the log. On any thread.
     std::function<void()> on_end;
     std::function<void(const std::string&)> on_event;
+    // Called with what is attached, before anything else of it. May be null.
+    std::function<void(const ShardAttachment&)> on_attach;
+    // Receives spans of folds. May be null. Must outlive the host.
+    Timeline* timeline = nullptr;
   };
 
   // `clock` must outlive the host.
@@ -89,6 +97,9 @@ class DataHost {
   ByteRope Counted(ByteRope gradient) {
     return gradient_bytes_.Count(std::move(gradient));
   }
+
+  ServiceCounters& counters() { return counters_; }
+  DataShardFigures figures() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- shard 0
   // Everything goes to `link` from now on. Errors: as DataShards.Attach.
@@ -167,6 +178,9 @@ class DataHost {
   ByteMeter gradient_bytes_;
   StreamRegistry streams_;
   FloatBufferPool buffers_;
+  ServiceCounters counters_;
+  // Null without a timeline.
+  const std::unique_ptr<ShardTrace> trace_;
 
   mutable Mutex mu_;
   // Null: shard 0 is not connected.
@@ -182,6 +196,9 @@ class DataHost {
   std::map<const ExchangeStream*, Window> windows_ ABSL_GUARDED_BY(mu_);
   std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
+  BucketCounts fold_seconds_ ABSL_GUARDED_BY(mu_) =
+      DataShardFigures().fold_seconds;
   int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
   CondVar folds_done_;
 

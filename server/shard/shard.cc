@@ -182,6 +182,7 @@ void Shard::StartFold(FoldJob job) {
       report = data.FoldDone(std::move(result), next);
       return next;
     });
+    NoteFold(0, report);
     Handle(
         [&report](Coordinator& core, Instant now, Effects& out) {
           core.Folded(std::move(report), now, out);
@@ -469,8 +470,13 @@ absl::StatusOr<RunState> Shard::State() const {
 }
 
 StatusView Shard::Status() const {
-  MutexLock lock(mu_);
-  return core_.Status(clock_.Now());
+  StatusView view;
+  {
+    MutexLock lock(mu_);
+    view = core_.Status(clock_.Now());
+  }
+  DescribeWaiting(view);
+  return view;
 }
 
 absl::StatusOr<Version> Shard::Drain(const std::string& reason) {

@@ -37,6 +37,7 @@
 #include "server/shard/remote_gradients.h"
 #include "server/shard/reserved_bytes.h"
 #include "server/shard/service_counters.h"
+#include "server/shard/shard_stats.h"
 #include "server/shard/shard_trace.h"
 #include "server/shard/stream_registry.h"
 #include "server/shard/streams.h"
@@ -73,6 +74,9 @@ struct ShardOptions {
   // Must outlive the shard.
   std::vector<DataLink*> data_shards;
   std::vector<std::string> data_addresses;
+  // What is known of all shards. Null: there is only this one. Must outlive the
+  // shard.
+  ShardStats* shard_stats = nullptr;
   // Gives the memory for new weights. Null: it is the process's own.
   std::shared_ptr<FloatStorage> weights_memory;
   // Receives spans for folds, commits and rendezvous. May be null. Must outlive
@@ -120,6 +124,8 @@ class Shard {
   StreamRegistry& streams() { return streams_; }
   // Like StreamRegistry::AdmitSession; the stream is ended if no join arrives
   // in time.
+  // Errors also: Unavailable: before Start, if there are data shards to wait
+  //   for; see ShardStats.
   absl::StatusOr<SessionId> AdmitSession(
       const std::shared_ptr<SessionStream>& stream);
   // The same for other streams, which are ended if no first message arrives in
@@ -205,6 +211,8 @@ class Shard {
   // Bytes of gradients in memory, whoever holds them.
   int64_t inflight_bytes() const { return gradient_bytes_.held_bytes(); }
   ServiceFigures figures() const;
+  // Empty if there is only this shard.
+  std::vector<ShardFigures> shard_figures() const;
   ServiceCounters& counters() { return counters_; }
   // Reports a message to ShardOptions::on_denied_rank.
   void DeniedRank(const std::string& client) {
@@ -244,6 +252,11 @@ class Shard {
   void SendToShards(std::vector<ShardCommands::Command> commands);
   // What an effect means for them.
   void TellShards(const Effect& effect) ABSL_LOCKS_EXCLUDED(mu_);
+  // Names the data shards that everything waits for.
+  void DescribeWaiting(StatusView& view) const;
+  // A part of the transaction was folded by this shard or a data shard.
+  void NoteFold(int32_t shard, const FoldReport& report);
+  void NoteCommit(const effect::Commit& commit);
   // Passes waiting gradients of the rank to the core.
   void OfferRemote(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
   void FoldedRemotely(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);

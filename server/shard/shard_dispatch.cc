@@ -169,6 +169,7 @@ struct Shard::Dispatcher {
     });
   }
   void operator()(effect::Commit& commit) const {
+    shard.NoteCommit(commit);
     std::optional<Transaction> over;
     MutexLock lock(shard.data_mu_);
     over = shard.data_.Commit(commit.transaction);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "server/core/optimizer/slots.h"
@@ -41,6 +42,14 @@ void Shard::CheckStreams(int64_t ticks) {
 
 absl::StatusOr<SessionId> Shard::AdmitSession(
     const std::shared_ptr<SessionStream>& stream) {
+  if (options_.shard_stats != nullptr) {
+    MutexLock lock(mu_);
+    if (!started_) {
+      const std::string waiting = options_.shard_stats->WaitingText();
+      return absl::UnavailableError(waiting.empty() ? "the server is starting"
+                                                    : waiting);
+    }
+  }
   StreamRegistry::Streams evicted;
   absl::StatusOr<SessionId> id =
       streams_.AdmitSession(stream, clock_.Now() + kJoinDeadline, &evicted);

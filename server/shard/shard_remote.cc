@@ -1,6 +1,7 @@
 // The data shards in other processes.
 
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "server/core/data/shard_commands.h"
@@ -16,6 +17,11 @@ void Shard::SendToShards(std::vector<ShardCommands::Command> commands) {
 }
 
 void Shard::TellShards(const Effect& effect) {
+  // Before they can answer.
+  const auto* const prepare = std::get_if<effect::Prepare>(&effect);
+  if (prepare != nullptr && options_.shard_stats != nullptr) {
+    options_.shard_stats->Planned(prepare->plan.transaction);
+  }
   SendToShards(commands_.Of(effect, [this] {
     MutexLock lock(mu_);
     return core_.HeldVersions();
@@ -38,7 +44,39 @@ void Shard::RemoteFolded(int32_t shard, FoldReport report) {
       static_cast<size_t>(report.partition) < model->partitions.size() &&
       ShardPlace::OwnerOf(report.partition, shards()) == shard;
   if (!known) return;
+  NoteFold(shard, report);
   FoldedRemotely(std::move(report));
+}
+
+void Shard::NoteFold(int32_t shard, const FoldReport& report) {
+  if (options_.shard_stats == nullptr) return;
+  options_.shard_stats->Folded(shard, report.transaction);
+}
+
+void Shard::NoteCommit(const effect::Commit& commit) {
+  if (options_.shard_stats == nullptr) return;
+  const std::vector<ShardStats::Prepared> shards =
+      options_.shard_stats->Committed(commit.transaction);
+  if (trace_ == nullptr) return;
+  for (const ShardStats::Prepared& one : shards) {
+    trace_->Prepared(one, commit.version);
+  }
+}
+
+void Shard::DescribeWaiting(StatusView& view) const {
+  if (options_.shard_stats == nullptr || view.ended) return;
+  std::string waiting = options_.shard_stats->WaitingText();
+  if (waiting.empty()) return;
+  view.state = std::move(waiting);
+  view.phase = StatusView::Phase::kWaiting;
+  // Whatever workers do, it is not they who are waited for.
+  view.waited_for.clear();
+  view.waiting = absl::ZeroDuration();
+}
+
+std::vector<ShardFigures> Shard::shard_figures() const {
+  if (options_.shard_stats == nullptr) return {};
+  return options_.shard_stats->figures(model().get());
 }
 
 }  // namespace cohort

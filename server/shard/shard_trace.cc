@@ -93,6 +93,16 @@ void ShardTrace::Folded(const FoldJob& job, Instant begin, Instant end) {
                             static_cast<int64_t>(job.contributions.size())}}});
 }
 
+void ShardTrace::Prepared(const ShardStats::Prepared& prepared,
+                          Version version) {
+  timeline_.Add({.name = "prepare",
+                 .begin = prepared.begin,
+                 .end = prepared.end,
+                 .track = absl::StrCat("shard ", prepared.shard),
+                 .facts = {{"shard", int64_t{prepared.shard}},
+                           {"version", version.value()}}});
+}
+
 void ShardTrace::Committed(const CommitRecord& record, Instant now) {
   Instant begin = now;
   int64_t folds = 0;

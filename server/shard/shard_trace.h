@@ -17,6 +17,7 @@
 #include "common/timeline.h"
 #include "server/core/effects.h"
 #include "server/core/optimizer/fold_job.h"
+#include "server/shard/shard_stats.h"
 
 namespace cohort {
 
@@ -24,6 +25,8 @@ namespace cohort {
 //   "fold"         one partition, on the thread that folds it
 //   "apply"        from the first fold of a commit to the commit; on its own
 //                  track
+//   "prepare"      from the plan of a commit to the last fold of a shard; on a
+//                  track for each shard, where there are several
 //   "rendezvous"   of one member, from its moments' arrival to the answer; on a
 //                  track for each rank, with the rank that came last. The span
 //                  of the member that came first is the rendezvous' whole time.
@@ -42,6 +45,7 @@ class ShardTrace {
 
   void Folded(const FoldJob& job, Instant begin, Instant end)
       ABSL_LOCKS_EXCLUDED(mu_);
+  void Prepared(const ShardStats::Prepared& prepared, Version version);
   void Committed(const CommitRecord& record, Instant now)
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -67,6 +67,23 @@ export function setBars(list, rows) {
   });
 }
 
+// A row of a table that becomes a block on a phone, with the state of what it
+// describes in the second column.
+export function makeLabelledRow(labels, textColumns) {
+  const row = make('tr');
+  row.setAttribute('role', 'row');
+  labels.forEach((label, i) => {
+    const cell = make(i === 0 ? 'th' : 'td', textColumns.includes(i) ? '' :
+                                                                      'number');
+    if (i === 0) cell.scope = 'row';
+    cell.setAttribute('role', i === 0 ? 'rowheader' : 'cell');
+    cell.dataset.label = label;
+    row.append(cell);
+  });
+  row.children[1].append(make('span', 'badge'));
+  return row;
+}
+
 function makeFigure() {
   const group = make('div');
   group.append(make('dt'), make('dd'));

@@ -3,6 +3,7 @@
 import {byId, make, setText, setTexts} from './dom.js';
 import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, smallPercent} from './format.js';
 import {isLong, smoothed} from './smooth.js';
+import {goneText, missingShards, shardList} from './shards.js';
 import {isElastic, isMissed, isWaiting, lacking, rankList, sizeText, straggler, waitedFor} from './workers.js';
 
 // Messages that are not work of their own: their content was applied already,
@@ -32,7 +33,9 @@ function showState(status) {
   byId('hero').dataset.tone = toneOf(status);
   // Announced when the state changes, not with each tenth of a second.
   const waited = waitedFor(status);
-  const announcement = waited.length > 0 ?
+  const shards = missingShards(status);
+  const announcement = shards.length > 0 ? `Waiting: ${shardList(shards)}` :
+      waited.length > 0 ?
       `${capitalised(status.state)}: ${rankList(waited)}` :
       capitalised(status.state || '');
   setText(byId('announcement'), announcement);
@@ -155,8 +158,12 @@ function showHoldup(status) {
   const waited = waitedFor(status);
   const missing = (status.workers ?? []).filter(
       (worker) => isMissed(status, worker));
+  const shards = missingShards(status);
   if (status.ended) {
     showTile('tile-holdup', 'No worker', 'the run is over');
+  } else if (shards.length > 0) {
+    showTile('tile-holdup', capitalised(shardList(shards)), goneText(shards),
+             'warning');
   } else if (lacking(status) > 0) {
     showTile('tile-holdup', plural(lacking(status), 'more worker'),
              'any worker that joins will do', 'warning');

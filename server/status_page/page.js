@@ -10,6 +10,7 @@ import {updateHeadline} from './headline.js';
 import {updatePolicy} from './policy.js';
 import {remember} from './recent.js';
 import {updatePushes, updateServer} from './server.js';
+import {updateShards} from './shards.js';
 import {updateSteps} from './steps.js';
 import {updateWorkers} from './workers.js';
 
@@ -23,7 +24,7 @@ let waitMs = POLL_MS;
 
 const panels = [
   updateHeadline, updateCurves, updateSteps, updateWorkers, updatePolicy,
-  updatePushes, updateEvents, updateBatchNorm, updateServer,
+  updatePushes, updateEvents, updateBatchNorm, updateShards, updateServer,
 ];
 
 function show(status) {

@@ -239,6 +239,28 @@ Json ServerJson(const RunFigures& figures) {
           {"open_fds", figures.process.open_fds}};
 }
 
+Json ShardsJson(const RunFigures& figures) {
+  Json shards = Json::array();
+  for (const ShardFigures& shard : figures.shards) {
+    Json seconds = nullptr;
+    if (shard.since > 0) seconds = Number(figures.now - shard.since);
+    shards.push_back(
+        {{"shard", shard.shard},
+         {"address", shard.address},
+         {"connected", shard.connected},
+         {"since_seconds", std::move(seconds)},
+         {"lost_because", shard.lost_because},
+         {"losses", shard.losses},
+         {"generation", shard.generation},
+         {"partitions", shard.partitions},
+         {"weights_bytes", shard.weights_bytes},
+         {"prepare_seconds", Maybe(shard.prepare_seconds)},
+         {"prepare_seconds_total", Number(shard.prepare_seconds_total)},
+         {"holdup_seconds_total", Number(shard.holdup_seconds_total)}});
+  }
+  return shards;
+}
+
 Json VerdictsJson(const RunFigures& figures) {
   Json json = Json::object();
   for (const auto& [name, count] : PushVerdicts(figures)) json[name] = count;
@@ -300,6 +322,7 @@ std::string StatusJson(const RunFigures& figures) {
   json["checkpoint"] = CheckpointJson(figures);
   json["events"] = EventsJson(figures);
   json["server"] = ServerJson(figures);
+  json["shards"] = ShardsJson(figures);
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

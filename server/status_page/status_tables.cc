@@ -141,6 +141,29 @@ std::string EventsTable(const RunFigures& figures) {
   return Table("Events, newest first", {}, rows);
 }
 
+std::string ShardsTable(const RunFigures& figures) {
+  Rows rows;
+  for (const ShardFigures& shard : figures.shards) {
+    const absl::Duration since = absl::Seconds(figures.now - shard.since);
+    rows.push_back(
+        {absl::StrCat(shard.shard),
+         shard.connected ? "connected"
+         : shard.generation == 0
+             ? "not there yet"
+             : absl::StrCat("gone for ", SecondsText(since)),
+         absl::StrCat(shard.partitions), absl::StrCat(shard.losses),
+         shard.prepare_seconds.has_value()
+             ? absl::StrFormat("%.1f ms", 1000 * *shard.prepare_seconds)
+             : "none yet",
+         shard.address});
+  }
+  if (rows.empty()) return "";
+  return Table(
+      "Shards",
+      {"Shard", "State", "Partitions", "Lost", "Last prepare", "Address"},
+      rows);
+}
+
 std::string LayersTable(const RunFigures& figures) {
   Rows rows;
   for (size_t i = 0; i < figures.model.layers.size(); ++i) {
@@ -169,7 +192,8 @@ std::string StatusTables(const RunFigures& figures) {
   return absl::StrCat(
       "<p id=\"plain-state\">", EscapedHtml(figures.status.state), "</p>\n",
       RunTable(figures), WorkersTable(figures), VerdictsTable(figures),
-      PolicyTable(figures), EventsTable(figures), LayersTable(figures));
+      PolicyTable(figures), EventsTable(figures), LayersTable(figures),
+      ShardsTable(figures));
 }
 
 std::string PageWithTables(absl::string_view page, const RunFigures& figures) {

@@ -1,8 +1,9 @@
 // The table of workers, and which of them delay the others.
 
-import {byId, make, resize, setText, shownRows} from './dom.js';
+import {byId, makeLabelledRow, resize, setText, shownRows} from './dom.js';
 import {UNKNOWN, bytes, count, duration, known, percent} from './format.js';
 import {lately, waitingShare} from './recent.js';
+import {missingShards} from './shards.js';
 
 const ROWS = 12;
 // With fewer arrivals it is not known who is slow.
@@ -42,9 +43,10 @@ export function waitedFor(status) {
 }
 
 // After the run, no worker counts as missing, and an elastic cohort misses none
-// in particular.
+// in particular. While a shard is missing, no worker can join.
 export const isMissed = (status, worker) =>
-    !status.ended && !isElastic(status) && isMissing(worker);
+    !status.ended && !isElastic(status) && missingShards(status).length === 0 &&
+    isMissing(worker);
 
 // "workers 0, 3 and 7", "workers 0, 1, 2 and 61 more".
 export function rankList(ranks) {
@@ -89,20 +91,7 @@ export function straggler(status) {
                                                   'all keep up'};
 }
 
-function makeRow() {
-  const row = make('tr');
-  row.setAttribute('role', 'row');
-  LABELS.forEach((label, i) => {
-    const cell = make(i === 0 ? 'th' : 'td', TEXT_COLUMNS.includes(i) ? '' :
-                                                                       'number');
-    if (i === 0) cell.scope = 'row';
-    cell.setAttribute('role', i === 0 ? 'rowheader' : 'cell');
-    cell.dataset.label = label;
-    row.append(cell);
-  });
-  row.children[1].append(make('span', 'badge'));
-  return row;
-}
+const makeRow = () => makeLabelledRow(LABELS, TEXT_COLUMNS);
 
 function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
   const cells = row.children;

@@ -89,6 +89,7 @@ class LocalClusterTest : public ::testing::Test {
     absl::StatusOr<std::unique_ptr<LocalCluster>> cluster =
         LocalCluster::Start({.programs = *programs,
                              .workers = workers,
+                             .shards = shards_,
                              .server_flags = std::move(server_flags),
                              .worker_flags = std::move(worker_flags),
                              .worker_command = worker_command_,
@@ -139,6 +140,7 @@ class LocalClusterTest : public ::testing::Test {
                                  std::filesystem::perms::owner_all);
   }
 
+  int32_t shards_ = 1;
   absl::Duration stop_patience_ = kTestMax;
   std::vector<std::string> worker_command_;
   const SteadyClock clock_{};
@@ -188,6 +190,18 @@ TEST_F(LocalClusterTest, FlagsOfAWorkerThatIsNotThereAreRefused) {
   worker_command_ = {"python3", "train.py"};
   EXPECT_THAT(Start(1, {}, {"--threads=2"}).message(),
               AllOf(HasSubstr("--threads=2"), HasSubstr("python3")));
+}
+
+// The port that the environment may name is shard 0's.
+TEST_F(LocalClusterTest, ADataShardHasATimelineOfItsOwnAndNoOperationsPort) {
+  Play("listen; await started-0", "");
+  shards_ = 2;
+  ASSERT_TRUE(Start(1, {"--trace", "a.b/s.json"}).ok());
+  ASSERT_TRUE(PollUntilDone().ok());
+  EXPECT_THAT(lines_["shard 1"][0],
+              AllOf(HasSubstr(" --ops_listen= "),
+                    HasSubstr(" --trace=a.b/s.shard1.json")));
+  EXPECT_THAT(lines_["server"][0], HasSubstr(" --trace a.b/s.json"));
 }
 
 TEST_F(LocalClusterTest, EachWorkerHasATimelineOfItsOwn) {

@@ -81,8 +81,60 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("batch_size":0,"sequence":0,"silent_ms":null,)"
           R"("cpu_cores":null,"resident_bytes":null,"transport":"",)"
           R"("phase_seconds":{}}],)"
+          R"("shards":[],)"
           R"("staleness_versions":{},"counters":{"pushes_applied":300}})",
           "\n"));
+}
+
+v1::Status ShardedStatus() {
+  v1::Status status = ExampleStatus();
+  status.set_server_unix_us(int64_t{1'000'000'000'000});
+  v1::ShardStatus* own = status.add_shards();
+  own->set_connected(true);
+  own->set_partitions(5);
+  own->set_weights_bytes(2048);
+  own->set_prepare_seconds(0.0125);
+  own->set_prepare_seconds_total(8);
+  own->set_holdup_seconds_total(2);
+  v1::ShardStatus* lost = status.add_shards();
+  lost->set_shard(1);
+  lost->set_address("10.0.0.2:7070");
+  lost->set_since_unix_s(999'988);
+  lost->set_lost_because("killed");
+  lost->set_losses(3);
+  lost->set_generation(9);
+  v1::ShardStatus* never = status.add_shards();
+  never->set_shard(2);
+  never->set_address("10.0.0.3:7070");
+  return status;
+}
+
+TEST(StatusVerbTest, ShowsTheShardsWhereThereAreSeveral) {
+  CtlHarness ctl;
+  ctl.server.on_status = &ShardedStatus;
+  EXPECT_THAT(ctl.Run("status").out, HasSubstr(R"(
+shard  state          partitions  weights  last prepare  waited for alone  lost  address
+0      connected      5           2.0 KiB  12.5 ms       25 %              0     this server
+1      gone for 12 s  0           0 B      none yet                        3     10.0.0.2:7070
+2      not there yet  0           0 B      none yet                        0     10.0.0.3:7070
+)"));
+  EXPECT_EQ(ShardsLine(ShardedStatus()), "1 of 3 connected");
+}
+
+TEST(StatusVerbTest, JsonSaysWhichShardIsGoneAndWhy) {
+  CtlHarness ctl;
+  ctl.server.on_status = &ShardedStatus;
+  const nlohmann::json shards =
+      nlohmann::json::parse(ctl.Run("status --json").out)["shards"];
+  ASSERT_EQ(shards.size(), 3u);
+  EXPECT_EQ(shards[0]["connected"], true);
+  EXPECT_EQ(shards[0]["since_unix_s"], nullptr);
+  EXPECT_EQ(shards[0]["prepare_seconds"], 0.0125);
+  EXPECT_EQ(shards[1]["connected"], false);
+  EXPECT_EQ(shards[1]["since_unix_s"], 999'988);
+  EXPECT_EQ(shards[1]["lost_because"], "killed");
+  EXPECT_EQ(shards[1]["losses"], 3);
+  EXPECT_EQ(shards[1]["prepare_seconds"], nullptr);
 }
 
 TEST(StatusVerbTest, ShowsTheRunsName) {

@@ -345,12 +345,12 @@ class RenderedTest(unittest.TestCase):
                              if overlay == "monitoring" else set())
 
     def test_monitors_find_every_run_under_the_rules_names(self):
-        monitors = {document["kind"]: document["spec"]
+        monitors = {document["metadata"]["name"]: document["spec"]
                     for document in self.for_all_runs()
                     if document["kind"].endswith("Monitor")}
-        for kind, label, component in (("ServiceMonitor", "service", "server"),
-                                       ("PodMonitor", "pod", "worker")):
-            monitor = monitors[kind]
+        for label, component in (("service", "server"), ("pod", "shard"),
+                                 ("pod", "worker")):
+            monitor = monitors[f"cohort-{component}"]
             self.assertEqual(monitor["namespaceSelector"], {"any": True})
             endpoint, = monitor.get("endpoints",
                                     monitor.get("podMetricsEndpoints"))
@@ -367,11 +367,11 @@ class RenderedTest(unittest.TestCase):
             self.assertIn("ops", [port["name"]
                                   for port in service["spec"]["ports"]])
             job = self.of_kind(overlay, "Job")["cohort-worker"]
-            for kind, labels in (
-                    ("ServiceMonitor", service["metadata"]["labels"]),
-                    ("PodMonitor",
+            for name, labels in (
+                    ("cohort-server", service["metadata"]["labels"]),
+                    ("cohort-worker",
                      job["spec"]["template"]["metadata"]["labels"])):
-                selector = monitors[kind]["selector"]["matchLabels"]
+                selector = monitors[name]["selector"]["matchLabels"]
                 self.assertLessEqual(selector.items(), labels.items())
 
     def test_one_setting_moves_the_links_of_all_alerts(self):

@@ -146,11 +146,12 @@ class ConfigurationsTest(unittest.TestCase):
             [f'"{target}"' for target in config["targets"]],
             [manifests.default_of("server", "ops_listen")])
 
-    def test_workers_by_hand_are_listed_in_a_file_that_is_there(self):
-        config, = self.jobs("prometheus.yml")["cohort-worker"][
-            "file_sd_configs"]
-        self.assertEqual(config["files"], ["workers.yml"])
-        self.assertEqual(self.load("workers.yml"), [{"targets": []}])
+    def test_others_by_hand_are_listed_in_files_that_are_there(self):
+        for job, file in (("cohort-worker", "workers.yml"),
+                          ("cohort-shard", "shards.yml")):
+            config, = self.jobs("prometheus.yml")[job]["file_sd_configs"]
+            self.assertEqual(config["files"], [file])
+            self.assertEqual(self.load(file), [{"targets": []}])
 
 
 class MetricNamesTest(unittest.TestCase):

@@ -34,6 +34,10 @@ class Shards(Cohort):
             self.server_flags.append("--shard_addresses=" + ",".join(
                 self.data_addresses[shard] for shard in range(1, shards)))
 
+    def data_shard_flags(self, _shard):
+        """Further flags of that data shard."""
+        return []
+
     def start_data_shard(self, shard):
         """On its previous address if it had one."""
         file = self.dir / f"address{shard}"
@@ -41,7 +45,7 @@ class Shards(Cohort):
         listen = self.data_addresses.get(shard, "127.0.0.1:0")
         self.data_shards[shard] = self.start_process(f"shard{shard}", [
             BIN / "cohort-server", "--data_shard", f"--listen={listen}",
-            f"--address_file={file}"])
+            f"--address_file={file}", *self.data_shard_flags(shard)])
         self.until(lambda: file.exists() and file.read_text().strip(),
                    f"shard {shard} to listen")
         self.data_addresses[shard] = file.read_text().strip()

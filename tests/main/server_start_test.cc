@@ -10,15 +10,18 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/admin.grpc.pb.h"
 #include "server/main/server.h"
+#include "tests/fakes/raw_http.h"
 #include "tests/fakes/temp_dir.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
@@ -85,6 +88,34 @@ TEST(StartServerTest, AdminMayHaveAPortOfItsOwn) {
   EXPECT_TRUE(worker.Join().ok());
   HandWorker astray(admin);
   EXPECT_EQ(astray.Join().error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+// Port 9 is served by nothing here.
+TEST(StartServerTest, DataShardsThatAreNotThereAreNamedUntilTheStartIsGivenUp) {
+  const TempDir folder;
+  std::ostringstream out;
+  ServerOptions options = TinyOptions();
+  options.files.checkpoint_dir = folder.path();
+  options.shard_addresses = {"127.0.0.1:9"};
+  options.coordinator.shards = 2;
+  options.ops_listen = "127.0.0.1:0";
+  options.ops_address_file = folder.File("ops");
+  HttpAnswer ready;
+  nlohmann::json status;
+  options.stop_requested = [&] {
+    const std::string ops = ReadText(options.ops_address_file);
+    ready = HttpGet(ops, "/readyz");
+    status = nlohmann::json::parse(HttpGet(ops, "/status.json").body);
+    return absl::StrContains(ready.body, "waiting for data shard 1");
+  };
+  const absl::Status started = StartServer(options, out).status();
+  EXPECT_TRUE(absl::IsCancelled(started)) << started;
+  EXPECT_EQ(ready.status, 503);
+  EXPECT_EQ(status["state"], "waiting");
+  EXPECT_EQ(status["state_text"],
+            "waiting for data shard 1 at 127.0.0.1:9, not there yet");
+  ASSERT_EQ(status["shards"].size(), 2u);
+  EXPECT_EQ(status["shards"][1]["connected"], false);
 }
 
 TEST(StartServerTest, DashboardsAreALinkOfTheWeb) {

@@ -73,6 +73,37 @@ TEST(RunMetricsTest, OnlyTheFirstRanksHaveSeries) {
   EXPECT_THAT(page, HasSubstr("cohort_workers_expected 1000\n"));
 }
 
+TEST(RunMetricsTest, ShardsHaveSeriesOnlyWhereThereAreSeveral) {
+  RunFigures figures = BusyFigures(2);
+  std::string page = PageOf(figures);
+  EXPECT_THAT(page, HasSubstr("cohort_shards 1\n"));
+  EXPECT_THAT(page, Not(HasSubstr("shard=")));
+  figures.shards = {{.shard = 0, .partitions = 2, .weights_bytes = 80},
+                    {.shard = 1,
+                     .connected = false,
+                     .losses = 2,
+                     .generation = 9,
+                     .prepare_seconds = 0.5,
+                     .prepare_seconds_total = 4,
+                     .holdup_seconds_total = 3}};
+  page = PageOf(figures);
+  for (const char* line :
+       {"cohort_shards 2\n", "cohort_shard_connected{shard=\"0\"} 1\n",
+        "cohort_shard_connected{shard=\"1\"} 0\n",
+        "cohort_shard_losses_total{shard=\"0\"} 0\n",
+        "cohort_shard_losses_total{shard=\"1\"} 2\n",
+        "cohort_shard_generation{shard=\"1\"} 9\n",
+        "cohort_shard_partitions{shard=\"0\"} 2\n",
+        "cohort_shard_weights_bytes{shard=\"0\"} 80\n",
+        "cohort_shard_prepare_seconds{shard=\"1\"} 0.5\n",
+        "cohort_shard_prepare_seconds_total{shard=\"1\"} 4\n",
+        "cohort_shard_holdup_seconds_total{shard=\"1\"} 3\n"}) {
+    EXPECT_THAT(page, HasSubstr(line));
+  }
+  EXPECT_THAT(page,
+              Not(HasSubstr("cohort_shard_prepare_seconds{shard=\"0\"}")));
+}
+
 TEST(RunMetricsTest, TheBoundFollowsTheRule) {
   RunFigures figures = BusyFigures(3);
   figures.policy_options.aggregation = AggregationKind::kAsync;

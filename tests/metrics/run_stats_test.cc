@@ -103,6 +103,24 @@ TEST(RunStatsTest, KeepsTheNewestEvents) {
   EXPECT_EQ(sums.events.front().uptime, absl::Seconds(3));
 }
 
+TEST(RunStatsTest, EventsOfTheServerBeforeKeepTheirTimes) {
+  StoppedClock clock;
+  clock.now = absl::Seconds(100);
+  RunStats before(clock);
+  clock.now = absl::Seconds(107);
+  before.Happened({.text = "a shard is lost"});
+  clock.now = absl::Seconds(110);
+  RunStats stats(clock);
+  stats.ContinueEvents(before.events());
+  clock.now = absl::Seconds(112);
+  stats.Happened({.text = "it is back"});
+  const RunSums sums = stats.sums();
+  ASSERT_EQ(sums.events.size(), 2u);
+  EXPECT_EQ(sums.events[0].log.text, "a shard is lost");
+  EXPECT_EQ(stats.uptime() - sums.events[0].uptime, absl::Seconds(5));
+  EXPECT_EQ(sums.events[1].uptime, absl::Seconds(2));
+}
+
 TEST(RunStatsTest, KeepsTheNewestEvaluationOfAnEpochsEnd) {
   StoppedClock clock;
   RunStats stats(clock);

@@ -50,6 +50,32 @@ TEST(StatusJsonTest, SaysWhatTheFiguresSay) {
             R"({"count":3,"versions":"2-3"}])");
 }
 
+TEST(StatusJsonTest, SaysWhichShardIsGoneAndSinceWhen) {
+  RunFigures figures = BusyFigures(2);
+  EXPECT_EQ(Parsed(figures)["shards"].size(), 0);
+  figures.now = 1000;
+  figures.shards = {{.shard = 0, .partitions = 3},
+                    {.shard = 1,
+                     .address = "a:1",
+                     .connected = false,
+                     .since = 988,
+                     .lost_because = "killed",
+                     .losses = 1,
+                     .generation = 9,
+                     .prepare_seconds = 0.5}};
+  const nlohmann::json shards = Parsed(figures)["shards"];
+  EXPECT_EQ(shards[0]["connected"], true);
+  EXPECT_EQ(shards[0]["since_seconds"], nullptr);
+  EXPECT_EQ(shards[0]["prepare_seconds"], nullptr);
+  EXPECT_EQ(shards[1]["address"], "a:1");
+  EXPECT_EQ(shards[1]["connected"], false);
+  EXPECT_EQ(shards[1]["since_seconds"], 12);
+  EXPECT_EQ(shards[1]["lost_because"], "killed");
+  EXPECT_EQ(shards[1]["prepare_seconds"], 0.5);
+  EXPECT_THAT(StatusTables(figures), HasSubstr("gone for 12 s"));
+  EXPECT_THAT(StatusTables(BusyFigures(2)), Not(HasSubstr("Shards")));
+}
+
 TEST(StatusJsonTest, WhatIsUnknownIsNull) {
   const nlohmann::json status = Parsed(EmptyFigures(2));
   for (const char* name :

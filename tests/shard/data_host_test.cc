@@ -191,6 +191,50 @@ TEST_F(DataHostTest, AGradientIsTakenFoldedCommittedAndSentBack) {
   EXPECT_THAT(worker->sent, ElementsAre(16));
 }
 
+TEST_F(DataHostTest, ItsFiguresSayWhatItHoldsAndHasTransferred) {
+  EXPECT_FALSE(host_.figures().connected);
+  EXPECT_EQ(host_.figures().version, std::nullopt);
+  const auto link = Attached(3);
+  const auto worker = std::make_shared<KeptAnswers>();
+  ASSERT_TRUE(Push(worker).ok());
+  ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
+  ASSERT_TRUE(
+      host_
+          .Handle(link.get(),
+                  shard_command::SendWeights{.rank = Rank(0),
+                                             .incarnation = Incarnation(1),
+                                             .partition = 1})
+          .ok());
+  DataShardFigures figures = host_.figures();
+  EXPECT_TRUE(figures.connected);
+  EXPECT_EQ(figures.run_id, "run");
+  EXPECT_EQ(figures.shard, 1);
+  EXPECT_EQ(figures.generation, 3);
+  EXPECT_EQ(figures.connections, 1);
+  EXPECT_EQ(figures.version, 0);
+  EXPECT_EQ(figures.partitions, 1);
+  EXPECT_EQ(figures.weights_bytes, 4);
+  EXPECT_EQ(figures.service.push_bytes_float32, 4);
+  EXPECT_EQ(figures.service.pull_bytes_float32, 4);
+  EXPECT_EQ(figures.fold_seconds.count(), 0);
+  ASSERT_TRUE(host_
+                  .Handle(link.get(),
+                          shard_command::Prepare{
+                              .plan = {.transaction = 1,
+                                       .contributors = {PushOfRankZero()},
+                                       .learning_rate = 1,
+                                       .loss_weight = 1}})
+                  .ok());
+  link->AwaitFold();
+  host_.Detach(link.get());
+  figures = host_.figures();
+  EXPECT_EQ(figures.fold_seconds.count(), 1);
+  EXPECT_FALSE(figures.connected);
+  EXPECT_EQ(figures.generation, 3);
+  EXPECT_EQ(figures.version, std::nullopt);
+  EXPECT_EQ(figures.weights_bytes, 0);
+}
+
 TEST_F(DataHostTest, WithoutShardZeroNoGradientIsTaken) {
   EXPECT_TRUE(
       absl::IsUnavailable(Push(std::make_shared<KeptAnswers>()).status()));

@@ -8,7 +8,7 @@ import page_case
 import statuses
 
 STATES = ("empty", "waiting", "finished", "changed", "segmentation",
-          "crowd", "hostile", "wrecked", "training")
+          "crowd", "hostile", "wrecked", "sharded", "shard_lost", "training")
 LOOKS = [(width, height, scheme) for width, height in ((1280, 800), (390, 844))
          for scheme in ("light", "dark")]
 
@@ -57,7 +57,7 @@ class PageLooks(page_case.PageCase):
                         <= width, "what fits the screen")
 
     def test_every_text_stands_out_enough(self):
-        for state in ("changed", "waiting", "crowd"):
+        for state in ("changed", "waiting", "crowd", "shard_lost"):
             self.show(getattr(statuses, state)())
             for width, height, scheme in LOOKS:
                 with self.subTest(state=state, width=width, scheme=scheme):

@@ -41,6 +41,44 @@ class PageStates(page_case.PageCase):
                          ["3.1 s ago", "step 1,200 is saved"])
         self.assertNoComplaints()
 
+    def shard_rows(self):
+        return self.browser.script(
+            "return [...document.querySelectorAll('#shard-rows tr')]"
+            ".map((row) => [...row.children].map((cell) => cell.textContent))")
+
+    def test_shards_are_shown_where_there_are_several(self):
+        self.show(statuses.training())
+        self.assertEqual(self.browser.text("#shards"), "")
+        self.show(statuses.sharded())
+        self.assertEqual(self.browser.text("#shards-note"),
+                         "3 of 3 connected")
+        self.assertEqual(self.shard_rows(), [
+            ["0", "connected", "33", "32.4 MiB", "12.3 ms", "3\u202f%",
+             "never", "this server"],
+            ["1", "connected", "32", "32.4 MiB", "13.3 ms", "3\u202f%",
+             "never", "10.0.0.1:7070"],
+            ["2", "connected, slow", "31", "32.4 MiB", "43.0 ms", "60\u202f%",
+             "1", "10.0.0.2:7070"]])
+        self.assertNoComplaints()
+
+    def test_a_shard_that_is_gone_holds_the_run_up(self):
+        self.show(statuses.shard_lost())
+        self.assertEqual(self.browser.text("h1"),
+                         "Waiting for data shard 1 at 10.0.0.1:7070, gone for "
+                         "12.3 s")
+        self.assertEqual(self.tile("holdup")[1:],
+                         ["Shard 1", "gone for 12 s"])
+        self.assertEqual(self.browser.text("#shards-note"),
+                         "2 of 3 connected")
+        self.assertEqual(self.shard_rows()[1][1], "gone for 12 s")
+        self.assertEqual(self.browser.text("#announcement"),
+                         "Waiting: shard 1")
+        # Workers cannot join until it is back.
+        self.assertEqual(self.browser.script(
+            "return document.querySelectorAll("
+            "'#worker-rows [data-tone=warning]').length"), 0)
+        self.assertNoComplaints()
+
     def test_all_of_it_is_above_the_fold(self):
         self.show(statuses.training())
         self.assertLess(self.browser.script(

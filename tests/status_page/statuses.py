@@ -172,6 +172,45 @@ def elastic(live, state="training, elastic"):
     return status
 
 
+def shard(number, **changes):
+    return {"shard": number,
+            "address": f"10.0.0.{number}:7070" if number else "",
+            "connected": True, "since_seconds": 340.0 if number else None,
+            "lost_because": "", "losses": 0, "generation": 7,
+            "partitions": 33 - number, "weights_bytes": 34_000_000,
+            "prepare_seconds": 0.0123 + 0.001 * number,
+            "prepare_seconds_total": 15.2, "holdup_seconds_total": 0.4,
+            **changes}
+
+
+def sharded():
+    """Three server processes, of which one is slow."""
+    status = training(version=2345, workers=4)
+    status["shards"] = [shard(0), shard(1),
+                        shard(2, prepare_seconds=0.043, losses=1,
+                              prepare_seconds_total=52.0,
+                              holdup_seconds_total=31.2)]
+    return status
+
+
+def shard_lost():
+    """The run waits for a server process."""
+    status = sharded()
+    status.update(state="waiting", samples_per_second=0, eta_seconds=None,
+                  workers_live=0,
+                  state_text="waiting for data shard 1 at 10.0.0.1:7070, gone "
+                  "for 12.3 s")
+    status["shards"][1].update(
+        connected=False, losses=2, since_seconds=12.3,
+        lost_because="data shard 1 at 10.0.0.1:7070: Socket closed")
+    for one in status["workers"]:
+        one.update(state="vacant", incarnation=0, silent_seconds=None)
+    status["events"].append(
+        event(12.3, "lost data shard 1 at 10.0.0.1:7070: Socket closed",
+              severity="error"))
+    return status
+
+
 def finished():
     status = training(version=4690)
     status.update(state="finished", state_text="over: all 5 epochs are done",

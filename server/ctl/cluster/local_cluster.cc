@@ -27,7 +27,7 @@ namespace {
 constexpr absl::Duration kRoundMax = absl::Milliseconds(50);
 
 // "folder/w.json" as "folder/w.1.json".
-std::string NumberedFile(const std::string& file, int32_t number) {
+std::string NumberedFile(const std::string& file, absl::string_view number) {
   const std::filesystem::path path(file);
   const std::string name = absl::StrCat(path.stem().string(), ".", number,
                                         path.extension().string());
@@ -42,10 +42,10 @@ std::vector<std::string> FlagsOfRank(std::vector<std::string> flags,
     for (size_t i = 0; i < flags.size(); ++i) {
       absl::string_view file = flags[i];
       if (absl::ConsumePrefix(&file, name) && absl::ConsumePrefix(&file, "=")) {
-        flags[i] =
-            absl::StrCat(name, "=", NumberedFile(std::string(file), rank));
+        flags[i] = absl::StrCat(
+            name, "=", NumberedFile(std::string(file), absl::StrCat(rank)));
       } else if (flags[i] == name && i + 1 < flags.size()) {
-        flags[i + 1] = NumberedFile(flags[i + 1], rank);
+        flags[i + 1] = NumberedFile(flags[i + 1], absl::StrCat(rank));
       }
     }
   }
@@ -57,6 +57,22 @@ bool HasFlag(const std::vector<std::string>& flags, absl::string_view name) {
   return std::any_of(flags.begin(), flags.end(), [&](const std::string& flag) {
     return flag == spelled || absl::StartsWith(flag, spelled + "=");
   });
+}
+
+// The value of the flag that counts, the last one; empty without it.
+std::string ValueOf(const std::vector<std::string>& flags,
+                    absl::string_view name) {
+  const std::string spelled = absl::StrCat("--", name);
+  std::string value;
+  for (size_t i = 0; i < flags.size(); ++i) {
+    absl::string_view flag = flags[i];
+    if (flag == spelled && i + 1 < flags.size()) {
+      value = flags[i + 1];
+    } else if (absl::ConsumePrefix(&flag, spelled + "=")) {
+      value = std::string(flag);
+    }
+  }
+  return value;
 }
 
 absl::Status CheckFlags(absl::string_view whose,
@@ -191,10 +207,19 @@ std::vector<std::string> LocalCluster::ServerCommand() const {
 
 std::vector<std::string> LocalCluster::DataShardCommand(int32_t shard) const {
   const std::string& known = data_addresses_[static_cast<size_t>(shard) - 1];
+  const std::string trace = ValueOf(spec_.server_flags, "trace");
+  // Ports and files that the environment names are shard 0's.
   std::vector<std::string> command = {
-      spec_.programs.server, "--data_shard",
+      spec_.programs.server,
+      "--data_shard",
       absl::StrCat("--workers=", spec_.workers),
-      absl::StrCat("--listen=", known.empty() ? "127.0.0.1:0" : known)};
+      absl::StrCat("--listen=", known.empty() ? "127.0.0.1:0" : known),
+      "--ops_listen=",
+      "--ops_address_file=",
+      absl::StrCat("--trace=",
+                   trace.empty()
+                       ? ""
+                       : NumberedFile(trace, absl::StrCat("shard", shard)))};
   if (known.empty()) {
     command.push_back(absl::StrCat(
         "--address_file=", AddressFile(ClusterProcess::DataShard(shard))));

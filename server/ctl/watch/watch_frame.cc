@@ -317,6 +317,7 @@ std::string WatchFrame(const Overview& overview, const Curve& losses,
   AddMeasures(status, frame);
   AddTest(status, frame);
   AddPolicy(overview.policy, status, frame);
+  if (!status.shards().empty()) frame.Value("shards", ShardsLine(status));
   AddVerdicts(status, frame);
   const std::map<int32_t, std::string> late = Stragglers(status);
   AddLate(late, frame);
