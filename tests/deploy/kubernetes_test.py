@@ -766,10 +766,11 @@ class EncryptedTest(unittest.TestCase):
                              self.plain_endpoint(document)["relabelings"])
 
     def plain_endpoint(self, document: dict) -> dict:
-        """The endpoint of the monitor for all runs of the same kind."""
+        """The endpoint of the monitor for all runs of the same component."""
+        component = document["spec"]["selector"]["matchLabels"][COMPONENT]
         spec, = (other["spec"] for other in manifests.load(
             KUBERNETES / "monitoring/monitors.yaml")
-            if other["kind"] == document["kind"])
+            if other["spec"]["selector"]["matchLabels"][COMPONENT] == component)
         endpoint, = spec.get("endpoints", spec.get("podMetricsEndpoints"))
         return endpoint
 

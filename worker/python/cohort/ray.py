@@ -11,21 +11,17 @@
 Needs `pip install cohort[ray]`; ray is imported by `run`.
 """
 
-import csv
 import dataclasses
 import importlib
 import inspect
 import os
 import pathlib
-import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cohort import _errors, _join, _server
+from cohort import _errors, _join, _ray_servers
 
-# Exit codes of a server that would end so again.
-_FINAL_CODES = (2, 3, 7, 8)
 # Seconds after which a run says what it waits for.
 _FIRST_S = 5.0
 # Seconds that a finished run has to be written.
@@ -64,39 +60,6 @@ class RunFailedError(_errors.TrainingError):
         self.result = result
 
 
-class CohortServer:
-    """Runs cohort-server on its node."""
-
-    def __init__(self, flags: Mapping[str, Any], loopback: bool,
-                 before: str | None) -> None:
-        """Args:
-            before: HOST:PORT of the server that this one replaces.
-        """
-        host = "127.0.0.1" if loopback else _node_address()
-        port = before.rpartition(":")[2] if (
-            before is not None and before.rpartition(":")[0] == host) else "0"
-        self._server = _server.EmbeddedServer(
-            {"listen": f"{host}:{port}", **flags}, patience=60.0 if before else 0)
-        self._results = pathlib.Path(str(flags["results_dir"]))
-
-    def address(self) -> str:
-        return self._server.address
-
-    def exit_code(self) -> int | None:
-        return self._server.exit_code()
-
-    def log(self) -> str:
-        return self._server.log()
-
-    def results(self) -> tuple[dict[str, Any], str | None]:
-        model = self._results / "model.safetensors"
-        return (_last_line(self._results / "history.csv"),
-                str(model) if model.exists() else None)
-
-    def close(self) -> None:
-        self._server.close()
-
-
 class CohortWorker:
     """One rank."""
 
@@ -117,29 +80,6 @@ class CohortWorker:
         return "done", returned
 
 
-def _node_address() -> str:
-    return str(_import_ray().util.get_node_ip_address())
-
-
-def _last_line(history: pathlib.Path) -> dict[str, Any]:
-    if not history.exists():
-        return {}
-    with history.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        return {}
-    return {name: _number(text) for name, text in rows[-1].items() if text}
-
-
-def _number(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
 def _import_ray() -> Any:
     try:
         return importlib.import_module("ray")
@@ -158,6 +98,8 @@ class _Plan:
     flags: dict[str, Any]
     worker_resources: dict[str, float]
     server_resources: dict[str, float]
+    # Processes that share the model: the server and data shards.
+    shards: int
     max_restarts: int
     strategy: str
     resources_timeout: float
@@ -170,8 +112,9 @@ class _Plan:
 def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
         server_flags: Mapping[str, Any] | None = None,
         cpus_per_worker: float = 1, gpus_per_worker: float = 0,
-        server_cpus: float = 1, max_restarts: int = 3, strategy: str = "PACK",
-        resources_timeout: float = 600.0, name: str | None = None,
+        server_cpus: float = 1, shards: int = 1, max_restarts: int = 3,
+        strategy: str = "PACK", resources_timeout: float = 600.0,
+        name: str | None = None,
         storage_path: str = "~/ray_results", insecure: bool = False) -> Result:
     """Trains on a Ray cluster, and returns once the run is over.
 
@@ -190,8 +133,11 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
             one that was lost too often, while MIN are left.
         cpus_per_worker: CPUs, and threads of torch, of each worker.
         gpus_per_worker: GPUs of each worker.
-        server_cpus: CPUs of the server.
-        max_restarts: how often one worker, and the server, are started again.
+        server_cpus: CPUs of the server, and of each data shard.
+        shards: how many processes share the model: the server and data shards,
+            with strategy SPREAD on nodes of their own if there are enough.
+        max_restarts: how often one worker, the server and a data shard are
+            started again.
         strategy: of the placement group: PACK, SPREAD, STRICT_PACK or
             STRICT_SPREAD.
         resources_timeout: seconds to wait for the cluster's resources.
@@ -212,7 +158,7 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
     if not callable(train_fn):
         raise _errors.ConfigurationError(
             f"train_fn: got {type(train_fn).__name__}, want a function")
-    for what, value, least in (("workers", workers, 1),
+    for what, value, least in (("workers", workers, 1), ("shards", shards, 1),
                                ("max_restarts", max_restarts, 0)):
         if value < least:
             raise _errors.ConfigurationError(
@@ -235,7 +181,7 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
         ray.nodes()) == 1
     return _Run(ray, _Plan(
         train_fn, config, workers, flags, each, {"CPU": server_cpus},
-        max_restarts, strategy, resources_timeout, fixed, path,
+        shards, max_restarts, strategy, resources_timeout, fixed, path,
         insecure)).result()
 
 
@@ -250,6 +196,10 @@ def _size_of(workers: int, given: Any) -> str:
         f"workers of cohort.ray.run, or 'MIN:{workers}' for an elastic cohort")
 
 
+class _ShardMoved(Exception):
+    """A data shard has another address than the server was told."""
+
+
 class _Run:
     """The driver's side of one run."""
 
@@ -258,6 +208,7 @@ class _Run:
         self._plan = plan
         self._group: Any = None
         self._server: Any = None
+        self._shards: _ray_servers.DataShards | None = None
         self._workers: list[Any] = []
         self._address = ""
         self._loopback = False
@@ -273,6 +224,7 @@ class _Run:
         error: Exception | None = None
         try:
             self._place()
+            self._start_shards()
             self._start_server()
             self._train()
             self._await_end()
@@ -298,20 +250,25 @@ class _Run:
     def _place(self) -> None:
         """Reserves the resources of all actors."""
         ray, plan = self._ray, self._plan
-        bundles = [plan.server_resources] + [plan.worker_resources] * plan.workers
+        # The server, the workers, and data shards.
+        bundles = ([plan.server_resources] +
+                   [plan.worker_resources] * plan.workers +
+                   [plan.server_resources] * (plan.shards - 1))
+        wanted = f"{plan.workers} workers and " + (
+            "a server" if plan.shards == 1 else f"{plan.shards} servers")
         self._group = ray.util.placement_group(bundles, strategy=plan.strategy)
         ready = self._group.ready()
         if not ray.wait([ready], timeout=min(_FIRST_S, plan.resources_timeout))[0]:
             lacking = self._lacking(bundles)
             if plan.fixed and lacking:
                 raise _errors.ConfigurationError(
-                    f"no place for {plan.workers} workers and a server: {lacking}; "
+                    f"no place for {wanted}: {lacking}; "
                     "ray.init(num_cpus=N) before says that there are more")
             print(f"cohort.ray: waiting for resources, {plan.resources_timeout:g} s "
                   f"at most: {lacking or 'others use them'}", flush=True)
             if not ray.wait([ready], timeout=plan.resources_timeout)[0]:
                 raise _errors.ConfigurationError(
-                    f"no place for {plan.workers} workers and a server within "
+                    f"no place for {wanted} within "
                     f"{plan.resources_timeout:g} s (resources_timeout): "
                     f"{self._lacking(bundles) or 'others use the resources'}; use "
                     "fewer workers, cpus_per_worker or server_cpus")
@@ -346,20 +303,55 @@ class _Run:
                 placement_group=self._group,
                 placement_group_bundle_index=bundle))
 
-    def _start_server(self) -> None:
+    def _flags(self) -> dict[str, Any]:
         flags = dict(self._plan.flags)
         if self._plan.insecure:
             flags.setdefault("insecure", True)
         for name in ("results_dir", "checkpoint_dir"):
             flags[name] = str(flags[name])
-        self._server = self._actor(
-            CohortServer, 0, self._plan.server_resources).remote(
-                flags, self._loopback, self._address or None)
+        return flags
+
+    def _start_shards(self) -> None:
+        plan = self._plan
+        if plan.shards == 1:
+            return
+
+        def start(shard: int, before: str | None) -> Any:
+            return self._actor(
+                _ray_servers.CohortServer, 1 + plan.workers + shard,
+                plan.server_resources).remote(
+                    _ray_servers.shard_flags(self._flags()), self._loopback,
+                    before)
+
+        self._shards = _ray_servers.DataShards(
+            self._ray, plan.shards - 1, plan.max_restarts, start)
+
+    def _start_server(self) -> None:
         try:
-            self._address = self._ray.get(self._server.address.remote())
-        except self._ray.exceptions.RayError as error:
-            # An actor whose constructor raised: its text has the reason.
-            raise _errors.TrainingError(_reason(error)) from None
+            self._try_server()
+        except _ShardMoved:
+            self._ray.kill(self._server)
+            self._start_server()
+
+    def _try_server(self) -> None:
+        flags = self._flags()
+        if self._shards is not None:
+            flags["shard_addresses"] = ",".join(self._shards.addresses)
+        self._server = self._actor(
+            _ray_servers.CohortServer, 0, self._plan.server_resources).remote(
+                flags, self._loopback, self._address or None)
+        # It waits for all data shards before it listens.
+        self._address = _ray_servers.address_of(
+            self._ray, self._server, self._check_shards)
+
+    def _check_shards(self) -> None:
+        """Starts lost data shards again.
+
+        Raises:
+            _ShardMoved: the server must be started again to find one.
+        """
+        if self._shards is not None and self._shards.check():
+            raise _ShardMoved
 
     # ---- the run
 
@@ -403,7 +395,7 @@ class _Run:
         try:
             outcome, value = self._ray.get(call)
         except self._ray.exceptions.RayActorError as error:
-            return _reason(error)
+            return _ray_servers.reason_of(error)
         if outcome == "done":
             self._returned[rank] = value
             return None
@@ -424,20 +416,25 @@ class _Run:
 
     def _exit_code(self) -> int | None:
         """None if the server runs; -1 if its actor is lost."""
-        try:
-            code = self._ray.get(self._server.exit_code.remote())
-        except self._ray.exceptions.RayActorError:
-            return -1
-        return None if code is None else int(code)
+        return _ray_servers.exit_code_of(self._ray, self._server)
 
     def _check_server(self) -> None:
-        """Starts a lost server again; workers reconnect by themselves."""
+        """Starts lost servers again; workers reconnect by themselves."""
         code = self._exit_code()
-        if code is None or code == 0:
+        if code == 0:
+            return
+        try:
+            self._check_shards()
+        except _ShardMoved:
+            self._close_server()
+            self._start_server()
+            return
+        if code is None:
             return
         text = ("its actor was lost" if code == -1 else
                 self._ray.get(self._server.log.remote()))
-        if code in _FINAL_CODES or self._server_restarts >= self._plan.max_restarts:
+        if (code in _ray_servers.FINAL_CODES or
+                self._server_restarts >= self._plan.max_restarts):
             raise _errors.TrainingError(
                 f"cohort-server ended with exit code {code}: {text}")
         self._server_restarts += 1
@@ -462,18 +459,16 @@ class _Run:
             if actor is not None:
                 ray.kill(actor)
         if self._server is not None:
-            try:
-                # It writes a checkpoint.
-                ray.get(self._server.close.remote(), timeout=_END_S)
-            except ray.exceptions.RayError:
-                pass
-            ray.kill(self._server)
+            self._close_server()
+        if self._shards is not None:
+            self._shards.release()
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
 
-
-def _reason(error: Exception) -> str:
-    """The message of an error of Ray, which comes with a stack."""
-    text = str(error).strip()
-    names = list(re.finditer(r"^[\w.]*(?:Error|Exception): ", text, re.M))
-    return text[names[-1].end():] if names else text.rpartition("\n")[2].strip()
+    def _close_server(self) -> None:
+        try:
+            # It writes a checkpoint.
+            self._ray.get(self._server.close.remote(), timeout=_END_S)
+        except self._ray.exceptions.RayError:
+            pass
+        self._ray.kill(self._server)
