@@ -220,6 +220,10 @@ struct DataHost::Handler {
         });
     return absl::OkStatus();
   }
+  absl::Status operator()(const shard_command::Scale& scale)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
+    return Fold(node().Scale(scale));
+  }
   absl::Status operator()(const shard_command::EndRun&) {
     if (host.options_.on_end) actions.calls.push_back(host.options_.on_end);
     return absl::OkStatus();

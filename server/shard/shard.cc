@@ -180,11 +180,7 @@ void Shard::StartFold(FoldJob job) {
       report = data.FoldDone(std::move(result), next);
       return next;
     });
-    Handle(
-        [&report](Coordinator& core, Instant now, Effects& out) {
-          core.Folded(std::move(report), now, out);
-        },
-        "Folded");
+    Report(std::move(report));
   });
 }
 
@@ -358,10 +354,11 @@ void Shard::OfferRemote(Rank rank) {
   }
 }
 
-void Shard::FoldedRemotely(FoldReport report) {
-  Handle([&report](Coordinator& core, Instant now, Effects& out) {
-    core.Folded(std::move(report), now, out);
-  });
+void Shard::Report(FoldReport report) {
+  ScaleAtShards(report);
+  Handle([&report](Coordinator& core, Instant now,
+                   Effects& out) { core.Folded(std::move(report), now, out); },
+         "Folded");
 }
 
 absl::StatusOr<Admission> Shard::Gradient(

@@ -248,7 +248,10 @@ class Shard {
   std::vector<Version> HeldVersions() ABSL_LOCKS_EXCLUDED(mu_);
   // Passes waiting gradients of the rank to the core.
   void OfferRemote(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
-  void FoldedRemotely(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
+  // No-op unless the report begins a second pass.
+  void ScaleAtShards(const FoldReport& report);
+  // Hands a fold's report, complete, to the other shards and the core.
+  void Report(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ends streams whose peer sends nothing or reads nothing.
   void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);

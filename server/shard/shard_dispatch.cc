@@ -186,13 +186,12 @@ struct Shard::Dispatcher {
     dropped = shard.data_.Drop(drop.push);
   }
   void operator()(effect::Prepare& prepare) const {
-    if (shard.shards() > 1) {
-      shard.SendToShards(
-          shard_command::Prepare{.plan = ShardPlanOf(prepare.plan)});
-    }
+    const ShardPlan plan = ShardPlanOf(prepare.plan);
     shard.FoldWith([&prepare](DataShard& data) {
       return data.Prepare(std::move(prepare.plan));
     });
+    // Last: the others' norms are for the transaction that begins here.
+    shard.SendToShards(shard_command::Prepare{.plan = plan});
   }
   void operator()(effect::Commit& commit) const {
     if (shard.shards() > 1) {

@@ -64,7 +64,21 @@ void Shard::RemoteFolded(int32_t shard, FoldReport report) {
       static_cast<size_t>(report.partition) < model->partitions.size() &&
       ShardPlace::OwnerOf(report.partition, shards()) == shard;
   if (!known) return;
-  FoldedRemotely(std::move(report));
+  const auto partition = static_cast<size_t>(report.partition);
+  const size_t slices = model->partitions[partition].slices.size();
+  if (!report.norms.empty() && report.norms.size() != slices) return;
+  FoldWith([&report](DataShard& data) {
+    std::vector<FoldJob> next;
+    data.FoldedElsewhere(report, next);
+    return next;
+  });
+  Report(std::move(report));
+}
+
+void Shard::ScaleAtShards(const FoldReport& report) {
+  if (!report.scales.has_value()) return;
+  SendToShards(shard_command::Scale{.transaction = report.transaction,
+                                    .scales = *report.scales});
 }
 
 }  // namespace cohort
