@@ -102,7 +102,7 @@ class Server : private RunListener {
       ListenAddress& address);
   absl::Status ListenForAdmin(Transport::Services services);
   // ---- data shards; see server_shards.cc
-  void MakeDataShards();
+  void MakeDataShards(const std::vector<std::string>& addresses);
   // Waits until all are there.
   absl::Status AttachDataShards();
   void OnShardLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
@@ -110,6 +110,16 @@ class Server : private RunListener {
   absl::StatusOr<RunState> WithAllPartitions(RunState state);
   absl::StatusOr<RunState> WholeState();
   void EndDataShards(bool run_is_over);
+  // Waits for a milestone, or until Wait has something else to do: absent then.
+  std::optional<RunState> AwaitMilestone() ABSL_LOCKS_EXCLUDED(mu_);
+  // Writes the checkpoint that the run waits for, and lets it go on.
+  void StoreMilestone(RunState state) ABSL_LOCKS_EXCLUDED(mu_);
+  // A run that is over needs no data shards: its checkpoint has all partitions.
+  static void ServeAloneIfOver(const RunState& restored,
+                               ServerOptions& options);
+  // The run was over before this process began: tells those data shards that
+  // are still there.
+  void EndShardsOfOverRun();
   void StartReport();
   absl::Status StartOps();
   void PrintStart();
@@ -132,6 +142,7 @@ class Server : private RunListener {
   void OnEvaluated(const EvaluationRecord& record) override;
   void OnLogged(const effect::Log& log) override;
   void OnCheckpoint(RunState state) override;
+  void OnMilestone(RunState state) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnFolded(absl::Duration took) override;
   void OnDrift(const std::vector<LayerDrift>& drift) override;
@@ -160,6 +171,11 @@ class Server : private RunListener {
   RunSummary summary_ ABSL_GUARDED_BY(mu_);
   // Why a data shard was lost; empty if none was.
   std::string lost_shard_ ABSL_GUARDED_BY(mu_);
+  // The run waits until it is on disk.
+  std::optional<RunState> milestone_ ABSL_GUARDED_BY(mu_);
+  // All partitions of the last version; null before the end. No data shard is
+  // needed for the results then.
+  SharedSnapshot last_version_ ABSL_GUARDED_BY(mu_);
 
   // Destroyed in the reverse order: each uses those before it. Null without
   // --trace.

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -47,17 +48,21 @@ void DataShardClient::Close() {
   if (stream_ != nullptr) stream_->Close();
 }
 
-absl::Status DataShardClient::Attach(const std::function<void()>& on_wait) {
+absl::Status DataShardClient::Attach(const std::function<void()>& on_wait,
+                                     absl::Duration patience) {
+  const SteadyClock clock;
+  const Instant deadline = clock.Now() + patience;
   bool told = false;
   for (;;) {
-    const absl::Status status = TryAttach(told, on_wait);
+    const absl::Status status = TryAttach(told, on_wait, deadline);
     // It was killed, or stopped, as it was connected to.
     if (!absl::IsUnavailable(status)) return status;
   }
 }
 
 absl::Status DataShardClient::TryAttach(bool& told,
-                                        const std::function<void()>& on_wait) {
+                                        const std::function<void()>& on_wait,
+                                        Instant deadline) {
   stream_ = std::make_unique<Stream>(Stream::Reactions{
       .on_message =
           [this](grpc::ByteBuffer& bytes) { return OnMessage(bytes); },
@@ -86,12 +91,13 @@ absl::Status DataShardClient::TryAttach(bool& told,
   const Instant tell_at = clock.Now() + kTellAfter;
   MutexLock lock(mu_);
   while (!attached_ && !end_.has_value()) {
-    if (told) {
-      changed_.Wait(mu_);
-    } else if (!changed_.WaitUntil(mu_, clock, tell_at)) {
-      told = true;
-      on_wait();
+    const Instant until = told ? deadline : std::min(tell_at, deadline);
+    if (changed_.WaitUntil(mu_, clock, until)) continue;
+    if (clock.Now() >= deadline) {
+      return absl::DeadlineExceededError("the data shard does not answer");
     }
+    told = true;
+    on_wait();
   }
   return end_.has_value() ? *end_ : absl::OkStatus();
 }

@@ -12,6 +12,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/ids.h"
 #include "common/mutex.h"
 #include "common/wire/bidi_stream.h"
@@ -47,8 +49,9 @@ class DataShardClient final : public DataLink {
   // Connects, and waits until the data shard is there and has taken the
   // attachment. `on_wait` is called once if that takes more than a second.
   // Errors: those of DataShards.Attach but Unavailable, after which it tries
-  //   again. on_end is not called.
-  absl::Status Attach(const std::function<void()>& on_wait)
+  //   again; DeadlineExceeded: not within `patience`. on_end is not called.
+  absl::Status Attach(const std::function<void()>& on_wait,
+                      absl::Duration patience = absl::InfiniteDuration())
       ABSL_LOCKS_EXCLUDED(mu_);
 
   void Send(ShardCommand command) override;
@@ -67,8 +70,8 @@ class DataShardClient final : public DataLink {
   using Stream = BidiStream<grpc::ByteBuffer, grpc::ByteBuffer>;
 
   // Connects once.
-  absl::Status TryAttach(bool& told, const std::function<void()>& on_wait)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status TryAttach(bool& told, const std::function<void()>& on_wait,
+                         Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnMessage(grpc::ByteBuffer& bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mu_);
 

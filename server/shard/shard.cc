@@ -361,6 +361,12 @@ void Shard::Report(FoldReport report) {
          "Folded");
 }
 
+void Shard::CheckpointStored() {
+  Handle([](Coordinator& core, Instant now, Effects& out) {
+    core.CheckpointStored(now, out);
+  });
+}
+
 absl::StatusOr<Admission> Shard::Gradient(
     const Sender& sender, const PushKey& key, GradientMessage& message,
     const std::shared_ptr<ExchangeStream>& from) {

@@ -53,6 +53,9 @@ class RunListener {
   virtual void OnEvaluated(const EvaluationRecord& record) = 0;
   virtual void OnLogged(const effect::Log& log) = 0;
   virtual void OnCheckpoint(RunState state) = 0;
+  // The run waits until this one is on disk, or cannot be: call
+  // Shard::CheckpointStored then, from any thread. With several shards only.
+  virtual void OnMilestone(RunState state) = 0;
   virtual void OnEnded(const effect::RunEnded& ended) = 0;
   // A partition was folded and updated. Unlike the other methods, it is called
   // by any thread and out of order.
@@ -182,6 +185,8 @@ class Shard {
   absl::Status Reduce(const Sender& sender,
                       std::vector<Contribution> contributions,
                       const std::shared_ptr<ReduceStream>& from);
+
+  void CheckpointStored();
 
   // Data shard `shard` has received a gradient, or has ended a fold.
   void RemoteArrived(int32_t shard, RemoteGradient gradient)

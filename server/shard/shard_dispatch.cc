@@ -245,7 +245,11 @@ struct Shard::Dispatcher {
     shard.listener_.OnEvaluated(evaluated.record);
   }
   void operator()(effect::WriteCheckpoint& write) const {
-    shard.listener_.OnCheckpoint(std::move(write.state));
+    if (write.awaited) {
+      shard.listener_.OnMilestone(std::move(write.state));
+    } else {
+      shard.listener_.OnCheckpoint(std::move(write.state));
+    }
   }
   void operator()(effect::Log& log) const { shard.listener_.OnLogged(log); }
   void operator()(effect::RunEnded& ended) const {
