@@ -16,6 +16,7 @@
 #include "common/local/shared_float_files.h"
 #include "common/mutex.h"
 #include "common/ops/listen_socket.h"
+#include "common/periodic_task.h"
 #include "server/core/effects.h"
 #include "server/local/local_door.h"
 #include "server/main/server_options.h"
@@ -189,6 +190,8 @@ class Server : private RunListener {
   bool started_ = false;
   // Gone once the server has stopped.
   std::vector<std::unique_ptr<DataShardClient>> data_shards_;
+  // Notices data shards that hang. Null without any.
+  std::unique_ptr<PeriodicTask> shard_watch_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
   // Null if no memory is shared.

@@ -57,6 +57,8 @@ struct ServerOptions {
   std::string dashboards_url;
   // File for the operations port's address; none if empty.
   std::string ops_address_file;
+  // Silence after which a data shard is lost.
+  absl::Duration shard_lease = absl::Seconds(10);
   // Set by StartServer in place of shard_addresses, if the run that it
   // continues is over.
   std::vector<std::string> ended_shard_addresses;

@@ -1,6 +1,7 @@
 // Shard 0's connections to the data shards.
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,16 @@ namespace {
 // its way back.
 constexpr absl::Duration kOverPatience = absl::Seconds(10);
 constexpr absl::Duration kOverPatienceMin = absl::Seconds(2);
+// Data shards say every second that they are alive.
+constexpr absl::Duration kAliveCheck = absl::Seconds(1);
+
+// A message may fall just outside of one interval.
+int SilentChecks(absl::Duration lease) {
+  constexpr int kChecksMax = 1 << 20;
+  const double checks = absl::FDivDuration(lease, kAliveCheck);
+  return static_cast<int>(
+      std::clamp(std::ceil(checks), 2.0, double{kChecksMax}));
+}
 
 }  // namespace
 
@@ -39,7 +50,8 @@ void Server::MakeDataShards(const std::vector<std::string>& addresses) {
                            // On disk before anything is told of it.
                            .generation = run.first_incarnation.value(),
                            .place = {.index = i, .count = shards},
-                           .workers = run.workers}},
+                           .workers = run.workers},
+            .silent_checks_max = SilentChecks(options_.shard_lease)},
         DataShardClient::Reactions{
             .on_gradient =
                 [this, i](RemoteGradient gradient) {
@@ -63,6 +75,10 @@ absl::Status Server::AttachDataShards() {
     }));
   }
   if (!data_shards_.empty()) {
+    shard_watch_ =
+        std::make_unique<PeriodicTask>("shards", kAliveCheck, [this] {
+          for (const auto& shard : data_shards_) shard->CheckAlive();
+        });
     Log(LogLevel::kInfo,
         absl::StrCat("the model is shared among ", data_shards_.size() + 1,
                      " shards: this one, ",
@@ -180,6 +196,7 @@ void Server::EndDataShards(bool run_is_over) {
   if (run_is_over && !options_.ended_shard_addresses.empty()) {
     EndShardsOfOverRun();
   }
+  shard_watch_.reset();
   for (const auto& data_shard : data_shards_) {
     if (run_is_over) data_shard->EndRun();
   }

@@ -55,6 +55,13 @@ void DataHost::CheckStreams() {
   for (const std::shared_ptr<Stream>& stream : streams_.All()) {
     stream->CheckReader(now);
   }
+  std::shared_ptr<CoordinatorStream> link;
+  {
+    // With the lock, so that a process whose lock is held for ever is silent.
+    MutexLock lock(mu_);
+    link = link_;
+  }
+  if (link != nullptr) link->SendAlive();
 }
 
 // ---- shard 0

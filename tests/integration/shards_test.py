@@ -166,6 +166,19 @@ class ShardsTest(unittest.TestCase):
         self.assertEqual(longer, self.digest_of(1, f"--epochs={EPOCHS + 1}",
                                                 "--schedule=constant"))
 
+    def test_a_shard_that_hangs_is_lost_and_comes_back(self):
+        one = self.one()
+        with Shards(3, "--shard_lease=3s") as cohort:
+            cohort.start()
+            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
+                              "a checkpoint of step 4")
+            cohort.data_shards[2].send_signal(signal.SIGSTOP)
+            cohort.await_log("server", "it has said nothing for 3 s")
+            self.assertIn(f"data shard 2 at {cohort.data_addresses[2]}",
+                          cohort.log())
+            cohort.data_shards[2].send_signal(signal.SIGCONT)
+            self.assertEqual(cohort.complete(self), one)
+
     def test_a_run_continues_with_another_number_of_shards(self):
         one = self.one()
         with Shards(3) as cohort:

@@ -47,6 +47,15 @@ class KeptReports final : public CoordinatorStream {
     changed_.NotifyAll();
   }
 
+  void SendAlive() override {
+    MutexLock lock(mu_);
+    ++alive_;
+  }
+
+  int alive() const {
+    MutexLock lock(mu_);
+    return alive_;
+  }
   std::vector<RemoteGradient> gradients() const {
     MutexLock lock(mu_);
     return gradients_;
@@ -66,6 +75,7 @@ class KeptReports final : public CoordinatorStream {
   CondVar changed_;
   std::vector<RemoteGradient> gradients_ ABSL_GUARDED_BY(mu_);
   std::vector<FoldReport> folds_ ABSL_GUARDED_BY(mu_);
+  int alive_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -180,6 +190,17 @@ TEST_F(DataHostTest, AGradientIsTakenFoldedCommittedAndSentBack) {
                                              .version = Version(1)})
           .ok());
   EXPECT_THAT(worker->sent, ElementsAre(16));
+}
+
+TEST_F(DataHostTest, ShardZeroIsToldAtEachCheckThatThisProcessIsAlive) {
+  host_.CheckStreams();
+  const auto link = Attached(1);
+  host_.CheckStreams();
+  host_.CheckStreams();
+  EXPECT_EQ(link->alive(), 2);
+  host_.Detach(link.get());
+  host_.CheckStreams();
+  EXPECT_EQ(link->alive(), 2);
 }
 
 TEST_F(DataHostTest, WithoutShardZeroNoGradientIsTaken) {
