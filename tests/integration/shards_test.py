@@ -212,8 +212,13 @@ class ShardsTest(unittest.TestCase):
             cohort.complete(self)
             self.assertIn("optimizer sgd -> adam", cohort.log())
 
-    def test_cohortctl_run_starts_shards_and_restarts_a_killed_one(self):
+    def test_cohortctl_run_starts_shards_and_restarts_one_that_ends(self):
         one = self.one()
+        for end in (signal.SIGKILL, signal.SIGTERM):
+            with self.subTest(end.name):
+                self.restart_under_cohortctl(end, one)
+
+    def restart_under_cohortctl(self, end, digest):
         with Cohort() as cohort:
             started = cohort.start_process("run", [
                 BIN / "cohortctl", "run", "--shards=3", "--workers=2",
@@ -227,10 +232,12 @@ class ShardsTest(unittest.TestCase):
                      cohort.log("run").splitlines() if line.startswith("{")]
             pids = {line["process"]: line["pid"] for line in lines
                     if line.get("event") == "started"}
-            os.kill(pids["shard 1"], signal.SIGKILL)
+            os.kill(pids["shard 1"], end)
             self.assertEqual(started.wait(180), 0, cohort.log("run"))
-            self.assertIn('"shard 1"', cohort.log("run"))
-            self.assertEqual(cohort.model_digest(), one)
+            starts = [line for line in cohort.log("run").splitlines()
+                      if '"started"' in line and '"shard 1"' in line]
+            self.assertEqual(len(starts), 2, cohort.log("run"))
+            self.assertEqual(cohort.model_digest(), digest)
 
     def test_flags_that_do_not_fit_are_refused(self):
         address = "127.0.0.1:9"

@@ -26,6 +26,9 @@ namespace {
 // The delay until a process's end, or the server's address, is noticed.
 constexpr absl::Duration kRoundMax = absl::Milliseconds(50);
 
+// As after a signal that a process does not handle.
+constexpr int kShardStopped = 128 + SIGTERM;
+
 // "folder/w.json" as "folder/w.1.json".
 std::string NumberedFile(const std::string& file, int32_t number) {
   const std::filesystem::path path(file);
@@ -193,6 +196,8 @@ std::vector<std::string> LocalCluster::DataShardCommand(int32_t shard) const {
   const std::string& known = data_addresses_[static_cast<size_t>(shard) - 1];
   std::vector<std::string> command = {
       spec_.programs.server, "--data_shard",
+      // Tells a shard that was stopped from one whose run is over.
+      absl::StrCat("--stopped_exit_code=", kShardStopped),
       absl::StrCat("--workers=", spec_.workers),
       absl::StrCat("--listen=", known.empty() ? "127.0.0.1:0" : known)};
   if (known.empty()) {
