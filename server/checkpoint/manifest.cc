@@ -252,6 +252,8 @@ Json StateJson(const RunState& state) {
   json["settings"] = state.settings;
   json["epochs"] = state.epochs;
   json["max_steps"] = state.max_steps;
+  // Left out of most states, as in checkpoints of earlier releases.
+  if (state.ended.has_value()) json["ended"] = *state.ended;
   json["policy_history"] = Json::array();
   for (const PolicyRecord& r : state.policy_history) {
     Json record = {{"policy_epoch", r.policy_epoch},
@@ -306,6 +308,7 @@ RunState StateFrom(const Json& json) {
   state.never_registered = RanksFrom(json, "never_registered");
   state.epochs = json.value("epochs", int64_t{0});
   state.max_steps = json.value("max_steps", int64_t{0});
+  if (json.contains("ended")) state.ended = json.at("ended").get<std::string>();
   PolicyFrom(json, state);
   return state;
 }

@@ -45,6 +45,10 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
   if (restored == nullptr) return;
   const bool epoch_ended = RestoreState(*restored, settings_, parts());
   roster_.Restore(*restored);
+  if (IsOver(*restored, options)) {
+    over_ = restored->ended;
+    return;
+  }
   // The last step may have come within an epoch.
   if (epoch_ended || driver_->TrainingDone()) {
     pinned_.EvaluateEpoch(restored->data_epoch, driver_->TrainingDone());
@@ -77,7 +81,9 @@ bool Coordinator::Advance(Turn& turn) {
   if (TryChange(turn)) return true;
   if (!ledger_.started()) {
     if (registrar_.Ask(turn)) return true;
-    if (!ReadyToStart(run(), turn.now)) return false;
+    if (!ReadyToStart(run(), turn.now) || !SafeToStart(run(), turn)) {
+      return false;
+    }
     StartTraining(run(), turn);
     return true;
   }
@@ -351,6 +357,13 @@ void Coordinator::StatisticsUpdated(StatisticsUpdate done, Instant now,
   Settle(turn);
 }
 
+void Coordinator::CheckpointStored(Instant now, Effects& out) {
+  if (ledger_.ended()) return;
+  Turn turn{.now = now, .out = out, .changed = true};
+  ledger_.NoteStored();
+  Settle(turn);
+}
+
 // ---- evaluation and precise statistics
 
 absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
@@ -448,6 +461,10 @@ void Coordinator::Tick(Instant now, Effects& out) {
   roster_.NoteBegin(now);
   if (ledger_.ended()) return;
   Turn turn{.now = now, .out = out};
+  if (over_.has_value()) {
+    turn.end = {.outcome = RunOutcome::kFinished,
+                .reason = *std::exchange(over_, std::nullopt)};
+  }
   LoseOverdue(run(), turn);
   if (ledger_.started()) driver_->Tick(turn);
   Settle(turn);

@@ -114,6 +114,10 @@ class Coordinator {
   void MomentsFolded(MomentsFold done, Instant now, Effects& out);
   void StatisticsUpdated(StatisticsUpdate done, Instant now, Effects& out);
 
+  // The checkpoint that the run waits for is written, or cannot be: the run
+  // goes on, as after other checkpoints that fail.
+  void CheckpointStored(Instant now, Effects& out);
+
   // ---- evaluation
   // Returns the next assignment (kWait if there is none yet).
   absl::StatusOr<Assignment> ReportEvaluation(const Sender& sender,
@@ -199,6 +203,8 @@ class Coordinator {
 
   // The parts; see README.md. Later ones refer to earlier ones.
   RunSettings settings_;
+  // The run was over when it was restored: why. Until the first Tick.
+  std::optional<std::string> over_;
   // Resized by changes: no reference to a worker is kept over Settle.
   RankTable ranks_;
   RunLedger ledger_;

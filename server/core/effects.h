@@ -75,6 +75,9 @@ struct RunState {
     IndexRange range;
   };
   std::vector<Range> reissue;
+  // Training and evaluations are done: the reason for the run's end. Only with
+  // several shards; a server that continues from it ends the run at once.
+  std::optional<std::string> ended;
 };
 
 // Sums of one commit, for progress and history.
@@ -297,6 +300,9 @@ struct Evaluated {
 };
 struct WriteCheckpoint {
   RunState state;
+  // The run waits until it is written: call Coordinator::CheckpointStored then.
+  // Such a checkpoint must not be skipped.
+  bool awaited = false;
 };
 struct Log {
   Severity severity = Severity::kInfo;

@@ -193,16 +193,6 @@ absl::Status Validate(const CoordinatorOptions& o) {
     COHORT_RETURN_IF_ERROR(ParseFreezeSpec(spec).status());
   }
   COHORT_RETURN_IF_ERROR(ValidateSchedule(o.optimizer, o.epochs));
-  if (o.shards > 1 && o.optimizer.clip_norm > 0) {
-    return Bad("clip_norm", absl::StrCat(o.optimizer.clip_norm),
-               "0 with --shard_addresses: no shard knows the norm over the "
-               "partitions of all");
-  }
-  if (o.shards > 1 && o.optimizer.kind == OptimizerKind::kLars) {
-    return Bad("optimizer", "lars",
-               "another one with --shard_addresses: no shard knows the norms "
-               "of whole parameters");
-  }
   return ValidatePolicy(o.policy, o.workers);
 }
 

@@ -10,6 +10,12 @@ absl::Status RunLedger::CheckNotOver() const {
       absl::StrCat("the run is over: ", end_reason_));
 }
 
+void RunLedger::NoteStored() {
+  for (Storing& storing : storing_) {
+    if (storing == Storing::kAsked) storing = Storing::kStored;
+  }
+}
+
 void RunLedger::NoteMeasures(const std::vector<Measure>& noted) {
   for (const Measure& measure : noted) {
     if (measures.size() >= kMeasureNamesMax &&

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -71,6 +72,18 @@ class RunLedger {
   const std::string& drain_reason() const { return drain_reason_; }
   void End(RunOutcome outcome, const std::string& reason);
   bool ended() const { return ended_; }
+  // With several shards two states are on disk before anybody acts on them.
+  enum class Milestone { kStart, kEnd };
+  // Its checkpoint was asked for, or is on disk.
+  enum class Storing { kNo, kAsked, kStored };
+  Storing storing(Milestone milestone) const {
+    return storing_[static_cast<size_t>(milestone)];
+  }
+  void Note(Milestone milestone, Storing storing) {
+    storing_[static_cast<size_t>(milestone)] = storing;
+  }
+  // What was asked for is on disk.
+  void NoteStored();
   // Errors: FailedPrecondition with the reason of the end.
   absl::Status CheckNotOver() const;
   const std::string& end_reason() const { return end_reason_; }
@@ -102,6 +115,7 @@ class RunLedger {
   DataCursor cursor_;
   int64_t samples_ = 0;
   int32_t nonfinite_in_row_ = 0;
+  std::array<Storing, 2> storing_ = {Storing::kNo, Storing::kNo};
   bool started_ = false;
   bool draining_ = false;
   std::string drain_reason_;

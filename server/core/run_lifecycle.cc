@@ -1,5 +1,6 @@
 #include "server/core/run_lifecycle.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,6 +23,22 @@ std::string DoneText(const Run& run) {
   return run.parts.ledger.cursor().exhausted()
              ? absl::StrCat("all ", options.epochs, " epochs are done")
              : absl::StrCat("all ", options.max_steps, " steps are done");
+}
+
+// The state of `milestone` is on disk, or need not be. Asks for it when first
+// called; `ended` as in RunState.
+bool IsStored(const Run& run, RunLedger::Milestone milestone,
+              std::optional<std::string> ended, Turn& turn) {
+  RunLedger& ledger = run.parts.ledger;
+  if (run.parts.settings.options().shards == 1) return true;
+  if (ledger.storing(milestone) == RunLedger::Storing::kNo) {
+    ledger.Note(milestone, RunLedger::Storing::kAsked);
+    RunState state = CaptureState(run.view());
+    state.ended = std::move(ended);
+    turn.out.push_back(
+        effect::WriteCheckpoint{.state = std::move(state), .awaited = true});
+  }
+  return ledger.storing(milestone) == RunLedger::Storing::kStored;
 }
 
 }  // namespace
@@ -95,6 +112,12 @@ bool ReadyToStart(const Run& run, Instant now) {
   return awaited.empty() || run.roster.StartLeft(now) <= absl::ZeroDuration();
 }
 
+bool SafeToStart(const Run& run, Turn& turn) {
+  // A version that was restored is on disk.
+  return run.parts.model.version() != Version() ||
+         IsStored(run, RunLedger::Milestone::kStart, std::nullopt, turn);
+}
+
 void StartTraining(const Run& run, Turn& turn) {
   run.parts.ledger.Start();
   const auto here = static_cast<int32_t>(run.parts.ranks.Usable().size());
@@ -111,10 +134,6 @@ void StartTraining(const Run& run, Turn& turn) {
   for (Worker& worker : run.parts.ranks.all()) {
     // As if it had been lost just now, where it is waited for.
     if (!worker.usable()) worker.missed_since = turn.now;
-  }
-  // With several shards there must be something to go on from at any time.
-  if (options.shards > 1 && run.parts.model.version() == Version()) {
-    turn.checkpoint = true;
   }
   turn.out.push_back(effect::Log{
       .text = absl::StrCat(who, "; training starts at step ",
@@ -169,8 +188,9 @@ void EndIfDone(const Run& run, Turn& turn) {
            turn);
     return;
   }
-  EndRun(run, {.outcome = RunOutcome::kFinished, .reason = DoneText(run)},
-         turn);
+  const std::string reason = DoneText(run);
+  if (!IsStored(run, RunLedger::Milestone::kEnd, reason, turn)) return;
+  EndRun(run, {.outcome = RunOutcome::kFinished, .reason = reason}, turn);
 }
 
 }  // namespace cohort

@@ -34,11 +34,16 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
 // A model is registered, and all ranks that must be there are, or are not
 // waited for any longer.
 bool ReadyToStart(const Run& run, Instant now);
+// Training may start. With several shards that is once the initial values are
+// on disk: no shard could go on without them. Asks for that when first called.
+bool SafeToStart(const Run& run, Turn& turn);
 void StartTraining(const Run& run, Turn& turn);
 
 // The run ends after the steps that are under way; at once before the start.
 void BeginDrain(const Run& run, const std::string& reason, Turn& turn);
-// Ends the run once training is done and evaluated. No-op before that.
+// Ends the run once training is done and evaluated. No-op before that. With
+// several shards the last state is on disk first: once workers have left, no
+// step can be repeated.
 void EndIfDone(const Run& run, Turn& turn);
 // Answers all pushes, tells all workers, and hands over the model. No-op if the
 // run is over.

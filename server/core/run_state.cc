@@ -67,4 +67,9 @@ bool RestoreState(const RunState& restored, RunSettings& settings,
   return restored.cursor == 0 && restored.data_epoch > 0 && open.empty();
 }
 
+bool IsOver(const RunState& restored, const CoordinatorOptions& options) {
+  return restored.ended.has_value() && restored.epochs == options.epochs &&
+         restored.max_steps == options.max_steps;
+}
+
 }  // namespace cohort

@@ -18,4 +18,8 @@ RunState CaptureState(const RunView& run);
 bool RestoreState(const RunState& restored, RunSettings& settings,
                   const RunParts& parts);
 
+// A server with `options` that continues from `restored` has nothing left to
+// do, unless they make the run longer.
+bool IsOver(const RunState& restored, const CoordinatorOptions& options);
+
 }  // namespace cohort

@@ -86,20 +86,6 @@ void LogCommit(const CommitRecord& record) {
           record.loss, record.learning_rate, record.staleness_versions));
 }
 
-// At most half of the memory that this process may use, because weights,
-// optimizer and versions need some as well.
-int64_t WithinMemory(int64_t inflight_bytes_max) {
-  constexpr int64_t kMib = 1 << 20;
-  const int64_t limit = MemoryLimitBytes();
-  if (limit <= 0 || inflight_bytes_max <= limit / 2) return inflight_bytes_max;
-  Log(LogLevel::kInfo,
-      absl::StrCat("--inflight_mib: got ", inflight_bytes_max / kMib,
-                   ", more than half of the ", limit / kMib,
-                   " MiB of memory that this process may use; using ",
-                   limit / 2 / kMib, " instead"));
-  return limit / 2;
-}
-
 void KeepFirst(absl::Status& kept, const absl::Status& status) {
   if (kept.ok()) kept = status;
 }
@@ -137,6 +123,7 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
                          options.given));
     COHORT_RETURN_IF_ERROR(
         CheckContinuable(*files->restored(), complete.coordinator));
+    Server::ServeAloneIfOver(files->restored()->state, complete);
   }
   COHORT_RETURN_IF_ERROR(Validate(complete));
   if (files->restored().has_value()) {
@@ -200,7 +187,7 @@ absl::Status Server::Start() {
   if (options_.local == "auto" || options_.local == "shm") {
     local_weights_ = std::make_shared<SharedFloatFiles>();
   }
-  MakeDataShards();
+  MakeDataShards(options_.shard_addresses);
   std::vector<DataLink*> links;
   for (const auto& data_shard : data_shards_) links.push_back(data_shard.get());
   shard_ = std::make_unique<Shard>(
@@ -281,12 +268,11 @@ absl::Status Server::OpenRecorder() {
 }
 
 RunSummary Server::Wait() {
+  while (std::optional<RunState> milestone = AwaitMilestone()) {
+    StoreMilestone(*std::move(milestone));
+  }
   {
     MutexLock lock(mu_);
-    while (!summary_.outcome.has_value() && !stop_requested_ && !stopping_ &&
-           lost_shard_.empty()) {
-      changed_.Wait(mu_);
-    }
     if (!summary_.outcome.has_value()) summary_.lost_shard = lost_shard_;
   }
   if (options_.exit_when_done) {
@@ -405,8 +391,10 @@ void Server::WriteModelAndStaleness(RunSummary& summary) {
 
 void Server::WaitForLeavers() {
   const Instant deadline = clock_.Now() + options_.leave_grace;
+  // Workers that were not told of the end are on their way back.
+  const bool come_back = !options_.ended_shard_addresses.empty();
   MutexLock lock(mu_);
-  while (shard_->streams().sessions() > 0 && !stop_requested_ &&
+  while ((come_back || shard_->streams().sessions() > 0) && !stop_requested_ &&
          clock_.Now() < deadline) {
     changed_.WaitFor(mu_, kLeavePoll);
   }

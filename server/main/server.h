@@ -18,6 +18,7 @@
 #include "common/local/shared_float_files.h"
 #include "common/mutex.h"
 #include "common/ops/listen_socket.h"
+#include "common/periodic_task.h"
 #include "server/core/effects.h"
 #include "server/local/local_door.h"
 #include "server/main/server_options.h"
@@ -108,17 +109,29 @@ class Server : private RunListener {
       ListenAddress& address);
   absl::Status ListenForAdmin(Transport::Services services);
   // ---- data shards; see server_shards.cc
-  void MakeDataShards();
+  void MakeDataShards(const std::vector<std::string>& addresses);
   // Waits until all are there. Errors: those of DataShardClient::Attach.
   absl::Status AttachDataShards();
   absl::Status AttachDataShard(size_t i, const std::function<bool()>& give_up);
   void NoteContinued();
   void OnShardLost(int32_t shard, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends Wait, so that another Server continues from the newest checkpoint.
+  void BeginAgain(const std::string& lost) ABSL_LOCKS_EXCLUDED(mu_);
   // `state` with the partitions of all shards. May block.
   absl::StatusOr<RunState> WithAllPartitions(RunState state);
   absl::StatusOr<RunState> WholeState();
   void EndDataShards(bool run_is_over);
+  // Waits for a milestone, or until Wait has something else to do: absent then.
+  std::optional<RunState> AwaitMilestone() ABSL_LOCKS_EXCLUDED(mu_);
+  // Writes the checkpoint that the run waits for, and lets it go on.
+  void StoreMilestone(RunState state) ABSL_LOCKS_EXCLUDED(mu_);
+  // A run that is over needs no data shards: its checkpoint has all partitions.
+  static void ServeAloneIfOver(const RunState& restored,
+                               ServerOptions& options);
+  // The run was over before this process began: tells those data shards that
+  // are still there.
+  void EndShardsOfOverRun();
   // ---- see server_ops.cc
   void StartReport();
   absl::Status StartOps();
@@ -142,6 +155,7 @@ class Server : private RunListener {
   void OnEvaluated(const EvaluationRecord& record) override;
   void OnLogged(const effect::Log& log) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnCheckpoint(RunState state) override;
+  void OnMilestone(RunState state) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnFolded(absl::Duration took) override;
   void OnDrift(const std::vector<LayerDrift>& drift) override;
@@ -170,6 +184,11 @@ class Server : private RunListener {
   RunSummary summary_ ABSL_GUARDED_BY(mu_);
   // Why a data shard was lost; empty if none was.
   std::string lost_shard_ ABSL_GUARDED_BY(mu_);
+  // The run waits until it is on disk.
+  std::optional<RunState> milestone_ ABSL_GUARDED_BY(mu_);
+  // All partitions of the last version; null before the end. No data shard is
+  // needed for the results then.
+  SharedSnapshot last_version_ ABSL_GUARDED_BY(mu_);
 
   // Destroyed in the reverse order: each uses those before it. Null without
   // --trace.
@@ -185,6 +204,8 @@ class Server : private RunListener {
   std::shared_ptr<ShardStats> shard_stats_;
   // Gone once the server has stopped.
   std::vector<std::unique_ptr<DataShardClient>> data_shards_;
+  // Notices data shards that hang. Null without any.
+  std::unique_ptr<PeriodicTask> shard_watch_;
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<RunRecorder> recorder_;
   // Null if no memory is shared.

@@ -105,6 +105,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
       options.shard_addresses,
       ParseShardAddresses(absl::GetFlag(FLAGS_shard_addresses)));
   run.shards = static_cast<int32_t>(options.shard_addresses.size()) + 1;
+  options.shard_lease = absl::GetFlag(FLAGS_shard_lease);
   options.local = absl::GetFlag(FLAGS_local);
   options.local_dir = absl::GetFlag(FLAGS_local_dir);
   options.address_file = absl::GetFlag(FLAGS_address_file);

@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/listen_address.h"
+#include "common/log/log.h"
+#include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "server/ops/ops_port.h"
 
@@ -95,6 +97,18 @@ absl::StatusOr<std::vector<std::string>> ParseShardAddresses(
     }
   }
   return addresses;
+}
+
+int64_t WithinMemory(int64_t inflight_bytes_max) {
+  constexpr int64_t kMib = 1 << 20;
+  const int64_t limit = MemoryLimitBytes();
+  if (limit <= 0 || inflight_bytes_max <= limit / 2) return inflight_bytes_max;
+  Log(LogLevel::kInfo,
+      absl::StrCat("--inflight_mib: got ", inflight_bytes_max / kMib,
+                   ", more than half of the ", limit / kMib,
+                   " MiB of memory that this process may use; using ",
+                   limit / 2 / kMib, " instead"));
+  return limit / 2;
 }
 
 absl::Status Validate(const ServerOptions& options) {

@@ -78,6 +78,11 @@ struct ServerOptions {
   std::string dashboards_url;
   // File for the operations port's address; none if empty.
   std::string ops_address_file;
+  // Silence after which a data shard is lost.
+  absl::Duration shard_lease = absl::Seconds(10);
+  // Set by StartServer in place of shard_addresses, if the run that it
+  // continues is over.
+  std::vector<std::string> ended_shard_addresses;
   // If false, the server stays up after the run ends, so that it can be
   // inspected, until a stop is requested.
   bool exit_when_done = true;
@@ -86,6 +91,11 @@ struct ServerOptions {
   // How long a finished run waits for its workers to leave.
   absl::Duration leave_grace = absl::Seconds(5);
 };
+
+// At most half of the memory that this process may use, because weights,
+// optimizer and versions need some as well. Logs if that is less than
+// `inflight_bytes_max`.
+int64_t WithinMemory(int64_t inflight_bytes_max);
 
 // Errors: InvalidArgument naming the flag, the value seen and those wanted.
 absl::Status Validate(const ServerOptions& options);

@@ -1,22 +1,46 @@
 // Shard 0's connections to the data shards.
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "common/check.h"
+#include "common/float_buffer.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "common/thread_pool.h"
+#include "server/core/run_state.h"
 #include "server/main/server.h"
 
 namespace cohort {
+namespace {
 
-void Server::MakeDataShards() {
+// For data shards to answer once the run is over; one that was killed may be on
+// its way back.
+constexpr absl::Duration kOverPatience = absl::Seconds(10);
+constexpr absl::Duration kOverPatienceMin = absl::Seconds(2);
+// Data shards say every second that they are alive.
+constexpr absl::Duration kAliveCheck = absl::Seconds(1);
+
+// A message may fall just outside of one interval.
+int SilentChecks(absl::Duration lease) {
+  constexpr int kChecksMax = 1 << 20;
+  const double checks = absl::FDivDuration(lease, kAliveCheck);
+  return static_cast<int>(
+      std::clamp(std::ceil(checks), 2.0, double{kChecksMax}));
+}
+
+}  // namespace
+
+void Server::MakeDataShards(const std::vector<std::string>& addresses) {
   const CoordinatorOptions& run = options_.coordinator;
   if (run.shards > 1) {
     shard_stats_ = options_.handover.shards;
@@ -25,17 +49,19 @@ void Server::MakeDataShards() {
           options_.shard_addresses, std::make_shared<SteadyClock>());
     }
   }
-  for (int32_t i = 1; i < run.shards; ++i) {
+  const auto shards = static_cast<int32_t>(addresses.size()) + 1;
+  for (int32_t i = 1; i < shards; ++i) {
     data_shards_.push_back(std::make_unique<DataShardClient>(
         DataShardClient::Options{
-            .address = options_.shard_addresses[static_cast<size_t>(i) - 1],
+            .address = addresses[static_cast<size_t>(i) - 1],
             .security = security_->security(),
             .attachment = {.run_id = run.run_id,
                            .run_name = run.run_name,
                            // On disk before anything is told of it.
                            .generation = run.first_incarnation.value(),
-                           .place = {.index = i, .count = run.shards},
-                           .workers = run.workers}},
+                           .place = {.index = i, .count = shards},
+                           .workers = run.workers},
+            .silent_checks_max = SilentChecks(options_.shard_lease)},
         DataShardClient::Reactions{
             .on_gradient =
                 [this, i](RemoteGradient gradient) {
@@ -78,6 +104,9 @@ absl::Status Server::AttachDataShards() {
     status.Update(one);
   }
   COHORT_RETURN_IF_ERROR(status);
+  shard_watch_ = std::make_unique<PeriodicTask>("shards", kAliveCheck, [this] {
+    for (const auto& shard : data_shards_) shard->CheckAlive();
+  });
   Log(LogLevel::kInfo,
       absl::StrCat("the model is shared among ", data_shards_.size() + 1,
                    " shards: this one, ",
@@ -113,12 +142,18 @@ absl::Status Server::AttachDataShard(size_t i,
 
 void Server::OnShardLost(int32_t shard, const absl::Status& why) {
   const std::string text(why.message());
+  // Null if the run was over before this process began.
+  if (shard_stats_ == nullptr) return;
   shard_stats_->Lost(shard, text);
   stats_.Happened(
       {.severity = Severity::kError, .text = absl::StrCat("lost ", text)});
+  BeginAgain(text);
+}
+
+void Server::BeginAgain(const std::string& lost) {
   MutexLock lock(mu_);
   if (!lost_shard_.empty()) return;
-  lost_shard_ = text;
+  lost_shard_ = lost;
   changed_.NotifyAll();
 }
 
@@ -151,8 +186,43 @@ void Server::NoteLostAtTheEnd(RunSummary& summary) {
   if (!summary.files.ok()) summary.lost_shard = lost_shard_;
 }
 
+void Server::OnMilestone(RunState state) {
+  MutexLock lock(mu_);
+  milestone_ = std::move(state);
+  changed_.NotifyAll();
+}
+
+std::optional<RunState> Server::AwaitMilestone() {
+  MutexLock lock(mu_);
+  while (!summary_.outcome.has_value() && !stop_requested_ && !stopping_ &&
+         lost_shard_.empty()) {
+    if (milestone_.has_value()) return std::exchange(milestone_, std::nullopt);
+    changed_.Wait(mu_);
+  }
+  return std::nullopt;
+}
+
+void Server::StoreMilestone(RunState state) {
+  absl::StatusOr<RunState> whole = WithAllPartitions(std::move(state));
+  // A data shard is gone, or about to be.
+  if (!whole.ok()) return BeginAgain(std::string(whole.status().message()));
+  if (whole->ended.has_value()) {
+    // A server that continues from here adds nothing to the history.
+    recorder_->Finish();
+    MutexLock lock(mu_);
+    last_version_ = whole->snapshot;
+  }
+  // The log tells of an error; the next checkpoint may succeed.
+  files_->SaveCheckpoint(*whole).IgnoreError();
+  shard_->CheckpointStored();
+}
+
 absl::StatusOr<RunState> Server::WithAllPartitions(RunState state) {
-  if (data_shards_.empty()) return state;
+  const std::vector<SharedFloats>& weights = state.snapshot->weights;
+  if (data_shards_.empty() ||
+      std::find(weights.begin(), weights.end(), nullptr) == weights.end()) {
+    return state;
+  }
   if (!started_) {
     return absl::UnavailableError("the data shards have no model yet");
   }
@@ -173,10 +243,46 @@ absl::StatusOr<RunState> Server::WithAllPartitions(RunState state) {
 
 absl::StatusOr<RunState> Server::WholeState() {
   COHORT_ASSIGN_OR_RETURN(RunState state, shard_->State());
+  {
+    MutexLock lock(mu_);
+    if (last_version_ != nullptr &&
+        last_version_->version == state.snapshot->version) {
+      state.snapshot = last_version_;
+    }
+  }
   return WithAllPartitions(std::move(state));
 }
 
+void Server::ServeAloneIfOver(const RunState& restored,
+                              ServerOptions& options) {
+  if (!IsOver(restored, options.coordinator)) return;
+  options.ended_shard_addresses = std::exchange(options.shard_addresses, {});
+  options.coordinator.shards = 1;
+}
+
+void Server::EndShardsOfOverRun() {
+  const Instant deadline = clock_.Now() + kOverPatience;
+  MakeDataShards(options_.ended_shard_addresses);
+  for (size_t i = 0; i < data_shards_.size(); ++i) {
+    // However long the others took: one that is there answers at once.
+    const Instant own_deadline =
+        std::max(deadline, clock_.Now() + kOverPatienceMin);
+    const absl::Status attached = data_shards_[i]->Attach(
+        [] {}, [&] { return clock_.Now() >= own_deadline; });
+    if (attached.ok()) continue;
+    Log(LogLevel::kWarning,
+        absl::StrCat("data shard ", i + 1, " at ",
+                     options_.ended_shard_addresses[i],
+                     " does not answer; if it is started again, stop it: the "
+                     "run is over"));
+  }
+}
+
 void Server::EndDataShards(bool run_is_over) {
+  if (run_is_over && !options_.ended_shard_addresses.empty()) {
+    EndShardsOfOverRun();
+  }
+  shard_watch_.reset();
   for (const auto& data_shard : data_shards_) {
     if (run_is_over) data_shard->EndRun();
   }

@@ -237,7 +237,8 @@ absl::Status RunFiles::SaveCheckpoint(const RunState& state) {
       MutexLock lock(mu_);
       if (last_written_.has_value() &&
           last_written_->version == state.snapshot->version &&
-          *last_written_->statistics == *state.snapshot->statistics) {
+          *last_written_->statistics == *state.snapshot->statistics &&
+          (last_written_->ended || !state.ended.has_value())) {
         return absl::OkStatus();
       }
     }

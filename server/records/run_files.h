@@ -97,10 +97,12 @@ class RunFiles {
   struct Written {
     Version version;
     std::shared_ptr<const StatisticsSets> statistics;
+    bool ended = false;
   };
   static Written WrittenOf(const RunState& state) {
     return {.version = state.snapshot->version,
-            .statistics = state.snapshot->statistics};
+            .statistics = state.snapshot->statistics,
+            .ended = state.ended.has_value()};
   }
 
   absl::Status Prepare();

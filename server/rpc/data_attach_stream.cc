@@ -45,6 +45,12 @@ class AttachReactor final
     SendReport(report);
   }
 
+  void SendAlive() override {
+    v1::ShardReport report;
+    report.set_alive(true);
+    SendReport(report);
+  }
+
   void OnReadDone(bool ok) override {
     if (!ok) {
       End(absl::OkStatus());

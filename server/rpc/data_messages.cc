@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/byte_rope.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
@@ -31,6 +32,12 @@ std::vector<Version> VersionsFrom(
   std::vector<Version> versions;
   for (int64_t version : protos) versions.push_back(Version(version));
   return versions;
+}
+
+absl::Status CheckNumber(absl::string_view where, double number) {
+  if (std::isfinite(number) && number >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      where, ": got ", number, ", want finite numbers of at least 0"));
 }
 
 void PlanToProto(const ShardPlan& plan, v1::PrepareCommit* proto) {
@@ -66,11 +73,40 @@ absl::StatusOr<ShardPlan> PlanFromProto(const v1::PrepareCommit& proto) {
   if (proto.has_read_version()) plan.read = Version(proto.read_version());
   for (double number :
        {plan.learning_rate, plan.loss_weight, plan.compensation, plan.weight}) {
-    if (std::isfinite(number) && number >= 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "prepare: got ", number, ", want finite numbers of at least 0"));
+    COHORT_RETURN_IF_ERROR(CheckNumber("prepare", number));
   }
   return plan;
+}
+
+absl::StatusOr<shard_command::Scale> ScaleFromProto(
+    const v1::ScaleGradients& proto) {
+  shard_command::Scale scale{
+      .transaction = proto.transaction(),
+      .scales = {.clip = proto.clip(),
+                 .trust_ratios = {proto.trust_ratios().begin(),
+                                  proto.trust_ratios().end()}}};
+  COHORT_RETURN_IF_ERROR(CheckNumber("scale", scale.scales.clip));
+  for (double ratio : scale.scales.trust_ratios) {
+    COHORT_RETURN_IF_ERROR(CheckNumber("scale", ratio));
+  }
+  return scale;
+}
+
+absl::Status NormsFromProto(const v1::ShardFold& proto, FoldReport& report) {
+  if (proto.gradient_squares_size() != proto.weight_squares_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("fold: got squares of ", proto.gradient_squares_size(),
+                     " gradients and ", proto.weight_squares_size(),
+                     " weights, want as many of each"));
+  }
+  for (int i = 0; i < proto.gradient_squares_size(); ++i) {
+    const SliceNorm norm{.gradient = proto.gradient_squares(i),
+                         .weights = proto.weight_squares(i)};
+    COHORT_RETURN_IF_ERROR(CheckNumber("fold", norm.gradient));
+    COHORT_RETURN_IF_ERROR(CheckNumber("fold", norm.weights));
+    report.norms.push_back(norm);
+  }
+  return absl::OkStatus();
 }
 
 // The messages of one command. A model's are sent by EncodeInstall.
@@ -122,6 +158,13 @@ struct Encoder {
     proto->set_partition(send.partition);
     proto->set_version(send.version.value());
     proto->set_takes_change(send.takes_change);
+  }
+  void operator()(const shard_command::Scale& scale) {
+    v1::ScaleGradients* proto = to.mutable_scale();
+    proto->set_transaction(scale.transaction);
+    proto->set_clip(scale.scales.clip);
+    proto->mutable_trust_ratios()->Add(scale.scales.trust_ratios.begin(),
+                                       scale.scales.trust_ratios.end());
   }
   void operator()(const shard_command::EndRun&) { to.set_end_run(true); }
 };
@@ -251,6 +294,11 @@ absl::StatusOr<std::optional<ShardCommand>> CommandReader::Take(
           .version = Version(send.version()),
           .takes_change = send.takes_change()};
     }
+    case v1::ShardCommand::kScale: {
+      COHORT_ASSIGN_OR_RETURN(shard_command::Scale scale,
+                              ScaleFromProto(message.scale()));
+      return scale;
+    }
     case v1::ShardCommand::kEndRun:
       return shard_command::EndRun{};
     case v1::ShardCommand::kAttach:
@@ -303,6 +351,10 @@ void ToProto(const FoldReport& report, v1::ShardFold* proto) {
   proto->set_prepared(report.prepared.has_value());
   proto->set_has_weights(report.prepared.has_value() &&
                          report.prepared->weights != nullptr);
+  for (const SliceNorm& norm : report.norms) {
+    proto->add_gradient_squares(norm.gradient);
+    proto->add_weight_squares(norm.weights);
+  }
   if (!report.nonfinite.has_value()) return;
   v1::NonfiniteShardGradient* nonfinite = proto->mutable_nonfinite();
   if (report.nonfinite->rank.has_value()) {
@@ -322,6 +374,7 @@ absl::StatusOr<FoldReport> FromProto(const v1::ShardFold& proto) {
                                  .gradient_bytes = proto.gradient_bytes(),
                                  .elsewhere = proto.has_weights()};
   }
+  COHORT_RETURN_IF_ERROR(NormsFromProto(proto, report));
   if (proto.has_nonfinite()) {
     report.nonfinite =
         NonfiniteGradient{.partition = proto.nonfinite().partition(),

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -44,8 +45,13 @@ void DataShardClient::Close() {
   {
     MutexLock lock(mu_);
     closing_ = true;
+    CancelFetchesLocked();
   }
   if (stream_ != nullptr) stream_->Close();
+}
+
+void DataShardClient::CancelFetchesLocked() {
+  for (grpc::ClientContext* fetch : fetches_) fetch->TryCancel();
 }
 
 absl::Status DataShardClient::Attach(const std::function<void()>& on_wait,
@@ -94,18 +100,23 @@ absl::Status DataShardClient::TryAttach(bool& told,
       return absl::CancelledError(absl::StrCat(
           "given up waiting for data shard ", options_.attachment.place.index));
     }
-    if (!told && clock.Now() >= tell_at) {
-      told = true;
-      on_wait();
-    }
+    if (told || clock.Now() < tell_at) continue;
   }
-  return end_.has_value() ? *end_ : absl::OkStatus();
+  told = true;
+  on_wait();
+}
+return end_.has_value() ? *end_ : absl::OkStatus();
 }
 
 absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
   COHORT_ASSIGN_OR_RETURN(v1::ShardReport report,
                           DecodeMessage<v1::ShardReport>(bytes));
   COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&report));
+  {
+    MutexLock lock(mu_);
+    // A late one does not hide why the connection is being ended.
+    if (silent_checks_ < options_.silent_checks_max) silent_checks_ = 0;
+  }
   switch (report.report_case()) {
     case v1::ShardReport::kAttached: {
       MutexLock lock(mu_);
@@ -124,23 +135,41 @@ absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
       reactions_.on_fold(std::move(fold));
       return absl::OkStatus();
     }
+    case v1::ShardReport::kAlive:
+      return absl::OkStatus();
     case v1::ShardReport::REPORT_NOT_SET:
       break;
   }
   return absl::InvalidArgumentError("got an empty report");
 }
 
-void DataShardClient::OnEnd(const absl::Status& end) {
-  const absl::Status why(
-      end.ok() ? absl::StatusCode::kUnavailable : end.code(),
-      absl::StrCat("data shard ", options_.attachment.place.index, " at ",
-                   options_.address, ": ",
-                   end.ok() ? "it ended the connection" : end.message()));
-  bool lost = false;
+void DataShardClient::CheckAlive() {
   {
     MutexLock lock(mu_);
+    if (!attached_ || end_.has_value()) return;
+    if (++silent_checks_ != options_.silent_checks_max) return;
+  }
+  stream_->Cancel();
+}
+
+void DataShardClient::OnEnd(const absl::Status& end) {
+  bool lost = false;
+  absl::Status why;
+  {
+    MutexLock lock(mu_);
+    const bool silent = silent_checks_ >= options_.silent_checks_max;
+    const std::string said =
+        silent     ? absl::StrCat("it has said nothing for ", silent_checks_,
+                                  " s (--shard_lease)")
+        : end.ok() ? "it ended the connection"
+                   : std::string(end.message());
+    why = absl::Status(
+        end.ok() ? absl::StatusCode::kUnavailable : end.code(),
+        absl::StrCat("data shard ", options_.attachment.place.index, " at ",
+                     options_.address, ": ", said));
     end_ = why;
     lost = attached_ && !closing_;
+    CancelFetchesLocked();
     changed_.NotifyAll();
   }
   if (lost) reactions_.on_end(why);
@@ -162,6 +191,11 @@ absl::Status DataShardClient::Fetch(Version version,
   request.set_generation(options_.attachment.generation);
   request.set_version(version.value());
   AddMessageChecksum(&request);
+  {
+    MutexLock lock(mu_);
+    if (end_.has_value()) return *end_;
+    fetches_.insert(&context);
+  }
   const auto reader = stub->Fetch(&context, request);
   v1::ShardPartition partition;
   absl::Status status;
@@ -171,6 +205,10 @@ absl::Status DataShardClient::Fetch(Version version,
   }
   if (!status.ok()) context.TryCancel();
   const absl::Status end = FromGrpcStatus(reader->Finish());
+  {
+    MutexLock lock(mu_);
+    fetches_.erase(&context);
+  }
   if (status.ok()) status = end;
   if (status.ok()) return status;
   return absl::Status(

@@ -1,17 +1,21 @@
 #pragma once
 
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/byte_buffer.h>
 
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/ids.h"
 #include "common/mutex.h"
 #include "common/wire/bidi_stream.h"
@@ -32,6 +36,9 @@ class DataShardClient final : public DataLink {
     // Plaintext if null.
     SharedSecurity security;
     ShardAttachment attachment;
+    // Calls of CheckAlive without a message between them after which the data
+    // shard is lost.
+    int silent_checks_max = 10;
   };
   // On gRPC's threads; must not block.
   struct Reactions {
@@ -53,12 +60,18 @@ class DataShardClient final : public DataLink {
                       const std::function<bool()>& give_up)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Ends the connection if the data shard has been silent for too long, though
+  // it is open: a process that hangs, or a network that swallows everything.
+  // Call it every second, after Attach and before Close. Counting calls, a
+  // pause of this process is not taken for one of the data shard.
+  void CheckAlive() ABSL_LOCKS_EXCLUDED(mu_);
+
   void Send(ShardCommand command) override;
   // Weights and slots of the shard's partitions at a version that is held, into
   // `into`, whose lists have an entry a partition. Blocks.
   // Errors: those of DataShards.Fetch; Unavailable: the connection is over.
   absl::Status Fetch(Version version, const RegisteredModel& model,
-                     ModelSnapshot& into);
+                     ModelSnapshot& into) ABSL_LOCKS_EXCLUDED(mu_);
   // Tells the data shard that the run is over, waits until it knows, and
   // disconnects.
   void EndRun() ABSL_LOCKS_EXCLUDED(mu_);
@@ -72,6 +85,8 @@ class DataShardClient final : public DataLink {
   absl::Status TryAttach(bool& told, const std::function<void()>& on_wait,
                          const std::function<bool()>& give_up)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Those of a data shard that hangs would not end by themselves.
+  void CancelFetchesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status OnMessage(grpc::ByteBuffer& bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -86,6 +101,10 @@ class DataShardClient final : public DataLink {
   // We have ended it ourselves.
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
+  // Of calls under way.
+  std::set<grpc::ClientContext*> fetches_ ABSL_GUARDED_BY(mu_);
+  // Since the last message.
+  int silent_checks_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Last, so that it is destroyed before the members that its reactions use.
   // Made by Attach.

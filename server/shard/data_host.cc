@@ -61,6 +61,13 @@ void DataHost::CheckStreams() {
   for (const std::shared_ptr<Stream>& stream : streams_.All()) {
     stream->CheckReader(now);
   }
+  std::shared_ptr<CoordinatorStream> link;
+  {
+    // With the lock, so that a process whose lock is held for ever is silent.
+    MutexLock lock(mu_);
+    link = link_;
+  }
+  if (link != nullptr) link->SendAlive();
 }
 
 // ---- shard 0
@@ -236,6 +243,10 @@ struct DataHost::Handler {
           stream->SendWeights(message);
         });
     return absl::OkStatus();
+  }
+  absl::Status operator()(const shard_command::Scale& scale)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
+    return Fold(node().Scale(scale));
   }
   absl::Status operator()(const shard_command::EndRun&) {
     if (host.options_.on_end) actions.calls.push_back(host.options_.on_end);

@@ -38,6 +38,7 @@ class CoordinatorStream : public Stream {
  public:
   virtual void SendGradient(const RemoteGradient& gradient) = 0;
   virtual void SendFold(const FoldReport& report) = 0;
+  virtual void SendAlive() = 0;
 };
 
 // The run that attaches, and its place for this shard.
@@ -92,8 +93,9 @@ class DataHost {
 
   StreamRegistry& streams() { return streams_; }
   const Clock& clock() const { return clock_; }
-  // Ends streams whose peer says nothing. Call it every second or so.
-  void CheckStreams();
+  // Ends streams whose peer says nothing, and tells shard 0 that this process
+  // is alive. Call it every second.
+  void CheckStreams() ABSL_LOCKS_EXCLUDED(mu_);
   ByteRope Counted(ByteRope gradient) {
     return gradient_bytes_.Count(std::move(gradient));
   }

@@ -183,11 +183,7 @@ void Shard::StartFold(FoldJob job) {
       return next;
     });
     NoteFold(0, report);
-    Handle(
-        [&report](Coordinator& core, Instant now, Effects& out) {
-          core.Folded(std::move(report), now, out);
-        },
-        "Folded");
+    Report(std::move(report));
   });
 }
 
@@ -361,9 +357,16 @@ void Shard::OfferRemote(Rank rank) {
   }
 }
 
-void Shard::FoldedRemotely(FoldReport report) {
-  Handle([&report](Coordinator& core, Instant now, Effects& out) {
-    core.Folded(std::move(report), now, out);
+void Shard::Report(FoldReport report) {
+  SendToShards(commands_.Of(report));
+  Handle([&report](Coordinator& core, Instant now,
+                   Effects& out) { core.Folded(std::move(report), now, out); },
+         "Folded");
+}
+
+void Shard::CheckpointStored() {
+  Handle([](Coordinator& core, Instant now, Effects& out) {
+    core.CheckpointStored(now, out);
   });
 }
 

@@ -55,6 +55,9 @@ class RunListener {
   virtual void OnEvaluated(const EvaluationRecord& record) = 0;
   virtual void OnLogged(const effect::Log& log) = 0;
   virtual void OnCheckpoint(RunState state) = 0;
+  // The run waits until this one is on disk, or cannot be: call
+  // Shard::CheckpointStored then, from any thread. With several shards only.
+  virtual void OnMilestone(RunState state) = 0;
   virtual void OnEnded(const effect::RunEnded& ended) = 0;
   // A partition was folded and updated. Unlike the other methods, it is called
   // by any thread and out of order.
@@ -190,6 +193,8 @@ class Shard {
                       std::vector<Contribution> contributions,
                       const std::shared_ptr<ReduceStream>& from);
 
+  void CheckpointStored();
+
   // Data shard `shard` has received a gradient, or has ended a fold.
   void RemoteArrived(int32_t shard, RemoteGradient gradient)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -251,7 +256,8 @@ class Shard {
   // ---- data shards; see shard_remote.cc
   void SendToShards(std::vector<ShardCommands::Command> commands);
   // What an effect means for them.
-  void TellShards(const Effect& effect) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<ShardCommands::Command> CommandsOf(const Effect& effect)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Names the data shards that everything waits for.
   void DescribeWaiting(StatusView& view) const;
   // A part of the transaction was folded by this shard or a data shard.
@@ -259,7 +265,8 @@ class Shard {
   void NoteCommit(const effect::Commit& commit);
   // Passes waiting gradients of the rank to the core.
   void OfferRemote(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
-  void FoldedRemotely(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
+  // Hands a fold's report, complete, to the other shards and the core.
+  void Report(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ends streams whose peer sends nothing or reads nothing.
   void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);

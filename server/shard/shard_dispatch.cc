@@ -206,7 +206,11 @@ struct Shard::Dispatcher {
     shard.listener_.OnEvaluated(evaluated.record);
   }
   void operator()(effect::WriteCheckpoint& write) const {
-    shard.listener_.OnCheckpoint(std::move(write.state));
+    if (write.awaited) {
+      shard.listener_.OnMilestone(std::move(write.state));
+    } else {
+      shard.listener_.OnCheckpoint(std::move(write.state));
+    }
   }
   void operator()(effect::Log& log) const { shard.listener_.OnLogged(log); }
   void operator()(effect::RunEnded& ended) const {
@@ -239,8 +243,10 @@ void Shard::DispatchAll() {
         if (!std::holds_alternative<effect::ReduceResult>(effect)) {
           dispatcher.SendResults();
         }
-        TellShards(effect);
+        std::vector<ShardCommands::Command> commands = CommandsOf(effect);
         if (!commands_.IsElsewhere(effect)) std::visit(dispatcher, effect);
+        // Last: they may answer at once, for a transaction that has begun here.
+        SendToShards(std::move(commands));
       });
     }
     AllOrExit("reduce result", [&dispatcher] { dispatcher.SendResults(); });

@@ -16,16 +16,16 @@ void Shard::SendToShards(std::vector<ShardCommands::Command> commands) {
   }
 }
 
-void Shard::TellShards(const Effect& effect) {
+std::vector<ShardCommands::Command> Shard::CommandsOf(const Effect& effect) {
   // Before they can answer.
   const auto* const prepare = std::get_if<effect::Prepare>(&effect);
   if (prepare != nullptr && options_.shard_stats != nullptr) {
     options_.shard_stats->Planned(prepare->plan.transaction);
   }
-  SendToShards(commands_.Of(effect, [this] {
+  return commands_.Of(effect, [this] {
     MutexLock lock(mu_);
     return core_.HeldVersions();
-  }));
+  });
 }
 
 void Shard::RemoteArrived(int32_t shard, RemoteGradient gradient) {
@@ -44,8 +44,16 @@ void Shard::RemoteFolded(int32_t shard, FoldReport report) {
       static_cast<size_t>(report.partition) < model->partitions.size() &&
       ShardPlace::OwnerOf(report.partition, shards()) == shard;
   if (!known) return;
+  const auto partition = static_cast<size_t>(report.partition);
+  const size_t slices = model->partitions[partition].slices.size();
+  if (!report.norms.empty() && report.norms.size() != slices) return;
   NoteFold(shard, report);
-  FoldedRemotely(std::move(report));
+  FoldWith([&report](DataShard& data) {
+    std::vector<FoldJob> next;
+    data.FoldedElsewhere(report, next);
+    return next;
+  });
+  Report(std::move(report));
 }
 
 void Shard::NoteFold(int32_t shard, const FoldReport& report) {

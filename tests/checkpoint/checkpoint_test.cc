@@ -118,12 +118,24 @@ TEST_F(CheckpointTest, LoadsTheStateOfARunThatHasShrunk) {
   ExpectSameState((*loaded)->state, state);
 }
 
+TEST_F(CheckpointTest, SaysThatTheRunIsOver) {
+  RunState state = ExampleState(7);
+  state.ended = "all 12 \"epochs\" are done";
+  ASSERT_TRUE(
+      WriteCheckpoint(files_, dir_.path(), kKeep, ExampleIdentity(), state)
+          .ok());
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT(problems_, IsEmpty());
+  ExpectSameState((*loaded)->state, state);
+}
+
 TEST_F(CheckpointTest, WhatARunDoesNotUseIsNotWritten) {
   Write(7);
   const std::string text =
       ReadText(dir_.File("checkpoint-000000000007/manifest.json"));
   for (const char* name : {"front_end_state", "own_data", "rates_by_workers",
-                           "\"optimizer\"", "rate_group"}) {
+                           "\"optimizer\"", "rate_group", "ended"}) {
     EXPECT_THAT(text, testing::Not(HasSubstr(name)));
   }
 }

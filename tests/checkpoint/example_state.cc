@@ -186,6 +186,7 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_EQ(seen.settings, wanted.settings);
   EXPECT_EQ(seen.epochs, wanted.epochs);
   EXPECT_EQ(seen.max_steps, wanted.max_steps);
+  EXPECT_EQ(seen.ended, wanted.ended);
   EXPECT_EQ(seen.policy_history, wanted.policy_history);
   EXPECT_EQ(seen.next_sequences, wanted.next_sequences);
   EXPECT_EQ(seen.batch_sizes, wanted.batch_sizes);

@@ -278,6 +278,12 @@ void FakeCohort::Drain(const std::string& reason) {
   Absorb(std::move(out));
 }
 
+void FakeCohort::CheckpointStored() {
+  Effects out;
+  core_.CheckpointStored(now_, out);
+  Absorb(std::move(out));
+}
+
 Sender FakeCohort::sender(Rank rank) {
   return {.run_id = setup_.options.run_id,
           .rank = rank,

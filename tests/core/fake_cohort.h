@@ -116,6 +116,7 @@ class FakeCohort {
   // Reports every assigned evaluation, until there is none.
   void EvaluateAll();
   void Drain(const std::string& reason);
+  void CheckpointStored();
   absl::StatusOr<ChangeAnswer> Change(const SettingValues& values);
   absl::Status Evict(Rank rank);
   absl::Status DrainWorker(Rank rank);

@@ -196,6 +196,40 @@ TEST_F(ShardNodeTest, AnotherOptimizerGetsItsSlotsForOwnPartitionsOnly) {
   EXPECT_FALSE(node.Adopt({.changed = {{"no_such_setting", "1"}}}).ok());
 }
 
+// Shard 0 knows the norm over all partitions.
+TEST_F(ShardNodeTest, AClippedStepWaitsForItsFactor) {
+  ShardNode node = *ShardNode::Install(install_);
+  ASSERT_TRUE(node.Adopt({.changed = {{"clip_norm", "1"}}}).ok());
+  ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
+  const auto folds = node.Prepare(PlanOf(1, 7, {0}));
+  ASSERT_TRUE(folds.ok());
+  const shard_command::Scale scale{.transaction = 1, .scales = {.clip = 0.5}};
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
+  const FoldReport first = Run(node, folds->front());
+  EXPECT_FALSE(first.prepared.has_value());
+  ASSERT_THAT(first.norms, SizeIs(1));
+  EXPECT_EQ(first.norms[0].gradient, 16);
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      node.Scale({.transaction = 1, .scales = {.trust_ratios = {1, 1}}})
+          .status()));
+  const auto second = node.Scale(scale);
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_THAT(*second, SizeIs(1));
+  EXPECT_TRUE(Run(node, second->front()).prepared.has_value());
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_EQ(WeightAt(node, 8), 18);
+}
+
+TEST_F(ShardNodeTest, AFactorThatComesAfterAnAbortChangesNothing) {
+  ShardNode node = *ShardNode::Install(install_);
+  ASSERT_TRUE(node.Prepare(PlanOf(1, 7, {0})).ok());
+  ASSERT_TRUE(node.Abort({.transaction = 1}).ok());
+  const auto none = node.Scale({.transaction = 1});
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_THAT(*none, IsEmpty());
+}
+
 TEST_F(ShardNodeTest, RefusesAModelWithoutItsOwnWeights) {
   auto without = std::make_shared<ModelSnapshot>(*install_.snapshot);
   without->weights[1] = nullptr;

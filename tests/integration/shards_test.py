@@ -20,8 +20,8 @@ KILLS_A_RUN = int(os.environ.pop("COHORT_SHARD_KILLS", "3"))
 class Shards(Cohort):
     """Shard 0 is the server of the cohort; the others have its machine too."""
 
-    def __init__(self, shards, *server_flags):
-        super().__init__(workers=2, server_flags=[
+    def __init__(self, shards, *server_flags, workers=2):
+        super().__init__(workers=workers, server_flags=[
             f"--epochs={EPOCHS}", "--checkpoint_every=4", "--partition_kib=1",
             *server_flags])
         self.server_flags.append(f"--checkpoint_dir={self.checkpoints}")
@@ -67,6 +67,8 @@ class Shards(Cohort):
 
 
 class ShardsTest(unittest.TestCase):
+    digest = None
+
     @classmethod
     def setUpClass(cls):
         cls.seed = random.SystemRandom().randrange(1 << 30)
@@ -78,8 +80,14 @@ class ShardsTest(unittest.TestCase):
             cohort.start()
             return cohort.complete(self)
 
+    def one(self):
+        """The digest of one server, computed once."""
+        if self.digest is None:
+            type(self).digest = self.digest_of(1)
+        return self.digest
+
     def test_the_bits_of_one_server_for_any_number_of_shards(self):
-        one = self.digest_of(1)
+        one = self.one()
         for shards in (2, 3, 5):
             with self.subTest(shards=shards):
                 self.assertEqual(self.digest_of(shards), one)
@@ -91,6 +99,21 @@ class ShardsTest(unittest.TestCase):
             with self.subTest(flags):
                 self.assertEqual(self.digest_of(3, *flags),
                                  self.digest_of(1, *flags))
+
+    def test_norms_over_all_shards_are_those_of_one_server(self):
+        # Small enough that every gradient is clipped.
+        clipped = "--clip_norm=0.01"
+        digests = set()
+        for shards, *flags in (
+                ((2, 3), clipped), ((3,), "--optimizer=lars"),
+                ((2,), "--optimizer=lars", clipped,
+                 "--freeze=conv2.weight[0:4]")):
+            with self.subTest(flags):
+                one = self.digest_of(1, *flags)
+                for count in shards:
+                    self.assertEqual(self.digest_of(count, *flags), one)
+                digests.add(one)
+        self.assertEqual(len(digests), 3)
 
     def test_killed_shards_replay_to_the_same_bits(self):
         # Long enough for all of them: each kill waits for another checkpoint.
@@ -113,7 +136,7 @@ class ShardsTest(unittest.TestCase):
 
     def test_all_may_be_stopped_at_once(self):
         """As engines do: the last checkpoint needs the parts of all shards."""
-        one = self.digest_of(1)
+        one = self.one()
         with Shards(3) as cohort:
             cohort.start()
             cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
@@ -134,8 +157,68 @@ class ShardsTest(unittest.TestCase):
             cohort.start_server("--resume")
             self.assertEqual(cohort.complete(self), one)
 
+    def test_shard_0_killed_as_training_starts_continues_its_run(self):
+        one = self.one()
+        with Shards(2) as cohort:
+            cohort.start()
+            cohort.await_log("server", "training starts")
+            kill(cohort.server)
+            self.assertTrue(list(cohort.checkpoints.glob("checkpoint-*")))
+            cohort.start_server("--resume")
+            self.assertEqual(cohort.complete(self), one)
+
+    def test_shard_0_killed_after_the_end_writes_the_results_alone(self):
+        one = self.one()
+        with Shards(3) as cohort:
+            # Otherwise it would end by itself before it is killed.
+            cohort.start("--exit_when_done=false")
+            for rank in range(cohort.size):
+                self.assertEqual(cohort.workers[rank].wait(180), 0)
+            kill(cohort.server)
+            for name in ("model.safetensors", "report.html"):
+                (cohort.results / name).unlink(missing_ok=True)
+            # No worker is there, and one of the shards.
+            kill(cohort.data_shards.pop(1))
+            cohort.start_server("--resume")
+            self.assertEqual(cohort.complete(self), one)
+            self.assertTrue((cohort.results / "report.html").exists())
+            self.assertIn("data shard 1 at", cohort.log())
+
+    def test_a_shard_killed_at_the_end_costs_nothing(self):
+        one = self.one()
+        with Shards(3) as cohort:
+            cohort.start()
+            cohort.await_log("server", "the run is over")
+            kill(cohort.data_shards.pop(2))
+            self.assertEqual(cohort.complete(self), one)
+
+    def test_a_longer_run_continues_after_the_end(self):
+        with Shards(2, "--schedule=constant") as cohort:
+            cohort.start()
+            cohort.complete(self)
+            for shard in cohort.data_shards:
+                cohort.start_data_shard(shard)
+            cohort.server_flags.append(f"--epochs={EPOCHS + 1}")
+            cohort.start("--resume")
+            longer = cohort.complete(self)
+        self.assertEqual(longer, self.digest_of(1, f"--epochs={EPOCHS + 1}",
+                                                "--schedule=constant"))
+
+    def test_a_shard_that_hangs_is_lost_and_comes_back(self):
+        one = self.one()
+        with Shards(3, "--shard_lease=3s") as cohort:
+            cohort.start()
+            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
+                              "a checkpoint of step 4")
+            cohort.data_shards[2].send_signal(signal.SIGSTOP)
+            cohort.await_log("server", "it has said nothing for 3 s")
+            self.assertIn(f"data shard 2 at {cohort.data_addresses[2]}",
+                          cohort.log())
+            cohort.data_shards[2].send_signal(signal.SIGCONT)
+            self.assertEqual(cohort.complete(self), one)
+
     def test_a_run_continues_with_another_number_of_shards(self):
-        one = self.digest_of(1)
+        one = self.one()
         with Shards(3) as cohort:
             cohort.start()
             cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
@@ -167,8 +250,13 @@ class ShardsTest(unittest.TestCase):
             cohort.complete(self)
             self.assertIn("optimizer sgd -> adam", cohort.log())
 
-    def test_cohortctl_run_starts_shards_and_restarts_a_killed_one(self):
-        one = self.digest_of(1)
+    def test_cohortctl_run_starts_shards_and_restarts_one_that_ends(self):
+        one = self.one()
+        for end in (signal.SIGKILL, signal.SIGTERM):
+            with self.subTest(end.name):
+                self.restart_under_cohortctl(end, one)
+
+    def restart_under_cohortctl(self, end, digest):
         with Cohort() as cohort:
             started = cohort.start_process("run", [
                 BIN / "cohortctl", "run", "--shards=3", "--workers=2",
@@ -182,19 +270,12 @@ class ShardsTest(unittest.TestCase):
                      cohort.log("run").splitlines() if line.startswith("{")]
             pids = {line["process"]: line["pid"] for line in lines
                     if line.get("event") == "started"}
-            os.kill(pids["shard 1"], signal.SIGKILL)
+            os.kill(pids["shard 1"], end)
             self.assertEqual(started.wait(180), 0, cohort.log("run"))
-            self.assertIn('"shard 1"', cohort.log("run"))
-            self.assertEqual(cohort.model_digest(), one)
-
-    def test_what_needs_norms_over_all_shards_is_refused(self):
-        with Shards(2) as cohort:
-            cohort.start()
-            changed = run("cohortctl", "policy", "set", "--clip_norm=1",
-                          f"--server={cohort.address}")
-            self.assertEqual(changed.returncode, 3, changed.stderr)
-            self.assertIn("clip_norm", changed.stderr)
-            cohort.complete(self)
+            starts = [line for line in cohort.log("run").splitlines()
+                      if '"started"' in line and '"shard 1"' in line]
+            self.assertEqual(len(starts), 2, cohort.log("run"))
+            self.assertEqual(cohort.model_digest(), digest)
 
     def test_flags_that_do_not_fit_are_refused(self):
         address = "127.0.0.1:9"

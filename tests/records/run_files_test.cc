@@ -115,6 +115,23 @@ TEST(RunFilesTest, TheVersionThatARunBeganWithDoesNotStayInMemory) {
   EXPECT_EQ((*files)->figures().version, 7);
 }
 
+// The last version may have a checkpoint from before its evaluation.
+TEST(RunFilesTest, TheLastVersionIsWrittenAgainWithTheEndAndThenNoMore) {
+  TempDir dir;
+  const auto files = RunFiles::Open(RealFileSystem(),
+                                    {.checkpoint_dir = dir.path() + "/state"});
+  ASSERT_TRUE(files.ok()) << files.status();
+  (*files)->BeginRun({.run_id = "run"});
+  RunState state = ExampleState(7);
+  ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
+  state.ended = "all steps are done";
+  ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
+  EXPECT_EQ((*files)->figures().written, 2);
+  state.ended.reset();
+  ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
+  EXPECT_EQ((*files)->figures().written, 2);
+}
+
 TEST(CheckContinuableTest, OwnDataNeedsTheLimitOfStepsAgain) {
   const Checkpoint checkpoint = CheckpointOf({.own_data = true}, kAdam);
   CoordinatorOptions options{.optimizer = {.kind = OptimizerKind::kAdam}};

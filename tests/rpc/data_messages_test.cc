@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -116,6 +117,36 @@ TEST(DataMessagesTest, AFoldSaysThatTheWeightsAreElsewhere) {
   EXPECT_TRUE(arrived.prepared->elsewhere);
   EXPECT_EQ(arrived.prepared->weights, nullptr);
   EXPECT_EQ(arrived.gradient_bytes, 8);
+}
+
+TEST(DataMessagesTest, NormsAndFactorsArriveToTheBit) {
+  v1::ShardFold proto;
+  ToProto(FoldReport{.norms = {{.gradient = 1.0 / 3, .weights = 0.1},
+                               {.gradient = 2, .weights = 0}}},
+          &proto);
+  EXPECT_THAT(FromProto(proto)->norms,
+              ElementsAre(SliceNorm{.gradient = 1.0 / 3, .weights = 0.1},
+                          SliceNorm{.gradient = 2, .weights = 0}));
+  const auto scale = Arrived(shard_command::Scale{
+      .transaction = 3, .scales = {.clip = 1.0 / 3, .trust_ratios = {0.1, 1}}});
+  EXPECT_EQ(scale.transaction, 3);
+  EXPECT_EQ(scale.scales.clip, 1.0 / 3);
+  EXPECT_THAT(scale.scales.trust_ratios, ElementsAre(0.1, 1));
+}
+
+TEST(DataMessagesTest, NormsAndFactorsThatCannotBeAreRefused) {
+  v1::ShardFold fold;
+  fold.add_gradient_squares(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(FromProto(fold).status()));
+  fold.add_weight_squares(-1);
+  EXPECT_TRUE(absl::IsInvalidArgument(FromProto(fold).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      Passed(shard_command::Scale{
+                 .scales = {.clip = std::numeric_limits<double>::quiet_NaN()}})
+          .status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      Passed(shard_command::Scale{.scales = {.trust_ratios = {1, -1}}})
+          .status()));
 }
 
 TEST(DataMessagesTest, DamagedWeightsAreNoticed) {

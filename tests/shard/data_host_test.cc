@@ -48,6 +48,15 @@ class KeptReports final : public CoordinatorStream {
     changed_.NotifyAll();
   }
 
+  void SendAlive() override {
+    MutexLock lock(mu_);
+    ++alive_;
+  }
+
+  int alive() const {
+    MutexLock lock(mu_);
+    return alive_;
+  }
   std::vector<RemoteGradient> gradients() const {
     MutexLock lock(mu_);
     return gradients_;
@@ -71,6 +80,7 @@ class KeptReports final : public CoordinatorStream {
   CondVar changed_;
   std::vector<RemoteGradient> gradients_ ABSL_GUARDED_BY(mu_);
   std::vector<FoldReport> folds_ ABSL_GUARDED_BY(mu_);
+  int alive_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -233,6 +243,17 @@ TEST_F(DataHostTest, ItsFiguresSayWhatItHoldsAndHasTransferred) {
   EXPECT_EQ(figures.generation, 3);
   EXPECT_EQ(figures.version, std::nullopt);
   EXPECT_EQ(figures.weights_bytes, 0);
+}
+
+TEST_F(DataHostTest, ShardZeroIsToldAtEachCheckThatThisProcessIsAlive) {
+  host_.CheckStreams();
+  const auto link = Attached(1);
+  host_.CheckStreams();
+  host_.CheckStreams();
+  EXPECT_EQ(link->alive(), 2);
+  host_.Detach(link.get());
+  host_.CheckStreams();
+  EXPECT_EQ(link->alive(), 2);
 }
 
 TEST_F(DataHostTest, WithoutShardZeroNoGradientIsTaken) {

@@ -37,6 +37,7 @@ class SilentListener : public RunListener {
   void OnEvaluated(const EvaluationRecord&) override {}
   void OnLogged(const effect::Log&) override {}
   void OnCheckpoint(RunState) override {}
+  void OnMilestone(RunState) override {}
   void OnEnded(const effect::RunEnded&) override {}
   void OnFolded(absl::Duration) override {}
   void OnDrift(const std::vector<LayerDrift>&) override {}

@@ -61,10 +61,12 @@ class CoreHost {
     const auto finish = [this, &out] {
       checker_.OnEffects(out, *core_);
       for (const Effect& effect : out) {
-        SendAll(
-            commands_->Of(effect, [this] { return core_->HeldVersions(); }));
-        if (commands_->IsElsewhere(effect)) continue;
-        std::visit([this](const auto& e) { this->CarryOut(e); }, effect);
+        std::vector<ShardCommands::Command> commands =
+            commands_->Of(effect, [this] { return core_->HeldVersions(); });
+        if (!commands_->IsElsewhere(effect)) {
+          std::visit([this](const auto& e) { this->CarryOut(e); }, effect);
+        }
+        SendAll(std::move(commands));
       }
     };
     if constexpr (std::is_void_v<decltype(call(out))>) {
@@ -85,7 +87,14 @@ class CoreHost {
     std::vector<FoldJob> next;
     FoldReport report = data_->FoldDone(std::move(result), next);
     BeginAll(next);
-    Handle([&](Effects& out) { core_->Folded(std::move(report), now, out); });
+    Report(std::move(report), now);
+  }
+  // Another shard's.
+  void DoneElsewhere(FoldReport report, Instant now) {
+    std::vector<FoldJob> next;
+    data_->FoldedElsewhere(report, next);
+    BeginAll(next);
+    Report(std::move(report), now);
   }
   void Done(MomentsFold done, Instant now) {
     Handle(
@@ -109,6 +118,11 @@ class CoreHost {
       checker_.OnFold({.generation = generation_}, job);
       self().Begin(job);
     }
+  }
+
+  void Report(FoldReport report, Instant now) {
+    SendAll(commands_->Of(report));
+    Handle([&](Effects& out) { core_->Folded(std::move(report), now, out); });
   }
 
   void CarryOut(const effect::HoldGradient& e) {

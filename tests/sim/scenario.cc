@@ -425,6 +425,8 @@ std::string Describe(const Scenario& scenario) {
       scenario.duplicates, ", room for ", o.inflight_bytes_max, " bytes",
       o.shards > 1 ? absl::StrCat(", ", o.shards, " shards") : "",
       scenario.run.extras.masked ? ", masked" : "",
+      scenario.run.extras.clipped ? ", clipped" : "",
+      scenario.run.extras.adapted ? ", lars" : "",
       scenario.in_order ? " in order" : "",
       scenario.run.extras.own_data ? ", own data" : "",
       o.max_steps > 0 ? absl::StrCat(", at most ", o.max_steps, " steps") : "",

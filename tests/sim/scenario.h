@@ -35,6 +35,9 @@ struct RunExtras {
   bool wide = false;
   // Some elements are frozen.
   bool masked = false;
+  // By norms over all shards: gradients are clipped, rates are adapted.
+  bool clipped = false;
+  bool adapted = false;
 
   friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
 };

@@ -63,6 +63,8 @@ void Widen(const RunExtras& extras, RunSpec& run) {
   if (extras.masked) {
     run.coordinator.optimizer.freeze = {"conv.bias", "head[-2:]"};
   }
+  if (extras.clipped) run.coordinator.optimizer.clip_norm = 0.05;
+  if (extras.adapted) run.coordinator.optimizer.kind = OptimizerKind::kLars;
 }
 
 Scenario MakeShards(uint64_t seed) {
@@ -74,6 +76,8 @@ Scenario MakeShards(uint64_t seed) {
   o.shards = 2 + static_cast<int32_t>(random.Below(3));
   run.extras.wide = true;
   run.extras.masked = random.Below(3) == 0;
+  run.extras.clipped = random.Below(6) == 0;
+  run.extras.adapted = random.Below(6) == 0;
   Widen(run.extras, run);
   // The limit of the base scenario may be too low for the larger model.
   o.inflight_bytes_max = CoordinatorOptions().inflight_bytes_max;

@@ -161,6 +161,8 @@ class SimServer : private CoreHost<SimServer> {
   bool started_ = false;
   bool shard_lost_ = false;
   bool writes_checkpoint_ = false;
+  // Is written after that one.
+  std::optional<effect::WriteCheckpoint> awaited_;
   std::map<SessionId, SharedConnection> sessions_;
   Places registers_;
   Places exchanges_;

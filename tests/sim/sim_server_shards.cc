@@ -66,9 +66,7 @@ void SimServer::RemoteArrived(int32_t shard, RemoteGradient gradient) {
 }
 
 void SimServer::RemoteFolded(FoldReport report) {
-  Handle([&](Effects& out) {
-    core_->Folded(std::move(report), world_.scheduler.now(), out);
-  });
+  DoneElsewhere(std::move(report), world_.scheduler.now());
 }
 
 void SimServer::Offer(Rank rank) {
@@ -111,17 +109,32 @@ void SimServer::Complete(std::shared_ptr<ModelSnapshot> whole, int32_t shard,
 
 void SimServer::On(const effect::WriteCheckpoint& e) {
   if (!IsShared()) return;
+  if (e.awaited && writes_checkpoint_) {
+    awaited_ = e;
+    return;
+  }
   world_.checker.OnCheckpointBegun(!writes_checkpoint_);
   if (std::exchange(writes_checkpoint_, true)) return;
   Complete(std::make_shared<ModelSnapshot>(*e.state.snapshot), 1,
            e.state.snapshot,
-           [state = e.state](SimServer& server,
-                             ShardNetwork::MaybeSnapshot whole) mutable {
-             server.writes_checkpoint_ = false;
+           [write = e](SimServer& server,
+                       ShardNetwork::MaybeSnapshot whole) mutable {
+             // A shard is gone, and this server is about to end.
              if (!whole.ok()) return;
-             state.snapshot = *std::move(whole);
-             server.world_.checker.OnCheckpointWritten(std::move(state));
+             write.state.snapshot = *std::move(whole);
+             server.OnWritten(std::move(write));
            });
+}
+
+void SimServer::OnWritten(effect::WriteCheckpoint write) {
+  writes_checkpoint_ = false;
+  world_.checker.OnCheckpointWritten(std::move(write.state));
+  if (write.awaited) {
+    Handle([&](Effects& out) {
+      core_->CheckpointStored(world_.scheduler.now(), out);
+    });
+  }
+  if (awaited_.has_value()) On(*std::exchange(awaited_, std::nullopt));
 }
 
 void SimServer::On(const effect::RunEnded& e) {

@@ -7,6 +7,13 @@
 #include "common/check.h"
 
 namespace cohort {
+namespace {
+
+void Append(std::vector<FoldJob> jobs, std::vector<FoldJob>& to) {
+  for (FoldJob& job : jobs) to.push_back(std::move(job));
+}
+
+}  // namespace
 
 bool DataShard::Contributes(const PushId& push) const {
   if (!transaction_.has_value()) return false;
@@ -86,14 +93,37 @@ FoldReport DataShard::FoldDone(FoldResult result, std::vector<FoldJob>& next) {
   if (!transaction_.has_value() || transaction_->id() != report.transaction) {
     return report;
   }
-  for (FoldJob& job : transaction_->Done(std::move(result))) {
-    next.push_back(std::move(job));
-  }
+  if (place_.index != 0) report.norms = result.norms;
+  const bool scaled = transaction_->scales().has_value();
+  Append(transaction_->Done(std::move(result)), next);
   report.prepared = transaction_->result(report.partition);
+  Complete(report, scaled);
+  return report;
+}
+
+void DataShard::FoldedElsewhere(FoldReport& report,
+                                std::vector<FoldJob>& next) {
+  // A fold that ended after an abort says neither.
+  const bool first_pass =
+      !report.prepared.has_value() &&
+      (!report.norms.empty() || report.nonfinite.has_value());
+  if (!first_pass || !transaction_.has_value() ||
+      transaction_->id() != report.transaction) {
+    return;
+  }
+  const bool scaled = transaction_->scales().has_value();
+  Append(
+      transaction_->DoneElsewhere(
+          report.partition, std::exchange(report.norms, {}), report.nonfinite),
+      next);
+  Complete(report, scaled);
+}
+
+void DataShard::Complete(FoldReport& report, bool scaled) const {
   report.nonfinite = transaction_->nonfinite();
   report.gradient_norm = transaction_->gradient_norm();
   report.given_up = transaction_->given_up();
-  return report;
+  if (place_.count > 1 && !scaled) report.scales = transaction_->scales();
 }
 
 std::optional<Transaction> DataShard::Commit(int64_t transaction) {

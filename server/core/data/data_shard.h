@@ -29,6 +29,11 @@ struct FoldReport {
   // The other partitions will not be prepared, because the gradient is not
   // finite.
   bool given_up = false;
+  // From a data shard, of the first of two passes: one entry for each slice,
+  // for DataShard::FoldedElsewhere. Otherwise empty.
+  std::vector<SliceNorm> norms;
+  // At shard 0 of several: the second pass begins, and the others need these.
+  std::optional<GradientScales> scales;
 };
 
 // The partitions of one shard: it holds accepted gradients unfolded until a
@@ -59,6 +64,14 @@ class DataShard {
   // A fold has ended, of this transaction or of one that is over. Appends to
   // `next` the folds of a second pass.
   FoldReport FoldDone(FoldResult result, std::vector<FoldJob>& next);
+  // At shard 0: another shard reports on a fold. Takes the norms of a first
+  // pass, and completes `report` as FoldDone does. No-op for other reports.
+  void FoldedElsewhere(FoldReport& report, std::vector<FoldJob>& next);
+  // At a data shard: begins the second pass of the transaction, which must
+  // await it (Transaction::AwaitsScales).
+  std::vector<FoldJob> Scale(const GradientScales& scales) {
+    return transaction_->Scale(scales);
+  }
   // The transaction is over. Its contributors hold nothing any more. Returns
   // it, so that its memory can be freed without a lock, as Drop does.
   std::optional<Transaction> Commit(int64_t transaction);
@@ -78,6 +91,9 @@ class DataShard {
 
   // The fold of `partition`, if all contributors have sent it.
   std::optional<FoldJob> FoldIfComplete(int32_t partition);
+  // Adds what is known of the transaction now; the scales unless
+  // `scaled`: the second pass had begun before.
+  void Complete(FoldReport& report, bool scaled) const;
 
   ShardPlace place_;
   std::map<PushId, Parts> pushes_;

@@ -103,6 +103,19 @@ std::vector<ShardCommands::Command> ShardCommands::Of(const Effect& effect,
   return commands;
 }
 
+std::vector<ShardCommands::Command> ShardCommands::Of(
+    const FoldReport& report) const {
+  std::vector<Command> commands;
+  if (!report.scales.has_value()) return commands;
+  for (int32_t shard = 1; shard < shards_; ++shard) {
+    commands.push_back(
+        {.shard = shard,
+         .command = shard_command::Scale{.transaction = report.transaction,
+                                         .scales = *report.scales}});
+  }
+  return commands;
+}
+
 bool ShardCommands::IsElsewhere(const Effect& effect) const {
   if (const auto* weights = std::get_if<effect::SendWeights>(&effect)) {
     return ShardPlace::OwnerOf(weights->partition, shards_) != 0;

@@ -13,9 +13,10 @@
 namespace cohort {
 
 // What shard 0 tells the data shards: translates the core's effects into
-// commands. Pass every effect, in order, before it is carried out.
+// commands. Pass every effect, in order, before it is carried out, and send its
+// commands afterwards.
 //
-// Thread safety: none.
+// Thread safety: none, except that folds may be passed on any thread.
 class ShardCommands {
  public:
   struct Command {
@@ -36,6 +37,9 @@ class ShardCommands {
   // Empty for most effects, and always with one shard. `held` is called at most
   // once.
   std::vector<Command> Of(const Effect& effect, HeldVersions held);
+  // Empty unless this fold begins the second pass of a transaction. Send them
+  // before the core knows of the fold.
+  std::vector<Command> Of(const FoldReport& report) const;
   // True for effects that the data shards carry out in place of shard 0.
   bool IsElsewhere(const Effect& effect) const;
 

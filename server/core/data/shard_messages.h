@@ -11,6 +11,7 @@
 #include "server/core/data/commit_plan.h"
 #include "server/core/data/data_shard.h"
 #include "server/core/model/model_snapshot.h"
+#include "server/core/optimizer/fold_job.h"
 #include "server/core/requests.h"
 #include "server/core/settings.h"
 
@@ -95,17 +96,22 @@ struct SendWeights {
   // As the change from the version before, where there is one.
   bool takes_change = false;
 };
+// The first pass of a transaction has ended at all shards, so the second may
+// begin. May come after the transaction's end.
+struct Scale {
+  int64_t transaction = 0;
+  GradientScales scales;
+};
 // The run is over, and nothing more comes.
 struct EndRun {};
 
 }  // namespace shard_command
 
-using ShardCommand =
-    std::variant<shard_command::Install, shard_command::Adopt,
-                 shard_command::Take, shard_command::Refuse,
-                 shard_command::Drop, shard_command::Prepare,
-                 shard_command::Commit, shard_command::Abort,
-                 shard_command::SendWeights, shard_command::EndRun>;
+using ShardCommand = std::variant<
+    shard_command::Install, shard_command::Adopt, shard_command::Take,
+    shard_command::Refuse, shard_command::Drop, shard_command::Prepare,
+    shard_command::Commit, shard_command::Abort, shard_command::SendWeights,
+    shard_command::Scale, shard_command::EndRun>;
 
 // To shard 0: a worker has sent a gradient, which waits for Take or Refuse.
 struct RemoteGradient {

@@ -137,6 +137,27 @@ absl::StatusOr<std::vector<FoldJob>> ShardNode::Prepare(const ShardPlan& plan) {
   return data_.Prepare(std::move(whole));
 }
 
+absl::StatusOr<std::vector<FoldJob>> ShardNode::Scale(
+    const shard_command::Scale& scale) {
+  const Transaction* begun = data_.transaction();
+  // It was aborted while the command was on its way.
+  if (begun == nullptr || begun->id() != scale.transaction) {
+    return std::vector<FoldJob>();
+  }
+  if (!begun->AwaitsScales()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("transaction ", scale.transaction,
+                     " is to be scaled, and its first pass is not over here"));
+  }
+  const size_t parameters = model_->layout.parameters.size();
+  const size_t ratios = scale.scales.trust_ratios.size();
+  if (ratios != 0 && ratios != parameters) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "scale: got ", ratios, " trust ratios, want ", parameters, " or none"));
+  }
+  return data_.Scale(scale.scales);
+}
+
 absl::Status ShardNode::CheckFollows(Version version) const {
   if (version == current_->version.Next()) return absl::OkStatus();
   return absl::FailedPreconditionError(

@@ -55,6 +55,10 @@ class ShardNode {
   // Errors: FailedPrecondition: another base than the newest version, or
   //   another transaction is under way; OutOfRange: a version that is not held.
   absl::StatusOr<std::vector<FoldJob>> Prepare(const ShardPlan& plan);
+  // The folds of the second pass; none if the transaction is over.
+  // Errors: FailedPrecondition: the first pass has not ended here;
+  //   InvalidArgument: factors of another model.
+  absl::StatusOr<std::vector<FoldJob>> Scale(const shard_command::Scale& scale);
   FoldReport FoldDone(FoldResult result, std::vector<FoldJob>& next) {
     return data_.FoldDone(std::move(result), next);
   }

@@ -52,7 +52,7 @@ kernels::AdamStep AdamStepOf(const OptimizerOptions& o, double learning_rate,
 }  // namespace
 
 Transaction::Transaction(CommitPlan plan, const ShardPlace& place)
-    : plan_(std::move(plan)) {
+    : plan_(std::move(plan)), place_(place) {
   const std::vector<Partition>& partitions = plan_.model->partitions;
   COHORT_CHECK(plan_.base->slots.size() == partitions.size(),
                absl::StrCat("got slots of ", plan_.base->slots.size(),
@@ -63,14 +63,18 @@ Transaction::Transaction(CommitPlan plan, const ShardPlace& place)
   results_.resize(partitions.size());
   for (size_t p = 0; p < partitions.size(); ++p) {
     const bool folds =
-        partitions[p].trainable && place.Owns(static_cast<int32_t>(p));
+        partitions[p].trainable && place_.Owns(static_cast<int32_t>(p));
     started_.push_back(!folds);
     if (folds) ++missing_;
   }
-  if (two_passes()) {
-    pending_.resize(partitions.size());
-    norms_.resize(partitions.size());
-    missing_first_ = missing_;
+  if (!two_passes()) return;
+  pending_.resize(partitions.size());
+  missing_first_ = missing_;
+  if (!sums_norms()) return;
+  norms_.resize(partitions.size());
+  for (const Partition& partition : partitions) {
+    norms_missing_.push_back(partition.trainable);
+    if (partition.trainable) ++norms_missing_count_;
   }
 }
 
@@ -173,18 +177,48 @@ std::vector<FoldJob> Transaction::Done(FoldResult result) {
   }
   pending_[p].gradient = std::move(result.gradient);
   pending_[p].slots.mean_square = std::move(result.slots.mean_square);
-  norms_[p] = std::move(result.norms);
-  if (--missing_first_ > 0) return {};
+  --missing_first_;
+  if (!sums_norms()) return {};
+  return TakeNorms(result.partition, std::move(result.norms));
+}
+
+std::vector<FoldJob> Transaction::DoneElsewhere(
+    int32_t partition, std::vector<SliceNorm> norms,
+    const std::optional<NonfiniteGradient>& nonfinite) {
+  if (!two_passes() || !norms_missing_[static_cast<size_t>(partition)]) {
+    return {};
+  }
+  if (!nonfinite_.has_value()) nonfinite_ = nonfinite;
+  return TakeNorms(partition, std::move(norms));
+}
+
+std::vector<FoldJob> Transaction::TakeNorms(int32_t partition,
+                                            std::vector<SliceNorm> norms) {
+  const auto p = static_cast<size_t>(partition);
+  norms_missing_[p] = false;
+  norms_[p] = std::move(norms);
+  if (--norms_missing_count_ > 0) return {};
   // No part of the transaction will be used.
   if (nonfinite_.has_value()) {
     given_up_ = true;
     missing_ = 0;
     return {};
   }
-  return SecondPass();
+  scales_ = SumNorms();
+  return SecondPass(*scales_);
 }
 
-std::vector<FoldJob> Transaction::SecondPass() {
+bool Transaction::AwaitsScales() const {
+  return two_passes() && !sums_norms() && missing_first_ == 0 &&
+         !pending_.empty() && !nonfinite_.has_value();
+}
+
+std::vector<FoldJob> Transaction::Scale(const GradientScales& scales) {
+  COHORT_CHECK(AwaitsScales(), absl::StrCat("transaction ", id()));
+  return SecondPass(scales);
+}
+
+GradientScales Transaction::SumNorms() {
   double squares = 0;
   for (const std::vector<SliceNorm>& partition : norms_) {
     for (const SliceNorm& norm : partition) squares += norm.gradient;
@@ -194,26 +228,36 @@ std::vector<FoldJob> Transaction::SecondPass() {
   const double clip = norm_max > 0 && *gradient_norm_ > norm_max
                           ? norm_max / *gradient_norm_
                           : 1.0;
-  const std::vector<double> ratios = TrustRatios(clip);
+  GradientScales scales{.clip = clip, .trust_ratios = TrustRatios(clip)};
+  norms_.clear();
+  return scales;
+}
+
+std::vector<FoldJob> Transaction::SecondPass(const GradientScales& scales) {
+  const std::vector<double>& ratios = scales.trust_ratios;
   std::vector<FoldJob> jobs;
   for (size_t p = 0; p < pending_.size(); ++p) {
-    if (!plan_.model->partitions[p].trainable) continue;
+    if (!plan_.model->partitions[p].trainable ||
+        !place_.Owns(static_cast<int32_t>(p))) {
+      continue;
+    }
     FoldJob job = std::move(pending_[p]);
     for (size_t i = 0; i < job.slices.size(); ++i) {
       const Slice& slice = plan_.model->partitions[p].slices[i];
-      const double ratio = ratios[static_cast<size_t>(slice.parameter)];
+      const double ratio =
+          ratios.empty() ? 1 : ratios[static_cast<size_t>(slice.parameter)];
       kernels::SgdStep& sgd = job.slices[i].step;
-      sgd.gradient_scale = static_cast<float>(plan_.weight * clip * ratio);
+      sgd.gradient_scale =
+          static_cast<float>(plan_.weight * scales.clip * ratio);
       sgd.weight_decay = static_cast<float>(sgd.weight_decay * ratio);
       if (job.slices[i].adam.has_value()) {
         job.slices[i].adam->gradient_scale =
-            static_cast<float>(plan_.weight * clip);
+            static_cast<float>(plan_.weight * scales.clip);
       }
     }
     jobs.push_back(std::move(job));
   }
   pending_.clear();
-  norms_.clear();
   return jobs;
 }
 
@@ -225,9 +269,9 @@ std::vector<FoldJob> Transaction::SecondPass() {
 //   velocity, as in the other rules, and not what goes into it.
 std::vector<double> Transaction::TrustRatios(double clip) const {
   const OptimizerOptions& o = plan_.optimizer;
+  if (o.kind != OptimizerKind::kLars) return {};
   const std::vector<ParameterSpec>& parameters = plan_.model->layout.parameters;
   std::vector<double> ratios(parameters.size(), 1.0);
-  if (o.kind != OptimizerKind::kLars) return ratios;
   std::vector<SliceNorm> sums(parameters.size());
   for (size_t p = 0; p < norms_.size(); ++p) {
     for (size_t i = 0; i < norms_[p].size(); ++i) {

@@ -16,7 +16,10 @@ namespace cohort {
 // their results.
 //
 // Clipping and LARS need the norms of all gradients before anything is
-// updated, so then each partition is folded in two passes; see Done.
+// updated, so then each partition is folded in two passes; see Done. Shard 0
+// gets the squares of every slice of every shard and sums them in the order of
+// the partitions, so that the number of shards changes no bit: sums of sums
+// would.
 class Transaction {
  public:
   // Folds the partitions that `place` owns.
@@ -33,8 +36,21 @@ class Transaction {
   FoldJob Fold(int32_t partition, std::vector<HeldGradient> gradients);
   // A fold of this transaction has ended; each of its folds comes once.
   // Returns the folds of the second pass once the first has ended everywhere,
-  // otherwise none.
+  // otherwise none: those of a data shard begin with Scale.
   std::vector<FoldJob> Done(FoldResult result);
+  // At shard 0: the first pass over another shard's partition has ended, with
+  // one norm for each slice, or is not finite. No-op if that is known already.
+  // Returns the folds of the second pass, as Done.
+  std::vector<FoldJob> DoneElsewhere(
+      int32_t partition, std::vector<SliceNorm> norms,
+      const std::optional<NonfiniteGradient>& nonfinite);
+  // At shard 0, once the second pass has begun.
+  const std::optional<GradientScales>& scales() const { return scales_; }
+  // At a data shard: its first pass has ended, with finite gradients, and the
+  // second has not begun.
+  bool AwaitsScales() const;
+  // Begins the second pass of a data shard that awaits it.
+  std::vector<FoldJob> Scale(const GradientScales& scales);
 
   // All folds have ended.
   bool complete() const { return missing_ == 0; }
@@ -59,18 +75,31 @@ class Transaction {
   // The step of one slice of `partition`, without factors that depend on a
   // norm.
   SliceStep StepOf(int32_t partition, size_t slice, bool absent) const;
-  std::vector<FoldJob> SecondPass();
+  bool sums_norms() const { return place_.index == 0; }
+  // Begins the second pass if all norms are here.
+  std::vector<FoldJob> TakeNorms(int32_t partition,
+                                 std::vector<SliceNorm> norms);
+  // Of all norms; sets gradient_norm_.
+  GradientScales SumNorms();
+  std::vector<FoldJob> SecondPass(const GradientScales& scales);
   // Factor of the clipped gradient, by parameter; 1 for parameters that are not
-  // adapted.
+  // adapted. Empty without LARS.
   std::vector<double> TrustRatios(double clip) const;
 
   CommitPlan plan_;
+  ShardPlace place_;
   double gradient_scale_ = 0;
-  // By partition, between the passes: the job of the second one but for the
-  // norms, and the norms.
+  // By partition, between the passes: the job of the second one but for what
+  // depends on norms. `missing_first_` counts the shard's own partitions whose
+  // first pass has not ended.
   std::vector<FoldJob> pending_;
-  std::vector<std::vector<SliceNorm>> norms_;
   int32_t missing_first_ = 0;
+  // At shard 0, by partition of any shard: the norms, and whether they are
+  // still to come.
+  std::vector<std::vector<SliceNorm>> norms_;
+  std::vector<bool> norms_missing_;
+  int32_t norms_missing_count_ = 0;
+  std::optional<GradientScales> scales_;
   std::optional<double> gradient_norm_;
   // By partition; partitions that are frozen or another shard's count as
   // started and are never folded.

@@ -94,6 +94,20 @@ struct NonfiniteGradient {
 struct SliceNorm {
   double gradient = 0;
   double weights = 0;
+
+  friend bool operator==(const SliceNorm&, const SliceNorm&) = default;
+};
+
+// What the second pass takes from the norms of all partitions, of every shard.
+struct GradientScales {
+  // Factor of the gradient: below 1 if it is clipped.
+  double clip = 1;
+  // Factor of the clipped gradient and of the weight decay, by parameter; empty
+  // if no parameter is adapted.
+  std::vector<double> trust_ratios;
+
+  friend bool operator==(const GradientScales&,
+                         const GradientScales&) = default;
 };
 
 // Sum over the contributions.

@@ -26,6 +26,9 @@ namespace {
 // The delay until a process's end, or the server's address, is noticed.
 constexpr absl::Duration kRoundMax = absl::Milliseconds(50);
 
+// As after a signal that a process does not handle.
+constexpr int kShardStopped = 128 + SIGTERM;
+
 // "folder/w.json" as "folder/w.1.json".
 std::string NumberedFile(const std::string& file, absl::string_view number) {
   const std::filesystem::path path(file);
@@ -210,12 +213,12 @@ std::vector<std::string> LocalCluster::DataShardCommand(int32_t shard) const {
   const std::string trace = ValueOf(spec_.server_flags, "trace");
   // Ports and files that the environment names are shard 0's.
   std::vector<std::string> command = {
-      spec_.programs.server,
-      "--data_shard",
+      spec_.programs.server, "--data_shard",
+      // Tells a shard that was stopped from one whose run is over.
+      absl::StrCat("--stopped_exit_code=", kShardStopped),
       absl::StrCat("--workers=", spec_.workers),
       absl::StrCat("--listen=", known.empty() ? "127.0.0.1:0" : known),
-      "--ops_listen=",
-      "--ops_address_file=",
+      "--ops_listen=", "--ops_address_file=",
       absl::StrCat("--trace=",
                    trace.empty()
                        ? ""

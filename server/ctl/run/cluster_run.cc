@@ -207,7 +207,8 @@ void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
 // All shards then go on from the newest checkpoint by themselves.
 void ClusterRun::OnDataShardEnded(const ClusterProcess& shard,
                                   const ProcessEnd& end) {
-  // It ends by itself, just before the server, when the run is over.
+  // It ends by itself, just before the server, when the run is over; if it was
+  // stopped, its code is another.
   if (end.code == 0 || cluster_->server_end().has_value() || stopping_ ||
       given_up_) {
     return;

@@ -1,0 +1,124 @@
+// States that are on disk before anybody acts on them, with several shards.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "server/core/coordinator.h"
+#include "tests/core/fake_cohort.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+FakeSetup TwoShards() {
+  FakeSetup setup = SmallSetup();
+  setup.options.shards = 2;
+  return setup;
+}
+
+// The state after the last step.
+RunState TrainedState() {
+  FakeSetup setup = SmallSetup();
+  setup.options.checkpoint_every = 1;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  while (Trains(cohort, kRank0)) {
+    cohort.Push(kRank0, {});
+    cohort.Push(kRank1, {});
+  }
+  return cohort.All<effect::WriteCheckpoint>().back().state;
+}
+
+// The state of a run that is over.
+RunState EndedState() {
+  const RunState trained = TrainedState();
+  FakeCohort cohort(TwoShards(), &trained);
+  cohort.Start();
+  cohort.EvaluateAll();
+  return cohort.All<effect::WriteCheckpoint>().back().state;
+}
+
+TEST(CoordinatorMilestoneTest, NoWorkerBeginsBeforeTheInitialValuesAreStored) {
+  FakeCohort cohort(TwoShards());
+  cohort.Start();
+  cohort.Pass(absl::Seconds(1));
+  const auto writes = cohort.All<effect::WriteCheckpoint>();
+  ASSERT_THAT(writes, SizeIs(1));
+  EXPECT_TRUE(writes[0].awaited);
+  EXPECT_EQ(writes[0].state.snapshot->version, Version(0));
+  EXPECT_FALSE(writes[0].state.ended.has_value());
+  EXPECT_FALSE(Trains(cohort, kRank0));
+  EXPECT_FALSE(Trains(cohort, kRank1));
+  cohort.CheckpointStored();
+  EXPECT_TRUE(Trains(cohort, kRank0));
+  EXPECT_TRUE(Trains(cohort, kRank1));
+}
+
+TEST(CoordinatorMilestoneTest, OneServerWaitsForNoCheckpoint) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  EXPECT_TRUE(Trains(cohort, kRank0));
+  EXPECT_THAT(cohort.All<effect::WriteCheckpoint>(), IsEmpty());
+}
+
+// A run may be drained while it waits.
+TEST(CoordinatorMilestoneTest, ADrainedRunDoesNotBegin) {
+  FakeCohort cohort(TwoShards());
+  cohort.Start();
+  cohort.Drain("no more");
+  EXPECT_TRUE(cohort.core().ended());
+  cohort.CheckpointStored();
+  EXPECT_FALSE(Trains(cohort, kRank0));
+}
+
+TEST(CoordinatorMilestoneTest, NoWorkerIsToldOfTheEndBeforeItIsStored) {
+  const RunState trained = TrainedState();
+  FakeCohort cohort(TwoShards(), &trained);
+  cohort.Start();
+  EXPECT_THAT(cohort.All<effect::WriteCheckpoint>(), IsEmpty());
+  cohort.EvaluateAll();
+  cohort.Pass(absl::Seconds(1));
+  EXPECT_FALSE(cohort.core().ended());
+  const auto writes = cohort.All<effect::WriteCheckpoint>();
+  ASSERT_THAT(writes, SizeIs(1));
+  EXPECT_TRUE(writes[0].awaited);
+  EXPECT_EQ(writes[0].state.ended, "all 1 epochs are done");
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  cohort.CheckpointStored();
+  EXPECT_TRUE(cohort.core().ended());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+  EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
+}
+
+TEST(CoordinatorMilestoneTest, ARunThatIsOverEndsWithoutWorkers) {
+  const RunState ended = EndedState();
+  ASSERT_TRUE(ended.ended.has_value());
+  FakeCohort cohort(TwoShards(), &ended);
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Pass(absl::Milliseconds(50));
+  const auto ends = cohort.All<effect::RunEnded>();
+  ASSERT_THAT(ends, SizeIs(1));
+  EXPECT_EQ(ends[0].outcome, RunOutcome::kFinished);
+  EXPECT_EQ(ends[0].reason, *ended.ended);
+  EXPECT_EQ(ends[0].snapshot->version, ended.snapshot->version);
+  // A worker that was not told comes back.
+  ASSERT_TRUE(cohort.Join(kRank0).ok());
+  EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+}
+
+TEST(CoordinatorMilestoneTest, ALongerRunGoesOnFromItsEnd) {
+  const RunState ended = EndedState();
+  FakeSetup longer = SmallSetup();
+  longer.options.epochs = 2;
+  FakeCohort cohort(longer, &ended);
+  cohort.Start();
+  EXPECT_TRUE(Trains(cohort, kRank0));
+}
+
+}  // namespace
+}  // namespace cohort

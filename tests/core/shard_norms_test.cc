@@ -1,0 +1,251 @@
+// Commits that need norms over the partitions of all shards.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "common/float_buffer.h"
+#include "kernels/backend.h"
+#include "server/core/data/data_shard.h"
+#include "server/core/optimizer/slots.h"
+#include "server/core/step/pending_commit.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr int32_t kPushes = 2;
+
+// Values whose squares are rounded, so that another order of sums shows.
+SharedFloats NoiseOf(int64_t elements, std::mt19937& random) {
+  std::normal_distribution<float> noise;
+  auto buffer = std::make_shared<FloatBuffer>(elements);
+  for (int64_t i = 0; i < elements; ++i) buffer->data()[i] = noise(random);
+  return buffer;
+}
+
+PushId NoisyPush(int32_t rank) {
+  return {.rank = Rank(rank), .key = {.sequence = Sequence(1)}};
+}
+
+// Three parameters in six partitions, which divide the first and the last.
+class ShardNormsTest : public ::testing::Test {
+ protected:
+  ShardNormsTest() {
+    auto model = std::make_shared<RegisteredModel>();
+    model->layout = {.parameters = {{.name = "conv.weight", .shape = {70}},
+                                    {.name = "bn.weight", .shape = {20}},
+                                    {.name = "fc.weight", .shape = {80}}}};
+    model->layout.parameters[1].decay_exempt = true;
+    model->plan.loss_reference = 1;
+    model->partitions = MakePartitions(model->layout, 30 * sizeof(float));
+    model_ = std::move(model);
+    for (const Partition& partition : model_->partitions) {
+      weights_.push_back(NoiseOf(partition.elements, random_));
+      for (auto& gradients : gradients_) {
+        gradients.push_back(NoiseOf(partition.elements, random_));
+      }
+    }
+  }
+
+  CommitPlan PlanOf(const OptimizerOptions& optimizer) const {
+    auto base = std::make_shared<ModelSnapshot>();
+    base->weights = weights_;
+    base->slots =
+        FitSlots(model_->partitions, weights_, {}, SlotsOf(optimizer.kind));
+    base->statistics = std::make_shared<StatisticsSets>();
+    CommitPlan plan{.transaction = 1,
+                    .model = model_,
+                    .base = std::move(base),
+                    .optimizer = optimizer,
+                    .learning_rate = 0.1,
+                    .loss_weight = kPushes};
+    plan.mask = *MaskFor(optimizer, model_->layout, model_->partitions);
+    for (int32_t rank = 0; rank < kPushes; ++rank) {
+      plan.contributors.push_back(NoisyPush(rank));
+    }
+    return plan;
+  }
+
+  // What shard 0 knows in the end of a commit by `count` shards.
+  PendingCommit CommitBy(int32_t count, const CommitPlan& plan) {
+    shards_.clear();
+    for (int32_t i = 0; i < count; ++i) {
+      shards_.emplace_back(ShardPlace{.index = i, .count = count});
+    }
+    PendingCommit commit(plan);
+    for (size_t p = 0; p < model_->partitions.size(); ++p) {
+      const auto partition = static_cast<int32_t>(p);
+      commit.Begin(partition);
+      const auto owner =
+          static_cast<size_t>(ShardPlace::OwnerOf(partition, count));
+      for (int32_t rank = 0; rank < kPushes; ++rank) {
+        shards_[owner].Hold(
+            {.push = NoisyPush(rank),
+             .partition = partition,
+             .gradient = RopeOf(gradients_[static_cast<size_t>(rank)][p])});
+      }
+    }
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      Queue(i, shards_[i].Prepare(plan));
+    }
+    while (!folds_.empty()) FoldOne(commit);
+    return commit;
+  }
+
+  void Queue(size_t shard, std::vector<FoldJob> jobs) {
+    for (FoldJob& job : jobs) folds_.emplace_back(shard, std::move(job));
+  }
+
+  // The last first: results come in an order of their own.
+  void FoldOne(PendingCommit& commit) {
+    const auto [shard, job] = std::move(folds_.back());
+    folds_.pop_back();
+    std::vector<FoldJob> next;
+    FoldReport report = shards_[shard].FoldDone(
+        RunFold(job, kernels::ReferenceBackend(), pool_), next);
+    Queue(shard, std::move(next));
+    if (shard != 0) {
+      std::vector<FoldJob> second;
+      shards_[0].FoldedElsewhere(report, second);
+      Queue(0, std::move(second));
+    }
+    if (report.scales.has_value()) {
+      for (size_t i = 1; i < shards_.size(); ++i) {
+        Queue(i, shards_[i].Scale(*report.scales));
+      }
+    }
+    commit.Take(std::move(report));
+  }
+
+  // One server and several come to the same bits.
+  void ExpectSameForAnyNumber(const OptimizerOptions& optimizer) {
+    const CommitPlan plan = PlanOf(optimizer);
+    const PendingCommit one = CommitBy(1, plan);
+    ASSERT_TRUE(one.complete());
+    const SharedSnapshot expected = one.Next({});
+    for (int32_t count = 2; count <= 7; ++count) {
+      const PendingCommit several = CommitBy(count, plan);
+      ASSERT_TRUE(several.complete()) << count;
+      EXPECT_EQ(several.gradient_norm(), one.gradient_norm()) << count;
+      const SharedSnapshot next = several.Next({});
+      for (size_t p = 0; p < model_->partitions.size(); ++p) {
+        EXPECT_EQ(next->weights[p]->Checksum(),
+                  expected->weights[p]->Checksum())
+            << count << " shards, partition " << p;
+        for (const SlotKind& kind : AllSlots()) {
+          const SharedFloats& slot = expected->slots[p].*kind.buffer;
+          if (slot == nullptr) continue;
+          EXPECT_EQ((next->slots[p].*kind.buffer)->Checksum(), slot->Checksum())
+              << kind.name;
+        }
+      }
+    }
+  }
+
+  std::mt19937 random_{7};
+  SharedModel model_;
+  std::vector<SharedFloats> weights_;
+  // By rank.
+  std::vector<SharedFloats> gradients_[kPushes];
+  FloatBufferPool pool_;
+  std::vector<DataShard> shards_;
+  std::deque<std::pair<size_t, FoldJob>> folds_;
+};
+
+TEST_F(ShardNormsTest, ClippingHasTheBitsOfOneServer) {
+  ExpectSameForAnyNumber({.clip_norm = 0.5});
+}
+
+TEST_F(ShardNormsTest, LarsHasTheBitsOfOneServer) {
+  ExpectSameForAnyNumber({.kind = OptimizerKind::kLars});
+}
+
+TEST_F(ShardNormsTest, ClippedLarsWithFrozenWeightsHasTheBitsOfOneServer) {
+  ExpectSameForAnyNumber({.kind = OptimizerKind::kLars,
+                          .clip_norm = 0.5,
+                          .freeze = {"conv.weight[10:25]"}});
+}
+
+TEST_F(ShardNormsTest, ClippedAdamHasTheBitsOfOneServer) {
+  ExpectSameForAnyNumber({.kind = OptimizerKind::kAdam, .clip_norm = 0.5});
+}
+
+// Shard 0 has nothing to fold, and begins the second pass all the same.
+TEST_F(ShardNormsTest, AShardWithoutTrainedPartitionsSumsTheNorms) {
+  auto model = std::make_shared<RegisteredModel>(*model_);
+  for (size_t p = 0; p < model->partitions.size(); p += 2) {
+    model->partitions[p].trainable = false;
+  }
+  model_ = model;
+  const CommitPlan plan = PlanOf({.clip_norm = 0.5});
+  PendingCommit commit(plan);
+  shards_.emplace_back(ShardPlace{.index = 0, .count = 2});
+  shards_.emplace_back(ShardPlace{.index = 1, .count = 2});
+  for (int32_t p = 1; p < 6; p += 2) {
+    commit.Begin(p);
+    for (int32_t rank = 0; rank < kPushes; ++rank) {
+      shards_[1].Hold(
+          {.push = NoisyPush(rank),
+           .partition = p,
+           .gradient = RopeOf(gradients_[0][static_cast<size_t>(p)])});
+    }
+  }
+  EXPECT_THAT(shards_[0].Prepare(plan), IsEmpty());
+  Queue(1, shards_[1].Prepare(plan));
+  while (!folds_.empty()) FoldOne(commit);
+  EXPECT_TRUE(commit.complete());
+  EXPECT_TRUE(commit.gradient_norm().has_value());
+}
+
+TEST_F(ShardNormsTest, AGradientThatIsNotFiniteElsewhereGivesTheCommitUp) {
+  auto broken = std::make_shared<FloatBuffer>(gradients_[1][1]->size());
+  std::fill_n(broken->data(), broken->size(),
+              std::numeric_limits<float>::quiet_NaN());
+  gradients_[1][1] = broken;
+  const PendingCommit commit = CommitBy(2, PlanOf({.clip_norm = 0.5}));
+  EXPECT_TRUE(commit.complete());
+  ASSERT_TRUE(commit.nonfinite().has_value());
+  EXPECT_EQ(commit.nonfinite()->rank, Rank(1));
+  EXPECT_EQ(commit.nonfinite()->partition, 1);
+  // Its second pass never begins.
+  EXPECT_FALSE(shards_[1].transaction()->AwaitsScales());
+}
+
+// The norms of a partition count once, and a fold that ended after an abort has
+// none.
+TEST_F(ShardNormsTest, OtherReportsChangeNothing) {
+  const CommitPlan plan = PlanOf({.clip_norm = 0.5});
+  DataShard first(ShardPlace{.index = 0, .count = 2});
+  first.Prepare(plan);
+  std::vector<FoldJob> next;
+  const auto report = [&](int32_t partition, std::vector<SliceNorm> norms) {
+    FoldReport from{
+        .transaction = 1, .partition = partition, .norms = std::move(norms)};
+    first.FoldedElsewhere(from, next);
+    return from;
+  };
+  const size_t slices = model_->partitions[1].slices.size();
+  const std::vector<SliceNorm> norms(slices, {.gradient = 4});
+  report(1, {});
+  report(1, norms);
+  report(1, norms);
+  EXPECT_EQ(first.transaction()->scales(), std::nullopt);
+  FoldReport other{.transaction = 2, .partition = 3, .norms = norms};
+  first.FoldedElsewhere(other, next);
+  EXPECT_THAT(other.norms, ElementsAre(norms[0]));
+  EXPECT_THAT(next, IsEmpty());
+}
+
+}  // namespace
+}  // namespace cohort
