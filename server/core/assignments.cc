@@ -115,6 +115,12 @@ void SendAnswer(const Run& run, Turn::Answer answer, Turn& turn) {
       // session is there for certain to tell it what comes next.
       turn.out.push_back(effect::Notify{.session = worker.session,
                                         .assignment = answer.verdict.next});
+      // A data shard knows a new stream from the first gradient that is taken
+      // there, and a push that was complete commits without: weights may have
+      // found no stream. The worker reads them instead.
+      if (run.parts.settings.options().shards > 1) {
+        answer.weights_partitions = 0;
+      }
     }
   } else {
     // The change that its push had kept waiting has made the cohort smaller.

@@ -100,12 +100,43 @@ class RemoteGradientsTest : public ::testing::Test {
 
   void Open() {
     Effects out;
-    ASSERT_TRUE(
-        core_
-            .Open(sender_, Key(),
-                  {.samples = assignment_.range.size(), .loss_weight = 4},
-                  Now(), out)
+    ASSERT_TRUE(core_
+                    .Open(sender_, Key(),
+                          {.version = assignment_.version,
+                           .samples = assignment_.range.size(),
+                           .loss_weight = 4},
+                          Now(), out)
+                    .ok());
+  }
+
+  // Makes a step, and returns the number of weights that its verdict announces.
+  int32_t WeightsAnnounced(int64_t transaction) {
+    Open();
+    Effects out;
+    GradientMessage own{.partition = 0, .gradient = RopeOf(Ones(1))};
+    EXPECT_TRUE(core_.Gradient(sender_, Key(), own, Now(), out).ok());
+    remote_.Add(1, Gradient(1, 10 + transaction));
+    EXPECT_THAT(Offer(), SizeIs(1));
+    for (int32_t partition : {0, 1}) {
+      FoldResult result{.transaction = transaction, .partition = partition};
+      if (partition == 0) result.weights = Ones(1);
+      result.elsewhere = partition == 1;
+      core_.Folded({.transaction = transaction,
+                    .partition = partition,
+                    .gradient_bytes = sizeof(float),
+                    .prepared = std::move(result)},
+                   Now(), out);
+    }
+    EXPECT_TRUE(
+        core_.Close(sender_, Key(), {.loss_sum = 1, .labels = 4}, Now(), out)
             .ok());
+    for (const Effect& e : out) {
+      const auto* sent = std::get_if<effect::SendVerdict>(&e);
+      if (sent == nullptr) continue;
+      assignment_ = sent->verdict.next;
+      return sent->weights_partitions;
+    }
+    return -1;
   }
 
   Coordinator core_;
@@ -139,6 +170,13 @@ TEST_F(RemoteGradientsTest, APartitionOfAnotherShardIsRefused) {
   ASSERT_THAT(refused_, SizeIs(1));
   EXPECT_EQ(refused_[0].ticket, 7);
   EXPECT_TRUE(absl::IsInvalidArgument(refused_[0].status));
+}
+
+// The data shards may not know the streams of its connection by then, so that
+// it has to read the weights.
+TEST_F(RemoteGradientsTest, TheFirstVerdictAfterAJoinAnnouncesNoWeights) {
+  EXPECT_EQ(WeightsAnnounced(1), 0);
+  EXPECT_EQ(WeightsAnnounced(2), 2);
 }
 
 // Partitions 0 and 2, of 8 and 4 bytes, are shard 0's, and partition 1, of 8

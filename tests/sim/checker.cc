@@ -396,8 +396,10 @@ bool Checker::IsOver(const effect::SendVerdict& sent) const {
   return aborted_.contains({sent.verdict.version, sent.key.attempt}) ||
          absl::StrContains(sent.verdict.reason,
                            "was issued again as attempt") ||
-         // With own data a process asks under its next incarnation, too.
-         ((run_.extras.own_data || scenario_.strangers) &&
+         // With own data a process asks under its next incarnation, too. With
+         // several shards a step takes longer, and can end while all of its
+         // members are away, so that none is told.
+         ((run_.extras.own_data || scenario_.strangers || IsShared()) &&
           (absl::StrContains(sent.verdict.reason, " ended early: ") ||
            absl::StrContains(sent.verdict.reason, "decided long ago") ||
            absl::StrContains(sent.verdict.reason, "was withdrawn")));
