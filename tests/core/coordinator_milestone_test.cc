@@ -117,6 +117,8 @@ TEST(CoordinatorMilestoneTest, ALongerRunGoesOnFromItsEnd) {
   longer.options.epochs = 2;
   FakeCohort cohort(longer, &ended);
   cohort.Start();
+  // The epoch that has ended is evaluated once more.
+  cohort.EvaluateAll();
   EXPECT_TRUE(Trains(cohort, kRank0));
 }
 

@@ -46,6 +46,7 @@ class RemoteGradientsTest : public ::testing::Test {
                     .FinishRegister(sender_, layout_, plan_, Values(options),
                                     {}, Now(), out)
                     .ok());
+    core_.CheckpointStored(Now(), out);
     for (const Effect& e : out) {
       if (const auto* told = std::get_if<effect::Notify>(&e)) {
         assignment_ = told->assignment;
