@@ -45,8 +45,11 @@ void Server::MakeDataShards() {
                 [this, i](FoldReport report) {
                   shard_->RemoteFolded(i, std::move(report));
                 },
-            .on_end = [this,
-                       i](const absl::Status& why) { OnShardLost(i, why); }}));
+            .on_end =
+                [this, i](const absl::Status& why) {
+                  NoteShardLost(i, why);
+                  OnShardLost(why);
+                }}));
   }
 }
 
@@ -111,14 +114,17 @@ absl::Status Server::AttachDataShard(size_t i,
   return absl::OkStatus();
 }
 
-void Server::OnShardLost(int32_t shard, const absl::Status& why) {
-  const std::string text(why.message());
-  shard_stats_->Lost(shard, text);
-  stats_.Happened(
-      {.severity = Severity::kError, .text = absl::StrCat("lost ", text)});
+void Server::NoteShardLost(int32_t shard, const absl::Status& why) {
+  if (shard_stats_ == nullptr) return;
+  shard_stats_->Lost(shard, std::string(why.message()));
+  stats_.Happened({.severity = Severity::kError,
+                   .text = absl::StrCat("lost ", why.message())});
+}
+
+void Server::OnShardLost(const absl::Status& why) {
   MutexLock lock(mu_);
   if (!lost_shard_.empty()) return;
-  lost_shard_ = text;
+  lost_shard_ = std::string(why.message());
   changed_.NotifyAll();
 }
 
