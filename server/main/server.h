@@ -114,10 +114,10 @@ class Server : private RunListener {
   absl::Status AttachDataShards();
   absl::Status AttachDataShard(size_t i, const std::function<bool()>& give_up);
   void NoteContinued();
-  void OnShardLost(int32_t shard, const absl::Status& why)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends Wait, so that another Server continues from the newest checkpoint.
-  void BeginAgain(const std::string& lost) ABSL_LOCKS_EXCLUDED(mu_);
+  // For page, metrics and events.
+  void NoteShardLost(int32_t shard, const absl::Status& why);
+  // The run goes on in another server.
+  void OnShardLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // `state` with the partitions of all shards. May block.
   absl::StatusOr<RunState> WithAllPartitions(RunState state);
   absl::StatusOr<RunState> WholeState();

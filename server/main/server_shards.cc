@@ -71,8 +71,11 @@ void Server::MakeDataShards(const std::vector<std::string>& addresses) {
                 [this, i](FoldReport report) {
                   shard_->RemoteFolded(i, std::move(report));
                 },
-            .on_end = [this,
-                       i](const absl::Status& why) { OnShardLost(i, why); }}));
+            .on_end =
+                [this, i](const absl::Status& why) {
+                  NoteShardLost(i, why);
+                  OnShardLost(why);
+                }}));
   }
 }
 
@@ -140,20 +143,17 @@ absl::Status Server::AttachDataShard(size_t i,
   return absl::OkStatus();
 }
 
-void Server::OnShardLost(int32_t shard, const absl::Status& why) {
-  const std::string text(why.message());
-  // Null if the run was over before this process began.
+void Server::NoteShardLost(int32_t shard, const absl::Status& why) {
   if (shard_stats_ == nullptr) return;
-  shard_stats_->Lost(shard, text);
-  stats_.Happened(
-      {.severity = Severity::kError, .text = absl::StrCat("lost ", text)});
-  BeginAgain(text);
+  shard_stats_->Lost(shard, std::string(why.message()));
+  stats_.Happened({.severity = Severity::kError,
+                   .text = absl::StrCat("lost ", why.message())});
 }
 
-void Server::BeginAgain(const std::string& lost) {
+void Server::OnShardLost(const absl::Status& why) {
   MutexLock lock(mu_);
   if (!lost_shard_.empty()) return;
-  lost_shard_ = lost;
+  lost_shard_ = std::string(why.message());
   changed_.NotifyAll();
 }
 
@@ -205,7 +205,7 @@ std::optional<RunState> Server::AwaitMilestone() {
 void Server::StoreMilestone(RunState state) {
   absl::StatusOr<RunState> whole = WithAllPartitions(std::move(state));
   // A data shard is gone, or about to be.
-  if (!whole.ok()) return BeginAgain(std::string(whole.status().message()));
+  if (!whole.ok()) return OnShardLost(whole.status());
   if (whole->ended.has_value()) {
     // A server that continues from here adds nothing to the history.
     recorder_->Finish();
