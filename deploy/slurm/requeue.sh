@@ -5,7 +5,7 @@
 restarts_max=50
 
 set -a
-# shellcheck source=run.env
+# shellcheck source-path=SCRIPTDIR source=run.env
 . ./run.env
 set +a
 # Slurm takes 0 for done; a task that was stopped is not done.
