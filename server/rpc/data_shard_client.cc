@@ -101,11 +101,10 @@ absl::Status DataShardClient::TryAttach(bool& told,
           "given up waiting for data shard ", options_.attachment.place.index));
     }
     if (told || clock.Now() < tell_at) continue;
+    told = true;
+    on_wait();
   }
-  told = true;
-  on_wait();
-}
-return end_.has_value() ? *end_ : absl::OkStatus();
+  return end_.has_value() ? *end_ : absl::OkStatus();
 }
 
 absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
