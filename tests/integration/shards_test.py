@@ -117,7 +117,7 @@ class ShardsTest(unittest.TestCase):
 
     def test_killed_shards_replay_to_the_same_bits(self):
         # Long enough for all of them: each kill waits for another checkpoint.
-        epochs = f"--epochs={EPOCHS * max(1, KILLS_A_RUN // 3)}"
+        epochs = f"--epochs={EPOCHS + KILLS_A_RUN // 5}"
         one = self.digest_of(1, epochs)
         for _ in range(KILLS):
             with Shards(3, epochs) as cohort:
