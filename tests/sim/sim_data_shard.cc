@@ -55,6 +55,8 @@ class SimDataShard::LinkEnd final : public CoordinatorStream {
       server.RemoteFolded(told);
     });
   }
+  // The simulated network tells of the end of a link itself.
+  void SendAlive() override {}
 
  private:
   void Send(ShardNetwork::ServerEvent event) {

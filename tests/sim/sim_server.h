@@ -148,6 +148,8 @@ class SimServer : private CoreHost<SimServer> {
   // version alive until then.
   void Complete(std::shared_ptr<ModelSnapshot> whole, int32_t shard,
                 SharedSnapshot keep, OnWhole done);
+  // `write` has all partitions and is on disk.
+  void OnWritten(effect::WriteCheckpoint write);
 
   World world_;
   const int32_t incarnation_;
