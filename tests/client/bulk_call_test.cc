@@ -82,7 +82,7 @@ class BulkCallTest : public testing::Test {
 
 TEST_F(BulkCallTest, ACallThatGoesForwardOutlivesItsFirstDeadline) {
   BulkCall call(Target(), "/cohort.v1.Parameters/Pull", "the pull");
-  ASSERT_TRUE(call.Send(EncodeFramed(v1::PullRequest(), ByteRope())).ok());
+  ASSERT_TRUE(call.Send(EncodeFrame(v1::PullRequest(), ByteRope())).ok());
   call.FinishWrites();
   // Each message comes 9 of 10 hours after the one before. The pause lets
   // Receive begin first, so that it has to wait.
@@ -104,7 +104,7 @@ TEST_F(BulkCallTest, ACallThatGoesForwardOutlivesItsFirstDeadline) {
 
 TEST_F(BulkCallTest, ACallThatStandsStillEndsAtItsDeadline) {
   BulkCall call(Target(), "/cohort.v1.Parameters/Pull", "the pull");
-  ASSERT_TRUE(call.Send(EncodeFramed(v1::PullRequest(), ByteRope())).ok());
+  ASSERT_TRUE(call.Send(EncodeFrame(v1::PullRequest(), ByteRope())).ok());
   call.FinishWrites();
   clock_.JumpHours(11);
   EXPECT_TRUE(absl::IsDeadlineExceeded(call.Receive().status()));
