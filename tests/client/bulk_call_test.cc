@@ -2,10 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <cstdint>
 #include <thread>
 
-#include "absl/time/clock.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/byte_rope.h"
 #include "common/clock.h"
@@ -24,13 +25,31 @@ constexpr int kMessages = 5;
 class JumpingClock final : public Clock {
  public:
   Instant Now() const override {
-    return steady_.Now() + absl::Hours(jumped_hours_.load());
+    MutexLock lock(mu_);
+    ++asked_;
+    changed_.NotifyAll();
+    return steady_.Now() + jumped_;
   }
-  void JumpHours(int hours) { jumped_hours_ += hours; }
+  void Jump(absl::Duration by) {
+    MutexLock lock(mu_);
+    jumped_ += by;
+  }
+  int64_t asked() const {
+    MutexLock lock(mu_);
+    return asked_;
+  }
+  // Returns once it was asked more often than that.
+  void AwaitAsked(int64_t before) const {
+    MutexLock lock(mu_);
+    while (asked_ == before) changed_.Wait(mu_);
+  }
 
  private:
   const SteadyClock steady_;
-  std::atomic<int> jumped_hours_{0};
+  mutable Mutex mu_;
+  mutable CondVar changed_;
+  mutable int64_t asked_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Duration jumped_ ABSL_GUARDED_BY(mu_);
 };
 
 // How many messages may be sent.
@@ -84,16 +103,16 @@ TEST_F(BulkCallTest, ACallThatGoesForwardOutlivesItsFirstDeadline) {
   BulkCall call(Target(), "/cohort.v1.Parameters/Pull", "the pull");
   ASSERT_TRUE(call.Send(EncodeFrame(v1::PullRequest(), ByteRope())).ok());
   call.FinishWrites();
-  // Each message comes 9 of 10 hours after the one before. The pause lets
-  // Receive begin first, so that it has to wait.
+  // Each message comes 9 of 10 hours after the one before, and not before
+  // Receive has looked at the clock, to wait.
   for (int i = 0; i < kMessages; ++i) {
-    clock_.JumpHours(9);
-    std::thread later([this] {
-      absl::SleepFor(absl::Milliseconds(50));
+    clock_.Jump(absl::Hours(9));
+    std::thread sender([this, asked = clock_.asked()] {
+      clock_.AwaitAsked(asked);
       permits_.Give();
     });
     const auto message = call.Receive();
-    later.join();
+    sender.join();
     ASSERT_TRUE(message.ok()) << message.status();
     EXPECT_TRUE(message->has_value());
   }
@@ -106,7 +125,7 @@ TEST_F(BulkCallTest, ACallThatStandsStillEndsAtItsDeadline) {
   BulkCall call(Target(), "/cohort.v1.Parameters/Pull", "the pull");
   ASSERT_TRUE(call.Send(EncodeFrame(v1::PullRequest(), ByteRope())).ok());
   call.FinishWrites();
-  clock_.JumpHours(11);
+  clock_.Jump(absl::Hours(11));
   EXPECT_TRUE(absl::IsDeadlineExceeded(call.Receive().status()));
   for (int i = 0; i < kMessages; ++i) permits_.Give();
 }
