@@ -169,6 +169,8 @@ class Checker {
   std::optional<effect::RunEnded> ended_;
   bool concluded_ = false;
   bool ended_before_ = false;
+  // The run is over, and a new server will say so again.
+  bool ends_again_ = false;
   // By shard: the newest transaction of which it has begun a fold.
   std::map<int32_t, int64_t> newest_fold_;
   // By transaction, from the one that was committed last on.

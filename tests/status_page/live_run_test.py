@@ -179,7 +179,7 @@ class LiveRun(unittest.TestCase):
         try:
             self.browser.open(self.url)
             self.assertIn(name, self.say(".plain"))
-            self.assertIn("workers", self.say("#plain-state"))
+            self.assertIn("worker", self.say("#plain-state"))
             self.assertEqual(self.browser.script(
                 "return document.querySelectorAll('body img').length"), 0)
         finally:
