@@ -9,7 +9,8 @@ import statuses
 
 STATES = ("empty", "waiting", "finished", "changed", "segmentation",
           "crowd", "hostile", "wrecked", "sharded", "shard_lost", "training")
-LOOKS = [(width, height, scheme) for width, height in ((1280, 800), (390, 844))
+LOOKS = [(width, height, scheme)
+         for width, height in ((1280, 800), (820, 1180), (390, 844))
          for scheme in ("light", "dark")]
 
 # Visible texts whose contrast with their background is below WCAG AA: [text,
@@ -47,7 +48,7 @@ class PageLooks(page_case.PageCase):
     def test_nothing_is_wider_than_the_screen(self):
         for state in STATES:
             self.show(getattr(statuses, state)())
-            for width in (1280, 768, 390, 360, 320):
+            for width in (1280, 1024, 960, 768, 390, 360, 320):
                 with self.subTest(state=state, width=width):
                     self.browser.set_look(width, 800)
                     # Charts follow a moment later.
