@@ -69,7 +69,7 @@ void Server::MakeDataShards(const std::vector<std::string>& addresses) {
                 },
             .on_fold =
                 [this, i](FoldReport report) {
-                  shard_->RemoteFolded(i, std::move(report));
+                  return shard_->RemoteFolded(i, std::move(report));
                 },
             .on_end =
                 [this, i](const absl::Status& why) {

@@ -131,8 +131,7 @@ absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
     }
     case v1::ShardReport::kFolded: {
       COHORT_ASSIGN_OR_RETURN(FoldReport fold, FromProto(report.folded()));
-      reactions_.on_fold(std::move(fold));
-      return absl::OkStatus();
+      return reactions_.on_fold(std::move(fold));
     }
     case v1::ShardReport::kAlive:
       return absl::OkStatus();

@@ -43,7 +43,8 @@ class DataShardClient final : public DataLink {
   // On gRPC's threads; must not block.
   struct Reactions {
     std::function<void(RemoteGradient)> on_gradient;
-    std::function<void(FoldReport)> on_fold;
+    // An error ends the connection.
+    std::function<absl::Status(FoldReport)> on_fold;
     // The connection is over: what the data shard held is lost.
     std::function<void(const absl::Status&)> on_end;
   };

@@ -195,10 +195,13 @@ class Shard {
 
   void CheckpointStored();
 
-  // Data shard `shard` has received a gradient, or has ended a fold.
+  // Data shard `shard` has received a gradient.
   void RemoteArrived(int32_t shard, RemoteGradient gradient)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void RemoteFolded(int32_t shard, FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
+  // It has ended a fold. Errors: InvalidArgument (the report does not fit the
+  // model: the data shard is of no use).
+  absl::Status RemoteFolded(int32_t shard, FoldReport report)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<Assignment> ReportEvaluation(const Sender& sender,
                                               Sequence sequence,

@@ -4,6 +4,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "server/core/data/shard_commands.h"
 #include "server/shard/shard.h"
 
@@ -37,16 +39,24 @@ void Shard::RemoteArrived(int32_t shard, RemoteGradient gradient) {
   OfferRemote(rank);
 }
 
-void Shard::RemoteFolded(int32_t shard, FoldReport report) {
+absl::Status Shard::RemoteFolded(int32_t shard, FoldReport report) {
   const SharedModel model = this->model();
-  const bool known =
+  const bool own =
       model != nullptr && report.partition >= 0 &&
       static_cast<size_t>(report.partition) < model->partitions.size() &&
       ShardPlace::OwnerOf(report.partition, shards()) == shard;
-  if (!known) return;
+  if (!own) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has folded partition ", report.partition,
+                     ", which is not one of its own"));
+  }
   const auto partition = static_cast<size_t>(report.partition);
   const size_t slices = model->partitions[partition].slices.size();
-  if (!report.norms.empty() && report.norms.size() != slices) return;
+  if (!report.norms.empty() && report.norms.size() != slices) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has sent ", report.norms.size(), " norms of partition ",
+        report.partition, ", which has ", slices, " slices"));
+  }
   NoteFold(shard, report);
   FoldWith([&report](DataShard& data) {
     std::vector<FoldJob> next;
@@ -54,6 +64,7 @@ void Shard::RemoteFolded(int32_t shard, FoldReport report) {
     return next;
   });
   Report(std::move(report));
+  return absl::OkStatus();
 }
 
 void Shard::NoteFold(int32_t shard, const FoldReport& report) {

@@ -1,0 +1,118 @@
+// What data shards report to shard 0.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/float_buffer.h"
+#include "server/shard/data_link.h"
+#include "server/shard/shard.h"
+#include "tests/shard/shard_fakes.h"
+#include "tests/shard/thread_worker.h"
+
+namespace cohort {
+namespace {
+
+class DeafLink final : public DataLink {
+ public:
+  void Send(ShardCommand) override {}
+};
+
+class JoinedSession final : public SessionStream {
+ public:
+  void SendJoined(const effect::Joined& message) override {
+    incarnation = message.incarnation;
+  }
+  void SendAssignment(const Assignment&) override {}
+  void SendStepAborted(const effect::StepAborted&) override {}
+  void End(const absl::Status&) override {}
+
+  Incarnation incarnation;
+};
+
+class AnsweredRegister final : public RegisterStream {
+ public:
+  void SendAnswer(const absl::StatusOr<RegisterAnswer>& message) override {
+    answer = message;
+  }
+  void End(const absl::Status&) override {}
+
+  absl::StatusOr<RegisterAnswer> answer;
+};
+
+// Two shards: the second owns partition 1 of 0, 1 and 2.
+class ShardRemoteTest : public ::testing::Test {
+ protected:
+  static ShardOptions Options(DataLink& other) {
+    ShardOptions options = TinyShardOptions();
+    options.coordinator.partition_bytes = 4000;
+    options.coordinator.shards = 2;
+    options.data_shards = {&other};
+    return options;
+  }
+
+  void SetUp() override { shard_.Start("here"); }
+  void TearDown() override { shard_.Stop(); }
+
+  void RegisterModel() {
+    const auto session = std::make_shared<JoinedSession>();
+    const SessionId id = *shard_.AdmitSession(session);
+    ASSERT_TRUE(
+        shard_.Join(id, {.rank = Rank(0), .run_id = "run", .batch_size = 2})
+            .ok());
+    const Sender sender = {
+        .run_id = "run", .rank = Rank(0), .incarnation = session->incarnation};
+    const auto stream = std::make_shared<AnsweredRegister>();
+    ASSERT_TRUE(shard_.AdmitStream(stream, /*speaks=*/false).ok());
+    const RunPlan plan = ThreadPlan(4);
+    ASSERT_TRUE(
+        shard_.BeginRegister(sender, ThreadLayout(), plan, stream).ok());
+    ASSERT_TRUE(stream->answer.ok());
+    std::vector<SharedFloats> values;
+    for (const Partition& partition : stream->answer->partitions) {
+      values.push_back(std::make_shared<FloatBuffer>(partition.elements));
+    }
+    ASSERT_TRUE(
+        shard_
+            .FinishRegister(sender, ThreadLayout(), plan, std::move(values), {})
+            .ok());
+    ASSERT_EQ(shard_.model()->partitions.size(), 3);
+  }
+
+  DeafLink link_;
+  SilentListener listener_;
+  MovedClock clock_;
+  Shard shard_{Options(link_), nullptr, clock_, listener_};
+};
+
+TEST_F(ShardRemoteTest, FoldBeforeThereIsAModelIsRefused) {
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(shard_.RemoteFolded(1, {.partition = 1})));
+}
+
+TEST_F(ShardRemoteTest, OnlyTheOwnerFoldsAPartition) {
+  RegisterModel();
+  EXPECT_TRUE(shard_.RemoteFolded(1, {.partition = 1}).ok());
+  for (const int32_t partition : {-1, 0, 2, 3}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        shard_.RemoteFolded(1, {.partition = partition})))
+        << partition;
+  }
+}
+
+TEST_F(ShardRemoteTest, NormsAreThoseOfAllSlices) {
+  RegisterModel();
+  ASSERT_EQ(shard_.model()->partitions[1].slices.size(), 1);
+  EXPECT_TRUE(
+      shard_.RemoteFolded(1, {.partition = 1, .norms = {SliceNorm()}}).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(shard_.RemoteFolded(
+      1, {.partition = 1, .norms = {SliceNorm(), SliceNorm()}})));
+}
+
+}  // namespace
+}  // namespace cohort
