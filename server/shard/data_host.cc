@@ -163,12 +163,15 @@ struct DataHost::Handler {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     COHORT_ASSIGN_OR_RETURN(ShardNode installed, ShardNode::Install(install));
     host.node_ = std::move(installed);
+    host.FitStreamsLocked();
     host.AnswerReadsLocked(actions);
     return absl::OkStatus();
   }
   absl::Status operator()(const shard_command::Adopt& adopt)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    return node().Adopt(adopt);
+    COHORT_RETURN_IF_ERROR(node().Adopt(adopt));
+    host.FitStreamsLocked();
+    return absl::OkStatus();
   }
   absl::Status operator()(const shard_command::Take& take)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
@@ -378,6 +381,10 @@ void DataHost::Read(const std::string& run_id, Version version, OnRead done) {
     }
   }
   done(std::move(answer));
+}
+
+void DataHost::FitStreamsLocked() {
+  streams_.SetLimits(StreamRegistry::LimitsOf(node_->workers()));
 }
 
 void DataHost::AnswerReadsLocked(Actions& actions) {

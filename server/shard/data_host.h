@@ -170,6 +170,8 @@ class DataHost {
   // Takes a staged gradient, and resumes its stream if that was paused.
   std::optional<Staged> UnstageLocked(int64_t ticket, Actions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The number of streams follows the cohort.
+  void FitStreamsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Answers reads of versions that are here now.
   void AnswerReadsLocked(Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -401,5 +401,19 @@ TEST_F(DataHostTest, ACommandWithoutAModelIsRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(host_.Handle(link.get(), Model(0))));
 }
 
+TEST_F(DataHostTest, AChangedCohortChangesTheNumberOfStreams) {
+  const std::shared_ptr<KeptReports> link = Attached(1);
+  ASSERT_TRUE(host_
+                  .Handle(link.get(),
+                          shard_command::Adopt{.changed = {{"workers", "100"}}})
+                  .ok());
+  for (int32_t i = 0; i < StreamRegistry::LimitsOf(100).streams; ++i) {
+    const auto stream = std::make_shared<KeptAnswers>();
+    ASSERT_TRUE(host_.streams().Admit(stream).ok()) << i;
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      host_.streams().Admit(std::make_shared<KeptAnswers>())));
+}
+
 }  // namespace
 }  // namespace cohort

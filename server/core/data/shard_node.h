@@ -43,6 +43,8 @@ class ShardNode {
 
   const ShardPlace& place() const { return place_; }
   const SharedModel& model() const { return model_; }
+  // In the cohort, or the most of an elastic one.
+  int32_t workers() const { return options_.workers; }
 
   // Errors: InvalidArgument: an unknown setting or value.
   absl::Status Adopt(const shard_command::Adopt& adopt);
