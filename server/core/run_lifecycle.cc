@@ -35,6 +35,7 @@ bool IsStored(const Run& run, RunLedger::Milestone milestone,
     ledger.Note(milestone, RunLedger::Storing::kAsked);
     RunState state = CaptureState(run.view());
     state.ended = std::move(ended);
+    state.last = milestone == RunLedger::Milestone::kEnd;
     turn.out.push_back(
         effect::WriteCheckpoint{.state = std::move(state), .awaited = true});
   }
@@ -182,6 +183,8 @@ void EndIfDone(const Run& run, Turn& turn) {
     return;
   }
   if (run.parts.ledger.draining()) {
+    // Without a reason: who resumes a drained run goes on with it.
+    if (!IsStored(run, RunLedger::Milestone::kEnd, std::nullopt, turn)) return;
     EndRun(run,
            {.outcome = RunOutcome::kDrained,
             .reason = run.parts.ledger.drain_reason()},

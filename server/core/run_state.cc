@@ -3,7 +3,10 @@
 #include <string>
 #include <vector>
 
+#include "common/status_macros.h"
 #include "server/core/data_cursor.h"
+#include "server/core/optimizer/slots.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 
@@ -65,6 +68,17 @@ bool RestoreState(const RunState& restored, RunSettings& settings,
   cursor.Restore(restored.data_epoch, restored.cursor);
   cursor.RestoreOpen(open);
   return restored.cursor == 0 && restored.data_epoch > 0 && open.empty();
+}
+
+absl::Status FitToSettings(const RunState& state, ModelSnapshot& snapshot) {
+  CoordinatorOptions options;
+  for (const auto& [name, value] : state.settings) {
+    COHORT_RETURN_IF_ERROR(SetSetting(name, value, options));
+  }
+  snapshot.slots =
+      FitSlots(state.model->partitions, snapshot.weights, snapshot.slots,
+               SlotsOf(options.optimizer, Resolve(options.policy)));
+  return absl::OkStatus();
 }
 
 bool IsOver(const RunState& restored, const CoordinatorOptions& options) {

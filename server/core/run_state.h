@@ -1,5 +1,6 @@
 #pragma once
 
+#include "absl/status/status.h"
 #include "server/core/describe_status.h"
 #include "server/core/effects.h"
 #include "server/core/run_parts.h"
@@ -17,6 +18,11 @@ RunState CaptureState(const RunView& run);
 // with the old process.
 bool RestoreState(const RunState& restored, RunSettings& settings,
                   const RunParts& parts);
+
+// Gives `snapshot`, which is that of `state`, the slots that the settings of
+// `state` want: data shards pass on those of the version as it was committed.
+// Errors: those of SetSetting.
+absl::Status FitToSettings(const RunState& state, ModelSnapshot& snapshot);
 
 // A server with `options` that continues from `restored` has nothing left to
 // do, unless they make the run longer.

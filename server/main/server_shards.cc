@@ -206,9 +206,9 @@ void Server::StoreMilestone(RunState state) {
   absl::StatusOr<RunState> whole = WithAllPartitions(std::move(state));
   // A data shard is gone, or about to be.
   if (!whole.ok()) return OnShardLost(whole.status());
-  if (whole->ended.has_value()) {
-    // A server that continues from here adds nothing to the history.
-    recorder_->Finish();
+  // A server that continues from here adds nothing to the history.
+  if (whole->ended.has_value()) recorder_->Finish();
+  if (whole->last) {
     MutexLock lock(mu_);
     last_version_ = whole->snapshot;
   }
@@ -237,6 +237,7 @@ absl::StatusOr<RunState> Server::WithAllPartitions(RunState state) {
     return absl::UnavailableError(
         absl::StrCat("the data shards have sent no partition ", p));
   }
+  COHORT_RETURN_IF_ERROR(FitToSettings(state, *whole));
   state.snapshot = std::move(whole);
   return state;
 }
@@ -288,6 +289,8 @@ void Server::EndDataShards(bool run_is_over) {
   }
   // The reactions of one may send to another.
   for (const auto& data_shard : data_shards_) data_shard->Close();
+  // A checkpoint may be asking them for their partitions.
+  if (files_ != nullptr) files_->AwaitWriter();
   data_shards_.clear();
 }
 

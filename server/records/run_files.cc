@@ -257,6 +257,10 @@ absl::Status RunFiles::SaveCheckpoint(const RunState& state) {
   }
 }
 
+void RunFiles::AwaitWriter() {
+  if (writer_ != nullptr) writer_->WaitIdle();
+}
+
 std::string RunFiles::model_path() const {
   return absl::StrCat(options_.results_dir, "/model.safetensors");
 }

@@ -73,6 +73,8 @@ class RunFiles {
   // same statistics, is the last one written.
   // Errors: FailedPrecondition no --checkpoint_dir; those of the writer.
   absl::Status SaveCheckpoint(const RunState& state);
+  // Returns once no checkpoint is being written.
+  void AwaitWriter();
   // Writes model.safetensors, and model_average.safetensors if an average is
   // kept.
   // Errors: FailedPrecondition no --results_dir; those of FileSystem.

@@ -192,6 +192,9 @@ absl::Status DataShardClient::Fetch(Version version,
   {
     MutexLock lock(mu_);
     if (end_.has_value()) return *end_;
+    if (closing_) {
+      return absl::UnavailableError("the connection to data shards is closed");
+    }
     fetches_.insert(&context);
   }
   const auto reader = stub->Fetch(&context, request);

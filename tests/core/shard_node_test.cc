@@ -190,10 +190,32 @@ TEST_F(ShardNodeTest, SendsWhatIsPreparedBeforeTheCommitAndHeldVersionsAfter) {
 TEST_F(ShardNodeTest, AnotherOptimizerGetsItsSlotsForOwnPartitionsOnly) {
   ShardNode node = *ShardNode::Install(install_);
   ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "momentum"}}}).ok());
-  const SharedSnapshot fitted = node.Read(Version(7));
-  EXPECT_NE(fitted->slots[1].velocity, nullptr);
-  EXPECT_EQ(fitted->slots[0].velocity, nullptr);
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  const SharedSnapshot next = node.Read(Version(8));
+  EXPECT_NE(next->slots[1].velocity, nullptr);
+  EXPECT_EQ(next->slots[0].velocity, nullptr);
   EXPECT_FALSE(node.Adopt({.changed = {{"no_such_setting", "1"}}}).ok());
+}
+
+// A checkpoint of the version may still be on its way, with the settings of
+// before.
+TEST_F(ShardNodeTest, AChangeLeavesTheCommittedVersionAsItWas) {
+  auto before = std::make_shared<ModelSnapshot>(*install_.snapshot);
+  before->slots[1].velocity = One(3);
+  install_.snapshot = before;
+  install_.settings["optimizer"] = "momentum";
+  ShardNode node = *ShardNode::Install(install_);
+  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "sgd"}}}).ok());
+  const SharedSnapshot committed = node.Read(Version(7));
+  ASSERT_NE(committed->slots[1].velocity, nullptr);
+  EXPECT_EQ(*committed->slots[1].velocity->data(), 3);
+  // And back again, before a step: nothing has changed.
+  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "momentum"}}}).ok());
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  const Slots& slots = node.Read(Version(8))->slots[1];
+  EXPECT_FLOAT_EQ(*slots.velocity->data(), 0.9F * 3 + 4);
 }
 
 // Shard 0 knows the norm over all partitions.

@@ -81,11 +81,11 @@ absl::Status ShardNode::Fit() {
   COHORT_ASSIGN_OR_RETURN(
       mask_, MaskFor(options_.optimizer, model_->layout, model_->partitions));
   auto fitted = std::make_shared<ModelSnapshot>(*current_);
+  const SharedSnapshot committed = Read(current_->version);
   fitted->slots =
-      FitSlots(model_->partitions, current_->weights, current_->slots,
+      FitSlots(model_->partitions, committed->weights, committed->slots,
                SlotsOf(options_.optimizer, Resolve(options_.policy)));
   current_ = std::move(fitted);
-  held_[current_->version] = current_;
   return absl::OkStatus();
 }
 

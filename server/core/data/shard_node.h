@@ -76,13 +76,14 @@ class ShardNode {
   absl::StatusOr<ShardWeights> WeightsOf(
       const shard_command::SendWeights& send) const;
   Version newest() const { return current_->version; }
-  // Null if it is not held.
+  // As it was committed, with the slots of the settings of that time. Null if
+  // it is not held.
   SharedSnapshot Read(Version version) const;
 
  private:
   ShardNode() = default;
 
-  // Fits slots and mask to the settings.
+  // Fits mask and slots of `current_` to the settings.
   absl::Status Fit();
   void Publish(SharedSnapshot next, const std::vector<Version>& held);
   absl::Status CheckFollows(Version version) const;
@@ -92,8 +93,10 @@ class ShardNode {
   // Only the settings count.
   CoordinatorOptions options_;
   SharedMask mask_;
+  // What the next step begins with.
   SharedSnapshot current_;
-  // By version; the newest is among them.
+  // By version, as it was committed: a change of settings alters what the next
+  // step begins with, and not what is still read. The newest is among them.
   std::map<Version, SharedSnapshot> held_;
   DataShard data_;
 };

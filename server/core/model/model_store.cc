@@ -70,7 +70,12 @@ void ModelStore::Restore(SharedModel model, SharedSnapshot snapshot,
   model_ = std::move(model);
   place_.count = shards;
   trainable_partitions_ = CountTrainable(model_->partitions);
-  Publish(PartOf(std::move(snapshot), place_));
+  PublishVersion(PartOf(std::move(snapshot), place_));
+}
+
+void ModelStore::PublishVersion(SharedSnapshot next) {
+  committed_slots_ = next->slots;
+  Publish(std::move(next));
 }
 
 void ModelStore::Publish(SharedSnapshot next) {
@@ -98,8 +103,9 @@ void ModelStore::AdoptOptimizer(const CoordinatorOptions& options,
   COHORT_CHECK(mask.ok(), mask.status().ToString());
   mask_ = *std::move(mask);
   auto fitted = std::make_shared<ModelSnapshot>(*current_);
-  fitted->slots = FitSlots(model_->partitions, current_->weights,
-                           current_->slots, SlotsOf(options.optimizer, policy));
+  fitted->slots =
+      FitSlots(model_->partitions, current_->weights, committed_slots_,
+               SlotsOf(options.optimizer, policy));
   Publish(std::move(fitted));
 }
 

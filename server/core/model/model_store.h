@@ -70,7 +70,8 @@ class ModelStore {
   std::string AdoptStatistics(const OptimizerOptions& optimizer,
                               const PolicyOptions& policy);
 
-  void Publish(SharedSnapshot next);
+  // The next version.
+  void PublishVersion(SharedSnapshot next);
   // With several shards: versions that something still refers to, ascending.
   std::vector<Version> HeldVersions();
   // The same version with other moving statistics.
@@ -92,6 +93,9 @@ class ModelStore {
   SharedSnapshot Held(Version version) const;
 
  private:
+  // Also the same version, changed.
+  void Publish(SharedSnapshot next);
+
   SharedModel model_;
   int32_t trainable_partitions_ = 0;
   SharedSnapshot current_;
@@ -103,6 +107,10 @@ class ModelStore {
   // With several shards: all that were ever current and still exist.
   std::vector<std::weak_ptr<const ModelSnapshot>> published_;
   std::map<Version, SharedSnapshot> read_;
+  // Those of the present version before settings were changed at it. Each
+  // change starts from them, so that what the settings are, and not how they
+  // came to be so, says what the slots are; data shards do the same.
+  std::vector<Slots> committed_slots_;
 };
 
 }  // namespace cohort

@@ -120,7 +120,7 @@ void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit) {
       usable.empty() ? arrival.rank : usable.front(),
       SamplesReference(parts_.settings.policy(), parts_.ranks),
       parts_.model.version(), statistics);
-  parts_.model.Publish(
+  parts_.model.PublishVersion(
       commit.Next({.statistics = std::move(statistics),
                    .front_end_state = arrival.push.TakeFrontEndState()}));
   parts_.ledger.BeginAttempts();

@@ -283,7 +283,7 @@ void SyncRounds::Commit(Turn& turn) {
   }
   const bool skipped = nonfinite.has_value();
   if (skipped) {
-    model.Publish(Successor(
+    model.PublishVersion(Successor(
         *model.current(),
         {.statistics = *model.current()->statistics,
          .front_end_state = round_->pushes.TakeLowestFrontEndState()}));
@@ -293,7 +293,7 @@ void SyncRounds::Commit(Turn& turn) {
       turn.out.push_back(effect::MeasureDrift{
           .model = model.model(), .moments = std::move(update.moments)});
     }
-    model.Publish(commit.Next(
+    model.PublishVersion(commit.Next(
         {.statistics = std::move(update.sets),
          .front_end_state = round_->pushes.TakeLowestFrontEndState()}));
   }
