@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/check.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
@@ -13,6 +14,8 @@
 namespace cohort {
 namespace {
 
+// A version that is read is committed already, or shard 0 is gone.
+constexpr absl::Duration kReadPatience = absl::Seconds(30);
 constexpr int64_t kPoolQueueMax = int64_t{1} << 24;
 
 absl::Status NotConnected() {
@@ -62,10 +65,21 @@ void DataHost::CheckStreams() {
     stream->CheckReader(now);
   }
   std::shared_ptr<CoordinatorStream> link;
+  std::vector<Waiting> overdue;
   {
     // With the lock, so that a process whose lock is held for ever is silent.
     MutexLock lock(mu_);
     link = link_;
+    // In the order in which they came, hence of their ends.
+    while (!waiting_.empty() && waiting_.front().until <= now) {
+      overdue.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
+  }
+  for (Waiting& waiting : overdue) {
+    waiting.done(absl::UnavailableError(
+        absl::StrCat("version ", waiting.version.value(), " did not come in ",
+                     absl::ToInt64Seconds(kReadPatience), " s; try again")));
   }
   if (link != nullptr) link->SendAlive();
 }
@@ -277,6 +291,7 @@ absl::Status DataHost::Handle(const CoordinatorStream* link,
       status = absl::FailedPreconditionError(
           "got a command that needs a model before the model");
     } else {
+      actions.epoch = epoch_;
       status = std::visit(Handler{*this, actions}, command);
     }
   }
@@ -372,7 +387,9 @@ void DataHost::Read(const std::string& run_id, Version version, OnRead done) {
       } else if (held != nullptr) {
         answer = held;
       } else if (!node_.has_value() || version > node_->newest()) {
-        waiting_.push_back({.version = version, .done = std::move(done)});
+        waiting_.push_back({.version = version,
+                            .until = clock_.Now() + kReadPatience,
+                            .done = std::move(done)});
         return;
       } else {
         answer = absl::OutOfRangeError(
@@ -388,7 +405,7 @@ void DataHost::FitStreamsLocked() {
 }
 
 void DataHost::AnswerReadsLocked(Actions& actions) {
-  std::vector<Waiting> still;
+  std::deque<Waiting> still;
   for (Waiting& waiting : waiting_) {
     if (waiting.version > node_->newest()) {
       still.push_back(std::move(waiting));
@@ -420,17 +437,15 @@ SharedModel DataHost::model() const {
 // ---- without the lock
 
 void DataHost::Do(Actions actions) {
-  for (FoldJob& job : actions.folds) StartFold(std::move(job));
+  for (FoldJob& job : actions.folds) StartFold(std::move(job), actions.epoch);
   for (absl::AnyInvocable<void()>& call : actions.calls) call();
 }
 
-void DataHost::StartFold(FoldJob job) {
-  int64_t epoch = 0;
+void DataHost::StartFold(FoldJob job, int64_t epoch) {
   {
     MutexLock lock(mu_);
-    if (stopped_) return;
+    if (stopped_ || epoch != epoch_) return;
     ++folds_running_;
-    epoch = epoch_;
   }
   OnFolded done = [this, epoch](FoldResult result) {
     Folded(epoch, std::move(result));
@@ -467,6 +482,7 @@ void DataHost::Folded(int64_t epoch, FoldResult result) {
   {
     MutexLock lock(mu_);
     if (epoch == epoch_ && node_.has_value()) {
+      actions.epoch = epoch_;
       const FoldReport report =
           node_->FoldDone(std::move(result), actions.folds);
       actions.calls.push_back(

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -148,11 +149,15 @@ class DataHost {
   };
   struct Waiting {
     Version version;
+    // Then it is given up.
+    Instant until;
     OnRead done;
   };
   // Consequences of a change under the lock, carried out without it.
   struct Actions {
     std::vector<FoldJob> folds;
+    // In which the folds were decided on.
+    int64_t epoch = 0;
     std::vector<absl::AnyInvocable<void()>> calls;
     // Freed last.
     std::vector<std::shared_ptr<const void>> garbage;
@@ -160,7 +165,8 @@ class DataHost {
   struct Handler;
 
   void Do(Actions actions) ABSL_LOCKS_EXCLUDED(mu_);
-  void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_);
+  // A fold of an earlier epoch is dropped.
+  void StartFold(FoldJob job, int64_t epoch) ABSL_LOCKS_EXCLUDED(mu_);
   void RunOnPool(FoldJob job, OnFolded done);
   // `epoch`: when the fold began.
   void Folded(int64_t epoch, FoldResult result) ABSL_LOCKS_EXCLUDED(mu_);
@@ -198,7 +204,7 @@ class DataHost {
   int64_t next_ticket_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mu_);
   std::map<const ExchangeStream*, Window> windows_ ABSL_GUARDED_BY(mu_);
-  std::vector<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   int64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
   BucketCounts fold_seconds_ ABSL_GUARDED_BY(mu_) =

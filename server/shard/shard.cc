@@ -129,6 +129,10 @@ void Shard::Start(const std::string& address) {
 void Shard::Stop() {
   {
     MutexLock lock(mu_);
+    // What the core has decided is carried out, so that data shards have every
+    // version that it names.
+    while (started_ && (dispatching_ || !outbox_.empty()))
+      dispatched_.Wait(mu_);
     stopped_ = true;
   }
   ticker_.reset();
@@ -359,9 +363,13 @@ void Shard::OfferRemote(Rank rank) {
 
 void Shard::Report(FoldReport report) {
   SendToShards(commands_.Of(report));
-  Handle([&report](Coordinator& core, Instant now,
-                   Effects& out) { core.Folded(std::move(report), now, out); },
-         "Folded");
+  Handle(
+      [&](Coordinator& core, Instant now, Effects& out)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+            // No data shard would learn of the commit.
+            if (!stopped_) core.Folded(std::move(report), now, out);
+          },
+      "Folded");
 }
 
 void Shard::CheckpointStored() {

@@ -318,6 +318,7 @@ class Shard {
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   // True while a thread carries out effects.
   bool dispatching_ ABSL_GUARDED_BY(mu_) = false;
+  CondVar dispatched_;
   int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
   CondVar folds_done_;
 

@@ -231,6 +231,7 @@ void Shard::DispatchAll() {
       if (stopped_) outbox_.clear();
       if (outbox_.empty()) {
         dispatching_ = false;
+        dispatched_.NotifyAll();
         return;
       }
       batch.swap(outbox_);

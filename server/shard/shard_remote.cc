@@ -31,6 +31,8 @@ std::vector<ShardCommands::Command> Shard::CommandsOf(const Effect& effect) {
 }
 
 void Shard::RemoteArrived(int32_t shard, RemoteGradient gradient) {
+  // The run is over and this server alone, but for telling the data shards.
+  if (shard >= shards()) return;
   const Rank rank = gradient.sender.rank;
   {
     MutexLock lock(mu_);

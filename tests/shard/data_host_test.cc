@@ -335,6 +335,53 @@ TEST_F(DataHostTest, AFoldOfAnOldGenerationComesToNothing) {
   EXPECT_EQ(link->folds(), 1u);
 }
 
+TEST_F(DataHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
+  const auto newer = std::make_shared<KeptReports>();
+  std::vector<DataHost::OnFolded> folds;
+  DataHost* attached = nullptr;
+  DataHost host(
+      {.fold =
+           [&](FoldJob, DataHost::OnFolded done) {
+             folds.push_back(std::move(done));
+             // Between two folds of one command.
+             EXPECT_TRUE(attached->Attach(Attachment("run", 2), newer).ok());
+           }},
+      clock_);
+  attached = &host;
+  shard_command::Install wide = Model(0);
+  auto model = std::make_shared<RegisteredModel>(*wide.model);
+  model->layout.parameters.push_back({.name = "c", .shape = {1}});
+  model->layout.parameters.push_back({.name = "d", .shape = {1}});
+  model->partitions = MakePartitions(model->layout, sizeof(float));
+  auto first = std::make_shared<ModelSnapshot>(*wide.snapshot);
+  first->weights = {nullptr, OneElement(20), nullptr, OneElement(20)};
+  first->slots.resize(4);
+  wide.model = std::move(model);
+  wide.snapshot = std::move(first);
+  const auto link = std::make_shared<KeptReports>();
+  ASSERT_TRUE(host.Attach(Attachment("run", 1), link).ok());
+  ASSERT_TRUE(host.Handle(link.get(), std::move(wide)).ok());
+  const auto worker = std::make_shared<KeptAnswers>();
+  ASSERT_TRUE(host.streams().Admit(worker).ok());
+  for (int32_t partition : {1, 3}) {
+    ASSERT_TRUE(host.Gradient({.run_id = "run",
+                               .rank = Rank(0),
+                               .incarnation = Incarnation(1)},
+                              {.sequence = Sequence(1)},
+                              {.partition = partition,
+                               .gradient = RopeOf(OneElement(4))},
+                              worker)
+                    .ok());
+    shard_command::Take take = TakeOf(link->gradients().back());
+    take.partition = partition;
+    ASSERT_TRUE(host.Handle(link.get(), std::move(take)).ok());
+  }
+  ASSERT_TRUE(host.Handle(link.get(), PlanOfRankZero()).ok());
+  EXPECT_EQ(folds.size(), 1);
+  for (DataHost::OnFolded& done : folds) done({});
+  EXPECT_EQ(newer->folds(), 0u);
+}
+
 TEST_F(DataHostTest, AnOldGenerationIsRefusedEvenIfTheNewOneIsGone) {
   const auto link = Attached(2);
   host_.Detach(link.get());
@@ -379,6 +426,19 @@ TEST_F(DataHostTest, AReadOfAVersionThatIsToComeWaitsForIt) {
   ASSERT_TRUE(read.has_value());
   ASSERT_TRUE(read->ok());
   EXPECT_EQ((**read)->version, Version(1));
+}
+
+TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
+  Attached(1);
+  absl::Status told;
+  host_.Read("run", Version(5),
+             [&told](auto answer) { told = answer.status(); });
+  clock_.Advance(absl::Seconds(29));
+  host_.CheckStreams();
+  EXPECT_TRUE(told.ok());
+  clock_.Advance(absl::Seconds(1));
+  host_.CheckStreams();
+  EXPECT_TRUE(absl::IsUnavailable(told)) << told;
 }
 
 TEST_F(DataHostTest, AReadThatWaitsEndsWithItsShardZero) {
