@@ -60,6 +60,7 @@ DataServer::DataServer(const ServerOptions& options,
                  [](const std::string& text) { Log(LogLevel::kInfo, text); },
              .on_attach =
                  [this](const ShardAttachment& attachment) {
+                   OnBegin();
                    if (trace_ == nullptr) return;
                    trace_->SetIdentity(attachment.run_id,
                                        attachment.place.index);
@@ -119,6 +120,11 @@ absl::Status DataServer::StartOps() {
   // let it.
   ops_->SetReady(absl::OkStatus());
   return absl::OkStatus();
+}
+
+void DataServer::OnBegin() {
+  MutexLock lock(mu_);
+  ended_ = false;
 }
 
 void DataServer::OnEnd() {

@@ -55,6 +55,8 @@ class DataServer {
   absl::Status Listen();
   void StayForShard0() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status StartOps();
+  // A run attaches, perhaps after another one has ended.
+  void OnBegin() ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnd() ABSL_LOCKS_EXCLUDED(mu_);
   void Stop();
 

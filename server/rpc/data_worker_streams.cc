@@ -145,6 +145,11 @@ class DataPullReactor final
     Begin(context, [&] { return Ask(request); });
   }
 
+  // It may wait for its version, and writes nothing that could fail.
+  void OnCancel() override {
+    End(absl::CancelledError("the peer disconnected"));
+  }
+
  protected:
   absl::Duration ReaderPatience() const override { return absl::Seconds(15); }
 

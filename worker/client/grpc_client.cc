@@ -358,7 +358,10 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
   // it swallow megabytes of replies.
   const bool fenced = membership_.has_value() &&
                       membership_->incarnation != membership.incarnation;
-  if (fenced) peer_.clear();
+  if (fenced) {
+    peer_.clear();
+    shards_.Clear();
+  }
   // Each connection to a Unix socket ends at the same process, so its path does
   // as well.
   FollowPeer(IsUnixAddress(options_.server) ? options_.server

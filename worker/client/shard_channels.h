@@ -28,6 +28,8 @@ class ShardChannels {
     }
     return channel;
   }
+  // Connects anew from now on; streams that are open keep their connection.
+  void Clear() { channels_.clear(); }
 
  private:
   const SharedSecurity security_;
