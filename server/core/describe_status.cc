@@ -122,6 +122,8 @@ std::string StartText(const RunView& run, Instant now) {
                         " to join and register (--workers=",
                         WorkersText(run.settings.options()), ")");
   }
+  // Several shards: nobody begins before.
+  if (waited.empty()) return "waiting for the first checkpoint to be on disk";
   const absl::Duration left = run.roster.StartLeft(now);
   std::string limit = "no time limit";
   if (left <= absl::ZeroDuration()) {

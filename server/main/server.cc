@@ -489,6 +489,10 @@ void Server::OnCommitted(const CommitRecord& record,
 
 void Server::OnPolicyChanged(const PolicyRecord& record) {
   recorder_->PolicyChanged(record);
+  // The loss of a data shard, after which nobody has to act, does not undo it.
+  if (data_shards_.empty()) return;
+  absl::StatusOr<RunState> state = shard_->State();
+  if (state.ok()) files_->OfferCheckpoint(*std::move(state));
 }
 
 void Server::OnEvaluated(const EvaluationRecord& record) {

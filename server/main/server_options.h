@@ -30,6 +30,8 @@ struct Handover {
   // Null without --trace.
   std::shared_ptr<TraceFile> trace;
   std::vector<EarlierEvent> events;
+  // Live changes of the run so far.
+  size_t policies = 0;
 };
 
 struct ServerOptions {

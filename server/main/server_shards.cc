@@ -158,7 +158,10 @@ void Server::OnShardLost(const absl::Status& why) {
 }
 
 Handover Server::TakeHandover() {
-  return {.shards = shard_stats_, .trace = trace_, .events = stats_.events()};
+  return {.shards = shard_stats_,
+          .trace = trace_,
+          .events = stats_.events(),
+          .policies = shard_ == nullptr ? 0 : shard_->Policy().history.size()};
 }
 
 void Server::NoteContinued() {
@@ -177,6 +180,14 @@ void Server::NoteContinued() {
                                          : "the server was restarted; the run "
                                            "continues from step ",
                             restored->state.snapshot->version.value())});
+  const size_t kept = restored->state.policy_history.size();
+  if (kept >= options_.handover.policies) return;
+  const std::string undone =
+      absl::StrCat("live changes made after the last checkpoint are undone: ",
+                   options_.handover.policies - kept,
+                   "; `cohortctl policy history` lists those that are kept");
+  stats_.Happened({.severity = Severity::kWarning, .text = undone});
+  Log(LogLevel::kWarning, undone);
 }
 
 // The run was over, but its results were lost with a data shard: the last steps

@@ -160,7 +160,10 @@ void DataShardClient::OnEnd(const absl::Status& end) {
         silent     ? absl::StrCat("it has said nothing for ", silent_checks_,
                                   " s (--shard_lease)")
         : end.ok() ? "it ended the connection"
-                   : std::string(end.message());
+        : absl::IsUnimplemented(end)
+            ? "it is no data shard; start cohort-server --data_shard there, "
+              "and name other processes than this one"
+            : std::string(end.message());
     why = absl::Status(
         end.ok() ? absl::StatusCode::kUnavailable : end.code(),
         absl::StrCat("data shard ", options_.attachment.place.index, " at ",

@@ -250,6 +250,22 @@ class ShardsTest(unittest.TestCase):
             cohort.complete(self)
             self.assertIn("optimizer sgd -> adam", cohort.log())
 
+    def test_a_lost_shard_does_not_undo_a_change(self):
+        with Shards(2, "--checkpoint_every=0", "--epochs=8") as cohort:
+            cohort.start()
+            cohort.await_version(8)
+            changed = run("cohortctl", "policy", "set", "--learning_rate=0.02",
+                          f"--server={cohort.address}")
+            self.assertEqual(changed.returncode, 0, changed.stderr)
+            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
+                              "a checkpoint with the change")
+            cohort.kill_and_restart(1)
+            cohort.await_log("server", "continuing from")
+            kept = run("cohortctl", "policy", "get",
+                       f"--server={cohort.address}")
+            self.assertRegex(kept.stdout, r"learning_rate +0\.02\b")
+            cohort.complete(self)
+
     def test_cohortctl_run_starts_shards_and_restarts_one_that_ends(self):
         one = self.one()
         for end in (signal.SIGKILL, signal.SIGTERM):
