@@ -78,7 +78,7 @@ struct RunState {
   // Training and evaluations are done: the reason for the run's end. Only with
   // several shards; a server that continues from it ends the run at once.
   std::optional<std::string> ended;
-  // Of the last version of this process, whether or not the run is over then.
+  // This process makes no later version, whether or not the run is over then.
   // Only with several shards; not on disk.
   bool last = false;
 };

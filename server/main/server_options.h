@@ -30,7 +30,7 @@ struct Handover {
   // Null without --trace.
   std::shared_ptr<TraceFile> trace;
   std::vector<EarlierEvent> events;
-  // Live changes of the run so far.
+  // The number of live changes of the run so far.
   size_t policies = 0;
 };
 

@@ -156,7 +156,7 @@ class DataHost {
   // Consequences of a change under the lock, carried out without it.
   struct Actions {
     std::vector<FoldJob> folds;
-    // In which the folds were decided on.
+    // The epoch in which the folds were decided on.
     int64_t epoch = 0;
     std::vector<absl::AnyInvocable<void()>> calls;
     // Freed last.
