@@ -30,7 +30,7 @@ struct Handover {
   // Null without --trace.
   std::shared_ptr<TraceFile> trace;
   std::vector<EarlierEvent> events;
-  // The number of live changes of the run so far.
+  // The number of policies in the run's history, the first one included.
   size_t policies = 0;
 };
 

@@ -131,8 +131,9 @@ void Shard::Stop() {
     MutexLock lock(mu_);
     // What the core has decided is carried out, so that data shards have every
     // version that it names.
-    while (started_ && (dispatching_ || !outbox_.empty()))
+    while (started_ && (dispatching_ || !outbox_.empty())) {
       dispatched_.Wait(mu_);
+    }
     stopped_ = true;
   }
   ticker_.reset();
