@@ -72,9 +72,7 @@ bool RestoreState(const RunState& restored, RunSettings& settings,
 
 absl::Status FitToSettings(const RunState& state, ModelSnapshot& snapshot) {
   CoordinatorOptions options;
-  for (const auto& [name, value] : state.settings) {
-    COHORT_RETURN_IF_ERROR(SetSetting(name, value, options));
-  }
+  COHORT_RETURN_IF_ERROR(SetSettings(state.settings, options));
   snapshot.slots =
       FitSlots(state.model->partitions, snapshot.weights, snapshot.slots,
                SlotsOf(options.optimizer, Resolve(options.policy)));

@@ -234,6 +234,14 @@ absl::Status SetSetting(absl::string_view name, absl::string_view value,
       absl::StrCat("--", name, ": got '", value, "', want ", wanted));
 }
 
+absl::Status SetSettings(const SettingValues& values,
+                         CoordinatorOptions& options) {
+  for (const auto& [name, value] : values) {
+    COHORT_RETURN_IF_ERROR(SetSetting(name, value, options));
+  }
+  return absl::OkStatus();
+}
+
 SettingValues SettingsOf(const CoordinatorOptions& options) {
   SettingValues values;
   for (const Setting& setting : All()) {

@@ -36,6 +36,10 @@ absl::Status CheckSettingLimits(const CoordinatorOptions& options);
 absl::Status SetSetting(absl::string_view name, absl::string_view value,
                         CoordinatorOptions& options);
 
+// The same for all of `values`, up to the first that fails.
+absl::Status SetSettings(const SettingValues& values,
+                         CoordinatorOptions& options);
+
 // All settings; reading them back gives equal options.
 SettingValues SettingsOf(const CoordinatorOptions& options);
 

@@ -256,10 +256,8 @@ void RunRecorder::PolicyChanged(const PolicyRecord& record) {
       {.record = record,
        .headline = ChangeHeadline(SettingsOf(run_), record.changed),
        .at = now});
-  for (const auto& [name, value] : record.changed) {
-    const absl::Status set = SetSetting(name, value, run_);
-    COHORT_CHECK(set.ok(), set.message());
-  }
+  const absl::Status set = SetSettings(record.changed, run_);
+  COHORT_CHECK(set.ok(), set.message());
 }
 
 std::optional<EvaluationRecord> RunRecorder::last_evaluation() const {

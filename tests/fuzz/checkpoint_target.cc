@@ -58,10 +58,8 @@ void CheckLoaded(const Checkpoint& loaded) {
   CoordinatorOptions options;
   options.run_id = loaded.identity.run_id;
   options.run_name = loaded.identity.run_name;
-  for (const auto& [name, value] : loaded.state.settings) {
-    // As the server does: it refuses to start where one does not fit.
-    if (!SetSetting(name, value, options).ok()) return;
-  }
+  // As the server does: it refuses to start where one does not fit.
+  if (!SetSettings(loaded.state.settings, options).ok()) return;
   if (!Validate(options).ok()) return;
   options.workers = static_cast<int32_t>(loaded.state.batch_sizes.size());
   if (!Validate(options).ok()) return;

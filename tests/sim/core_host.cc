@@ -9,10 +9,8 @@ CoordinatorOptions OptionsOf(const RunSpec& run, int32_t incarnation,
   CoordinatorOptions options = run.coordinator;
   options.first_incarnation = FirstIncarnation(incarnation);
   if (restored == nullptr) return options;
-  for (const auto& [name, value] : restored->settings) {
-    const absl::Status read = SetSetting(name, value, options);
-    COHORT_CHECK(read.ok(), read.message());
-  }
+  const absl::Status read = SetSettings(restored->settings, options);
+  COHORT_CHECK(read.ok(), read.message());
   return options;
 }
 

@@ -40,13 +40,6 @@ absl::Status CheckBuffers(const std::vector<Partition>& partitions,
   return absl::OkStatus();
 }
 
-absl::Status SetAll(const SettingValues& values, CoordinatorOptions& options) {
-  for (const auto& [name, value] : values) {
-    COHORT_RETURN_IF_ERROR(SetSetting(name, value, options));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 ShardPlan ShardPlanOf(const CommitPlan& plan) {
@@ -70,7 +63,7 @@ absl::StatusOr<ShardNode> ShardNode::Install(
   node.model_ = install.model;
   COHORT_RETURN_IF_ERROR(CheckBuffers(install.model->partitions, install.place,
                                       *install.snapshot));
-  COHORT_RETURN_IF_ERROR(SetAll(install.settings, node.options_));
+  COHORT_RETURN_IF_ERROR(SetSettings(install.settings, node.options_));
   node.data_ = DataShard(install.place);
   node.Publish(install.snapshot, {});
   COHORT_RETURN_IF_ERROR(node.Fit());
@@ -90,7 +83,7 @@ absl::Status ShardNode::Fit() {
 }
 
 absl::Status ShardNode::Adopt(const shard_command::Adopt& adopt) {
-  COHORT_RETURN_IF_ERROR(SetAll(adopt.changed, options_));
+  COHORT_RETURN_IF_ERROR(SetSettings(adopt.changed, options_));
   return Fit();
 }
 
