@@ -319,6 +319,25 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   return absl::OkStatus();
 }
 
+absl::Status Coordinator::CheckFolded(const FoldReport& report) const {
+  if (!flow_.budget().Folds(report.gradient_bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "fold of partition ", report.partition, ": got ", report.gradient_bytes,
+        " bytes of gradients, want at most those that are being folded"));
+  }
+  const PendingCommit* const commit = driver_->commit();
+  if (!report.prepared.has_value() || commit == nullptr ||
+      commit->transaction() != report.transaction) {
+    return absl::OkStatus();
+  }
+  const bool first = commit->HasBegun(report.partition) &&
+                     !commit->result(report.partition).has_value();
+  if (first) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("fold of partition ", report.partition,
+                   ": it is prepared already, or gradients are missing"));
+}
+
 void Coordinator::Folded(FoldReport report, Instant now, Effects& out) {
   Turn turn{.now = now, .out = out};
   flow_.budget().EndFold(report.gradient_bytes);

@@ -106,6 +106,9 @@ class Coordinator {
   bool AwaitsOpening(const Sender& sender, const PushKey& key) const;
   // The data shard reports on a fold.
   void Folded(FoldReport report, Instant now, Effects& out);
+  // Whether a report of another process may be passed to Folded.
+  // Errors: InvalidArgument.
+  absl::Status CheckFolded(const FoldReport& report) const;
 
   // ---- rendezvous
   // Errors also: ResourceExhausted (the rank waits in too many calls).

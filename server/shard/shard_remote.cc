@@ -1,11 +1,13 @@
 // The data shards in other processes.
 
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 #include "server/core/data/shard_commands.h"
 #include "server/shard/shard.h"
 
@@ -41,24 +43,44 @@ void Shard::RemoteArrived(int32_t shard, RemoteGradient gradient) {
   OfferRemote(rank);
 }
 
-absl::Status Shard::RemoteFolded(int32_t shard, FoldReport report) {
+absl::Status Shard::CheckRemoteFold(int32_t shard,
+                                    const FoldReport& report) const {
   const SharedModel model = this->model();
-  const bool own =
-      model != nullptr && report.partition >= 0 &&
-      static_cast<size_t>(report.partition) < model->partitions.size() &&
-      ShardPlace::OwnerOf(report.partition, shards()) == shard;
-  if (!own) {
+  const auto owns = [&](int32_t partition) {
+    return model != nullptr && partition >= 0 &&
+           static_cast<size_t>(partition) < model->partitions.size() &&
+           ShardPlace::OwnerOf(partition, shards()) == shard;
+  };
+  if (!owns(report.partition)) {
     return absl::InvalidArgumentError(
         absl::StrCat("it has folded partition ", report.partition,
                      ", which is not one of its own"));
   }
-  const auto partition = static_cast<size_t>(report.partition);
-  const size_t slices = model->partitions[partition].slices.size();
+  const auto slices_of = [&](int32_t partition) {
+    return model->partitions[static_cast<size_t>(partition)].slices.size();
+  };
+  const size_t slices = slices_of(report.partition);
   if (!report.norms.empty() && report.norms.size() != slices) {
     return absl::InvalidArgumentError(absl::StrCat(
         "it has sent ", report.norms.size(), " norms of partition ",
         report.partition, ", which has ", slices, " slices"));
   }
+  // May be of a fold before this one.
+  const std::optional<NonfiniteGradient>& nonfinite = report.nonfinite;
+  if (nonfinite.has_value() &&
+      (!owns(nonfinite->partition) || nonfinite->slice < 0 ||
+       static_cast<size_t>(nonfinite->slice) >=
+           slices_of(nonfinite->partition))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has found a value that is not finite in slice ", nonfinite->slice,
+        " of partition ", nonfinite->partition, ", which it does not have"));
+  }
+  MutexLock lock(mu_);
+  return core_.CheckFolded(report);
+}
+
+absl::Status Shard::RemoteFolded(int32_t shard, FoldReport report) {
+  COHORT_RETURN_IF_ERROR(CheckRemoteFold(shard, report));
   NoteFold(shard, report);
   FoldWith([&report](DataShard& data) {
     std::vector<FoldJob> next;

@@ -61,6 +61,28 @@ TEST(CoordinatorSyncTest, GradientsAreAddedInRankOrderNotInOrderOfArrival) {
   }
 }
 
+TEST(CoordinatorSyncTest, APartitionIsPreparedOnceAndWithItsGradients) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  cohort.HoldFolds();
+  for (const Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Open(rank, kPush0).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 0, kPush0.w).ok());
+  }
+  ASSERT_EQ(cohort.held_folds().size(), 1);
+  const auto check =
+      [&, transaction = cohort.held_folds()[0].transaction](int32_t partition) {
+        return cohort.core().CheckFolded({.transaction = transaction,
+                                          .partition = partition,
+                                          .prepared = FoldResult()});
+      };
+  EXPECT_TRUE(check(0).ok());
+  // Its gradients have not come.
+  EXPECT_TRUE(absl::IsInvalidArgument(check(1)));
+  cohort.RunFolds();
+  EXPECT_TRUE(absl::IsInvalidArgument(check(0)));
+}
+
 TEST(CoordinatorSyncTest, APartitionFoldsAsSoonAsAllHaveOpenedAndSentIt) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();

@@ -114,5 +114,23 @@ TEST_F(ShardRemoteTest, NormsAreThoseOfAllSlices) {
       1, {.partition = 1, .norms = {SliceNorm(), SliceNorm()}})));
 }
 
+TEST_F(ShardRemoteTest, NumbersFitTheModelAndWhatIsUnderWay) {
+  RegisterModel();
+  const auto refused = [this](FoldReport report) {
+    report.partition = 1;
+    return absl::IsInvalidArgument(shard_.RemoteFolded(1, std::move(report)));
+  };
+  // No gradient is being folded.
+  EXPECT_TRUE(refused({.gradient_bytes = 4}));
+  EXPECT_TRUE(refused({.gradient_bytes = -4}));
+  EXPECT_FALSE(refused({.nonfinite = NonfiniteGradient{.partition = 1}}));
+  EXPECT_TRUE(refused({.nonfinite = NonfiniteGradient{.partition = 0}}));
+  EXPECT_TRUE(refused({.nonfinite = NonfiniteGradient{.partition = 3}}));
+  for (const int32_t slice : {-1, 1}) {
+    EXPECT_TRUE(refused(
+        {.nonfinite = NonfiniteGradient{.partition = 1, .slice = slice}}));
+  }
+}
+
 }  // namespace
 }  // namespace cohort

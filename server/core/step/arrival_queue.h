@@ -29,6 +29,9 @@ class ArrivalQueue final : public StepDriver {
   absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
+  const PendingCommit* commit() const override {
+    return commit_.has_value() ? &*commit_ : nullptr;
+  }
   void MomentsFolded(MomentsFold, Turn&) override {}
   void StatisticsUpdated(StatisticsUpdate, Turn&) override {}
   bool HasOpened(const Worker& worker) const override {

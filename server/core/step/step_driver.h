@@ -19,6 +19,7 @@
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/requests.h"
 #include "server/core/run_parts.h"
+#include "server/core/step/pending_commit.h"
 #include "server/core/turn.h"
 
 namespace cohort {
@@ -49,6 +50,8 @@ class StepDriver {
   // The room of its gradients is free. Reports on transactions that were given
   // up come too.
   virtual void Folded(FoldReport report, Turn& turn) = 0;
+  // The commit under way; null if there is none.
+  virtual const PendingCommit* commit() const = 0;
   virtual void MomentsFolded(MomentsFold done, Turn& turn) = 0;
   virtual void StatisticsUpdated(StatisticsUpdate done, Turn& turn) = 0;
   // The outstanding push of `worker` has been opened.

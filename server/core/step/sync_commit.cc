@@ -120,6 +120,12 @@ void SyncRounds::NoteFoldIfComplete(int32_t partition, Instant now) {
   parts_.flow.budget().BeginFold(round_->pushes.BeginFold(partition));
 }
 
+const PendingCommit* SyncRounds::commit() const {
+  if (!round_.has_value()) return nullptr;
+  const std::optional<PendingCommit>& commit = round_->progress.commit;
+  return commit.has_value() ? &*commit : nullptr;
+}
+
 void SyncRounds::Folded(FoldReport report, Turn& turn) {
   ResumePaused(turn);
   const int32_t partition = report.partition;

@@ -29,6 +29,7 @@ class SyncRounds final : public StepDriver {
   absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
+  const PendingCommit* commit() const override;
   void MomentsFolded(MomentsFold done, Turn& turn) override;
   void StatisticsUpdated(StatisticsUpdate done, Turn& turn) override;
   bool HasOpened(const Worker& worker) const override {
