@@ -27,11 +27,13 @@ class AttachReactor final
                           CoordinatorStream> {
  public:
   explicit AttachReactor(DataHost& host)
-      : QueuedWrites(host.streams()), host_(host) {}
+      : QueuedWrites(host.links()), host_(host) {}
 
-  // Not admitted to the registry, which is for the streams of workers.
   void Start(grpc::CallbackServerContext* context) {
-    if (Begin(context, [] { return absl::OkStatus(); })) Read();
+    const bool admitted = Begin(context, [this] {
+      return host_.AdmitSpeaking(host_.links(), shared_from_this());
+    });
+    if (admitted) Read();
   }
 
   void SendGradient(const RemoteGradient& gradient) override {
@@ -85,7 +87,10 @@ class AttachReactor final
     COHORT_ASSIGN_OR_RETURN(v1::ShardCommand message,
                             DecodeMessage<v1::ShardCommand>(request_));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&message));
-    if (!reader_.has_value()) return Attach(message);
+    if (!reader_.has_value()) {
+      Spoke();
+      return Attach(message);
+    }
     COHORT_ASSIGN_OR_RETURN(std::optional<ShardCommand> command,
                             reader_->Take(message));
     if (!command.has_value()) return absl::OkStatus();
@@ -130,11 +135,14 @@ class FetchReactor final
     : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
  public:
   explicit FetchReactor(DataHost& host)
-      : QueuedWrites(host.streams()), host_(host) {}
+      : QueuedWrites(host.links()), host_(host) {}
 
   void Start(grpc::CallbackServerContext* context,
              const grpc::ByteBuffer& request) {
-    Begin(context, [&] { return Prepare(request); });
+    Begin(context, [&] {
+      const absl::Status admitted = host_.links().Admit(shared_from_this());
+      return admitted.ok() ? Prepare(request) : admitted;
+    });
   }
 
  protected:
@@ -155,7 +163,7 @@ class FetchReactor final
                             DecodeMessage<v1::FetchRequest>(message));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     // The commit that makes the version may still be on its way.
-    host_.Fetch(
+    host_.Read(
         request.run_id(), request.generation(), Version(request.version()),
         [self = std::static_pointer_cast<FetchReactor>(shared_from_this())](
             absl::StatusOr<SharedSnapshot> snapshot) {

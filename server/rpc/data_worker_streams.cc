@@ -3,10 +3,11 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,7 +15,6 @@
 #include "absl/time/time.h"
 #include "cohort/v1/parameters.grpc.pb.h"
 #include "common/byte_rope.h"
-#include "common/float_buffer.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
@@ -24,6 +24,7 @@
 #include "server/rpc/caller.h"
 #include "server/rpc/data_streams.h"
 #include "server/rpc/exchange_messages.h"
+#include "server/rpc/pull_sender.h"
 #include "server/rpc/queued_writes.h"
 #include "server/rpc/sender_check.h"
 #include "server/shard/fault.h"
@@ -31,8 +32,6 @@
 
 namespace cohort {
 namespace {
-
-constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
 
 class DataExchangeReactor final
     : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, ExchangeStream> {
@@ -44,14 +43,7 @@ class DataExchangeReactor final
     caller_ = CallerOf(*context);
     encrypted_ = !IdentityNameOf(*context).empty();
     const bool admitted = Begin(context, [this] {
-      StreamRegistry::Streams evicted;
-      const absl::Status status = host_.streams().Admit(
-          shared_from_this(), host_.clock().Now() + kFirstMessageDeadline,
-          &evicted);
-      EndAll(evicted, absl::ResourceExhaustedError(
-                          "too many streams are open, and this one has sent "
-                          "nothing yet; try again"));
-      return status;
+      return host_.AdmitSpeaking(host_.streams(), shared_from_this());
     });
     if (admitted) Read();
   }
@@ -134,37 +126,21 @@ class DataExchangeReactor final
 };
 
 // Sends the partitions of one version that this shard owns.
-class DataPullReactor final
-    : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
+class DataPullReactor final : public PullSender {
  public:
   explicit DataPullReactor(DataHost& host)
-      : QueuedWrites(host.streams()), host_(host) {}
+      : PullSender(host.streams(), host.pulls(), host.counters(), host.clock()),
+        host_(host) {}
 
   void Start(grpc::CallbackServerContext* context,
              const grpc::ByteBuffer& request) {
+    connection_ = ConnectionOf(*context);
     Begin(context, [&] { return Ask(request); });
   }
 
   // It may wait for its version, and writes nothing that could fail.
   void OnCancel() override {
     End(absl::CancelledError("the peer disconnected"));
-  }
-
- protected:
-  absl::Duration ReaderPatience() const override { return absl::Seconds(15); }
-
-  void OnQueueEmpty() override {
-    while (next_ < weights_.size() && weights_[next_] == nullptr) ++next_;
-    if (next_ == weights_.size()) return End(absl::OkStatus());
-    const size_t partition = next_++;
-    const ByteRope weights = RopeOf(weights_[partition]);
-    v1::PullReply reply;
-    reply.set_partition(static_cast<int32_t>(partition));
-    DescribePayload(weights, &reply);
-    AddMessageChecksum(&reply);
-    ServiceCounters::Add(host_.counters().pull_bytes_float32,
-                         weights.size_bytes());
-    Send(EncodeFramed(reply, weights));
   }
 
  private:
@@ -178,9 +154,11 @@ class DataPullReactor final
           "pull: got no version at a data shard, want the one that shard 0 has "
           "named");
     }
+    std::optional<int64_t> generation;
+    if (request.has_generation()) generation = request.generation();
     const bool averages = request.statistics_kind() == "average";
     host_.Read(
-        request.run_id(), Version(request.version()),
+        request.run_id(), generation, Version(request.version()),
         [self = std::static_pointer_cast<DataPullReactor>(shared_from_this()),
          averages](absl::StatusOr<SharedSnapshot> snapshot) {
           self->Answer(std::move(snapshot), averages);
@@ -190,6 +168,8 @@ class DataPullReactor final
 
   void Answer(absl::StatusOr<SharedSnapshot> snapshot, bool averages) {
     if (!snapshot.ok()) return End(snapshot.status());
+    const absl::Status placed = TakePlace(connection_, (*snapshot)->version);
+    if (!placed.ok()) return End(placed);
     weights_ = WeightsToRead(**snapshot, averages);
     v1::PullReply reply;
     reply.mutable_header()->set_version((*snapshot)->version.value());
@@ -198,9 +178,8 @@ class DataPullReactor final
   }
 
   DataHost& host_;
-  // Fixed before the first write; then used by its reactions only.
-  std::vector<SharedFloats> weights_;
-  size_t next_ = 0;
+  // Fixed by Start.
+  std::string connection_;
 };
 
 using RawDataParameters = v1::Parameters::WithRawCallbackMethod_Exchange<

@@ -14,14 +14,10 @@
 namespace cohort {
 namespace {
 
-// A version that is read is committed already, or shard 0 is gone.
-constexpr absl::Duration kReadPatience = absl::Seconds(30);
 constexpr int64_t kPoolQueueMax = int64_t{1} << 24;
-
-absl::Status NotConnected() {
-  return absl::UnavailableError(
-      "this data shard has no connection to shard 0 of the run");
-}
+// Shard 0 has one stream and one fetch; the rest is room for the ends of those
+// before.
+constexpr StreamRegistry::Limits kLinks = {.sessions = 0, .streams = 64};
 
 }  // namespace
 
@@ -29,6 +25,8 @@ DataHost::DataHost(Options options, const Clock& clock)
     : options_(std::move(options)),
       clock_(clock),
       streams_(StreamRegistry::LimitsOf(1)),
+      links_(kLinks),
+      pulls_(PullTable::LimitsOf(1)),
       trace_(options_.timeline == nullptr
                  ? nullptr
                  : std::make_unique<ShardTrace>(*options_.timeline)) {
@@ -41,6 +39,11 @@ DataHost::DataHost(Options options, const Clock& clock)
 
 DataHost::~DataHost() { Stop(); }
 
+absl::Status DataHost::NotConnected() {
+  return absl::UnavailableError(
+      "this data shard has no connection to shard 0 of the run");
+}
+
 void DataHost::Stop() {
   Actions actions;
   {
@@ -49,39 +52,12 @@ void DataHost::Stop() {
     ResetLocked(absl::UnavailableError("the data shard is stopping"), actions);
   }
   Do(std::move(actions));
-  EndAll(streams_.Close(),
-         absl::UnavailableError("the data shard is stopping"));
+  for (StreamRegistry* registry : {&streams_, &links_}) {
+    EndAll(registry->Close(),
+           absl::UnavailableError("the data shard is stopping"));
+  }
   MutexLock lock(mu_);
   while (folds_running_ > 0) folds_done_.Wait(mu_);
-}
-
-void DataHost::CheckStreams() {
-  const Instant now = clock_.Now();
-  for (const std::shared_ptr<Stream>& stream : streams_.TakeSilent(now)) {
-    stream->Cut(absl::DeadlineExceededError(
-        "no first message came in time; send it when the call begins"));
-  }
-  for (const std::shared_ptr<Stream>& stream : streams_.All()) {
-    stream->CheckReader(now);
-  }
-  std::shared_ptr<CoordinatorStream> link;
-  std::vector<Waiting> overdue;
-  {
-    // With the lock, so that a process whose lock is held for ever is silent.
-    MutexLock lock(mu_);
-    link = link_;
-    // In the order in which they came, hence of their ends.
-    while (!waiting_.empty() && waiting_.front().until <= now) {
-      overdue.push_back(std::move(waiting_.front()));
-      waiting_.pop_front();
-    }
-  }
-  for (Waiting& waiting : overdue) {
-    waiting.done(absl::UnavailableError(
-        absl::StrCat("version ", waiting.version.value(), " did not come in ",
-                     absl::ToInt64Seconds(kReadPatience), " s; try again")));
-  }
-  if (link != nullptr) link->SendAlive();
 }
 
 // ---- shard 0
@@ -99,6 +75,14 @@ absl::Status DataHost::Attach(const ShardAttachment& attachment,
           ", whose shard 0 is connected; use another data shard for run ",
           attachment.run_id));
     }
+    if (link_ != nullptr && attachment.generation == attachment_.generation &&
+        attachment.place.index != attachment_.place.index) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          "this data shard is shard ", attachment_.place.index,
+          " of the run already; --shard_addresses names it twice, want another "
+          "process for shard ",
+          attachment.place.index));
+    }
     // The same one comes again if the connection was lost before it knew that
     // it was attached.
     if (same_run && attachment.generation < attachment_.generation) {
@@ -111,7 +95,7 @@ absl::Status DataHost::Attach(const ShardAttachment& attachment,
     link_ = link;
     attachment_ = attachment;
     ++connections_;
-    streams_.SetLimits(StreamRegistry::LimitsOf(attachment.workers));
+    FitStreams(attachment.workers);
   }
   Do(std::move(actions));
   if (options_.on_attach) options_.on_attach(attachment);
@@ -155,6 +139,8 @@ void DataHost::ResetLocked(const absl::Status& why, Actions& actions) {
 struct DataHost::Handler {
   DataHost& host;
   Actions& actions;
+  // What an Install has made.
+  std::optional<ShardNode> installed;
 
   ShardNode& node() ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     return *host.node_;
@@ -173,18 +159,17 @@ struct DataHost::Handler {
     return absl::OkStatus();
   }
 
-  absl::Status operator()(shard_command::Install& install)
+  absl::Status operator()(const shard_command::Install&)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    COHORT_ASSIGN_OR_RETURN(ShardNode installed, ShardNode::Install(install));
     host.node_ = std::move(installed);
-    host.FitStreamsLocked();
+    host.FitStreams(node().workers());
     host.AnswerReadsLocked(actions);
     return absl::OkStatus();
   }
   absl::Status operator()(const shard_command::Adopt& adopt)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     COHORT_RETURN_IF_ERROR(node().Adopt(adopt));
-    host.FitStreamsLocked();
+    host.FitStreams(node().workers());
     return absl::OkStatus();
   }
   absl::Status operator()(const shard_command::Take& take)
@@ -257,7 +242,7 @@ struct DataHost::Handler {
                      .takes_change = send.takes_change,
                      .change = std::move(weights.change),
                      .change_checksum = weights.change_checksum}] {
-          stream->SendWeights(message);
+          Tell(stream, &ExchangeStream::SendWeights, message);
         });
     return absl::OkStatus();
   }
@@ -275,153 +260,35 @@ absl::Status DataHost::Handle(const CoordinatorStream* link,
                               ShardCommand command) {
   Actions actions;
   absl::Status status;
+  std::optional<ShardNode> installed;
+  const auto* const install = std::get_if<shard_command::Install>(&command);
+  if (install != nullptr) {
+    // Without the lock: it fills the slots of a whole model, and meanwhile
+    // shard 0 must hear that this process is alive.
+    COHORT_ASSIGN_OR_RETURN(installed, ShardNode::Install(*install));
+  }
   {
     MutexLock lock(mu_);
     if (link_.get() != link) {
       return absl::AbortedError("a later start of shard 0 has taken over");
     }
-    const bool installs =
-        std::holds_alternative<shard_command::Install>(command);
     const bool needs_model =
-        !installs && !std::holds_alternative<shard_command::Refuse>(command) &&
+        install == nullptr &&
+        !std::holds_alternative<shard_command::Refuse>(command) &&
         !std::holds_alternative<shard_command::EndRun>(command);
-    if (installs && node_.has_value()) {
+    if (install != nullptr && node_.has_value()) {
       status = absl::FailedPreconditionError("got a second model");
     } else if (needs_model && !node_.has_value()) {
       status = absl::FailedPreconditionError(
           "got a command that needs a model before the model");
     } else {
       actions.epoch = epoch_;
-      status = std::visit(Handler{*this, actions}, command);
+      status =
+          std::visit(Handler{*this, actions, std::move(installed)}, command);
     }
   }
   Do(std::move(actions));
   return status;
-}
-
-void DataHost::Fetch(const std::string& run_id, int64_t generation,
-                     Version version, OnRead done) {
-  absl::Status same;
-  {
-    MutexLock lock(mu_);
-    if (generation != attachment_.generation) {
-      same =
-          absl::AbortedError(absl::StrCat("fetch: got generation ", generation,
-                                          ", want ", attachment_.generation));
-    }
-  }
-  if (!same.ok()) return done(same);
-  Read(run_id, version, std::move(done));
-}
-
-// ---- workers
-
-absl::StatusOr<Admission> DataHost::Gradient(
-    const Sender& sender, const PushKey& key, GradientMessage message,
-    const std::shared_ptr<ExchangeStream>& from) {
-  RemoteGradient told{.sender = sender, .key = key};
-  std::shared_ptr<CoordinatorStream> link;
-  Admission admission = Admission::kTaken;
-  {
-    MutexLock lock(mu_);
-    if (link_ == nullptr) return NotConnected();
-    COHORT_RETURN_IF_ERROR(CheckRunId(sender.run_id, attachment_.run_id));
-    link = link_;
-    const int64_t ticket = next_ticket_++;
-    told.message = {.partition = message.partition,
-                    .type = message.type,
-                    .sampled_checksum = message.sampled_checksum,
-                    .absent_slices = message.absent_slices,
-                    .ticket = ticket,
-                    .remote_bytes = message.gradient.size_bytes()};
-    staged_.emplace(
-        ticket,
-        Staged{.sender = sender,
-               .gradient = {.partition = message.partition,
-                            .gradient = std::move(message.gradient),
-                            .type = message.type,
-                            .absent_slices = std::move(message.absent_slices)},
-               .from = from});
-    Window& window = windows_[from.get()];
-    if (++window.staged >= kStagedMax) {
-      window.paused = true;
-      admission = Admission::kPaused;
-    }
-  }
-  link->SendGradient(told);
-  ServiceCounters::Add(told.message.type == ElementType::kBFloat16
-                           ? counters_.push_bytes_bfloat16
-                           : counters_.push_bytes_float32,
-                       told.message.remote_bytes);
-  return admission;
-}
-
-std::optional<DataHost::Staged> DataHost::UnstageLocked(int64_t ticket,
-                                                        Actions& actions) {
-  auto node = staged_.extract(ticket);
-  if (node.empty()) return std::nullopt;
-  Staged staged = std::move(node.mapped());
-  const auto at = windows_.find(staged.from.get());
-  COHORT_CHECK(at != windows_.end(), "a staged gradient has no window");
-  Window& window = at->second;
-  --window.staged;
-  if (std::exchange(window.paused, false)) {
-    actions.calls.push_back([from = staged.from, sender = staged.sender] {
-      from->Resume({.rank = sender.rank, .incarnation = sender.incarnation});
-    });
-  }
-  if (window.staged == 0) windows_.erase(at);
-  return staged;
-}
-
-void DataHost::Read(const std::string& run_id, Version version, OnRead done) {
-  absl::StatusOr<SharedSnapshot> answer = NotConnected();
-  {
-    MutexLock lock(mu_);
-    if (link_ != nullptr) {
-      const absl::Status same = CheckRunId(run_id, attachment_.run_id);
-      const SharedSnapshot held =
-          node_.has_value() ? node_->Read(version) : nullptr;
-      if (!same.ok()) {
-        answer = same;
-      } else if (held != nullptr) {
-        answer = held;
-      } else if (!node_.has_value() || version > node_->newest()) {
-        waiting_.push_back({.version = version,
-                            .until = clock_.Now() + kReadPatience,
-                            .done = std::move(done)});
-        return;
-      } else {
-        answer = absl::OutOfRangeError(
-            absl::StrCat("version ", version.value(), " is not held"));
-      }
-    }
-  }
-  done(std::move(answer));
-}
-
-void DataHost::FitStreamsLocked() {
-  streams_.SetLimits(StreamRegistry::LimitsOf(node_->workers()));
-}
-
-void DataHost::AnswerReadsLocked(Actions& actions) {
-  std::deque<Waiting> still;
-  for (Waiting& waiting : waiting_) {
-    if (waiting.version > node_->newest()) {
-      still.push_back(std::move(waiting));
-      continue;
-    }
-    absl::StatusOr<SharedSnapshot> answer = node_->Read(waiting.version);
-    if (*answer == nullptr) {
-      answer = absl::OutOfRangeError(
-          absl::StrCat("version ", waiting.version.value(), " is not held"));
-    }
-    actions.calls.push_back(
-        [done = std::move(waiting.done), answer = std::move(answer)]() mutable {
-          done(std::move(answer));
-        });
-  }
-  waiting_ = std::move(still);
 }
 
 bool DataHost::attached() const {

@@ -27,6 +27,7 @@
 #include "server/core/requests.h"
 #include "server/metrics/data_shard_metrics.h"
 #include "server/shard/byte_meter.h"
+#include "server/shard/pull_table.h"
 #include "server/shard/service_counters.h"
 #include "server/shard/shard_trace.h"
 #include "server/shard/stream_registry.h"
@@ -92,8 +93,16 @@ class DataHost {
   // Ends all streams with Unavailable, admits no more, and waits for folds.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Those of workers.
   StreamRegistry& streams() { return streams_; }
+  // Those of shard 0.
+  StreamRegistry& links() { return links_; }
+  PullTable& pulls() { return pulls_; }
   const Clock& clock() const { return clock_; }
+  // Admits a stream to one of these, and ends it if no first message arrives in
+  // time. Errors: those of StreamRegistry::Admit.
+  absl::Status AdmitSpeaking(StreamRegistry& to,
+                             const std::shared_ptr<Stream>& stream);
   // Ends streams whose peer says nothing, and tells shard 0 that this process
   // is alive. Call it every second.
   void CheckStreams() ABSL_LOCKS_EXCLUDED(mu_);
@@ -114,9 +123,6 @@ class DataHost {
       ABSL_LOCKS_EXCLUDED(mu_);
   // `link` is over. No-op if it was replaced.
   void Detach(const CoordinatorStream* link) ABSL_LOCKS_EXCLUDED(mu_);
-  // As Read, for shard 0. Errors also: Aborted: another generation.
-  void Fetch(const std::string& run_id, int64_t generation, Version version,
-             OnRead done) ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- workers
   // Keeps the gradient until shard 0 has answered. kPaused: read no more of
@@ -126,10 +132,12 @@ class DataHost {
       const Sender& sender, const PushKey& key, GradientMessage message,
       const std::shared_ptr<ExchangeStream>& from) ABSL_LOCKS_EXCLUDED(mu_);
   // Passes the version to `done`, once it is here: shard 0 may have told the
-  // worker of it first. Errors: Unavailable; FailedPrecondition (another run);
-  //   OutOfRange: it is no longer held.
-  void Read(const std::string& run_id, Version version, OnRead done)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // client of it first. Also for shard 0. Absent `generation`: whichever is
+  // there.
+  // Errors: Unavailable: no shard 0, or one of another generation;
+  //   FailedPrecondition (another run); OutOfRange: it is no longer held.
+  void Read(const std::string& run_id, std::optional<int64_t> generation,
+            Version version, OnRead done) ABSL_LOCKS_EXCLUDED(mu_);
   // Null before there is one.
   SharedModel model() const ABSL_LOCKS_EXCLUDED(mu_);
   // Whether shard 0 of a run is connected.
@@ -164,6 +172,7 @@ class DataHost {
   };
   struct Handler;
 
+  static absl::Status NotConnected();
   void Do(Actions actions) ABSL_LOCKS_EXCLUDED(mu_);
   // A fold of an earlier epoch is dropped.
   void StartFold(FoldJob job, int64_t epoch) ABSL_LOCKS_EXCLUDED(mu_);
@@ -176,8 +185,8 @@ class DataHost {
   // Takes a staged gradient, and resumes its stream if that was paused.
   std::optional<Staged> UnstageLocked(int64_t ticket, Actions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The number of streams follows the cohort.
-  void FitStreamsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The numbers of streams and pulls follow the cohort.
+  void FitStreams(int32_t workers);
   // Answers reads of versions that are here now.
   void AnswerReadsLocked(Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -187,6 +196,8 @@ class DataHost {
   // Synchronise themselves.
   ByteMeter gradient_bytes_;
   StreamRegistry streams_;
+  StreamRegistry links_;
+  PullTable pulls_;
   FloatBufferPool buffers_;
   ServiceCounters counters_;
   // Null without a timeline.

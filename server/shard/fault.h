@@ -1,5 +1,7 @@
 #pragma once
 
+#include <memory>
+
 #include "absl/status/status.h"
 
 // Handling of exceptions, in one place. Abseil, protobuf and the standard
@@ -31,6 +33,18 @@ absl::Status ServePeer(Serve serve) {
   } catch (...) {
     return PeerFault();
   }
+}
+
+// Calls a stream, unless there is none; if it throws, only that stream ends.
+template <typename To, typename Message>
+void Tell(const std::shared_ptr<To>& to, void (To::*send)(const Message&),
+          const Message& message) {
+  if (to == nullptr) return;
+  const absl::Status told = ServePeer([&] {
+    (to.get()->*send)(message);
+    return absl::OkStatus();
+  });
+  if (!told.ok()) to->End(told);
 }
 
 // Returns the result of `change`, which changes state that all peers share. A

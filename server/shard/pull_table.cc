@@ -101,6 +101,11 @@ PullTable::Turns PullTable::GiveTurns(Instant now) {
   return turns;
 }
 
+void PullTable::SetLimits(Limits limits) {
+  MutexLock lock(mu_);
+  limits_ = limits;
+}
+
 absl::Status PullTable::Admit(const std::shared_ptr<PullStream>& pull,
                               const std::string& peer, Version version,
                               Instant now, StreamRegistry::Streams& evicted) {

@@ -47,7 +47,15 @@ class PullTable {
   };
   using Turns = std::vector<std::shared_ptr<PullStream>>;
 
+  // All workers may read at once, and be replaced as they do.
+  static Limits LimitsOf(int32_t workers) {
+    return {.pulls = 4 * workers + 64};
+  }
+
   explicit PullTable(Limits limits) : limits_(limits) {}
+
+  // Applies from now on; pulls in progress go on.
+  void SetLimits(Limits limits) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Counts `pull` of `version` until Forget. `peer` names the connection; if it
   // is empty, the connection is not limited by itself. Pulls that lose their
@@ -98,8 +106,8 @@ class PullTable {
   void EndTurn(Pull& pull) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Turns GiveTurns(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const Limits limits_;
   Mutex mu_;
+  Limits limits_ ABSL_GUARDED_BY(mu_);
   int64_t next_number_ ABSL_GUARDED_BY(mu_) = 0;
   Pulls pulls_ ABSL_GUARDED_BY(mu_);
   // How many pulls there are of each.

@@ -35,10 +35,6 @@ constexpr int kHeartbeatsPerLease = 3;
 // partitions.
 constexpr int64_t kFoldsMax = int64_t{1} << 24;
 
-PullTable::Limits PullLimits(int32_t workers) {
-  return {.pulls = 4 * workers + 64};
-}
-
 // The values of all ranks may be in transfer at once; half of the memory stays
 // for the run itself.
 int64_t RegistrationBytesMax(int64_t memory_bytes) {
@@ -82,7 +78,7 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
       clock_(clock),
       listener_(listener),
       streams_(StreamRegistry::LimitsOf(options.coordinator.workers)),
-      pulls_(PullLimits(options.coordinator.workers)),
+      pulls_(PullTable::LimitsOf(options.coordinator.workers)),
       registrations_(RegistrationBytesMax(options.memory_bytes)),
       buffers_(options.weights_memory),
       trace_(options.timeline == nullptr
@@ -506,10 +502,8 @@ absl::StatusOr<Version> Shard::Drain(const std::string& reason) {
 
 CoordinatorOptions Shard::options() const {
   CoordinatorOptions options = options_.coordinator;
-  for (const auto& [name, value] : Policy().settings) {
-    const absl::Status set = SetSetting(name, value, options);
-    COHORT_CHECK(set.ok(), set.message());
-  }
+  const absl::Status set = SetSettings(Policy().settings, options);
+  COHORT_CHECK(set.ok(), set.message());
   return options;
 }
 

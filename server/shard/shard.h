@@ -148,6 +148,10 @@ class Shard {
     return static_cast<int32_t>(options_.data_shards.size()) + 1;
   }
   const std::string& run_id() const { return options_.coordinator.run_id; }
+  // Number of the start of this server; rises with each.
+  int64_t generation() const {
+    return options_.coordinator.first_incarnation.value();
+  }
   // The options with the settings that are in force now.
   CoordinatorOptions options() const;
   // The interval of heartbeats that workers are told: two may be lost before
@@ -260,6 +264,9 @@ class Shard {
   void SendToShards(std::vector<ShardCommands::Command> commands);
   // What an effect means for them.
   std::vector<ShardCommands::Command> CommandsOf(const Effect& effect)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Errors: InvalidArgument.
+  absl::Status CheckRemoteFold(int32_t shard, const FoldReport& report) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Names the data shards that everything waits for.
   void DescribeWaiting(StatusView& view) const;

@@ -15,18 +15,6 @@
 namespace cohort {
 namespace {
 
-// Calls a stream; if the stream throws, only that stream ends.
-template <typename To, typename Message>
-void Tell(const std::shared_ptr<To>& to, void (To::*send)(const Message&),
-          const Message& message) {
-  if (to == nullptr) return;
-  const absl::Status told = ServePeer([&] {
-    (to.get()->*send)(message);
-    return absl::OkStatus();
-  });
-  if (!told.ok()) to->End(told);
-}
-
 // Names for the log, in the order of the variant.
 constexpr const char* kEffectNames[] = {"joined",
                                         "end session",
@@ -197,8 +185,9 @@ struct Shard::Dispatcher {
   }
   void operator()(effect::PolicyChanged& changed) const {
     if (changed.record.changed.contains("workers")) {
-      shard.streams_.SetLimits(
-          StreamRegistry::LimitsOf(shard.options().workers));
+      const int32_t workers = shard.options().workers;
+      shard.streams_.SetLimits(StreamRegistry::LimitsOf(workers));
+      shard.pulls_.SetLimits(PullTable::LimitsOf(workers));
     }
     shard.listener_.OnPolicyChanged(changed.record);
   }

@@ -18,12 +18,6 @@ constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
 
 constexpr int kTicksPerReaderCheck = 20;
 
-void EndEvicted(const StreamRegistry::Streams& streams) {
-  EndAll(streams,
-         absl::ResourceExhaustedError("too many streams are open, and this one "
-                                      "has sent nothing yet; try again"));
-}
-
 }  // namespace
 
 void Shard::CheckStreams(int64_t ticks) {

@@ -272,4 +272,10 @@ StreamRegistry::Streams StreamRegistry::Close() {
   return all;
 }
 
+void EndEvicted(const StreamRegistry::Streams& streams) {
+  EndAll(streams,
+         absl::ResourceExhaustedError("too many streams are open, and this one "
+                                      "has sent nothing yet; try again"));
+}
+
 }  // namespace cohort

@@ -166,4 +166,7 @@ class StreamRegistry {
   Places<ReduceStream> reduces_ ABSL_GUARDED_BY(mu_);
 };
 
+// Ends streams that Admit has evicted.
+void EndEvicted(const StreamRegistry::Streams& streams);
+
 }  // namespace cohort

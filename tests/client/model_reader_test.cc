@@ -24,21 +24,30 @@ std::unique_ptr<ModelReader> Reader(
   return *std::move(reader);
 }
 
-// Sends all of version 9 of the test model.
+// Version 9 of the test model.
+v1::PullReply VersionHeader() {
+  v1::PullReply reply;
+  v1::PullHeader* header = reply.mutable_header();
+  header->set_version(9);
+  ToProto(TestLayout(), header->mutable_layout());
+  ToProto(TestPartitions(), header->mutable_partitions());
+  ToProto(InitialStatistics(TestLayout()), header->mutable_statistics());
+  return reply;
+}
+
+v1::PullReply PartitionOf(int32_t partition) {
+  v1::PullReply reply;
+  reply.set_partition(partition);
+  reply.set_encoding(v1::ENCODING_FLOAT32);
+  reply.set_payload(partition == 1 ? FloatBytes({3}) : FloatBytes({1, 2}));
+  return reply;
+}
+
+// Sends all of it.
 grpc::Status SendVersion(FakeServer::PullIo& io) {
-  v1::PullReply header;
-  header.mutable_header()->set_version(9);
-  ToProto(TestLayout(), header.mutable_header()->mutable_layout());
-  ToProto(TestPartitions(), header.mutable_header()->mutable_partitions());
-  ToProto(InitialStatistics(TestLayout()),
-          header.mutable_header()->mutable_statistics());
-  io.Write(header);
+  io.Write(VersionHeader());
   for (int32_t partition = 0; partition < 3; ++partition) {
-    v1::PullReply reply;
-    reply.set_partition(partition);
-    reply.set_encoding(v1::ENCODING_FLOAT32);
-    reply.set_payload(partition == 1 ? FloatBytes({3}) : FloatBytes({1, 2}));
-    io.Write(reply);
+    io.Write(PartitionOf(partition));
   }
   return grpc::Status::OK;
 }
@@ -61,6 +70,39 @@ TEST(ModelReaderTest, ReadsTheNewestVersionOfWhateverRunWithoutASession) {
   ASSERT_EQ(pulled->weights.size(), 3u);
   EXPECT_EQ(pulled->weights[1].ToString(), FloatBytes({3}));
   EXPECT_TRUE(server.joins().empty());
+}
+
+TEST(ModelReaderTest, AllShardsAreAskedForOneVersionOfOneGeneration) {
+  FakeServer server;
+  FakeServer shard;
+  server.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo& io) {
+    v1::PullReply header = VersionHeader();
+    header.mutable_header()->add_further_shards(shard.address());
+    header.mutable_header()->set_generation(7);
+    io.Write(header);
+    io.Write(PartitionOf(0));
+    io.Write(PartitionOf(2));
+    return grpc::Status::OK;
+  };
+  v1::PullRequest asked;
+  int tries = 0;
+  shard.on_pull = [&](const v1::PullRequest& request, FakeServer::PullIo& io) {
+    asked = request;
+    if (++tries == 1) {
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "got generation 7");
+    }
+    v1::PullReply header;
+    header.mutable_header()->set_version(9);
+    io.Write(header);
+    io.Write(PartitionOf(1));
+    return grpc::Status::OK;
+  };
+  const auto pulled = Reader(server)->Pull(TestLayout(), std::nullopt);
+  ASSERT_TRUE(pulled.ok()) << pulled.status();
+  EXPECT_EQ(tries, 2);
+  EXPECT_EQ(asked.version(), 9);
+  EXPECT_EQ(asked.generation(), 7);
+  EXPECT_EQ(pulled->weights[1].ToString(), FloatBytes({3}));
 }
 
 TEST(ModelReaderTest, AnotherModelIsRefusedByItsFirstDifference) {

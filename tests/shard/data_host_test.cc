@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -92,10 +93,12 @@ class KeptAnswers final : public ExchangeStream {
   }
   void Resume(const effect::ResumeGradients&) override { ++resumed; }
   void SendWeights(const effect::SendWeights& weights) override {
+    if (out_of_memory) throw std::bad_alloc();
     sent.push_back(*weights.weights->data());
   }
   void SendVerdict(const effect::SendVerdict&) override {}
 
+  bool out_of_memory = false;
   int resumed = 0;
   std::vector<float> sent;
   std::optional<absl::Status> end;
@@ -243,6 +246,24 @@ TEST_F(DataHostTest, ItsFiguresSayWhatItHoldsAndHasTransferred) {
   EXPECT_EQ(figures.generation, 3);
   EXPECT_EQ(figures.version, std::nullopt);
   EXPECT_EQ(figures.weights_bytes, 0);
+}
+
+TEST_F(DataHostTest, AStreamThatCannotBeAnsweredEndsAndTheLinkStays) {
+  const auto link = Attached(1);
+  const auto worker = std::make_shared<KeptAnswers>();
+  worker->out_of_memory = true;
+  ASSERT_TRUE(Push(worker).ok());
+  ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
+  EXPECT_TRUE(
+      host_
+          .Handle(link.get(),
+                  shard_command::SendWeights{.rank = Rank(0),
+                                             .incarnation = Incarnation(1),
+                                             .partition = 1})
+          .ok());
+  ASSERT_TRUE(worker->end.has_value());
+  EXPECT_TRUE(absl::IsResourceExhausted(*worker->end)) << *worker->end;
+  EXPECT_TRUE(host_.attached());
 }
 
 TEST_F(DataHostTest, ShardZeroIsToldAtEachCheckThatThisProcessIsAlive) {
@@ -416,7 +437,7 @@ TEST_F(DataHostTest, AnotherRunIsRefusedOnlyWhileThisOneIsConnected) {
 TEST_F(DataHostTest, AReadOfAVersionThatIsToComeWaitsForIt) {
   const auto link = Attached(1);
   std::optional<absl::StatusOr<SharedSnapshot>> read;
-  host_.Read("run", Version(1), [&read](absl::StatusOr<SharedSnapshot> got) {
+  host_.Read("run", 1, Version(1), [&read](absl::StatusOr<SharedSnapshot> got) {
     read = std::move(got);
   });
   EXPECT_FALSE(read.has_value());
@@ -428,10 +449,45 @@ TEST_F(DataHostTest, AReadOfAVersionThatIsToComeWaitsForIt) {
   EXPECT_EQ((**read)->version, Version(1));
 }
 
+TEST_F(DataHostTest, StreamsThatSayNothingEnd) {
+  for (StreamRegistry* registry : {&host_.streams(), &host_.links()}) {
+    const auto silent = std::make_shared<KeptAnswers>();
+    const auto spoken = std::make_shared<KeptAnswers>();
+    ASSERT_TRUE(host_.AdmitSpeaking(*registry, silent).ok());
+    ASSERT_TRUE(host_.AdmitSpeaking(*registry, spoken).ok());
+    registry->Spoke(spoken.get());
+    clock_.Advance(absl::Seconds(15));
+    host_.CheckStreams();
+    ASSERT_TRUE(silent->end.has_value());
+    EXPECT_TRUE(absl::IsDeadlineExceeded(*silent->end)) << *silent->end;
+    EXPECT_FALSE(spoken->end.has_value());
+  }
+}
+
+TEST_F(DataHostTest, OneProcessIsOneShard) {
+  const auto link = Attached(1);
+  ShardAttachment second = Attachment("run", 1);
+  second.place = {.index = 2, .count = 3};
+  const absl::Status status =
+      host_.Attach(second, std::make_shared<KeptReports>());
+  EXPECT_TRUE(absl::IsAlreadyExists(status)) << status;
+  EXPECT_FALSE(link->end().has_value());
+}
+
+TEST_F(DataHostTest, AReadIsOfOneGeneration) {
+  Attached(2);
+  absl::Status told;
+  const auto keep = [&told](auto answer) { told = answer.status(); };
+  host_.Read("run", 1, Version(0), keep);
+  EXPECT_TRUE(absl::IsUnavailable(told)) << told;
+  host_.Read("run", 2, Version(0), keep);
+  EXPECT_TRUE(told.ok()) << told;
+}
+
 TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
   Attached(1);
   absl::Status told;
-  host_.Read("run", Version(5),
+  host_.Read("run", std::nullopt, Version(5),
              [&told](auto answer) { told = answer.status(); });
   clock_.Advance(absl::Seconds(29));
   host_.CheckStreams();
@@ -444,7 +500,7 @@ TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
 TEST_F(DataHostTest, AReadThatWaitsEndsWithItsShardZero) {
   const auto link = Attached(1);
   std::optional<absl::StatusOr<SharedSnapshot>> read;
-  host_.Read("run", Version(1), [&read](absl::StatusOr<SharedSnapshot> got) {
+  host_.Read("run", 1, Version(1), [&read](absl::StatusOr<SharedSnapshot> got) {
     read = std::move(got);
   });
   host_.Detach(link.get());

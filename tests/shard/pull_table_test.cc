@@ -49,6 +49,17 @@ TEST_F(PullTableTest, StalledVersionMakesRoomForANewOne) {
   EXPECT_THAT(evicted_, ElementsAre(old));
 }
 
+TEST_F(PullTableTest, LimitsFollowTheCohort) {
+  Admitted("a", 1);
+  Admitted("b", 1);
+  Admitted("c", 1);
+  Admitted("d", 1);
+  EXPECT_TRUE(absl::IsResourceExhausted(last_));
+  table_.SetLimits(PullTable::LimitsOf(1));
+  Admitted("d", 1);
+  EXPECT_TRUE(last_.ok());
+}
+
 TEST_F(PullTableTest, PeerHasItsShareAndAllHaveALimit) {
   const auto first = Admitted("a", 1);
   Admitted("a", 1);

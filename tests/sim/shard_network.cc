@@ -229,7 +229,7 @@ void ShardNetwork::Read(
                                       done = std::move(done)]() mutable {
     SimDataShard* to = Shard(index);
     if (to == nullptr) return network_.NotifyBroken(connection);
-    to->Read(version, std::move(done));
+    to->Read(connection->server_incarnation, version, std::move(done));
   });
 }
 

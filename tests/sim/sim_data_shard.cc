@@ -200,8 +200,8 @@ void SimDataShard::OnLinkEnd(const SharedLink& link) {
 void SimDataShard::Fetch(int32_t generation, Version version,
                          DataHost::OnRead done) {
   Handle([&] {
-    host_.Fetch(world_.scenario.run.coordinator.run_id, generation, version,
-                std::move(done));
+    host_.Read(world_.scenario.run.coordinator.run_id, generation, version,
+               std::move(done));
   });
 }
 
@@ -263,14 +263,15 @@ void SimDataShard::OnWorkerClosed(const SharedConnection& connection) {
   if (end != nullptr) host_.streams().Forget(end.get());
 }
 
-void SimDataShard::Read(Version version, DataHost::OnRead done) {
+void SimDataShard::Read(int32_t generation, Version version,
+                        DataHost::OnRead done) {
   auto checked = [this, version, done = std::move(done)](
                      absl::StatusOr<SharedSnapshot> snapshot) mutable {
     if (!dead_) CheckRead(version, snapshot.status());
     done(std::move(snapshot));
   };
   Handle([&] {
-    host_.Read(world_.scenario.run.coordinator.run_id, version,
+    host_.Read(world_.scenario.run.coordinator.run_id, generation, version,
                std::move(checked));
   });
 }

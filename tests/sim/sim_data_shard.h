@@ -39,7 +39,7 @@ class SimDataShard {
   void Gradient(const SharedConnection& connection, const Sender& sender,
                 const PushKey& key, const GradientMessage& message);
   void OnWorkerClosed(const SharedConnection& connection);
-  void Read(Version version, DataHost::OnRead done);
+  void Read(int32_t generation, Version version, DataHost::OnRead done);
 
  private:
   class SimClock;

@@ -200,11 +200,14 @@ struct BegunPull {
   v1::PullHeader header;
 };
 
+// `name` is used in errors. `generation`: see PullRequest.
 absl::StatusOr<BegunPull> BeginPull(const BulkTarget& target,
-                                    const PullOptions& options) {
+                                    const PullOptions& options,
+                                    const std::string& name,
+                                    std::optional<int64_t> generation = {}) {
   const Link& link = *target.link;
   BegunPull begun{.call = std::make_unique<BulkCall>(
-                      target, "/cohort.v1.Parameters/Pull", "the pull")};
+                      target, "/cohort.v1.Parameters/Pull", name)};
   BulkCall& call = *begun.call;
   v1::PullRequest request;
   request.set_run_id(target.sender.run_id);
@@ -213,12 +216,13 @@ absl::StatusOr<BegunPull> BeginPull(const BulkTarget& target,
   request.set_weights(options.weights);
   request.set_statistics(options.statistics);
   request.set_statistics_kind(options.statistics_kind);
+  if (generation.has_value()) request.set_generation(*generation);
   AddMessageChecksum(&request);
   COHORT_RETURN_IF_ERROR(call.Send(EncodeFrame(request, ByteRope())));
   call.FinishWrites();
 
   COHORT_ASSIGN_OR_RETURN(const grpc::ByteBuffer first,
-                          ReceiveOne(call, link, "the pull"));
+                          ReceiveOne(call, link, name));
   COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::PullReply> head,
                           DecodeFramed<v1::PullReply>(first));
   COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&head.header));
@@ -259,8 +263,12 @@ absl::StatusOr<std::vector<BegunPull>> BeginFurtherPulls(
     COHORT_RETURN_IF_ERROR(CheckServerAddress("further_shards", address));
     BulkTarget data_shard = target;
     data_shard.channel = target.shards->To(address);
-    COHORT_ASSIGN_OR_RETURN(further.emplace_back(),
-                            BeginPull(data_shard, same));
+    data_shard.server = address;
+    COHORT_ASSIGN_OR_RETURN(
+        further.emplace_back(),
+        BeginPull(data_shard, same,
+                  absl::StrCat("the pull from data shard ", further.size()),
+                  header.generation()));
   }
   return further;
 }
@@ -268,7 +276,8 @@ absl::StatusOr<std::vector<BegunPull>> BeginFurtherPulls(
 absl::StatusOr<PulledVersion> PullOnce(const BulkTarget& target,
                                        const PullOptions& options) {
   const Link& link = *target.link;
-  COHORT_ASSIGN_OR_RETURN(const BegunPull first, BeginPull(target, options));
+  COHORT_ASSIGN_OR_RETURN(const BegunPull first,
+                          BeginPull(target, options, "the pull"));
   COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
                           PulledFromProto(first.header, options));
   COHORT_ASSIGN_OR_RETURN(const std::vector<BegunPull> further,

@@ -1,0 +1,181 @@
+// The streams of a data shard: gradients of workers in, versions out.
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/check.h"
+#include "common/run_id_check.h"
+#include "common/status_macros.h"
+#include "server/shard/data_host.h"
+
+namespace cohort {
+namespace {
+
+// A version that is read is committed already, or shard 0 is gone.
+constexpr absl::Duration kReadPatience = absl::Seconds(30);
+constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
+
+}  // namespace
+
+absl::Status DataHost::AdmitSpeaking(StreamRegistry& to,
+                                     const std::shared_ptr<Stream>& stream) {
+  StreamRegistry::Streams evicted;
+  const absl::Status admitted =
+      to.Admit(stream, clock_.Now() + kFirstMessageDeadline, &evicted);
+  EndEvicted(evicted);
+  return admitted;
+}
+
+void DataHost::CheckStreams() {
+  const Instant now = clock_.Now();
+  for (StreamRegistry* registry : {&streams_, &links_}) {
+    for (const std::shared_ptr<Stream>& stream : registry->TakeSilent(now)) {
+      stream->Cut(absl::DeadlineExceededError(
+          "no first message came in time; send it when the call begins"));
+    }
+    for (const std::shared_ptr<Stream>& stream : registry->All()) {
+      stream->CheckReader(now);
+    }
+  }
+  for (const auto& pull : pulls_.Tick(now)) pull->SendPartition();
+  std::shared_ptr<CoordinatorStream> link;
+  std::vector<Waiting> overdue;
+  {
+    // With the lock, so that a process whose lock is held for ever is silent.
+    MutexLock lock(mu_);
+    link = link_;
+    // In the order in which they came, hence of their ends.
+    while (!waiting_.empty() && waiting_.front().until <= now) {
+      overdue.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
+  }
+  for (Waiting& waiting : overdue) {
+    waiting.done(absl::UnavailableError(
+        absl::StrCat("version ", waiting.version.value(), " did not come in ",
+                     absl::ToInt64Seconds(kReadPatience), " s; try again")));
+  }
+  if (link != nullptr) link->SendAlive();
+}
+
+absl::StatusOr<Admission> DataHost::Gradient(
+    const Sender& sender, const PushKey& key, GradientMessage message,
+    const std::shared_ptr<ExchangeStream>& from) {
+  RemoteGradient told{.sender = sender, .key = key};
+  std::shared_ptr<CoordinatorStream> link;
+  Admission admission = Admission::kTaken;
+  {
+    MutexLock lock(mu_);
+    if (link_ == nullptr) return NotConnected();
+    COHORT_RETURN_IF_ERROR(CheckRunId(sender.run_id, attachment_.run_id));
+    link = link_;
+    const int64_t ticket = next_ticket_++;
+    told.message = {.partition = message.partition,
+                    .type = message.type,
+                    .sampled_checksum = message.sampled_checksum,
+                    .absent_slices = message.absent_slices,
+                    .ticket = ticket,
+                    .remote_bytes = message.gradient.size_bytes()};
+    staged_.emplace(
+        ticket,
+        Staged{.sender = sender,
+               .gradient = {.partition = message.partition,
+                            .gradient = std::move(message.gradient),
+                            .type = message.type,
+                            .absent_slices = std::move(message.absent_slices)},
+               .from = from});
+    Window& window = windows_[from.get()];
+    if (++window.staged >= kStagedMax) {
+      window.paused = true;
+      admission = Admission::kPaused;
+    }
+  }
+  link->SendGradient(told);
+  ServiceCounters::Add(told.message.type == ElementType::kBFloat16
+                           ? counters_.push_bytes_bfloat16
+                           : counters_.push_bytes_float32,
+                       told.message.remote_bytes);
+  return admission;
+}
+
+std::optional<DataHost::Staged> DataHost::UnstageLocked(int64_t ticket,
+                                                        Actions& actions) {
+  auto node = staged_.extract(ticket);
+  if (node.empty()) return std::nullopt;
+  Staged staged = std::move(node.mapped());
+  const auto at = windows_.find(staged.from.get());
+  COHORT_CHECK(at != windows_.end(), "a staged gradient has no window");
+  Window& window = at->second;
+  --window.staged;
+  if (std::exchange(window.paused, false)) {
+    actions.calls.push_back([from = staged.from, sender = staged.sender] {
+      from->Resume({.rank = sender.rank, .incarnation = sender.incarnation});
+    });
+  }
+  if (window.staged == 0) windows_.erase(at);
+  return staged;
+}
+
+void DataHost::Read(const std::string& run_id,
+                    std::optional<int64_t> generation, Version version,
+                    OnRead done) {
+  absl::StatusOr<SharedSnapshot> answer = NotConnected();
+  {
+    MutexLock lock(mu_);
+    if (link_ != nullptr) {
+      const absl::Status same = CheckRunId(run_id, attachment_.run_id);
+      const SharedSnapshot held =
+          node_.has_value() ? node_->Read(version) : nullptr;
+      if (!same.ok()) {
+        answer = same;
+      } else if (generation.has_value() &&
+                 *generation != attachment_.generation) {
+        answer = absl::UnavailableError(absl::StrCat(
+            "got generation ", *generation, ", want ", attachment_.generation,
+            ": all shards have started again; ask shard 0 anew"));
+      } else if (held != nullptr) {
+        answer = held;
+      } else if (!node_.has_value() || version > node_->newest()) {
+        waiting_.push_back({.version = version,
+                            .until = clock_.Now() + kReadPatience,
+                            .done = std::move(done)});
+        return;
+      } else {
+        answer = absl::OutOfRangeError(
+            absl::StrCat("version ", version.value(), " is not held"));
+      }
+    }
+  }
+  done(std::move(answer));
+}
+
+void DataHost::FitStreams(int32_t workers) {
+  streams_.SetLimits(StreamRegistry::LimitsOf(workers));
+  pulls_.SetLimits(PullTable::LimitsOf(workers));
+}
+
+void DataHost::AnswerReadsLocked(Actions& actions) {
+  std::deque<Waiting> still;
+  for (Waiting& waiting : waiting_) {
+    if (waiting.version > node_->newest()) {
+      still.push_back(std::move(waiting));
+      continue;
+    }
+    absl::StatusOr<SharedSnapshot> answer = node_->Read(waiting.version);
+    if (*answer == nullptr) {
+      answer = absl::OutOfRangeError(
+          absl::StrCat("version ", waiting.version.value(), " is not held"));
+    }
+    actions.calls.push_back(
+        [done = std::move(waiting.done), answer = std::move(answer)]() mutable {
+          done(std::move(answer));
+        });
+  }
+  waiting_ = std::move(still);
+}
+
+}  // namespace cohort
