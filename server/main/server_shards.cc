@@ -55,6 +55,7 @@ void Server::MakeDataShards(const std::vector<std::string>& addresses) {
         DataShardClient::Options{
             .address = addresses[static_cast<size_t>(i) - 1],
             .security = security_->security(),
+            .tls = options_.security.tls,
             .attachment = {.run_id = run.run_id,
                            .run_name = run.run_name,
                            // On disk before anything is told of it.
@@ -114,6 +115,12 @@ absl::Status Server::AttachDataShards() {
       absl::StrCat("the model is shared among ", data_shards_.size() + 1,
                    " shards: this one, ",
                    absl::StrJoin(options_.shard_addresses, ", ")));
+  if (options_.coordinator.checkpoint_every == 0) {
+    Log(LogLevel::kWarning,
+        "--checkpoint_every: got 0, want more with several shards: after the "
+        "loss of one, all go on from the newest checkpoint, which is that of "
+        "the start, of the last change or of `cohortctl checkpoint save`");
+  }
   return absl::OkStatus();
 }
 
@@ -123,13 +130,14 @@ absl::Status Server::AttachDataShard(size_t i,
   const std::string name =
       absl::StrCat("data shard ", shard, " at ", options_.shard_addresses[i]);
   COHORT_RETURN_IF_ERROR(data_shards_[i]->Attach(
-      [&] {
+      [&](const std::string& why) {
         // It may have ended while no one was connected to it.
         shard_stats_->Missing(shard);
         const std::string text = absl::StrCat("waiting for ", name);
         if (ops_ != nullptr) ops_->SetReady(absl::UnavailableError(text));
         Log(LogLevel::kWarning,
-            absl::StrCat(text, "; start cohort-server --data_shard there"));
+            absl::StrCat(text, ": ", why,
+                         "; want cohort-server --data_shard there"));
       },
       give_up));
   const std::optional<absl::Duration> gone = shard_stats_->Attached(
@@ -279,8 +287,9 @@ void Server::EndShardsOfOverRun() {
     // However long the others took: one that is there answers at once.
     const Instant own_deadline =
         std::max(deadline, clock_.Now() + kOverPatienceMin);
-    const absl::Status attached = data_shards_[i]->Attach(
-        [] {}, [&] { return clock_.Now() >= own_deadline; });
+    const absl::Status attached =
+        data_shards_[i]->Attach([](const std::string&) {},
+                                [&] { return clock_.Now() >= own_deadline; });
     if (attached.ok()) continue;
     Log(LogLevel::kWarning,
         absl::StrCat("data shard ", i + 1, " at ",
@@ -297,6 +306,9 @@ void Server::EndDataShards(bool run_is_over) {
   shard_watch_.reset();
   for (const auto& data_shard : data_shards_) {
     if (run_is_over) data_shard->EndRun();
+  }
+  for (const auto& data_shard : data_shards_) {
+    if (run_is_over) data_shard->AwaitEnd();
   }
   // The reactions of one may send to another.
   for (const auto& data_shard : data_shards_) data_shard->Close();

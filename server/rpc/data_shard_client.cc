@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/data_shard.grpc.pb.h"
-#include "common/clock.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
+#include "common/wire/reach.h"
 #include "common/wire/status.h"
 #include "server/rpc/data_messages.h"
 
@@ -20,7 +20,11 @@ namespace {
 
 // Until somebody is told that a data shard is not there.
 constexpr absl::Duration kTellAfter = absl::Seconds(1);
+// Time between two looks at why it is not, and the limit on one.
+constexpr absl::Duration kLookInterval = absl::Seconds(10);
+constexpr absl::Duration kLookMax = absl::Seconds(2);
 constexpr absl::Duration kGiveUpInterval = absl::Milliseconds(100);
+constexpr absl::Duration kRetryPause = absl::Milliseconds(100);
 constexpr absl::Duration kEndPatience = absl::Seconds(2);
 
 void SendMessage(v1::ShardCommand& message,
@@ -54,19 +58,24 @@ void DataShardClient::CancelFetchesLocked() {
   for (grpc::ClientContext* fetch : fetches_) fetch->TryCancel();
 }
 
-absl::Status DataShardClient::Attach(const std::function<void()>& on_wait,
-                                     const std::function<bool()>& give_up) {
-  bool told = false;
-  for (;;) {
-    const absl::Status status = TryAttach(told, on_wait, give_up);
+absl::Status DataShardClient::Attach(
+    const std::function<void(const std::string&)>& on_wait,
+    const std::function<bool()>& give_up) {
+  look_at_ = clock_.Now() + kTellAfter;
+  while (TryAttach(on_wait, give_up)) {
+    MutexLock lock(mu_);
+    if (attached_ && !end_.has_value()) return absl::OkStatus();
     // It was killed, or stopped, as it was connected to.
-    if (!absl::IsUnavailable(status)) return status;
+    if (!absl::IsUnavailable(*end_)) return *end_;
+    changed_.WaitFor(mu_, kRetryPause);
   }
+  return absl::CancelledError(absl::StrCat("given up waiting for data shard ",
+                                           options_.attachment.place.index));
 }
 
-absl::Status DataShardClient::TryAttach(bool& told,
-                                        const std::function<void()>& on_wait,
-                                        const std::function<bool()>& give_up) {
+bool DataShardClient::TryAttach(
+    const std::function<void(const std::string&)>& on_wait,
+    const std::function<bool()>& give_up) {
   stream_ = std::make_unique<Stream>(Stream::Reactions{
       .on_message =
           [this](grpc::ByteBuffer& bytes) { return OnMessage(bytes); },
@@ -74,6 +83,7 @@ absl::Status DataShardClient::TryAttach(bool& told,
       .on_end = [this](const absl::Status& end) { OnEnd(end); }});
   {
     MutexLock lock(mu_);
+    attached_ = false;
     end_.reset();
   }
   stream_->Start([this](grpc::ClientContext* context, auto* reactor) {
@@ -91,20 +101,25 @@ absl::Status DataShardClient::TryAttach(bool& told,
   attach->set_shards(options_.attachment.place.count);
   attach->set_workers(options_.attachment.workers);
   SendMessage(first, *stream_);
-  const SteadyClock clock;
-  const Instant tell_at = clock.Now() + kTellAfter;
-  MutexLock lock(mu_);
-  while (!attached_ && !end_.has_value()) {
-    changed_.WaitUntil(mu_, clock, clock.Now() + kGiveUpInterval);
-    if (give_up()) {
-      return absl::CancelledError(absl::StrCat(
-          "given up waiting for data shard ", options_.attachment.place.index));
-    }
-    if (told || clock.Now() < tell_at) continue;
-    told = true;
-    on_wait();
+  while (!AwaitAttached()) {
+    if (give_up()) return false;
+    if (clock_.Now() < look_at_) continue;
+    look_at_ = clock_.Now() + kLookInterval;
+    const absl::Status reached =
+        Reach(channel_, options_.address, options_.tls, kLookMax);
+    const std::string why = reached.ok() ? "it is there, but does not answer"
+                                         : std::string(reached.message());
+    if (AwaitAttached() || why == told_) continue;
+    told_ = why;
+    on_wait(why);
   }
-  return end_.has_value() ? *end_ : absl::OkStatus();
+  return true;
+}
+
+bool DataShardClient::AwaitAttached() {
+  MutexLock lock(mu_);
+  if (!attached_ && !end_.has_value()) changed_.WaitFor(mu_, kGiveUpInterval);
+  return attached_ || end_.has_value();
 }
 
 absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
@@ -229,8 +244,14 @@ void DataShardClient::EndRun() {
   }
   Send(shard_command::EndRun{});
   stream_->FinishWrites();
-  const SteadyClock clock;
-  stream_->WaitForEnd(clock, clock.Now() + kEndPatience);
+}
+
+void DataShardClient::AwaitEnd() {
+  {
+    MutexLock lock(mu_);
+    if (!attached_ || end_.has_value()) return;
+  }
+  stream_->WaitForEnd(clock_, clock_.Now() + kEndPatience);
 }
 
 }  // namespace cohort

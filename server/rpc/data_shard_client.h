@@ -18,6 +18,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/mutex.h"
+#include "common/security/tls_files.h"
 #include "common/wire/bidi_stream.h"
 #include "common/wire/shared_security.h"
 #include "server/core/data/shard_messages.h"
@@ -35,6 +36,8 @@ class DataShardClient final : public DataLink {
     std::string address;
     // Plaintext if null.
     SharedSecurity security;
+    // The files behind it, for finding out why there is no connection.
+    TlsFiles tls;
     ShardAttachment attachment;
     // Calls of CheckAlive without a message between them after which the data
     // shard is lost.
@@ -53,11 +56,12 @@ class DataShardClient final : public DataLink {
   ~DataShardClient() override;
 
   // Connects, and waits until the data shard is there and has taken the
-  // attachment. `on_wait` is called once if that takes more than a second, and
-  // `give_up` every tenth of a second; both must not block.
+  // attachment. `on_wait` is told why it is not there if that takes more than a
+  // second, and again when that changes. `give_up` is called at least every few
+  // seconds; both must not block.
   // Errors: those of DataShards.Attach but Unavailable, after which it tries
   //   again; Cancelled: give_up said true. on_end is not called.
-  absl::Status Attach(const std::function<void()>& on_wait,
+  absl::Status Attach(const std::function<void(const std::string&)>& on_wait,
                       const std::function<bool()>& give_up)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -73,19 +77,22 @@ class DataShardClient final : public DataLink {
   // Errors: those of DataShards.Fetch; Unavailable: the connection is over.
   absl::Status Fetch(Version version, const RegisteredModel& model,
                      ModelSnapshot& into) ABSL_LOCKS_EXCLUDED(mu_);
-  // Tells the data shard that the run is over, waits until it knows, and
-  // disconnects.
+  // Tells the data shard that the run is over. AwaitEnd waits until it knows,
+  // for two seconds at most.
   void EndRun() ABSL_LOCKS_EXCLUDED(mu_);
+  void AwaitEnd() ABSL_LOCKS_EXCLUDED(mu_);
   // Disconnects. No reaction comes afterwards, and what is sent is dropped.
   void Close() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   using Stream = BidiStream<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-  // Connects once.
-  absl::Status TryAttach(bool& told, const std::function<void()>& on_wait,
-                         const std::function<bool()>& give_up)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // Connects once. Returns false if it was told to give up.
+  bool TryAttach(const std::function<void(const std::string&)>& on_wait,
+                 const std::function<bool()>& give_up) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits for a moment unless the attempt has succeeded or failed, and returns
+  // whether it has.
+  bool AwaitAttached() ABSL_LOCKS_EXCLUDED(mu_);
   // Those of a data shard that hangs would not end by themselves.
   void CancelFetchesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status OnMessage(grpc::ByteBuffer& bytes) ABSL_LOCKS_EXCLUDED(mu_);
@@ -95,6 +102,12 @@ class DataShardClient final : public DataLink {
   const Reactions reactions_;
   const std::shared_ptr<grpc::Channel> channel_;
   grpc::GenericStub stub_;
+  const SteadyClock clock_;
+
+  // Used by Attach only: when to find out why nobody is there, and what was
+  // told of it last.
+  Instant look_at_;
+  std::string told_;
 
   Mutex mu_;
   CondVar changed_;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/wire/security.h"
 #include "tests/client/fake_server.h"
 
 namespace cohort {
@@ -112,6 +113,32 @@ TEST(GrpcClientTest, ADamagedPullIsTriedOnce) {
   const absl::Status status = client.Pull({.version = Version(9)}).status();
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_EQ(pulls, 1);
+}
+
+TEST(GrpcClientTest, ADataShardThatCannotBeReachedIsNamed) {
+  FakeServer server;
+  FakeServer shard;
+  server.on_join = [&](const v1::Join& join) {
+    v1::JoinReply reply = server.Admit(join);
+    reply.add_shards(server.address());
+    reply.add_shards(shard.address());
+    return reply;
+  };
+  EXPECT_TRUE(GrpcClient(server.Options()).Join().ok());
+
+  shard.Shutdown();
+  ClientOptions options = server.Options();
+  options.server_timeout = absl::Seconds(1);
+  GrpcClient client(options, *Security::Load({}));
+  std::vector<std::string> told;
+  client.SetObserver([&](const std::string& text) { told.push_back(text); });
+  const absl::Status status = client.Join().status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  const std::string text = "data shard 1 at " + shard.address() +
+                           ": cannot be reached (Connection refused)";
+  EXPECT_THAT(std::string(status.message()), HasSubstr(text));
+  ASSERT_FALSE(told.empty());
+  EXPECT_THAT(told.front(), HasSubstr("waiting: " + text));
 }
 
 }  // namespace

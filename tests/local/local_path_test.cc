@@ -146,5 +146,18 @@ TEST_F(LocalPathTest, AnOfferThatIsNoUnixSocketIsRefused) {
                         "socket"));
 }
 
+TEST(PathToShardsTest, IsOverTcpOnly) {
+  for (const LocalMode mode : {LocalMode::kSharedMemory, LocalMode::kUnix}) {
+    const absl::Status status = PathToShards(mode).status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("several shards"));
+  }
+  for (const LocalMode mode : {LocalMode::kAuto, LocalMode::kTcp}) {
+    const absl::StatusOr<LocalPath> path = PathToShards(mode);
+    ASSERT_TRUE(path.ok()) << path.status();
+    EXPECT_EQ(path->transport, "tcp");
+  }
+}
+
 }  // namespace
 }  // namespace cohort

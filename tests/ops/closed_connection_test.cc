@@ -2,15 +2,14 @@
 #include "common/ops/closed_connection.h"
 
 #include <gmock/gmock.h>
-#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <string>
 
-#include "absl/strings/str_cat.h"
 #include "common/wire/security.h"
+#include "tests/fakes/small_grpc_server.h"
 #include "tests/fakes/temp_dir.h"
 #include "tests/security/test_authority.h"
 
@@ -20,38 +19,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr absl::Duration kPatience = absl::Seconds(20);
-
-// A gRPC server of a free port, with credentials.
-class SmallServer {
- public:
-  explicit SmallServer(
-      const std::shared_ptr<grpc::ServerCredentials>& credentials) {
-    grpc::ServerBuilder builder;
-    builder.RegisterCallbackGenericService(&service_);
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", credentials, &port);
-    server_ = builder.BuildAndStart();
-    address_ = absl::StrCat("127.0.0.1:", port);
-  }
-
-  // At a Unix socket.
-  SmallServer(const std::shared_ptr<grpc::ServerCredentials>& credentials,
-              const std::string& path)
-      : address_("unix:" + path) {
-    grpc::ServerBuilder builder;
-    builder.RegisterCallbackGenericService(&service_);
-    builder.AddListeningPort(address_, credentials);
-    server_ = builder.BuildAndStart();
-  }
-
-  const std::string& address() const { return address_; }
-  void Shutdown() { server_->Shutdown(); }
-
- private:
-  grpc::CallbackGenericService service_;
-  std::unique_ptr<grpc::Server> server_;
-  std::string address_;
-};
 
 class WhyClosedTest : public testing::Test {
  protected:
@@ -65,7 +32,7 @@ class WhyClosedTest : public testing::Test {
 };
 
 TEST_F(WhyClosedTest, PlaintextToTls) {
-  const SmallServer server(Credentials(true));
+  const SmallGrpcServer server(Credentials(true));
   const ClosedBecause cause = WhyClosed(server.address(), {}, kPatience);
   EXPECT_EQ(cause, ClosedBecause::kServerSpeaksTls);
   EXPECT_THAT(std::string(Text(cause)), HasSubstr("give --tls_ca"));
@@ -73,13 +40,13 @@ TEST_F(WhyClosedTest, PlaintextToTls) {
 
 TEST_F(WhyClosedTest, LooksAtUnixSocketsToo) {
   const TempDir folder;
-  const SmallServer server(Credentials(true), folder.File("socket"));
+  const SmallGrpcServer server(Credentials(true), folder.File("socket"));
   EXPECT_EQ(WhyClosed(server.address(), {}, kPatience),
             ClosedBecause::kServerSpeaksTls);
 }
 
 TEST_F(WhyClosedTest, NoCertificate) {
-  const SmallServer server(Credentials(true));
+  const SmallGrpcServer server(Credentials(true));
   const ClosedBecause cause = WhyClosed(
       server.address(), {.ca = authority_.Issue("viewer").ca}, kPatience);
   EXPECT_EQ(cause, ClosedBecause::kNoCertificate);
@@ -87,7 +54,7 @@ TEST_F(WhyClosedTest, NoCertificate) {
 }
 
 TEST_F(WhyClosedTest, ACertificateThatTheServerDoesNotKnow) {
-  const SmallServer server(Credentials(true));
+  const SmallGrpcServer server(Credentials(true));
   TestAuthority other;
   TlsFiles files = other.Issue("viewer");
   // This side trusts both authorities.
@@ -100,13 +67,13 @@ TEST_F(WhyClosedTest, ACertificateThatTheServerDoesNotKnow) {
 
 TEST_F(WhyClosedTest, NothingIsSaidOfServersThatServe) {
   const TlsFiles viewer = authority_.Issue("viewer");
-  const SmallServer encrypted(Credentials(true));
+  const SmallGrpcServer encrypted(Credentials(true));
   EXPECT_EQ(WhyClosed(encrypted.address(), viewer, kPatience),
             ClosedBecause::kUnknown);
-  const SmallServer for_tokens(Credentials(false));
+  const SmallGrpcServer for_tokens(Credentials(false));
   EXPECT_EQ(WhyClosed(for_tokens.address(), {.ca = viewer.ca}, kPatience),
             ClosedBecause::kUnknown);
-  SmallServer plain(grpc::InsecureServerCredentials());
+  SmallGrpcServer plain(grpc::InsecureServerCredentials());
   EXPECT_EQ(WhyClosed(plain.address(), viewer, kPatience),
             ClosedBecause::kUnknown);
   EXPECT_EQ(WhyClosed(plain.address(), {}, absl::Seconds(1)),

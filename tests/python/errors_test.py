@@ -373,6 +373,28 @@ class Processes(unittest.TestCase):
             """)
         self.assertIn("--epochs: got -1", done.stderr)
 
+    # Port 9 is served by nothing here.
+    def test_an_embedded_server_without_its_data_shard(self):
+        script = """
+            import sys, torch, cohort, networks
+            model = networks.three_batch_norms()
+            cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
+                        serve={"shard_addresses": "127.0.0.1:9",
+                               "checkpoint_dir": sys.argv[1]})
+            """
+        with (tempfile.TemporaryDirectory() as folder, subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(script), folder],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                env=self.environment()) as process):
+            try:
+                for line in process.stdout:
+                    if "waiting for data shard 1 at 127.0.0.1:9" in line:
+                        break
+                else:
+                    self.fail("it ended")
+            finally:
+                process.kill()
+
 
 if __name__ == "__main__":
     unittest.main()

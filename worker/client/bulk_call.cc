@@ -12,6 +12,7 @@ BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
                    const std::string& name)
     : link_(*target.link),
       name_(name),
+      server_(target.server),
       patience_(target.patience),
       deadline_(target.deadline),
       stream_(
@@ -28,7 +29,7 @@ BulkCall::BulkCall(const BulkTarget& target, const std::string& method,
           [this](const absl::Status& end) {
             {
               MutexLock lock(link_.mu);
-              end_ = end.ok() ? end : link_.NormalizedEnd(name_, end);
+              end_ = end.ok() ? end : link_.NormalizedEnd(name_, end, server_);
             }
             link_.Notify();
           }) {}
@@ -42,7 +43,7 @@ absl::Status BulkCall::Send(const grpc::ByteBuffer& message) {
   while (!end_.has_value()) {
     COHORT_RETURN_IF_ERROR(link_.WaitLocked(deadline_));
   }
-  return end_->ok() ? link_.NormalizedEnd(name_, *end_) : *end_;
+  return end_->ok() ? link_.NormalizedEnd(name_, *end_, server_) : *end_;
 }
 
 absl::Status BulkCall::WaitLocked() {

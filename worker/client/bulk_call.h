@@ -32,6 +32,8 @@ struct BulkTarget {
   // The deadline is at least this far away after each message: a big model, or
   // one that a thousand workers read at once, takes long as a whole.
   absl::Duration patience = absl::ZeroDuration();
+  // That of the channel, if it is another one than the link's.
+  std::string server = {};
   // For pulls of runs with several shards. Must outlive the call.
   ShardChannels* shards = nullptr;
 };
@@ -71,6 +73,7 @@ class BulkCall {
   // Fixed after construction.
   Link& link_;
   const std::string name_;
+  const std::string server_;
   const absl::Duration patience_;
 
   // Used by the driving thread only.

@@ -372,6 +372,12 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
   connection_ = std::move(connection);
   membership_ = membership;
   return_to_ = membership.incarnation;
+  // Gradients and weights would wait for a connection for ever.
+  COHORT_RETURN_IF_ERROR(
+      shards_.AwaitAll(connection_->data_shards, options_.tls, link_, deadline,
+                       [this](const std::string& text) {
+                         Observe(absl::StrCat("waiting: ", text));
+                       }));
   if (registered_.has_value() &&
       registered_->incarnation != membership.incarnation) {
     return RegisterAgain(deadline);
@@ -464,8 +470,11 @@ absl::Status GrpcClient::ConnectLocally() {
     return absl::FailedPreconditionError("this worker has not registered");
   }
   absl::StatusOr<LocalPath> path =
-      ChooseLocalPath(options_.local, options_.server, connection_->local_offer,
-                      registered_->registration.partitions);
+      connection_->data_shards.empty()
+          ? ChooseLocalPath(options_.local, options_.server,
+                            connection_->local_offer,
+                            registered_->registration.partitions)
+          : PathToShards(options_.local);
   if (!path.ok()) return final_ = path.status();
   connection_->local = std::move(path->memory);
   if (!path->address.empty()) FollowPeer(path->address);
@@ -486,9 +495,10 @@ absl::StatusOr<PushStream*> GrpcClient::OpenedPushStream() {
   }
   if (connection_->push == nullptr) {
     COHORT_RETURN_IF_ERROR(ConnectLocally());
-    std::vector<std::shared_ptr<grpc::Channel>> data_shards;
+    std::vector<ShardChannel> data_shards;
     for (const std::string& address : connection_->data_shards) {
-      data_shards.push_back(shards_.To(address));
+      data_shards.push_back(
+          {.address = address, .channel = shards_.To(address)});
     }
     connection_->push = std::make_unique<PushStream>(
         bulk_, link_,

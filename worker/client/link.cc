@@ -82,27 +82,29 @@ void Link::Reset() {
 }
 
 absl::Status Link::NormalizedEnd(absl::string_view name,
-                                 const absl::Status& end) const {
+                                 const absl::Status& end,
+                                 absl::string_view other) const {
+  const std::string server = other.empty() ? server_ : std::string(other);
   if (end.ok()) {
     return absl::UnavailableError(
-        absl::StrCat(server_, ": the server closed ", name));
+        absl::StrCat(server, ": the server closed ", name));
   }
   if (const std::optional<std::string> handshake =
           HandshakeFailure(end.message())) {
     return AsObstacle(absl::UnavailableError(
-        absl::StrCat(server_, ": no connection: ", *handshake)));
+        absl::StrCat(server, ": no connection: ", *handshake)));
   }
   if (const std::optional<std::string> failure =
           ConnectionFailure(end.message())) {
-    const bool denied = IsUnixAddress(server_) &&
+    const bool denied = IsUnixAddress(server) &&
                         absl::StrContains(*failure, "Permission denied");
     return absl::UnavailableError(absl::StrCat(
-        server_, ": cannot be reached (", *failure, "); ",
+        server, ": cannot be reached (", *failure, "); ",
         denied ? "only processes of the server's user may connect there"
                : "is a cohort-server running at that address?"));
   }
   const std::string text =
-      absl::StrCat(server_, ": ", name, " failed: ", end.message());
+      absl::StrCat(server, ": ", name, " failed: ", end.message());
   switch (end.code()) {
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:

@@ -58,8 +58,9 @@ class Link final : public Sleeper {
   // another try may cure becomes Unavailable, so that Cancelled and
   // DeadlineExceeded have only one meaning for callers. Aborted, AlreadyExists
   // and permanent errors are kept.
-  absl::Status NormalizedEnd(absl::string_view name,
-                             const absl::Status& end) const;
+  // `other`: the server, if it is not that of the link.
+  absl::Status NormalizedEnd(absl::string_view name, const absl::Status& end,
+                             absl::string_view other = {}) const;
 
   const std::string& server() const { return server_; }
   const Clock& clock() const { return clock_; }

@@ -121,4 +121,16 @@ absl::StatusOr<LocalPath> ChooseLocalPath(
   return path;
 }
 
+absl::StatusOr<LocalPath> PathToShards(LocalMode mode) {
+  constexpr absl::string_view kShards =
+      "the run has several shards, and data shards are reached over TCP only";
+  if (mode == LocalMode::kSharedMemory || mode == LocalMode::kUnix) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--local: got ", mode == LocalMode::kUnix ? "unix" : "shm",
+                     ", want auto or tcp: ", kShards));
+  }
+  return LocalPath{.transport = "tcp",
+                   .text = absl::StrCat(kOverTcp, ": ", kShards)};
+}
+
 }  // namespace cohort

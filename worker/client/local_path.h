@@ -33,4 +33,8 @@ absl::StatusOr<LocalPath> ChooseLocalPath(
     LocalMode mode, const std::string& server, const v1::LocalOffer& offer,
     const std::vector<Partition>& partitions);
 
+// The same for a run with several shards: workers reach data shards over TCP
+// only. Errors: the same.
+absl::StatusOr<LocalPath> PathToShards(LocalMode mode);
+
 }  // namespace cohort

@@ -25,12 +25,13 @@ PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
           }) {
   for (size_t i = 0; i < options.data_shards.size(); ++i) {
     data_streams_.push_back(std::make_unique<BulkStream>(
-        options.data_shards[i], "/cohort.v1.Parameters/Exchange", link,
+        options.data_shards[i].channel, "/cohort.v1.Parameters/Exchange", link,
         [this](grpc::ByteBuffer& message) { return OnMessage(message); },
-        [this, shard = i + 1](const absl::Status& end) {
+        [this, shard = i + 1,
+         address = options.data_shards[i].address](const absl::Status& end) {
           link_.Break(link_.NormalizedEnd(
-              absl::StrCat("the exchange of gradients with shard ", shard),
-              end));
+              absl::StrCat("the exchange of gradients with data shard ", shard),
+              end, address));
         }));
   }
 }

@@ -23,6 +23,7 @@
 #include "worker/client/kept_weights.h"
 #include "worker/client/link.h"
 #include "worker/client/local_link.h"
+#include "worker/client/shard_channels.h"
 
 namespace cohort {
 
@@ -41,7 +42,7 @@ class PushStream {
     // Null if no memory is shared with the server. Must outlive the stream.
     LocalLink* local = nullptr;
     // To the data shards from shard 1 on; see JoinReply.shards.
-    std::vector<std::shared_ptr<grpc::Channel>> data_shards;
+    std::vector<ShardChannel> data_shards;
   };
 
   // `link` and `partitions` must outlive the stream.

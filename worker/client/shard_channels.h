@@ -2,15 +2,26 @@
 
 #include <grpcpp/channel.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "common/wire/channel.h"
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/security/tls_files.h"
 #include "common/wire/shared_security.h"
+#include "worker/client/link.h"
 
 namespace cohort {
+
+// The way to one data shard.
+struct ShardChannel {
+  std::string address;
+  std::shared_ptr<grpc::Channel> channel;
+};
 
 // Channels to the data shards of a run, by address. Each is made once, so that
 // pulls and pushes share a connection.
@@ -21,15 +32,18 @@ class ShardChannels {
       : security_(std::move(security)) {}
 
   // Connects on first use.
-  std::shared_ptr<grpc::Channel> To(const std::string& address) {
-    std::shared_ptr<grpc::Channel>& channel = channels_[address];
-    if (channel == nullptr) {
-      channel = MakeChannel(address, ChannelPurpose::kBulk, security_);
-    }
-    return channel;
-  }
+  std::shared_ptr<grpc::Channel> To(const std::string& address);
   // Connects anew from now on; streams that are open keep their connection.
   void Clear() { channels_.clear(); }
+
+  // Connects to the data shards from shard 1 on, and returns once all can be
+  // reached. `on_wait` is told at intervals which one cannot be, and why. `tls`
+  // are the files behind the security, for finding out why.
+  // Errors: Unavailable: one cannot be reached until `deadline`; those of
+  //   Link::Check.
+  absl::Status AwaitAll(const std::vector<std::string>& addresses,
+                        const TlsFiles& tls, Link& link, Instant deadline,
+                        const std::function<void(const std::string&)>& on_wait);
 
  private:
   const SharedSecurity security_;

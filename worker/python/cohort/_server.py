@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -89,6 +90,12 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
+def _missing_shard(log: str) -> str | None:
+    """What a server that starts says last of data shards that are not there."""
+    told = re.findall("waiting for data shard .*", log)
+    return told[-1] if told else None
+
+
 class EmbeddedServer:
     """A cohort-server that belongs to this process, and ends with it.
 
@@ -113,7 +120,12 @@ class EmbeddedServer:
         command = [find_program("cohort-server"), *flags_of(flags)]
         deadline = time.monotonic() + patience
         self._process = self._start(command, log)
+        told = None
         while not address.exists():
+            missing = _missing_shard(log.read_text(errors="replace"))
+            if missing not in (None, told):
+                told = missing
+                print(f"cohort: {missing}", file=sys.stderr, flush=True)
             if self._process.poll() is not None:
                 why = log.read_text(errors="replace").strip()
                 taken = "in use" in why or "uses the port" in why
