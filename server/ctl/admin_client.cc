@@ -68,7 +68,8 @@ absl::Status Explained(const ServerTarget& target, absl::Duration timeout,
           "\nIs it a Cohort server, and is the way to it open? Try again "
           "with a longer --timeout"));
     case absl::StatusCode::kUnimplemented:
-      if (absl::StrContains(status.message(), "--admin_listen")) {
+      if (absl::StrContains(status.message(), "--admin_listen") ||
+          absl::StrContains(status.message(), "--data_shard")) {
         return absl::UnimplementedError(absl::StrCat(
             server, ": ", status.message(), "\nPass that address as --server"));
       }

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/listen_address.h"
 #include "common/log/log.h"
@@ -61,6 +63,11 @@ DataServer::DataServer(const ServerOptions& options,
              .on_attach =
                  [this](const ShardAttachment& attachment) {
                    OnBegin();
+                   Log(LogLevel::kInfo,
+                       absl::StrCat("shard 0 of run ", attachment.run_name,
+                                    " has connected: this is shard ",
+                                    attachment.place.index, " of ",
+                                    attachment.place.count));
                    if (trace_ == nullptr) return;
                    trace_->SetIdentity(attachment.run_id,
                                        attachment.place.index);
@@ -85,7 +92,13 @@ absl::Status DataServer::Listen() {
        .inflight_bytes_max = options_.inflight_bytes_max,
        .security = security_->security(),
        .access = security_->access(),
-       .connections_per_address = options_.connections_per_address},
+       .connections_per_address = options_.connections_per_address,
+       .unserved =
+           [](absl::string_view) {
+             return "this is a data shard (cohort-server --data_shard); "
+                    "workers and cohortctl use the address of the server that "
+                    "coordinates the run";
+           }},
       std::move(services), metrics_, clock_);
   if (!transport.ok()) return transport.status();
   transport_ = *std::move(transport);

@@ -2,11 +2,15 @@
 // --admin_listen.
 #include <grpcpp/impl/service_type.h>
 
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/listen_address.h"
 #include "common/local/boot_id.h"
 #include "common/log/log.h"
@@ -23,6 +27,19 @@ namespace {
 
 // For people and scripts. Files for workers must remain.
 constexpr int64_t kAdminConnectionsMax = 256;
+
+// `admin_address` is empty if this port serves Admin too; then gRPC's own
+// answer will do.
+std::function<std::string(absl::string_view)> UnservedText(
+    const std::string& admin_address) {
+  if (admin_address.empty()) return nullptr;
+  return [admin_address](absl::string_view method) -> std::string {
+    if (!absl::StartsWith(method, "/cohort.v1.Admin/")) return "unknown method";
+    return absl::StrCat(
+        "this port serves workers only; cohortctl is served at ", admin_address,
+        " (--admin_listen)");
+  };
+}
 
 }  // namespace
 
@@ -58,7 +75,8 @@ absl::Status Server::Listen() {
        .security = security_->security(),
        .access = security_->access(),
        .connections_per_address = options_.connections_per_address,
-       .admin_address = admin_ == nullptr ? "" : admin_->address().ToString()},
+       .unserved =
+           UnservedText(admin_ == nullptr ? "" : admin_->address().ToString())},
       std::move(services), grpc_metrics_, clock_, std::move(local_socket));
   if (!transport.ok()) return transport.status();
   transport_ = *std::move(transport);

@@ -1,7 +1,9 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
@@ -14,6 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
@@ -263,6 +267,40 @@ int RunServer(ServerOptions options) {
   return code;
 }
 
+// A variable that is meant for another process may be among them.
+void WarnOfUnusedFlags(const std::set<std::string>& given) {
+  static constexpr absl::string_view kUsed[] = {"data_shard",
+                                                "workers",
+                                                "listen",
+                                                "address_file",
+                                                "ops_listen",
+                                                "ops_address_file",
+                                                "insecure",
+                                                "connections_per_address",
+                                                "tls_cert",
+                                                "tls_key",
+                                                "tls_ca",
+                                                "viewer_tokens",
+                                                "audit_log",
+                                                "trace",
+                                                "log_level",
+                                                "exit_when_done",
+                                                "stopped_exit_code",
+                                                "fold_threads",
+                                                "inflight_mib"};
+  std::vector<std::string> unused;
+  for (const std::string& name : given) {
+    const bool used =
+        std::find(std::begin(kUsed), std::end(kUsed), name) != std::end(kUsed);
+    if (!used) unused.push_back(absl::StrCat("--", name));
+  }
+  if (unused.empty()) return;
+  Log(LogLevel::kWarning,
+      absl::StrCat("--data_shard: ", absl::StrJoin(unused, ", "),
+                   " without effect here; model and settings come from the "
+                   "server that coordinates the run"));
+}
+
 int RunDataShard(ServerOptions options) {
   // By default it is shard 0's, and only one process of a machine can have it.
   if (!options.given.contains("ops_listen")) options.ops_listen.clear();
@@ -272,6 +310,7 @@ int RunDataShard(ServerOptions options) {
                     "--data_shard: got --shard_addresses too, want them at the "
                     "server that coordinates the run only"));
   }
+  WarnOfUnusedFlags(options.given);
   absl::StatusOr<std::unique_ptr<DataServer>> server =
       DataServer::Start(options, std::cout);
   if (!server.ok()) {

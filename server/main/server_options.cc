@@ -50,6 +50,11 @@ absl::Status CheckShards(const ServerOptions& options) {
   std::set<std::string> seen;
   for (const std::string& address : options.shard_addresses) {
     COHORT_RETURN_IF_ERROR(CheckServerAddress("--shard_addresses", address));
+    if (absl::EndsWith(address, ":0")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--shard_addresses: got ", address,
+                       ", want the port that the data shard listens on"));
+    }
     if (seen.insert(address).second) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--shard_addresses: got ", address,

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/cli/file_limit.h"
@@ -55,10 +54,10 @@ int32_t ConnectionsPerAddress(const TransportOptions& options) {
   return 4 * options.workers + 64;
 }
 
-// Tells callers of Admin where it is.
-class AdminElsewhere final : public grpc::CallbackGenericService {
+class Unserved final : public grpc::CallbackGenericService {
  public:
-  explicit AdminElsewhere(std::string address) : address_(std::move(address)) {}
+  explicit Unserved(std::function<std::string(absl::string_view)> text)
+      : text_(std::move(text)) {}
 
   grpc::ServerGenericBidiReactor* CreateReactor(
       grpc::GenericCallbackServerContext* context) override {
@@ -69,16 +68,11 @@ class AdminElsewhere final : public grpc::CallbackGenericService {
       }
       void OnDone() override { delete this; }
     };
-    const bool admin = absl::StartsWith(context->method(), "/cohort.v1.Admin/");
-    return new Refusal(
-        admin ? absl::StrCat("this port serves workers only; cohortctl is "
-                             "served at ",
-                             address_, " (--admin_listen)")
-              : "unknown method");
+    return new Refusal(text_(context->method()));
   }
 
  private:
-  const std::string address_;
+  const std::function<std::string(absl::string_view)> text_;
 };
 
 std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
@@ -120,10 +114,9 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   for (const auto& service : transport->services_) {
     builder.RegisterService(service.get());
   }
-  if (!options.admin_address.empty()) {
-    transport->elsewhere_ =
-        std::make_unique<AdminElsewhere>(options.admin_address);
-    builder.RegisterCallbackGenericService(transport->elsewhere_.get());
+  if (options.unserved != nullptr) {
+    transport->unserved_ = std::make_unique<Unserved>(options.unserved);
+    builder.RegisterCallbackGenericService(transport->unserved_.get());
   }
   std::vector<
       std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/listen_address.h"
@@ -43,9 +45,9 @@ struct TransportOptions {
   int32_t connections_per_address = 0;
   // Connections in all; 0: as many as files may be open.
   int64_t connections_max = 0;
-  // The address that serves Admin, for clients that look for it here; empty if
-  // this transport serves it, or none does.
-  std::string admin_address;
+  // What callers of a method that is not served here are told, such as where it
+  // is. On any thread. Null: gRPC's own answer.
+  std::function<std::string(absl::string_view method)> unserved;
 };
 
 // A gRPC server with its services and its accept loops.
@@ -72,8 +74,8 @@ class Transport {
   ListenAddress address_;
   // Calls of clients with certificates or tokens.
   OpenCalls open_calls_{kOpenCallsEachMax};
-  // Answers calls of services that are served elsewhere; may be null.
-  std::unique_ptr<grpc::CallbackGenericService> elsewhere_;
+  // Answers calls of methods that are not served; may be null.
+  std::unique_ptr<grpc::CallbackGenericService> unserved_;
   // Destroyed in the reverse order: each uses those before it.
   Services services_;
   std::unique_ptr<grpc::Server> server_;

@@ -234,7 +234,7 @@ class Ray(unittest.TestCase):
             self.run_cohort("wide", shards=4, resources_timeout=1)
         # The network is too small for two.
         with self.assertRaisesRegex(cohort.ray.RunFailedError,
-                                    "shards for a model of 1 partitions"):
+                                    "shards for a model of 1 partition,"):
             self.run_cohort("shared", shards=2)
         with self.assertRaisesRegex(cohort.ray.RunFailedError, "--epochs"):
             self.run_cohort("flag", server_flags={"epochs": 0})

@@ -118,6 +118,19 @@ TEST(StartServerTest, DataShardsThatAreNotThereAreNamedUntilTheStartIsGivenUp) {
   EXPECT_EQ(status["shards"][1]["connected"], false);
 }
 
+TEST(StartServerTest, ADataShardHasAPort) {
+  const TempDir folder;
+  std::ostringstream out;
+  ServerOptions options = TinyOptions();
+  options.files.checkpoint_dir = folder.path();
+  options.shard_addresses = {"127.0.0.1:0"};
+  options.coordinator.shards = 2;
+  const absl::Status status = StartServer(options, out).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("--shard_addresses: got 127.0.0.1:0"));
+}
+
 TEST(StartServerTest, DashboardsAreALinkOfTheWeb) {
   std::ostringstream out;
   ServerOptions options = TinyOptions();

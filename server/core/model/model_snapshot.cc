@@ -65,10 +65,12 @@ absl::Status CheckShards(const CoordinatorOptions& options,
   for (size_t i = 0; i < trains.size(); ++i) {
     if (trains[i] || trains.size() == 1) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "--shard_addresses: got ", trains.size(), " shards for a model of ",
-        partitions.size(), " partitions, and shard ", i,
-        " would have nothing to train; start fewer shards, or choose a smaller "
-        "--partition_kib"));
+        "got ", trains.size(), " shards for a model of ", partitions.size(),
+        partitions.size() == 1 ? " partition" : " partitions", ", and shard ",
+        i, " would have nothing to train; start fewer (--shards of cohortctl, ",
+        "--shard_addresses), or cut the model into smaller ones than "
+        "--partition_kib=",
+        options.partition_bytes / 1024));
   }
   return absl::OkStatus();
 }

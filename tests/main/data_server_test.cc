@@ -1,0 +1,40 @@
+// A data shard as its clients see it.
+#include "server/main/data_server.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "cohort/v1/admin.grpc.pb.h"
+#include "tests/rpc/hand_worker.h"
+#include "tests/rpc/service_fixture.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(DataServerTest, ClientsOfARunAreToldWhereTheyAre) {
+  std::ostringstream out;
+  const absl::StatusOr<std::unique_ptr<DataServer>> server =
+      DataServer::Start(TinyOptions(), out);
+  ASSERT_TRUE(server.ok()) << server.status();
+  HandWorker worker((*server)->address());
+  const grpc::Status joined = worker.Join();
+  EXPECT_EQ(joined.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(joined.error_message(), HasSubstr("this is a data shard"));
+
+  const auto admin = v1::Admin::NewStub(grpc::CreateChannel(
+      (*server)->address(), grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  v1::Status status;
+  EXPECT_THAT(admin->GetStatus(&context, {}, &status).error_message(),
+              HasSubstr("this is a data shard"));
+}
+
+}  // namespace
+}  // namespace cohort
