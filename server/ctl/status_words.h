@@ -20,7 +20,7 @@ std::string RunText(const v1::Status& status);
 std::map<std::string, double> MeasuresOf(const v1::Status& status);
 // The epoch that is being trained, from 1; 0 if there is none.
 int64_t EpochNumber(const v1::Status& status);
-// "2 of 4, 37 % of it"; of a run without epochs "none, 37 % of the run".
+// "2 of 4, 37 % of the run"; of a run without epochs "none, 37 % of the run".
 std::string EpochText(const v1::Status& status);
 // "10 images/s, ETA 25 s".
 std::string RateText(const v1::Status& status);
