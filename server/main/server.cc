@@ -150,7 +150,7 @@ Server::Server(const ServerOptions& options, std::ostream& out,
     : options_(options),
       out_(out),
       stats_(clock_),
-      grpc_metrics_(ServedMethods()),
+      grpc_metrics_(CoordinatorMethods()),
       security_(std::move(security)),
       trace_(std::move(trace)),
       files_(std::move(files)) {}

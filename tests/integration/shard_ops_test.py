@@ -214,6 +214,10 @@ class ShardOpsTest(unittest.TestCase):
                 key[0] == "grpc_server_started_total" and "Attach" in key
                 for key in seen))
         self.check_names(own)
+        services = {key[2] for key in own
+                    if key[0] == "grpc_server_started_total"}
+        self.assertIn("cohort.v1.Admin", services)
+        self.assertNotIn("cohort.v1.DataShards", services)
         cohort.drain(self)
 
     def check_names(self, exported):
