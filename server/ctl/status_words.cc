@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "server/ctl/byte_count.h"
@@ -119,6 +120,22 @@ std::string ShardStateText(const v1::ShardStatus& shard,
   return absl::StrCat(
       "gone for ",
       SecondsText(absl::Seconds(std::max(0.0, now - shard.since_unix_s()))));
+}
+
+std::string MissingShardsText(const v1::Status& status) {
+  std::vector<std::string> missing;
+  for (const v1::ShardStatus& shard : status.shards()) {
+    if (shard.connected()) continue;
+    const std::string name =
+        absl::StrCat("data shard ", shard.shard(), " at ", shard.address());
+    // Shard 0 keeps the cause with the name.
+    const absl::string_view cause =
+        absl::StripPrefix(shard.lost_because(), absl::StrCat(name, ": "));
+    missing.push_back(
+        Printable(absl::StrCat(name, ", ", ShardStateText(shard, status),
+                               cause.empty() ? "" : ": ", cause)));
+  }
+  return absl::StrJoin(missing, "; ");
 }
 
 std::string HoldupText(const v1::ShardStatus& shard) {

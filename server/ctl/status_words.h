@@ -35,6 +35,14 @@ std::string MemoryText(const v1::WorkerStatus& worker);
 // "connected", "gone for 12.3 s", "not there yet".
 std::string ShardStateText(const v1::ShardStatus& shard,
                            const v1::Status& status);
+// The data shards that are not connected, and why: "data shard 1 at
+// 10.0.0.2:7070, gone for 12.3 s: Socket closed; data shard 2 at ...". Empty if
+// there are none.
+std::string MissingShardsText(const v1::Status& status);
+// What brings them back, as the rest of a sentence.
+inline constexpr char kMissingShardHint[] =
+    "start `cohort-server --data_shard` at that address, with the flags that "
+    "it had; if it runs, look at its log; if it hangs, kill it first";
 // The share of the shard's time for commits in which all others were ready,
 // "12 %"; empty before the first commit.
 std::string HoldupText(const v1::ShardStatus& shard);
