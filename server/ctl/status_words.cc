@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "server/ctl/byte_count.h"
@@ -51,24 +52,25 @@ std::string RunText(const v1::Status& status) {
 
 namespace {
 
+// Not of the epoch: the run may end before its first epoch does (--max_steps),
+// so the number of its samples says nothing about those of an epoch.
 std::string ShareText(const v1::Status& status) {
-  if (status.samples_total() == 0) return "none, the data is the workers' own";
-  return absl::StrFormat("none, %d %% of the run",
-                         100 * status.samples() / status.samples_total());
+  return absl::StrFormat(
+      "%d %% of the run",
+      std::min<int64_t>(100 * status.samples() / status.samples_total(), 100));
 }
 
 }  // namespace
 
 std::string EpochText(const v1::Status& status) {
-  const int64_t per_epoch =
-      status.samples_total() / std::max<int64_t>(status.epochs(), 1);
-  if (status.epochs() == 0) return ShareText(status);
-  if (per_epoch <= 0) return absl::StrCat("0 of ", status.epochs());
-  const int64_t epoch = EpochNumber(status);
-  const int64_t done = std::clamp<int64_t>(
-      status.samples() - (epoch - 1) * per_epoch, 0, per_epoch);
-  return absl::StrFormat("%d of %d, %d %% of it", epoch, status.epochs(),
-                         100 * done / per_epoch);
+  const bool known = status.samples_total() > 0;
+  if (status.epochs() == 0) {
+    return known ? absl::StrCat("none, ", ShareText(status))
+                 : "none, the data is the workers' own";
+  }
+  if (!known) return absl::StrCat("0 of ", status.epochs());
+  return absl::StrCat(EpochNumber(status), " of ", status.epochs(), ", ",
+                      ShareText(status));
 }
 
 std::string RateText(const v1::Status& status) {
@@ -118,6 +120,22 @@ std::string ShardStateText(const v1::ShardStatus& shard,
   return absl::StrCat(
       "gone for ",
       SecondsText(absl::Seconds(std::max(0.0, now - shard.since_unix_s()))));
+}
+
+std::string MissingShardsText(const v1::Status& status) {
+  std::vector<std::string> missing;
+  for (const v1::ShardStatus& shard : status.shards()) {
+    if (shard.connected()) continue;
+    const std::string name =
+        absl::StrCat("data shard ", shard.shard(), " at ", shard.address());
+    // Shard 0 keeps the cause with the name.
+    const absl::string_view cause =
+        absl::StripPrefix(shard.lost_because(), absl::StrCat(name, ": "));
+    missing.push_back(
+        Printable(absl::StrCat(name, ", ", ShardStateText(shard, status),
+                               cause.empty() ? "" : ": ", cause)));
+  }
+  return absl::StrJoin(missing, "; ");
 }
 
 std::string HoldupText(const v1::ShardStatus& shard) {

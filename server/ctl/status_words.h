@@ -20,7 +20,7 @@ std::string RunText(const v1::Status& status);
 std::map<std::string, double> MeasuresOf(const v1::Status& status);
 // The epoch that is being trained, from 1; 0 if there is none.
 int64_t EpochNumber(const v1::Status& status);
-// "2 of 4, 37 % of it"; of a run without epochs "none, 37 % of the run".
+// "2 of 4, 37 % of the run"; of a run without epochs "none, 37 % of the run".
 std::string EpochText(const v1::Status& status);
 // "10 images/s, ETA 25 s".
 std::string RateText(const v1::Status& status);
@@ -35,6 +35,14 @@ std::string MemoryText(const v1::WorkerStatus& worker);
 // "connected", "gone for 12.3 s", "not there yet".
 std::string ShardStateText(const v1::ShardStatus& shard,
                            const v1::Status& status);
+// The data shards that are not connected, and why: "data shard 1 at
+// 10.0.0.2:7070, gone for 12.3 s: Socket closed; data shard 2 at ...". Empty if
+// there are none.
+std::string MissingShardsText(const v1::Status& status);
+// What brings them back, as the rest of a sentence.
+inline constexpr char kMissingShardHint[] =
+    "start `cohort-server --data_shard` at that address, with the flags that "
+    "it had; if it runs, look at its log; if it hangs, kill it first";
 // The share of the shard's time for commits in which all others were ready,
 // "12 %"; empty before the first commit.
 std::string HoldupText(const v1::ShardStatus& shard);

@@ -54,13 +54,6 @@ void CompleteOptions(const RunFiles& files, CoordinatorOptions& options) {
   options.first_incarnation = files.first_incarnation();
 }
 
-// Classifies errors of an operator's files: except for wrong flags, they are
-// ours.
-absl::Status ForOperator(const absl::Status& status) {
-  if (status.ok() || absl::IsFailedPrecondition(status)) return status;
-  return absl::InternalError(status.message());
-}
-
 LogLevel LevelOf(Severity severity) {
   switch (severity) {
     case Severity::kInfo:
@@ -150,7 +143,7 @@ Server::Server(const ServerOptions& options, std::ostream& out,
     : options_(options),
       out_(out),
       stats_(clock_),
-      grpc_metrics_(ServedMethods()),
+      grpc_metrics_(CoordinatorMethods()),
       security_(std::move(security)),
       trace_(std::move(trace)),
       files_(std::move(files)) {}
@@ -460,6 +453,21 @@ void Server::PrintEnd(const RunSummary& summary) {
   out_ << std::flush;
 }
 
+absl::Status Server::ForOperator(const absl::Status& status) const {
+  if (status.ok() || absl::IsFailedPrecondition(status)) return status;
+  if (shard_stats_ == nullptr) return absl::InternalError(status.message());
+  const std::string waiting = shard_stats_->WaitingText();
+  if (!waiting.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("a part of the model is missing: ", waiting));
+  }
+  // Of a data shard that is about to be lost. To the client, Unavailable would
+  // mean that this server cannot be reached.
+  return absl::IsUnavailable(status)
+             ? absl::FailedPreconditionError(status.message())
+             : absl::InternalError(status.message());
+}
+
 absl::StatusOr<Version> Server::CheckpointNow() {
   COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
   COHORT_RETURN_IF_ERROR(ForOperator(files_->SaveCheckpoint(state)));
@@ -467,10 +475,11 @@ absl::StatusOr<Version> Server::CheckpointNow() {
 }
 
 absl::StatusOr<Version> Server::ExportNow() {
-  COHORT_ASSIGN_OR_RETURN(const RunState state, WholeState());
+  const absl::StatusOr<RunState> state = WholeState();
+  COHORT_RETURN_IF_ERROR(ForOperator(state.status()));
   COHORT_RETURN_IF_ERROR(
-      ForOperator(files_->WriteModel(*state.model, *state.snapshot)));
-  return state.snapshot->version;
+      ForOperator(files_->WriteModel(*state->model, *state->snapshot)));
+  return state->snapshot->version;
 }
 
 void Server::OnFolded(absl::Duration took) { stats_.Applied(took); }

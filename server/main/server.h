@@ -136,6 +136,10 @@ class Server : private RunListener {
   void StartReport();
   absl::Status StartOps();
   void PrintStart();
+  // Classifies errors of an operator's request. FailedPrecondition: a wrong
+  // flag, or a data shard is away and named; Internal: all others, which are
+  // ours.
+  absl::Status ForOperator(const absl::Status& status) const;
   absl::StatusOr<Version> CheckpointNow();
   absl::StatusOr<Version> ExportNow();
   void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);

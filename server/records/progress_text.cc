@@ -14,18 +14,16 @@ namespace cohort {
 namespace {
 
 std::string Epoch(const StatusView& status) {
-  const int64_t per_epoch =
-      status.samples_total / std::max<int64_t>(status.epochs, 1);
-  if (per_epoch <= 0) return "";
-  if (status.epochs == 0) {
-    return absl::StrFormat("%d %% of the run",
-                           100 * status.samples / status.samples_total);
-  }
-  const int64_t epoch = std::min(status.data_epoch, status.epochs - 1);
-  const int64_t done =
-      std::clamp<int64_t>(status.samples - epoch * per_epoch, 0, per_epoch);
-  return absl::StrFormat("epoch %d of %d, %d %% of it", epoch + 1,
-                         status.epochs, 100 * done / per_epoch);
+  if (status.samples_total <= 0) return "";
+  // Not of the epoch: the run may end before its first epoch does
+  // (--max_steps), so the number of its samples says nothing about those of an
+  // epoch.
+  const std::string share = absl::StrFormat(
+      "%d %% of the run",
+      std::min<int64_t>(100 * status.samples / status.samples_total, 100));
+  if (status.epochs == 0) return share;
+  return absl::StrCat("epoch ", std::min(status.data_epoch + 1, status.epochs),
+                      " of ", status.epochs, ", ", share);
 }
 
 }  // namespace

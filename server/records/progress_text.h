@@ -12,9 +12,9 @@ namespace cohort {
 // "1150 images/s"; a low rate has a digit after the point.
 std::string RateText(double samples_per_second);
 
-// One line: step, epoch, loss, speed, time left, newest test measure, workers
-// and policy; or, if nothing is being trained, the server's sentence about its
-// state.
+// One line: step, epoch, share of the run, loss, speed, time left, newest test
+// measure, workers and policy; or, if nothing is being trained, the server's
+// sentence about its state.
 std::string ProgressText(const StatusView& status, double samples_per_second);
 
 // Prints the measures of a run's last evaluation, one a line; the main measure

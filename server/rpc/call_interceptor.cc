@@ -28,16 +28,30 @@ std::string TypeOf(const google::protobuf::MethodDescriptor& method) {
   return method.server_streaming() ? "server_stream" : "unary";
 }
 
-void AddServices(const google::protobuf::FileDescriptor& file,
-                 std::vector<GrpcMethod>& methods) {
-  for (int s = 0; s < file.service_count(); ++s) {
-    const google::protobuf::ServiceDescriptor& service = *file.service(s);
-    for (int m = 0; m < service.method_count(); ++m) {
-      methods.push_back({.type = TypeOf(*service.method(m)),
-                         .service = service.full_name(),
-                         .method = service.method(m)->name()});
+// The methods of the services that are in the files of these messages.
+void AddServices(
+    const std::vector<const google::protobuf::Descriptor*>& messages,
+    std::vector<GrpcMethod>& methods) {
+  for (const google::protobuf::Descriptor* message : messages) {
+    const google::protobuf::FileDescriptor& file = *message->file();
+    for (int s = 0; s < file.service_count(); ++s) {
+      const google::protobuf::ServiceDescriptor& service = *file.service(s);
+      for (int m = 0; m < service.method_count(); ++m) {
+        methods.push_back({.type = TypeOf(*service.method(m)),
+                           .service = service.full_name(),
+                           .method = service.method(m)->name()});
+      }
     }
   }
+}
+
+// gRPC serves it itself.
+void AddHealth(std::vector<GrpcMethod>& methods) {
+  methods.push_back(
+      {.type = "unary", .service = "grpc.health.v1.Health", .method = "Check"});
+  methods.push_back({.type = "server_stream",
+                     .service = "grpc.health.v1.Health",
+                     .method = "Watch"});
 }
 
 // Counts one call. Does not read its messages.
@@ -115,19 +129,30 @@ class CallCounterFactory final
 
 }  // namespace
 
-std::vector<GrpcMethod> ServedMethods() {
+std::vector<GrpcMethod> CoordinatorMethods() {
   std::vector<GrpcMethod> methods;
-  for (const google::protobuf::Descriptor* of :
-       {v1::JoinReply::descriptor(), v1::PullReply::descriptor(),
-        v1::ReduceReply::descriptor(), v1::Status::descriptor(),
-        v1::ShardReport::descriptor()}) {
-    AddServices(*of->file(), methods);
-  }
-  methods.push_back(
-      {.type = "unary", .service = "grpc.health.v1.Health", .method = "Check"});
-  methods.push_back({.type = "server_stream",
-                     .service = "grpc.health.v1.Health",
-                     .method = "Watch"});
+  AddServices({v1::JoinReply::descriptor(), v1::PullReply::descriptor(),
+               v1::ReduceReply::descriptor(), v1::Status::descriptor()},
+              methods);
+  AddHealth(methods);
+  return methods;
+}
+
+std::vector<GrpcMethod> DataShardMethods() {
+  std::vector<GrpcMethod> methods;
+  AddServices({v1::PullReply::descriptor(), v1::ShardReport::descriptor()},
+              methods);
+  // Models are registered at the server that coordinates the run.
+  std::erase_if(methods, [](const GrpcMethod& method) {
+    return method.method == "Register";
+  });
+  AddHealth(methods);
+  return methods;
+}
+
+std::vector<GrpcMethod> ServedMethods() {
+  std::vector<GrpcMethod> methods = CoordinatorMethods();
+  AddServices({v1::ShardReport::descriptor()}, methods);
   return methods;
 }
 

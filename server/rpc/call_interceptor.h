@@ -13,7 +13,12 @@ class ServerInterceptorFactoryInterface;
 
 namespace cohort {
 
-// Every method of our services and of the health service.
+// The methods that each kind of server serves, with those of the health
+// service. The server that coordinates a run serves Admin too, be it at another
+// address.
+std::vector<GrpcMethod> CoordinatorMethods();
+std::vector<GrpcMethod> DataShardMethods();
+// Those of both.
 std::vector<GrpcMethod> ServedMethods();
 
 // Counts every call of a server, which all arguments must outlive.

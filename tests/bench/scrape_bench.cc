@@ -67,7 +67,7 @@ absl::StatusOr<ScrapeCost> TimeScrapes(int32_t workers, int32_t scrapes) {
   const RunCollector collector([figures] { return figures; });
   const LogCollector log;
   const ProcessCollector process;
-  const GrpcMetrics calls(ServedMethods());
+  const GrpcMetrics calls(CoordinatorMethods());
   HttpServerOptions options{.listen = "127.0.0.1:0"};
   options.routes = OpsRoutes({.metrics = {&collector, &log, &process, &calls}});
   COHORT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server,

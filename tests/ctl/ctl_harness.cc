@@ -179,6 +179,23 @@ v1::Status ExampleStatus() {
   return status;
 }
 
+v1::Status StatusWithoutShard() {
+  v1::Status status = ExampleStatus();
+  status.set_server_unix_us(absl::ToUnixMicros(absl::Now()));
+  status.set_phase("waiting");
+  status.set_state("waiting for data shard 1 at b:7070, gone for 12 s");
+  status.add_shards()->set_connected(true);
+  v1::ShardStatus& away = *status.add_shards();
+  away.set_shard(1);
+  away.set_address("b:7070");
+  away.set_generation(5);
+  // Texts are rounded down to tenths.
+  away.set_since_unix_s(static_cast<double>(status.server_unix_us()) / 1e6 -
+                        12.05);
+  away.set_lost_because("data shard 1 at b:7070: it has said nothing for 3 s");
+  return status;
+}
+
 v1::GetPolicyReply ExamplePolicy() {
   v1::GetPolicyReply policy;
   policy.set_run_id("3f2a");

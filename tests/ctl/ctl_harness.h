@@ -80,7 +80,9 @@ class CtlHarness {
 
 // A run in its second epoch of four, with a worker that is away.
 v1::Status ExampleStatus();
-// That run's initial policy: synchronous.
+// The run shared with a data shard that has been gone for 12 s.
+v1::Status StatusWithoutShard();
+// The initial policy of ExampleStatus: synchronous.
 v1::GetPolicyReply ExamplePolicy();
 // After a change to async and local normalisation at version 1234.
 v1::GetPolicyReply ChangedPolicy();

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -166,6 +167,49 @@ TEST(DoctorTest, ARunThatWaitsForWhoIsAwayIsExitCode1) {
   EXPECT_EQ(ChecksOf(result)["run"]["found"],
             "it does not go on: waiting for a replacement of worker 1, 40 s, "
             "gives up in 560 s");
+}
+
+TEST(DoctorTest, AMissingDataShardIsTheFirstFindingAndWorkersAreNotBlamed) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] {
+    v1::Status status = StatusWithoutShard();
+    // They come back when the shard does.
+    status.mutable_workers(0)->set_state("vacant");
+    return status;
+  };
+  const CtlResult result = ctl.Run("doctor --json --ops=127.0.0.1:1");
+  EXPECT_EQ(result.code, 1) << result.out;
+  const nlohmann::json all = nlohmann::json::parse(result.out)["checks"];
+  const auto first = std::find_if(
+      all.begin(), all.end(),
+      [](const nlohmann::json& check) { return check["result"] != "ok"; });
+  EXPECT_EQ((*first)["check"], "shards");
+  EXPECT_EQ((*first)["result"], "failed");
+  EXPECT_EQ((*first)["found"],
+            "1 of 2 connected: data shard 1 at b:7070, gone for 12 s: it has "
+            "said nothing for 3 s");
+  EXPECT_THAT((*first)["fix"].get<std::string>(),
+              HasSubstr("start `cohort-server --data_shard` at that address"));
+  auto checks = ChecksOf(result);
+  EXPECT_EQ(checks["run"]["result"], "failed");
+  EXPECT_EQ(checks["workers"]["result"], "skipped");
+  for (const char* name : {"run", "workers"}) {
+    EXPECT_TRUE(checks[name]["fix"].is_null()) << name;
+  }
+}
+
+TEST(ShardsCheckTest, OneThatNeverCameIsToldFromOneThatIsGone) {
+  v1::Status status = StatusWithoutShard();
+  status.mutable_shards(1)->clear_generation();
+  status.mutable_shards(1)->clear_lost_because();
+  EXPECT_EQ(CheckShards(status).found,
+            "1 of 2 connected: data shard 1 at b:7070, not there yet");
+  EXPECT_EQ(CheckShards(status).result, Result::kFailed);
+  status.set_ended(true);
+  EXPECT_EQ(CheckShards(status).result, Result::kWarning);
+  status.mutable_shards(1)->set_connected(true);
+  EXPECT_EQ(CheckShards(status).result, Result::kOk);
+  EXPECT_EQ(CheckShards(status).found, "all 2 are connected");
 }
 
 TEST(RunCheckTest, TellsAHaltFromADelayAndFromTheEnd) {

@@ -97,17 +97,37 @@ class RunTest(unittest.TestCase):
             [line for line in err if "was ended by signal" in line],
             ["run: worker 1 was ended by signal 9 (Killed): it is started "
              f"again, {i} of 2 times" for i in (1, 2)] +
-            ["run: worker 1 was ended by signal 9 (Killed): it was started "
-             "again 2 times (--max_restarts), so the run is stopped"])
+            ["run: worker 1 was ended by signal 9 (Killed): --max_restarts=2 "
+             "allows no further start, so the run is stopped"])
+        self.assertEqual(err[-1], "run: nothing was kept to go on from; "
+                         "--checkpoint_dir=DIR keeps it")
         self.assert_ended("server", "worker0", "worker1")
+
+    def test_dead_data_shard_is_started_again_but_not_for_ever(self):
+        # The worker is there once cohortctl knows that the server listens.
+        self.play('listen; [[ "$*" != *--data_shard* ]] && await never\n'
+                  "await worker0.pid; echo x >>lives; kill -9 $$",
+                  "await never")
+        code, _, err = self.cohort("--shards=2", "--workers=1",
+                                   "--checkpoint_dir=a", "--max_restarts=1")
+        self.assertEqual(code, 137)
+        self.assertEqual((self.dir / "lives").read_text(), "x\n" * 2)
+        died = "run: shard 1 was ended by signal 9 (Killed): "
+        self.assertEqual(
+            [line for line in err if line.startswith(died)],
+            [f"{died}it is started again, 1 of 1 times",
+             f"{died}--max_restarts=1 allows no further start, so the run is "
+             "stopped"])
+        self.assertTrue(err[-1].startswith("run: to go on: "), err)
+        self.assertTrue(err[-1].endswith(" --max_restarts=1 --resume"), err)
 
     def test_worker_with_wrong_flags_is_not_started_again(self):
         self.play("listen; await never", "echo x >>lives; exit 2")
         code, _, err = self.cohort("--workers=1")
         self.assertEqual(code, 2)
         self.assertEqual((self.dir / "lives").read_text(), "x\n")
-        self.assertIn("run: worker 0 ended with exit code 2: it would end so "
-                      "again, so the run is stopped", err)
+        self.assertEqual(err[-1], "run: worker 0 ended with exit code 2: it "
+                         "would end so again, so the run is stopped")
 
     def test_worker_that_leaves_with_zero_is_not_started_again(self):
         self.play("listen; await worker0.pid; sleep 0.5", "echo x >>lives")

@@ -8,6 +8,8 @@
 namespace cohort {
 namespace {
 
+using ::testing::HasSubstr;
+
 TEST(WorkersEvictTest, EvictsTheRankForTheReason) {
   CtlHarness ctl;
   v1::EvictRequest seen;
@@ -76,7 +78,7 @@ TEST(WorkersDrainTest, OneThatStaysIsExitCode6) {
   };
   const CtlResult result = ctl.Run("workers drain --rank=0 --timeout=2s");
   EXPECT_EQ(result.code, 6);
-  EXPECT_THAT(result.err, testing::HasSubstr("worker 0 is still there"));
+  EXPECT_THAT(result.err, HasSubstr("worker 0 is still there"));
 }
 
 TEST(RunDrainTest, TellsWhatHappens) {
@@ -102,6 +104,106 @@ TEST(RunDrainTest, TellsWhatHappens) {
   EXPECT_EQ(over.err,
             "cohortctl: the run is already over: done\n`cohortctl status` "
             "tells how it ended\n");
+}
+
+// Whatever the data shard's absence means for the run, a drain does not end it
+// before the shard is back.
+TEST(RunDrainTest, NamesTheDataShardThatTheEndWaitsFor) {
+  CtlHarness ctl;
+  ctl.server.on_drain = [](const v1::DrainRequest&) {
+    return v1::DrainReply();
+  };
+  for (const bool ended : {false, true}) {
+    ctl.server.on_status = [ended] {
+      v1::Status status = StatusWithoutShard();
+      status.set_ended(ended);
+      return status;
+    };
+    const CtlResult result = ctl.Run("run drain");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_EQ(result.out,
+              "the drain is accepted: the run ends once its data shards are "
+              "connected; it waits for data shard 1 at b:7070, gone for 12 s: "
+              "it has said nothing for 3 s\n");
+    EXPECT_THAT(result.err, HasSubstr("start `cohort-server --data_shard`"));
+  }
+  EXPECT_EQ(ctl.Run("run drain --json").out, "{\"version\":0}\n");
+  ctl.server.on_drain = [](const v1::DrainRequest&) {
+    return absl::FailedPreconditionError("the run is already over: drained");
+  };
+  EXPECT_THAT(ctl.Run("run drain").err,
+              HasSubstr("the run is already over: drained; the run waits for "
+                        "data shard 1 at b:7070, gone for "));
+}
+
+TEST(RunDrainTest, TellsARunThatIsOverFromOneThatWaits) {
+  CtlHarness ctl;
+  ctl.server.on_drain = [](const v1::DrainRequest&) {
+    v1::DrainReply reply;
+    reply.set_version(30);
+    return reply;
+  };
+  v1::Status status = ExampleStatus();
+  ctl.server.on_status = [&status]() -> absl::StatusOr<v1::Status> {
+    return status;
+  };
+  status.set_phase("waiting");
+  status.set_state("waiting for worker 1, 3 s, gives up in 57 s");
+  EXPECT_EQ(ctl.Run("run drain").err,
+            "now: waiting for worker 1, 3 s, gives up in 57 s\n`cohortctl "
+            "status --watch` follows it to its end\n");
+  status.set_ended(true);
+  status.set_version(31);
+  const CtlResult over = ctl.Run("run drain");
+  EXPECT_EQ(over.out, "the run is over at step 31\n");
+  EXPECT_EQ(over.err, "");
+  status.set_version(0);
+  EXPECT_EQ(ctl.Run("run drain").out,
+            "the run is over at step 0: training had not begun\n");
+  ctl.server.on_status = []() -> absl::StatusOr<v1::Status> {
+    return absl::UnavailableError("the server is stopping");
+  };
+  EXPECT_EQ(ctl.Run("run drain").out,
+            "drained at step 30: the server does not answer any more, as after "
+            "the end of a run\n");
+}
+
+// Advice about workers and flags would not help.
+TEST(WholeModelTest, NamesTheDataShardThatIsAway) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] { return StatusWithoutShard(); };
+  absl::Status refusal;
+  ctl.server.on_checkpoint = [&]() -> absl::StatusOr<v1::CheckpointReply> {
+    return refusal;
+  };
+  ctl.server.on_export = [&]() -> absl::StatusOr<v1::ExportReply> {
+    return refusal;
+  };
+  ctl.server.on_collect = [&]() -> absl::StatusOr<v1::CollectStatisticsReply> {
+    return refusal;
+  };
+  const std::string named =
+      "data shard 1 at b:7070, gone for 12 s: it has said nothing for 3 s";
+  const std::string hint =
+      "\nstart `cohort-server --data_shard` at that address, with the flags "
+      "that it had; if it runs, look at its log; if it hangs, kill it first\n";
+  for (const char* verb : {"checkpoint save", "export", "statistics collect"}) {
+    refusal = absl::FailedPreconditionError(
+        "a part of the model is missing: waiting for data shard 1");
+    EXPECT_EQ(ctl.Run(verb).code, 3);
+    EXPECT_EQ(ctl.Run(verb).err,
+              "cohortctl: a part of the model is missing: waiting for data "
+              "shard 1" +
+                  hint);
+    refusal = absl::FailedPreconditionError("training has not begun");
+    EXPECT_EQ(
+        ctl.Run(verb).err,
+        "cohortctl: training has not begun; the run waits for " + named + hint);
+    // A server that is asked for the weights of a shard that hangs.
+    refusal = absl::DeadlineExceededError("too late");
+    EXPECT_EQ(ctl.Run(verb).err,
+              "cohortctl: the run waits for " + named + hint);
+  }
 }
 
 TEST(CheckpointSaveTest, TellsWhichVersionIsSafe) {

@@ -26,7 +26,7 @@ TEST(StatusVerbTest, ShowsTheRunAndItsWorkers) {
 connection     not encrypted
 state          training, 1 of 2 workers
 step           150
-epoch          2 of 4, 50 % of it
+epoch          2 of 4, 37 % of the run
 loss           0.4312
 learning rate  0.05
 rate           10 images/s, ETA 25 s
@@ -52,6 +52,21 @@ TEST(StatusVerbTest, TellsSinceWhenThePolicyIsInForceAndWhatIsToFollow) {
                         "statistics, since step 1234\n"
                         "change to      aggregation=sync: waiting for worker "
                         "1\n"));
+}
+
+// --max_steps: 20 steps of 32 images, and an epoch has more. The total is an
+// estimate, which the last step may exceed.
+TEST(EpochTextTest, TellsTheShareOfTheRunWhereverItEnds) {
+  v1::Status status;
+  status.set_epochs(10);
+  EXPECT_EQ(EpochText(status), "0 of 10");
+  status.set_samples_total(640);
+  status.set_samples(320);
+  EXPECT_EQ(EpochText(status), "1 of 10, 50 % of the run");
+  status.set_samples(650);
+  EXPECT_EQ(EpochText(status), "1 of 10, 100 % of the run");
+  status.set_epochs(0);
+  EXPECT_EQ(EpochText(status), "none, 100 % of the run");
 }
 
 TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
@@ -207,8 +222,9 @@ TEST(StatusVerbTest, WatchIsALineEachTimeUntilTheRunIsOver) {
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(ctl.paused(), absl::Seconds(10));
   const std::string line =
-      "step 150, epoch 2 of 4, 50 % of it, loss 0.4312, 10 images/s, ETA 25 s, "
-      "workers 1/2, sync, global normalisation, sync statistics, since step "
+      "step 150, epoch 2 of 4, 37 % of the run, loss 0.4312, 10 images/s, ETA "
+      "25 s, workers 1/2, sync, global normalisation, sync statistics, since "
+      "step "
       "0, training, 1 of 2 workers\n";
   EXPECT_THAT(result.out, StartsWith(line + line));
 }

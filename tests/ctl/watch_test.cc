@@ -319,7 +319,7 @@ TEST(WatchVerbTest, EndsWithTheRunAndIsLinesOffATerminal) {
   EXPECT_EQ(seen, 3);
   EXPECT_EQ(ctl.paused(), absl::Seconds(20));
   EXPECT_THAT(result.out,
-              HasSubstr("step 150, epoch 2 of 4, 50 % of it, loss"));
+              HasSubstr("step 150, epoch 2 of 4, 37 % of the run, loss"));
   EXPECT_THAT(result.out, HasSubstr("\nstep 152, "));
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
 }

@@ -128,6 +128,35 @@ class ShardOpsTest(unittest.TestCase):
         cohort.drain(self)
         self.check_timelines(at)
 
+    def test_what_waits_for_a_lost_shard_names_it(self):
+        cohort = self.cohort
+        cohort.start()
+        cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
+                          "a checkpoint")
+        kill(cohort.data_shards[1])
+        # Said by the server that takes over.
+        cohort.await_log("server", "continuing from ")
+        named = f"data shard 1 at {cohort.data_addresses[1]}, gone for "
+
+        def ask(*words):
+            return run("cohortctl", *words, f"--server={cohort.address}")
+
+        export = ask("export")
+        self.assertEqual(export.returncode, 3, export.stderr)
+        self.assertIn(named, export.stderr)
+        self.assertIn("start `cohort-server --data_shard`", export.stderr)
+        checks = json.loads(ask("doctor", "--json").stdout)["checks"]
+        first = next(c for c in checks if c["result"] != "ok")
+        self.assertEqual(first["check"], "shards", checks)
+        self.assertIn(named, first["found"])
+        drain = ask("run", "drain")
+        self.assertEqual(drain.returncode, 0, drain.stderr)
+        self.assertIn("the run ends once its data shards are connected; it "
+                      f"waits for {named}", drain.stdout)
+        self.assertIsNone(cohort.server.poll(), cohort.log())
+        cohort.start_data_shard(1)
+        cohort.complete(self)
+
     def not_ready(self):
         """/readyz answers 503 and names the shard."""
         try:
@@ -214,6 +243,10 @@ class ShardOpsTest(unittest.TestCase):
                 key[0] == "grpc_server_started_total" and "Attach" in key
                 for key in seen))
         self.check_names(own)
+        services = {key[2] for key in own
+                    if key[0] == "grpc_server_started_total"}
+        self.assertIn("cohort.v1.Admin", services)
+        self.assertNotIn("cohort.v1.DataShards", services)
         cohort.drain(self)
 
     def check_names(self, exported):

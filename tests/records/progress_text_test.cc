@@ -11,13 +11,32 @@ namespace cohort {
 namespace {
 
 using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 TEST(ProgressTextTest, TellsStepEpochSpeedAndTimeLeft) {
-  // 50 of the second 100; 250 left at 10 a second.
+  // 150 of 400; 250 left at 10 a second.
   EXPECT_EQ(
       ProgressText(Training(), 10),
-      "step 30, epoch 2 of 4, 50 % of it, loss 0.5000, 10 images/s, ETA 25 s, "
-      "workers 2/2, sync");
+      "step 30, epoch 2 of 4, 37 % of the run, loss 0.5000, 10 images/s, ETA "
+      "25 s, workers 2/2, sync");
+}
+
+// --max_steps: 20 steps of 32 images, and an epoch has more. The total is an
+// estimate, which the last step may exceed.
+TEST(ProgressTextTest, ARunWithinItsFirstEpochTellsItsOwnShare) {
+  StatusView status = Training();
+  status.version = Version(10);
+  status.data_epoch = 0;
+  status.epochs = 10;
+  status.samples = 320;
+  status.samples_total = 640;
+  EXPECT_THAT(ProgressText(status, 0),
+              StartsWith("step 10, epoch 1 of 10, 50 % of the run, loss"));
+  status.samples = 650;
+  EXPECT_THAT(ProgressText(status, 0), HasSubstr(", 100 % of the run, "));
+  status.samples_total = 0;
+  EXPECT_EQ(ProgressText(status, 0), status.state);
 }
 
 TEST(ProgressTextTest, TellsTheNewestTestMeasure) {

@@ -12,7 +12,7 @@ struct Check {
   std::string name;
   Result result = Result::kOk;
   std::string found;
-  // How to fix it; empty if nothing is wrong.
+  // How to fix it; empty if nothing is wrong or another check says it.
   std::string fix;
 };
 

@@ -69,6 +69,8 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
   checks.push_back(CheckServer(status.status(), *status));
   checks.push_back(CheckConnection(
       ConnectionOf(context.server.target(), *status), address, answered));
+  // Before what follows from it. A run with one server has none.
+  if (status->shards_size() > 0) checks.push_back(CheckShards(*status));
   checks.push_back(CheckRun(*status));
   checks.push_back(CheckVersions(BuildText(), *status));
   checks.push_back(CheckClock(*status, asked, answered));

@@ -199,6 +199,18 @@ Check CheckRecord(const v1::Status& status) {
       "need not be restarted");
 }
 
+Check CheckShards(const v1::Status& status) {
+  const std::string missing = MissingShardsText(status);
+  if (missing.empty()) {
+    return Of("shards", Check::Result::kOk,
+              absl::StrCat("all ", status.shards_size(), " are connected"));
+  }
+  // A run that is over may not need them any more.
+  return Of("shards",
+            status.ended() ? Check::Result::kWarning : Check::Result::kFailed,
+            absl::StrCat(ShardsLine(status), ": ", missing), kMissingShardHint);
+}
+
 Check CheckRun(const v1::Status& status) {
   const std::string state = Printable(status.state());
   if (status.ended()) {
@@ -213,6 +225,11 @@ Check CheckRun(const v1::Status& status) {
                          ? absl::StartsWith(status.state(), "waiting")
                          : status.phase() == "waiting";
   if (!waits) return Of("run", Check::Result::kOk, "it goes on");
+  // CheckShards says how to go on.
+  if (!MissingShardsText(status).empty()) {
+    return Of("run", Check::Result::kFailed,
+              absl::StrCat("it does not go on: ", state));
+  }
   const auto is_away = [&status](int32_t rank) {
     return std::any_of(status.workers().begin(), status.workers().end(),
                        [rank](const v1::WorkerStatus& worker) {
@@ -301,6 +318,11 @@ Check CheckClock(const v1::Status& status, absl::Time asked,
 }
 
 Check CheckWorkers(const v1::Status& status) {
+  // Those that were there try again by themselves.
+  if (!MissingShardsText(status).empty()) {
+    return Of("workers", Check::Result::kSkipped,
+              "the server takes none before all data shards are connected");
+  }
   // An elastic cohort may have vacant ranks.
   if (status.workers_min() > 0) {
     const auto here = std::count_if(

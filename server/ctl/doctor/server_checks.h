@@ -29,8 +29,12 @@ Check CheckConnection(const ConnectionView& connection,
 // them (--audit_log).
 Check CheckRecord(const v1::Status& status);
 
-// Checks whether the run goes on: failed while it waits for workers that are
-// away, a warning while a worker that is present delays it.
+// Checks whether all data shards of a model that several servers share are
+// connected; only a warning after the end of the run.
+Check CheckShards(const v1::Status& status);
+
+// Checks whether the run goes on: failed while it waits for workers or data
+// shards that are away, a warning while a worker that is present delays it.
 Check CheckRun(const v1::Status& status);
 
 // Checks whether this program, the server and the workers are of one build.
@@ -41,7 +45,7 @@ Check CheckVersions(absl::string_view own, const v1::Status& status);
 Check CheckClock(const v1::Status& status, absl::Time asked,
                  absl::Time answered);
 
-// Checks whether all workers are present.
+// Checks whether all workers are present; skipped while a data shard is away.
 Check CheckWorkers(const v1::Status& status);
 
 // The address of an operations port, and its source.

@@ -171,18 +171,22 @@ bool ClusterRun::RunIsOver() const {
   return status.ok() && status->ended();
 }
 
+std::string ClusterRun::WhyNotAgain(const ClusterProcess& process,
+                                    const ProcessEnd& end) const {
+  if (EndsSoAgain(end)) return "it would end so again";
+  const auto restarts = restarts_.find(process.rank);
+  const int32_t count = restarts == restarts_.end() ? 0 : restarts->second;
+  if (count < options_.max_restarts) return "";
+  return absl::StrCat("--max_restarts=", options_.max_restarts,
+                      " allows no further start");
+}
+
 void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
                               const ProcessEnd& end) {
   // Workers of a run that failed end with an error, too.
   if (RunIsOver()) return screen_.ShowEnd(worker, end, "the run is over");
   const LossRule rule = RuleInForce();
-  std::string why_not;
-  if (EndsSoAgain(end)) {
-    why_not = "it would end so again";
-  } else if (restarts_[worker.rank] >= options_.max_restarts) {
-    why_not = absl::StrCat("it was started again ", options_.max_restarts,
-                           " times (--max_restarts)");
-  }
+  const std::string why_not = WhyNotAgain(worker, end);
   if (why_not.empty() && (rule.waits || rule.workers_min > 0)) {
     return Restart(worker, end);
   }
@@ -213,14 +217,11 @@ void ClusterRun::OnDataShardEnded(const ClusterProcess& shard,
       given_up_) {
     return;
   }
-  if (cluster_->address().empty() || EndsSoAgain(end) ||
-      restarts_[shard.rank] >= options_.max_restarts) {
-    return GiveUp(shard, end,
-                  cluster_->address().empty()
-                      ? "it did not come to listen, so the run is stopped"
-                      : "it is not started again, so the run is stopped");
-  }
-  Restart(shard, end);
+  const std::string why_not = cluster_->address().empty()
+                                  ? "it did not come to listen"
+                                  : WhyNotAgain(shard, end);
+  if (why_not.empty()) return Restart(shard, end);
+  GiveUp(shard, end, absl::StrCat(why_not, ", so the run is stopped"));
 }
 
 void ClusterRun::Restart(const ClusterProcess& process, const ProcessEnd& end) {
@@ -240,7 +241,9 @@ void ClusterRun::Restart(const ClusterProcess& process, const ProcessEnd& end) {
 void ClusterRun::GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
                         absl::string_view why) {
   screen_.ShowEnd(worker, end, why);
-  given_up_ = {.code = end.code, .deadline = io_.clock.Now() + kServerEndMax};
+  given_up_ = {.code = end.code,
+               .may_go_on = !EndsSoAgain(end),
+               .deadline = io_.clock.Now() + kServerEndMax};
 }
 
 void ClusterRun::LookForDeadline() {
@@ -268,17 +271,24 @@ absl::StatusOr<int> ClusterRun::Outcome() const {
   if (!failure_.ok()) return failure_;
   const ProcessEnd& server = *cluster_->server_end();
   if (interrupted_) {
-    screen_.Say(options_.resume_command.empty()
-                    ? "nothing was kept to go on from; --checkpoint_dir=DIR "
-                      "keeps it"
-                    : absl::StrCat("to go on: ", options_.resume_command));
+    SayHowToGoOn();
     // If the server was killed, or could not save its state, that matters more.
     const bool as_asked = server.code == 0 || server.signal == SIGTERM;
     return as_asked ? 128 + io_.signal() : server.code;
   }
   // The server was stopped because of the worker.
-  if (given_up_.has_value() && stopping_) return given_up_->code;
+  if (given_up_.has_value() && stopping_) {
+    if (given_up_->may_go_on) SayHowToGoOn();
+    return given_up_->code;
+  }
   return server.code;
+}
+
+void ClusterRun::SayHowToGoOn() const {
+  screen_.Say(
+      options_.resume_command.empty()
+          ? "nothing was kept to go on from; --checkpoint_dir=DIR keeps it"
+          : absl::StrCat("to go on: ", options_.resume_command));
 }
 
 }  // namespace cohort

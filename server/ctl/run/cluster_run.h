@@ -48,6 +48,8 @@ class ClusterRun {
   // its own before `deadline`.
   struct GivenUp {
     int code = 0;
+    // The same command may succeed.
+    bool may_go_on = false;
     Instant deadline;
   };
 
@@ -63,7 +65,10 @@ class ClusterRun {
   void OnWorkerLeft(const ClusterProcess& worker);
   void OnWorkerLost(const ClusterProcess& worker, const ProcessEnd& end);
   void OnDataShardEnded(const ClusterProcess& shard, const ProcessEnd& end);
-  // For a worker or a data shard.
+  // ---- for a worker or a data shard
+  // Why it is not started again; empty if it may be.
+  std::string WhyNotAgain(const ClusterProcess& process,
+                          const ProcessEnd& end) const;
   void Restart(const ClusterProcess& process, const ProcessEnd& end);
   void GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
               absl::string_view why);
@@ -75,6 +80,7 @@ class ClusterRun {
   void LookForSignal();
   void LookForDeadline();
   absl::StatusOr<int> Outcome() const;
+  void SayHowToGoOn() const;
 
   const ClusterRunOptions options_;
   RunScreen& screen_;
