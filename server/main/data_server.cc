@@ -53,7 +53,7 @@ DataServer::DataServer(const ServerOptions& options,
                        std::unique_ptr<ServerSecurity> security,
                        std::shared_ptr<TraceFile> trace)
     : options_(options),
-      metrics_(ServedMethods()),
+      metrics_(DataShardMethods()),
       security_(std::move(security)),
       trace_(std::move(trace)),
       host_({.fold_threads = options.fold_threads,

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/data_shard.grpc.pb.h"
+#include "common/ops/closed_connection.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/message_bytes.h"
@@ -175,6 +176,7 @@ void DataShardClient::OnEnd(const absl::Status& end) {
         silent     ? absl::StrCat("it has said nothing for ", silent_checks_,
                                   " s (--shard_lease)")
         : end.ok() ? "it ended the connection"
+        : IsClosedEarly(end.message()) ? "the connection was lost"
         : absl::IsUnimplemented(end)
             ? "it is no data shard; start cohort-server --data_shard there, "
               "and name other processes than this one"
