@@ -141,6 +141,7 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   awaited_.reset();
   base_.reset();
   received_.clear();
+  versions_.clear();
   verdict_.reset();
   return result;
 }
@@ -159,6 +160,7 @@ absl::StatusOr<PushVerdict> PushStream::RepeatClosing(
   }
   awaited_.reset();
   received_.clear();
+  versions_.clear();
   return *std::exchange(verdict_, std::nullopt);
 }
 
@@ -166,6 +168,7 @@ void PushStream::Await(const PushKey& key, KeptWeights::Shared base) {
   awaited_ = key;
   base_ = std::move(base);
   received_.assign(partitions_.size(), std::nullopt);
+  versions_.clear();
   verdict_.reset();
   weights_announced_ = 0;
 }
@@ -222,9 +225,12 @@ absl::Status PushStream::OnWeights(const PushKey& key, Reply& reply) {
   if (awaited_ != key) return absl::OkStatus();
   std::optional<Received>& received =
       received_[static_cast<size_t>(weights.partition())];
-  if (!received.has_value() || received->version <= version) {
-    received = {.version = version, .weights = std::move(payload)};
+  if (received.has_value() && received->version > version) {
+    return absl::OkStatus();
   }
+  if (received.has_value()) --versions_[received->version];
+  ++versions_[version];
+  received = {.version = version, .weights = std::move(payload)};
   return absl::OkStatus();
 }
 
@@ -292,11 +298,8 @@ absl::Status PushStream::OnVerdict(const PushKey& key,
 
 bool PushStream::CompleteLocked() const {
   if (!verdict_.has_value()) return false;
-  int32_t here = 0;
-  for (const std::optional<Received>& received : received_) {
-    here += received.has_value() && received->version == verdict_->version;
-  }
-  return here >= weights_announced_;
+  const auto here = versions_.find(verdict_->version);
+  return (here == versions_.end() ? 0 : here->second) >= weights_announced_;
 }
 
 absl::StatusOr<const Partition*> PushStream::FindTrainable(

@@ -3,6 +3,7 @@
 #include <grpcpp/channel.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -124,6 +125,8 @@ class PushStream {
   std::optional<PushKey> awaited_ ABSL_GUARDED_BY(link_.mu);
   // One entry a partition.
   std::vector<std::optional<Received>> received_ ABSL_GUARDED_BY(link_.mu);
+  // How many of them there are of each version.
+  std::map<Version, int32_t> versions_ ABSL_GUARDED_BY(link_.mu);
   std::optional<PushVerdict> verdict_ ABSL_GUARDED_BY(link_.mu);
   int32_t weights_announced_ ABSL_GUARDED_BY(link_.mu) = 0;
   // The weights that the push has read, and their version. Null: not kept.
