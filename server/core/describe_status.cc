@@ -254,24 +254,25 @@ HoldUp HeldUp(const RunView& run, Instant now) {
           .by = run.driver.HeldUpBy(*longest)};
 }
 
+void DescribeStart(const RunView& run, Instant now, StatusView& view) {
+  view.phase = StatusView::Phase::kWaiting;
+  view.state = WaitText(run, now);
+  view.waited_for = WaitedFor(run);
+  // A new run has no deadline for its first workers.
+  if (run.registrar.asked().has_value()) {
+    view.waiting = now - run.ranks[view.waited_for.front()].last_progress;
+  } else if (run.roster.resumed() && run.roster.begin().has_value()) {
+    view.waiting = now - *run.roster.begin();
+  }
+}
+
 void DescribeState(const RunView& run, Instant now, StatusView& view) {
   if (run.ledger.ended()) {
     view.phase = StatusView::Phase::kOver;
     view.state = absl::StrCat("over: ", run.ledger.end_reason());
     return;
   }
-  if (!run.ledger.started()) {
-    view.phase = StatusView::Phase::kWaiting;
-    view.state = WaitText(run, now);
-    view.waited_for = WaitedFor(run);
-    // A new run has no deadline for its first workers.
-    if (run.registrar.asked().has_value()) {
-      view.waiting = now - run.ranks[view.waited_for.front()].last_progress;
-    } else if (run.roster.resumed() && run.roster.begin().has_value()) {
-      view.waiting = now - *run.roster.begin();
-    }
-    return;
-  }
+  if (!run.ledger.started()) return DescribeStart(run, now, view);
   if (TooFew(run)) {
     view.phase = StatusView::Phase::kWaiting;
     view.state = TooFewText(run, now);

@@ -146,15 +146,16 @@ class FetchReactor final
   }
 
  protected:
-  // One message at a time: the next reaction may run before Send returns.
+  // One message at a time.
   void OnQueueEmpty() override {
     while (buffers_.empty() && next_ < snapshot_->weights.size()) {
       Encode(next_++);
     }
     if (buffers_.empty()) return End(absl::OkStatus());
-    grpc::ByteBuffer next = std::move(buffers_.front());
+    // Before Send: the next reaction may run before it returns.
+    const grpc::ByteBuffer next = buffers_.front();
     buffers_.pop_front();
-    Send(std::move(next));
+    Send(next);
   }
 
  private:

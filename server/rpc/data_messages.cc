@@ -78,6 +78,36 @@ absl::StatusOr<ShardPlan> PlanFromProto(const v1::PrepareCommit& proto) {
   return plan;
 }
 
+absl::StatusOr<shard_command::Take> TakeFromProto(
+    const v1::TakeGradient& proto) {
+  COHORT_ASSIGN_OR_RETURN(const PushId push, PushIdFromProto(proto.push()));
+  return shard_command::Take{.rank = push.rank,
+                             .incarnation = Incarnation(proto.incarnation()),
+                             .push = push,
+                             .partition = proto.partition(),
+                             .ticket = proto.ticket(),
+                             .held = proto.held()};
+}
+
+shard_command::Abort AbortFromProto(const v1::EndTransaction& proto) {
+  shard_command::Abort abort{.transaction = proto.transaction(),
+                             .held = VersionsFrom(proto.held())};
+  if (proto.has_version()) abort.skipped = Version(proto.version());
+  return abort;
+}
+
+absl::StatusOr<shard_command::SendWeights> SendFromProto(
+    const v1::SendShardWeights& proto) {
+  COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(proto.key()));
+  return shard_command::SendWeights{
+      .rank = Rank(proto.rank()),
+      .incarnation = Incarnation(proto.incarnation()),
+      .key = key,
+      .partition = proto.partition(),
+      .version = Version(proto.version()),
+      .takes_change = proto.takes_change()};
+}
+
 absl::StatusOr<shard_command::Scale> ScaleFromProto(
     const v1::ScaleGradients& proto) {
   shard_command::Scale scale{
@@ -246,14 +276,9 @@ absl::StatusOr<std::optional<ShardCommand>> CommandReader::Take(
       return shard_command::Adopt{.changed = {message.adopt().changed().begin(),
                                               message.adopt().changed().end()}};
     case v1::ShardCommand::kTake: {
-      const v1::TakeGradient& take = message.take();
-      COHORT_ASSIGN_OR_RETURN(const PushId push, PushIdFromProto(take.push()));
-      return shard_command::Take{.rank = push.rank,
-                                 .incarnation = Incarnation(take.incarnation()),
-                                 .push = push,
-                                 .partition = take.partition(),
-                                 .ticket = take.ticket(),
-                                 .held = take.held()};
+      COHORT_ASSIGN_OR_RETURN(shard_command::Take take,
+                              TakeFromProto(message.take()));
+      return take;
     }
     case v1::ShardCommand::kRefuse:
       return shard_command::Refuse{
@@ -275,24 +300,12 @@ absl::StatusOr<std::optional<ShardCommand>> CommandReader::Take(
           .transaction = message.commit().transaction(),
           .version = Version(message.commit().version()),
           .held = VersionsFrom(message.commit().held())};
-    case v1::ShardCommand::kAbort: {
-      shard_command::Abort abort{.transaction = message.abort().transaction(),
-                                 .held = VersionsFrom(message.abort().held())};
-      if (message.abort().has_version()) {
-        abort.skipped = Version(message.abort().version());
-      }
-      return abort;
-    }
+    case v1::ShardCommand::kAbort:
+      return AbortFromProto(message.abort());
     case v1::ShardCommand::kSendWeights: {
-      const v1::SendShardWeights& send = message.send_weights();
-      COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(send.key()));
-      return shard_command::SendWeights{
-          .rank = Rank(send.rank()),
-          .incarnation = Incarnation(send.incarnation()),
-          .key = key,
-          .partition = send.partition(),
-          .version = Version(send.version()),
-          .takes_change = send.takes_change()};
+      COHORT_ASSIGN_OR_RETURN(shard_command::SendWeights send,
+                              SendFromProto(message.send_weights()));
+      return send;
     }
     case v1::ShardCommand::kScale: {
       COHORT_ASSIGN_OR_RETURN(shard_command::Scale scale,

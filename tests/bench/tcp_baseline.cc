@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <thread>
@@ -134,7 +135,7 @@ absl::StatusOr<double> TcpExchangeSeconds(int32_t workers, int64_t bytes,
   COHORT_ASSIGN_OR_RETURN(std::vector<Pair> pairs, ConnectAll(workers));
   std::vector<double> seconds;
   auto start = std::chrono::steady_clock::now();
-  std::barrier round(2 * workers, [&]() noexcept {
+  std::barrier round(std::ptrdiff_t{2} * workers, [&]() noexcept {
     seconds.push_back(SecondsSince(start));
     start = std::chrono::steady_clock::now();
   });

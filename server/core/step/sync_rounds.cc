@@ -27,10 +27,12 @@ void SyncRounds::StartRound() {
     return;
   }
   const PolicyOptions& policy = parts_.settings.policy();
+  StepCut cut =
+      ledger.cursor().Cut(BatchSizesOf(candidates), policy.global_batch);
   round_.emplace(Round::Plan{
       .step = parts_.model.version(),
       .attempt = ledger.next_attempt(),
-      .cut = ledger.cursor().Cut(BatchSizesOf(candidates), policy.global_batch),
+      .cut = std::move(cut),
       .candidates = std::move(candidates),
       .partitions = parts_.model.partitions(),
       .trainable = parts_.model.trainable_partitions(),

@@ -26,6 +26,10 @@
 namespace cohort {
 namespace {
 
+constexpr absl::string_view kAsyncExample =
+    "cohortctl run --workers=4 --aggregation=async --epochs=3 --model=resnet20 "
+    "--batch_size=32";
+
 constexpr int32_t kWorkersDefault = 2;
 // More do not fit on one machine.
 constexpr int32_t kWorkersMax = 999;
@@ -266,9 +270,7 @@ Verb RunVerb() {
       .takes_program_flags = true,
       .rest = "FLAGS OF THE WORKERS, OR A PROGRAM",
       .local = true,
-      .examples = {"cohortctl run --workers=4",
-                   "cohortctl run --workers=4 --aggregation=async --epochs=3 "
-                   "--model=resnet20 --batch_size=32",
+      .examples = {"cohortctl run --workers=4", kAsyncExample,
                    "cohortctl run --checkpoint_dir=state --resume",
                    "cohortctl run --workers=4 --tls=certs",
                    "cohortctl run --workers=4 --epochs=3 -- python3 train.py"},
