@@ -45,7 +45,7 @@ class JumpingClock final : public Clock {
   }
 
  private:
-  const SteadyClock steady_;
+  SteadyClock steady_;
   mutable Mutex mu_;
   mutable CondVar changed_;
   mutable int64_t asked_ ABSL_GUARDED_BY(mu_) = 0;

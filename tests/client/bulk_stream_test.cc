@@ -37,9 +37,9 @@ class Event {
 };
 
 grpc::ByteBuffer FourMegabytes() {
-  static const ByteRope payload =
+  static const ByteRope kPayload =
       ByteRope::Copy(std::vector<std::byte>(4 << 20));
-  return EncodeFramed(v1::ExchangeRequest(), payload);
+  return EncodeFramed(v1::ExchangeRequest(), kPayload);
 }
 
 // Sends until a message does not fit; gRPC and the kernel buffer some too.

@@ -314,6 +314,21 @@ TEST(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {
   EXPECT_EQ(next->version, Version(11));
 }
 
+TEST(ClientPushTest, APushIsNotDoneWithoutAllItsWeights) {
+  FakeServer server;
+  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+    std::vector<v1::ExchangeRequest> push;
+    if (ReadPush(io, &push)) {
+      io.Write(VerdictReply(Verdict::kApplied, 2));
+      io.Write(WeightsReply(0, 11, {5, 6}));
+    }
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "restarting");
+  };
+  const auto client = TrainingClient(server);
+  const absl::Status status = PushOnce(*client).status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+}
+
 TEST(ClientPushTest, TentativeWeightsOfASkippedStepAreNotReturned) {
   FakeServer server;
   server.on_exchange = [](FakeServer::ExchangeIo& io) {
