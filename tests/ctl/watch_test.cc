@@ -246,13 +246,14 @@ TEST(WatchControlsTest, PromptRefusesWhatIsNoSettingAndEscapeLeavesIt) {
 
 TEST(WatchControlsTest, DrainsOnlyASelectedWorkerAndOnlyAfterYes) {
   WatchControls controls;
-  controls.Type("d", {{3}});
+  const std::vector<int32_t> workers = {3};
+  controls.Type("d", workers);
   EXPECT_THAT(controls.view().line, HasSubstr("select a worker"));
-  controls.Type("jd", {{3}});
+  controls.Type("jd", workers);
   EXPECT_EQ(controls.view().line, "let worker 3 leave after its step? y/n");
-  EXPECT_THAT(controls.Type("n", {{3}}), testing::IsEmpty());
+  EXPECT_THAT(controls.Type("n", workers), testing::IsEmpty());
   EXPECT_EQ(controls.view().line, "nothing was drained");
-  const std::vector<WatchCommand> commands = controls.Type("dy", {{3}});
+  const std::vector<WatchCommand> commands = controls.Type("dy", workers);
   ASSERT_EQ(commands.size(), 1U);
   EXPECT_EQ(commands[0].kind, WatchCommand::Kind::kDrainWorker);
   EXPECT_EQ(commands[0].rank, 3);

@@ -79,16 +79,16 @@ void CheckRegistration(absl::string_view bytes) {
 
 // Partitions of a layout of two parameters.
 void CheckPartitions(absl::string_view bytes) {
-  static const ModelLayout layout = {
+  static const ModelLayout kLayout = {
       .parameters = {{.name = "a", .shape = {3}}, {.name = "b", .shape = {2}}}};
   v1::RegisterReply message;
   if (!Parse(bytes, message)) return;
-  const auto partitions = FromProto(message.partitions(), layout);
+  const auto partitions = FromProto(message.partitions(), kLayout);
   RequireCode(partitions.status(), {absl::StatusCode::kInvalidArgument});
   if (!partitions.ok()) return;
   PartitionProtos protos;
   ToProto(*partitions, &protos);
-  const auto again = FromProto(protos, layout);
+  const auto again = FromProto(protos, kLayout);
   COHORT_CHECK(again.ok() && *again == *partitions, "another partition");
 }
 

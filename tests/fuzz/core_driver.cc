@@ -406,7 +406,7 @@ void CoreDriver::Intrude() {
     key = KeyOf(*client.work);
     samples = client.work->range.size();
   }
-  key.sequence = Sequence(key.sequence.value() + (who / 8 % 2) * off());
+  key.sequence = Sequence(key.sequence.value() + int64_t{who / 8 % 2} * off());
   key.attempt = Attempt(key.attempt.value() + (who / 16 % 2) * off());
   switch (what % 8) {
     case 0:

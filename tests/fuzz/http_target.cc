@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "common/ops/http_server.h"
 #include "tests/fakes/raw_http.h"
 #include "tests/fuzz/target.h"
@@ -67,8 +68,8 @@ std::vector<std::string> HttpSeeds() {
   return {"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
           "HEAD /metrics HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n",
           "GET / HTTP/1.0\r\n\r\n",
-          "GET /a?b=%zz&c HTTP/1.1\r\nHost: example.org\r\n"
-          "Cookie: a=b; c=\"d\"\r\n\r\n",
+          absl::StrCat("GET /a?b=%zz&c HTTP/1.1\r\nHost: example.org\r\n",
+                       "Cookie: a=b; c=\"d\"\r\n\r\n"),
           "POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
           "\r\n5\r\nhello\r\n0\r\n\r\n",
           "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"

@@ -86,8 +86,7 @@ std::vector<std::string> IdentitySeeds() {
           uri(PeerRole::kViewer, std::nullopt),
           uri(PeerRole::kOperator, std::nullopt),
           absl::StrCat("\x01", "Bearer ", kToken),
-          "\x01"
-          "Basic YW5hOmEtbG9uZy1hbmQtcmFuZG9tLXRva2Vu",
+          absl::StrCat("\x01", "Basic YW5hOmEtbG9uZy1hbmQtcmFuZG9tLXRva2Vu"),
           absl::StrCat("\x02# viewers\nana ", TokenHash("x"), "\n\nbob ",
                        TokenHash("y"), "\n")};
 }

@@ -146,7 +146,7 @@ class LocalDoorTest : public ::testing::Test {
   }
 
   TempDir dir_;
-  const SteadyClock clock_;
+  SteadyClock clock_;
   std::atomic<bool> registered_ = true;
   const std::vector<Partition> partitions_ = {{.elements = kElements},
                                               {.elements = 2}};

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/ops/http_server.h"
 #include "gtest/gtest.h"
 #include "tests/fakes/raw_http.h"
@@ -47,8 +48,9 @@ TEST(HttpAbuseTest, MalformedRequestsNeverBringItDown) {
   std::vector<std::string> seeds = {
       "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
       "GET /%00%ff/../..//etc/passwd?a=%zz&&&= HTTP/1.1\r\nHost: a\r\n\r\n",
-      "POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
-      "\r\nffffffffffffffff\r\nx",
+      absl::StrCat("POST / HTTP/1.1\r\nHost: localhost\r\n",
+                   "Transfer-Encoding: chunked\r\n",
+                   "\r\nffffffffffffffff\r\nx"),
       "GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
       "GET / HTTP/9.9\r\n: \r\n\t folded\r\n\r\n",
       std::string("\0\0\0\x16\x03\x01", 6),

@@ -362,7 +362,7 @@ TEST_F(DataHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
   DataHost* attached = nullptr;
   DataHost host(
       {.fold =
-           [&](FoldJob, DataHost::OnFolded done) {
+           [&](const FoldJob&, DataHost::OnFolded done) {
              folds.push_back(std::move(done));
              // Between two folds of one command.
              EXPECT_TRUE(attached->Attach(Attachment("run", 2), newer).ok());
@@ -395,7 +395,7 @@ TEST_F(DataHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
                     .ok());
     shard_command::Take take = TakeOf(link->gradients().back());
     take.partition = partition;
-    ASSERT_TRUE(host.Handle(link.get(), std::move(take)).ok());
+    ASSERT_TRUE(host.Handle(link.get(), take).ok());
   }
   ASSERT_TRUE(host.Handle(link.get(), PlanOfRankZero()).ok());
   EXPECT_EQ(folds.size(), 1);

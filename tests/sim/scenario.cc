@@ -70,7 +70,7 @@ PolicyOptions MakeAggregation(int32_t choice, int32_t variant) {
     case 5:
       return {.aggregation = AggregationKind::kAsync,
               .staleness = {.rule = StalenessRule::kDrop,
-                            .versions_max = 2 * variant}};
+                            .versions_max = int64_t{2} * variant}};
     case 6:
       return {.aggregation =
                   first ? AggregationKind::kAsync : AggregationKind::kBounded,
@@ -125,7 +125,7 @@ SettingValues MakeResize(SplitMix64& random) {
 // From a sample for each of `workers` to several batches of all.
 int64_t GlobalBatchFor(int32_t workers, SplitMix64& random) {
   return workers +
-         static_cast<int64_t>(random.Below(static_cast<uint64_t>(4 * workers)));
+         static_cast<int64_t>(random.Below(4 * static_cast<uint64_t>(workers)));
 }
 
 // Any policy may follow any other.

@@ -291,7 +291,7 @@ void SimDataShard::CheckRead(Version version, const absl::Status& status) {
 
 // ---- folds
 
-void SimDataShard::StartFold(FoldJob job, DataHost::OnFolded done) {
+void SimDataShard::StartFold(const FoldJob& job, DataHost::OnFolded done) {
   world_.checker.OnFold({.shard = index_, .generation = generation_}, job);
   const int64_t number = next_fold_++;
   folds_[number] = {.result = RunFold(job, kernels::ReferenceBackend(), pool_),

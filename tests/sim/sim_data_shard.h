@@ -52,7 +52,7 @@ class SimDataShard {
   auto Handle(Call call);
   void EndStreams();
   void Resume(WorkerStream& stream);
-  void StartFold(FoldJob job, DataHost::OnFolded done);
+  void StartFold(const FoldJob& job, DataHost::OnFolded done);
   void EndFold(int64_t number);
   // A version is gone that shard 0 still reads.
   void CheckRead(Version version, const absl::Status& status);
