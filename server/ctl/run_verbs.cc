@@ -52,7 +52,7 @@ absl::Status RequestError(Context& context, const absl::Status& status,
       before, "the run waits for ", missing, "\n", kMissingShardHint));
 }
 
-// What a drain leads to, and what to do next (may be empty).
+// The consequence of a drain, and the next step (may be empty).
 struct DrainOutlook {
   std::string text;
   std::string next;

@@ -39,7 +39,7 @@ std::string ShardStateText(const v1::ShardStatus& shard,
 // 10.0.0.2:7070, gone for 12.3 s: Socket closed; data shard 2 at ...". Empty if
 // there are none.
 std::string MissingShardsText(const v1::Status& status);
-// What brings them back, as the rest of a sentence.
+// The way to get them back, as the rest of a sentence.
 inline constexpr char kMissingShardHint[] =
     "start `cohort-server --data_shard` at that address, with the flags that "
     "it had; if it runs, look at its log; if it hangs, kill it first";

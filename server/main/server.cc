@@ -461,7 +461,7 @@ absl::Status Server::ForOperator(const absl::Status& status) const {
     return absl::FailedPreconditionError(
         absl::StrCat("a part of the model is missing: ", waiting));
   }
-  // Of a data shard that is about to be lost. To the client, Unavailable would
+  // A data shard is about to be lost. To the client, Unavailable would
   // mean that this server cannot be reached.
   return absl::IsUnavailable(status)
              ? absl::FailedPreconditionError(status.message())

@@ -150,12 +150,6 @@ std::vector<GrpcMethod> DataShardMethods() {
   return methods;
 }
 
-std::vector<GrpcMethod> ServedMethods() {
-  std::vector<GrpcMethod> methods = CoordinatorMethods();
-  AddServices({v1::ShardReport::descriptor()}, methods);
-  return methods;
-}
-
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>
 MakeCallCounter(GrpcMetrics& metrics, OpenCalls& open, const Clock& clock) {
   return std::make_unique<CallCounterFactory>(metrics, open, clock);

@@ -18,8 +18,6 @@ namespace cohort {
 // address.
 std::vector<GrpcMethod> CoordinatorMethods();
 std::vector<GrpcMethod> DataShardMethods();
-// Those of both.
-std::vector<GrpcMethod> ServedMethods();
 
 // Counts every call of a server, which all arguments must outlive.
 // `open` counts those of encrypted connections by client.

@@ -45,8 +45,8 @@ struct TransportOptions {
   int32_t connections_per_address = 0;
   // Connections in all; 0: as many as files may be open.
   int64_t connections_max = 0;
-  // What callers of a method that is not served here are told, such as where it
-  // is. On any thread. Null: gRPC's own answer.
+  // Gives the answer to a call of a method that is not served here, such as
+  // where it is. On any thread. Null: gRPC's own answer.
   std::function<std::string(absl::string_view method)> unserved;
 };
 

@@ -139,7 +139,7 @@ void DataHost::ResetLocked(const absl::Status& why, Actions& actions) {
 struct DataHost::Handler {
   DataHost& host;
   Actions& actions;
-  // What an Install has made.
+  // Made by an Install, before the lock was taken.
   std::optional<ShardNode> installed;
 
   ShardNode& node() ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {

@@ -17,7 +17,6 @@ namespace {
 
 // A version that is read is committed already, or shard 0 is gone.
 constexpr absl::Duration kReadPatience = absl::Seconds(30);
-constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
 
 }  // namespace
 

@@ -12,9 +12,8 @@
 namespace cohort {
 namespace {
 
-// Time from the opening of a stream to its first message.
+// Time from the opening of a session to its join.
 constexpr absl::Duration kJoinDeadline = absl::Seconds(5);
-constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
 
 constexpr int kTicksPerReaderCheck = 20;
 

@@ -10,12 +10,16 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/mutex.h"
 #include "server/shard/streams.h"
 
 namespace cohort {
+
+// Time from the opening of a stream to its first message.
+inline constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
 
 // Finds the streams that receive effects: sessions by their number, data
 // streams by the incarnation of the worker that uses them. Also counts all open

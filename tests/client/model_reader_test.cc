@@ -105,6 +105,25 @@ TEST(ModelReaderTest, AllShardsAreAskedForOneVersionOfOneGeneration) {
   EXPECT_EQ(pulled->weights[1].ToString(), FloatBytes({3}));
 }
 
+TEST(ModelReaderTest, ADataShardThatRefusesIsNamed) {
+  FakeServer server;
+  FakeServer shard;
+  server.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo& io) {
+    v1::PullReply header = VersionHeader();
+    header.mutable_header()->add_further_shards(shard.address());
+    io.Write(header);
+    return grpc::Status::OK;
+  };
+  shard.on_pull = [](const v1::PullRequest&, FakeServer::PullIo&) {
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "another run");
+  };
+  const absl::Status status =
+      Reader(server)->Pull(TestLayout(), std::nullopt).status();
+  EXPECT_EQ(
+      status.message(),
+      shard.address() + ": the pull from data shard 1 failed: another run");
+}
+
 TEST(ModelReaderTest, AnotherModelIsRefusedByItsFirstDifference) {
   FakeServer server;
   server.on_pull = [](const v1::PullRequest&, FakeServer::PullIo& io) {

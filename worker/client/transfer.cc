@@ -267,7 +267,7 @@ absl::StatusOr<std::vector<BegunPull>> BeginFurtherPulls(
     COHORT_ASSIGN_OR_RETURN(
         further.emplace_back(),
         BeginPull(data_shard, same,
-                  absl::StrCat("the pull from data shard ", further.size()),
+                  absl::StrCat("the pull from data shard ", further.size() + 1),
                   header.generation()));
   }
   return further;
