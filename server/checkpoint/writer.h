@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -41,11 +42,25 @@ class CheckpointWriter {
   // Errors: Unavailable: still busy with an earlier checkpoint, including its
   //   `done`; the sticky error of an earlier write. `done` is then not called.
   absl::Status Submit(RunState state, Done done) ABSL_LOCKS_EXCLUDED(mu_);
+  // As Submit, but follows an earlier checkpoint that is being written. Only
+  // the newest such state does, so `done` may not be called.
+  // Errors: the sticky error of an earlier write.
+  absl::Status SubmitNext(RunState state, Done done) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Waits until nothing is being written.
+  // Waits until nothing is being written or waits for it.
   void WaitIdle() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  struct Job {
+    RunState state;
+    Done done;
+  };
+
+  absl::Status UsableLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Starts the thread's work on `job`.
+  absl::Status Begin(Job job) ABSL_LOCKS_EXCLUDED(mu_);
+  void Write(Job job) ABSL_LOCKS_EXCLUDED(mu_);
+
   FileSystem& files_;
   const std::string dir_;
   const int32_t keep_;
@@ -58,6 +73,8 @@ class CheckpointWriter {
   Mutex mu_;
   CondVar idle_;
   bool busy_ ABSL_GUARDED_BY(mu_) = false;
+  // Written next; only while busy.
+  std::optional<Job> next_ ABSL_GUARDED_BY(mu_);
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 
   // Last: its thread uses everything above.

@@ -208,14 +208,51 @@ CheckpointFigures RunFiles::figures() const {
   return figures_;
 }
 
+RunFiles::Written RunFiles::WrittenOf(const RunState& state) {
+  return {.version = state.snapshot->version,
+          .statistics = state.snapshot->statistics,
+          .settings = state.settings,
+          .changes = state.policy_history.size(),
+          .epochs = state.epochs,
+          .max_steps = state.max_steps,
+          .ended = state.ended.has_value()};
+}
+
+bool RunFiles::IsWritten(const Written& state) const {
+  MutexLock lock(mu_);
+  if (!last_written_.has_value()) return false;
+  const Written& last = *last_written_;
+  return last.version == state.version &&
+         *last.statistics == *state.statistics &&
+         last.settings == state.settings && last.changes == state.changes &&
+         last.epochs == state.epochs && last.max_steps == state.max_steps &&
+         (last.ended || !state.ended);
+}
+
+CheckpointWriter::Done RunFiles::OnDone(const Written& state) {
+  return [this, state, begin = clock_.Now()](Version /*version*/,
+                                             const absl::Status& status) {
+    OnWritten(state, begin, status);
+  };
+}
+
+void RunFiles::KeepChange(RunState state) {
+  if (writer_ == nullptr) return;
+  const Written kept = WrittenOf(state);
+  if (IsWritten(kept)) return;
+  const absl::Status accepted =
+      writer_->SubmitNext(std::move(state), OnDone(kept));
+  if (accepted.ok()) return;
+  Log(LogLevel::kWarning,
+      absl::StrCat("the change at step ", kept.version.value(),
+                   " is in no checkpoint: ", accepted.message()));
+}
+
 void RunFiles::OfferCheckpoint(RunState state) {
   if (writer_ == nullptr) return;
   const Written offered = WrittenOf(state);
-  const absl::Status accepted = writer_->Submit(
-      std::move(state), [this, offered, begin = clock_.Now()](
-                            Version /*version*/, const absl::Status& s) {
-        OnWritten(offered, begin, s);
-      });
+  const absl::Status accepted =
+      writer_->Submit(std::move(state), OnDone(offered));
   if (accepted.ok()) return;
   {
     MutexLock lock(mu_);
@@ -231,23 +268,16 @@ absl::Status RunFiles::SaveCheckpoint(const RunState& state) {
     return absl::FailedPreconditionError(
         "the server was started without --checkpoint_dir");
   }
+  const Written saved = WrittenOf(state);
   for (;;) {
     writer_->WaitIdle();
-    {
-      MutexLock lock(mu_);
-      if (last_written_.has_value() &&
-          last_written_->version == state.snapshot->version &&
-          *last_written_->statistics == *state.snapshot->statistics &&
-          (last_written_->ended || !state.ended.has_value())) {
-        return absl::OkStatus();
-      }
-    }
+    if (IsWritten(saved)) return absl::OkStatus();
     const auto result = std::make_shared<absl::Status>();
     const absl::Status accepted = writer_->Submit(
-        state, [this, result, written = WrittenOf(state), begin = clock_.Now()](
-                   Version /*version*/, const absl::Status& status) {
+        state, [result, done = OnDone(saved)](Version version,
+                                              const absl::Status& status) {
           *result = status;
-          OnWritten(written, begin, status);
+          done(version, status);
         });
     // Another call was faster.
     if (absl::IsUnavailable(accepted)) continue;

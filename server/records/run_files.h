@@ -69,8 +69,12 @@ class RunFiles {
   // Writes a checkpoint in the background; skipped, counted and logged if an
   // earlier one is still being written. Returns at once.
   void OfferCheckpoint(RunState state);
-  // Writes a checkpoint and waits for it. OK at once if that version, with the
-  // same statistics, is the last one written.
+  // Writes a checkpoint in the background, after the one that is being written
+  // if there is one: for a change that must not be lost. No-op if that state is
+  // the last one written, or without --checkpoint_dir.
+  void KeepChange(RunState state) ABSL_LOCKS_EXCLUDED(mu_);
+  // Writes a checkpoint and waits for it. OK at once if that state is the last
+  // one written.
   // Errors: FailedPrecondition no --checkpoint_dir; those of the writer.
   absl::Status SaveCheckpoint(const RunState& state);
   // Returns once no checkpoint is being written.
@@ -94,18 +98,21 @@ class RunFiles {
   RunFiles(FileSystem& files, const RunFilesOptions& options)
       : files_(files), options_(options) {}
 
-  // Identifies a checkpoint. The statistics may change while the version does
-  // not, because they are collected over its weights.
+  // Identifies a checkpoint, by everything that may change while the version
+  // does not.
   struct Written {
     Version version;
+    // Collected over the weights of the version.
     std::shared_ptr<const StatisticsSets> statistics;
+    SettingValues settings;
+    size_t changes = 0;
+    int64_t epochs = 0;
+    int64_t max_steps = 0;
     bool ended = false;
   };
-  static Written WrittenOf(const RunState& state) {
-    return {.version = state.snapshot->version,
-            .statistics = state.snapshot->statistics,
-            .ended = state.ended.has_value()};
-  }
+  static Written WrittenOf(const RunState& state);
+  bool IsWritten(const Written& state) const ABSL_LOCKS_EXCLUDED(mu_);
+  CheckpointWriter::Done OnDone(const Written& state);
 
   absl::Status Prepare();
   absl::Status Restore();

@@ -102,6 +102,52 @@ TEST(CheckpointWriterTest, RefusesASecondOneWhileBusy) {
   EXPECT_TRUE(writer.Submit(ExampleState(2), Ignore).ok());
 }
 
+TEST(CheckpointWriterTest, TheNewestOfThoseThatWaitIsWrittenNext) {
+  const TempDir dir;
+  std::promise<void> go;
+  FaultyFileSystem files;
+  files.before = [&go](int32_t operation) {
+    if (operation == 1) go.get_future().wait();
+  };
+  CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
+  std::vector<int64_t> written;
+  for (int64_t version = 1; version <= 3; ++version) {
+    ASSERT_TRUE(writer
+                    .SubmitNext(ExampleState(version),
+                                [&written](Version v, const absl::Status& s) {
+                                  EXPECT_TRUE(s.ok()) << s;
+                                  written.push_back(v.value());
+                                })
+                    .ok());
+  }
+  go.set_value();
+  writer.WaitIdle();
+  EXPECT_EQ(written, (std::vector<int64_t>{1, 3}));
+  EXPECT_TRUE(writer.Submit(ExampleState(4), Ignore).ok());
+}
+
+TEST(CheckpointWriterTest, AStateThatWaitsIsToldOfAnIndeterminateWrite) {
+  const TempDir dir;
+  std::promise<void> go;
+  // Operation 5 is the rename.
+  FaultyFileSystem files({.at = 5, .error = absl::InternalError("bad disk")});
+  files.before = [&go](int32_t operation) {
+    if (operation == 1) go.get_future().wait();
+  };
+  CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
+  ASSERT_TRUE(writer.Submit(ExampleState(1), Ignore).ok());
+  absl::Status told;
+  ASSERT_TRUE(
+      writer
+          .SubmitNext(ExampleState(2),
+                      [&told](Version, const absl::Status& s) { told = s; })
+          .ok());
+  go.set_value();
+  writer.WaitIdle();
+  EXPECT_THAT(std::string(told.message()), HasSubstr("bad disk"));
+  EXPECT_EQ(files.operations(), 5);
+}
+
 TEST(CheckpointWriterTest, TriesAgainAfterAFullDisk) {
   const TempDir dir;
   absl::Status first;

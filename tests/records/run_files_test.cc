@@ -132,6 +132,45 @@ TEST(RunFilesTest, TheLastVersionIsWrittenAgainWithTheEndAndThenNoMore) {
   EXPECT_EQ((*files)->figures().written, 2);
 }
 
+// As a change that was made before the first step after a restart.
+TEST(RunFilesTest, AVersionIsWrittenAgainAfterAChange) {
+  TempDir dir;
+  RunState state = ExampleState(7);
+  const RunFilesOptions options{.checkpoint_dir = dir.path() + "/state"};
+  {
+    const auto files = RunFiles::Open(RealFileSystem(), options);
+    ASSERT_TRUE(files.ok()) << files.status();
+    (*files)->BeginRun({.run_id = "run"});
+    ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
+    // Nothing has changed.
+    (*files)->KeepChange(state);
+    (*files)->AwaitWriter();
+    EXPECT_EQ((*files)->figures().written, 1);
+    state.settings["learning_rate"] = "0.25";
+    ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
+    EXPECT_EQ((*files)->figures().written, 2);
+    ++state.policy_epoch;
+    state.policy_history.push_back({.policy_epoch = state.policy_epoch,
+                                    .version = Version(7),
+                                    .changed = {{"momentum", "0.5"}}});
+    state.settings["momentum"] = "0.5";
+    (*files)->KeepChange(state);
+    (*files)->AwaitWriter();
+    EXPECT_EQ((*files)->figures().written, 3);
+  }
+  const auto files = RunFiles::Open(
+      RealFileSystem(),
+      {.checkpoint_dir = options.checkpoint_dir, .resume = true});
+  ASSERT_TRUE(files.ok()) << files.status();
+  const RunState& restored = (*files)->restored()->state;
+  EXPECT_EQ(restored.settings, state.settings);
+  EXPECT_EQ(restored.policy_history.size(), state.policy_history.size());
+  // That state is on disk.
+  (*files)->BeginRun({.run_id = "run"});
+  ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
+  EXPECT_EQ((*files)->figures().written, 0);
+}
+
 TEST(CheckContinuableTest, OwnDataNeedsTheLimitOfStepsAgain) {
   const Checkpoint checkpoint = CheckpointOf({.own_data = true}, kAdam);
   CoordinatorOptions options{.optimizer = {.kind = OptimizerKind::kAdam}};
