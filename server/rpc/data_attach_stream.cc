@@ -53,6 +53,12 @@ class AttachReactor final
     SendReport(report);
   }
 
+  void SendLeaving() override {
+    v1::ShardReport report;
+    report.set_leaving(true);
+    SendReport(report);
+  }
+
   void OnReadDone(bool ok) override {
     if (!ok) {
       End(absl::OkStatus());
@@ -165,7 +171,8 @@ class FetchReactor final
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     // The commit that makes the version may still be on its way.
     host_.Read(
-        request.run_id(), request.generation(), Version(request.version()),
+        {.run_id = request.run_id(), .generation = request.generation()},
+        Version(request.version()),
         [self = std::static_pointer_cast<FetchReactor>(shared_from_this())](
             absl::StatusOr<SharedSnapshot> snapshot) {
           if (!snapshot.ok()) return self->End(snapshot.status());

@@ -85,6 +85,7 @@ bool DataShardClient::TryAttach(
   {
     MutexLock lock(mu_);
     attached_ = false;
+    leaving_ = false;
     end_.reset();
   }
   stream_->Start([this](grpc::ClientContext* context, auto* reactor) {
@@ -151,6 +152,14 @@ absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
     }
     case v1::ShardReport::kAlive:
       return absl::OkStatus();
+    case v1::ShardReport::kLeaving: {
+      {
+        MutexLock lock(mu_);
+        leaving_ = true;
+      }
+      reactions_.on_leaving();
+      return absl::OkStatus();
+    }
     case v1::ShardReport::REPORT_NOT_SET:
       break;
   }
@@ -175,6 +184,7 @@ void DataShardClient::OnEnd(const absl::Status& end) {
     const std::string said =
         silent     ? absl::StrCat("it has said nothing for ", silent_checks_,
                                   " s (--shard_lease)")
+        : leaving_ ? "it is being stopped"
         : end.ok() ? "it ended the connection"
         : IsClosedEarly(end.message()) ? "the connection was lost"
         : absl::IsUnimplemented(end)

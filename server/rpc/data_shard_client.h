@@ -48,6 +48,9 @@ class DataShardClient final : public DataLink {
     std::function<void(RemoteGradient)> on_gradient;
     // An error ends the connection.
     std::function<absl::Status(FoldReport)> on_fold;
+    // The data shard has been told to stop. It does once the connection is
+    // over.
+    std::function<void()> on_leaving;
     // The connection is over: what the data shard held is lost.
     std::function<void(const absl::Status&)> on_end;
   };
@@ -70,6 +73,8 @@ class DataShardClient final : public DataLink {
   // Call it every second, after Attach and before Close. Counting calls, a
   // pause of this process is not taken for one of the data shard.
   void CheckAlive() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the connection, as if it was lost.
+  void Release() { stream_->Cancel(); }
 
   void Send(ShardCommand command) override;
   // Weights and slots of the shard's partitions at a version that is held, into
@@ -114,6 +119,8 @@ class DataShardClient final : public DataLink {
   bool attached_ ABSL_GUARDED_BY(mu_) = false;
   // We have ended it ourselves.
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  // The data shard has been told to stop.
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
   // Of calls under way.
   std::set<grpc::ClientContext*> fetches_ ABSL_GUARDED_BY(mu_);

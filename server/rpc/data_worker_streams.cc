@@ -149,16 +149,22 @@ class DataPullReactor final : public PullSender {
     COHORT_ASSIGN_OR_RETURN(v1::PullRequest request,
                             DecodeMessage<v1::PullRequest>(message));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
+    ReaderBelief belief{.run_id = request.run_id()};
+    if (request.has_generation()) belief.generation = request.generation();
+    if (request.has_shard()) belief.shard = request.shard();
     if (!request.has_version()) {
-      return absl::InvalidArgumentError(
-          "pull: got no version at a data shard, want the one that shard 0 has "
-          "named");
+      if (!request.has_shard()) {
+        return absl::InvalidArgumentError(
+            "pull: got no version at a data shard, want the one that shard 0 "
+            "has named");
+      }
+      COHORT_RETURN_IF_ERROR(host_.Serves(belief));
+      End(absl::OkStatus());
+      return absl::OkStatus();
     }
-    std::optional<int64_t> generation;
-    if (request.has_generation()) generation = request.generation();
     const bool averages = request.statistics_kind() == "average";
     host_.Read(
-        request.run_id(), generation, Version(request.version()),
+        belief, Version(request.version()),
         [self = std::static_pointer_cast<DataPullReactor>(shared_from_this()),
          averages](absl::StatusOr<SharedSnapshot> snapshot) {
           self->Answer(std::move(snapshot), averages);

@@ -30,7 +30,7 @@ bool HandshakeLog::Take(absl::string_view text, std::string& line) {
   if (known && now - seen.logged_at < kInterval) return true;
   const int64_t count = std::exchange(seen.count, 0);
   line = absl::StrCat(
-      "a client's TLS handshake failed: ", *reason,
+      "a TLS handshake failed: ", *reason,
       count == 1 ? ""
                  : absl::StrCat(" (", count, " since the last such line)"));
   seen.logged_at = now;

@@ -60,6 +60,12 @@ class PullReactor final : public PullSender {
                             DecodeMessage<v1::PullRequest>(message));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id(), shard_.run_id()));
+    if (request.has_shard()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "got a call for data shard ", request.shard(),
+          ", but this is the server that coordinates the run; the addresses "
+          "lead to different processes from here and from there"));
+    }
     std::optional<Version> version;
     if (request.has_version()) version = Version(request.version());
     COHORT_ASSIGN_OR_RETURN(const SharedSnapshot snapshot,

@@ -67,7 +67,9 @@ absl::Status DataHost::Attach(const ShardAttachment& attachment,
   Actions actions;
   {
     MutexLock lock(mu_);
-    if (stopped_) return absl::UnavailableError("the data shard is stopping");
+    if (stopped_ || leaving_) {
+      return absl::UnavailableError("the data shard is stopping");
+    }
     const bool same_run = attachment.run_id == attachment_.run_id;
     if (link_ != nullptr && !same_run) {
       return absl::AlreadyExistsError(absl::StrCat(
@@ -111,6 +113,16 @@ void DataHost::Detach(const CoordinatorStream* link) {
   }
   Do(std::move(actions));
   if (options_.on_event) options_.on_event("shard 0 is disconnected");
+}
+
+void DataHost::Leave() {
+  std::shared_ptr<CoordinatorStream> link;
+  {
+    MutexLock lock(mu_);
+    leaving_ = true;
+    link = link_;
+  }
+  if (link != nullptr) link->SendLeaving();
 }
 
 void DataHost::ResetLocked(const absl::Status& why, Actions& actions) {

@@ -41,6 +41,7 @@ class CoordinatorStream : public Stream {
   virtual void SendGradient(const RemoteGradient& gradient) = 0;
   virtual void SendFold(const FoldReport& report) = 0;
   virtual void SendAlive() = 0;
+  virtual void SendLeaving() = 0;
 };
 
 // The run that attaches, and its place for this shard.
@@ -51,6 +52,13 @@ struct ShardAttachment {
   int64_t generation = 0;
   ShardPlace place;
   int32_t workers = 1;
+};
+
+// The data shard that a reader wants to reach. Absent numbers: any.
+struct ReaderBelief {
+  std::string run_id;
+  std::optional<int64_t> generation;
+  std::optional<int32_t> shard;
 };
 
 // A data shard in a process of its own: a ShardNode with a lock, threads that
@@ -123,6 +131,9 @@ class DataHost {
       ABSL_LOCKS_EXCLUDED(mu_);
   // `link` is over. No-op if it was replaced.
   void Detach(const CoordinatorStream* link) ABSL_LOCKS_EXCLUDED(mu_);
+  // Tells shard 0, if it is connected, that this process is to stop. Later ones
+  // are refused.
+  void Leave() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- workers
   // Keeps the gradient until shard 0 has answered. kPaused: read no more of
@@ -131,13 +142,16 @@ class DataHost {
   absl::StatusOr<Admission> Gradient(
       const Sender& sender, const PushKey& key, GradientMessage message,
       const std::shared_ptr<ExchangeStream>& from) ABSL_LOCKS_EXCLUDED(mu_);
-  // Passes the version to `done`, once it is here: shard 0 may have told the
-  // client of it first. Also for shard 0. Absent `generation`: whichever is
-  // there.
+  // OK if this is the shard that a reader takes it for.
   // Errors: Unavailable: no shard 0, or one of another generation;
-  //   FailedPrecondition (another run); OutOfRange: it is no longer held.
-  void Read(const std::string& run_id, std::optional<int64_t> generation,
-            Version version, OnRead done) ABSL_LOCKS_EXCLUDED(mu_);
+  //   FailedPrecondition: another run or another shard.
+  absl::Status Serves(const ReaderBelief& belief) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Passes the version to `done`, once it is here: shard 0 may have told the
+  // client of it first. Also for shard 0.
+  // Errors: those of Serves; OutOfRange: it is no longer held.
+  void Read(const ReaderBelief& belief, Version version, OnRead done)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Null before there is one.
   SharedModel model() const ABSL_LOCKS_EXCLUDED(mu_);
   // Whether shard 0 of a run is connected.
@@ -173,6 +187,8 @@ class DataHost {
   struct Handler;
 
   static absl::Status NotConnected();
+  absl::Status ServesLocked(const ReaderBelief& belief) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Do(Actions actions) ABSL_LOCKS_EXCLUDED(mu_);
   // A fold of an earlier epoch is dropped.
   void StartFold(FoldJob job, int64_t epoch) ABSL_LOCKS_EXCLUDED(mu_);
@@ -217,6 +233,7 @@ class DataHost {
   std::map<const ExchangeStream*, Window> windows_ ABSL_GUARDED_BY(mu_);
   std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mu_);
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool leaving_ ABSL_GUARDED_BY(mu_) = false;
   int64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
   BucketCounts fold_seconds_ ABSL_GUARDED_BY(mu_) =
       DataShardFigures().fold_seconds;

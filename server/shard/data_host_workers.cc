@@ -119,34 +119,50 @@ std::optional<DataHost::Staged> DataHost::UnstageLocked(int64_t ticket,
   return staged;
 }
 
-void DataHost::Read(const std::string& run_id,
-                    std::optional<int64_t> generation, Version version,
-                    OnRead done) {
-  absl::StatusOr<SharedSnapshot> answer = NotConnected();
+absl::Status DataHost::ServesLocked(const ReaderBelief& belief) const {
+  if (link_ == nullptr) return NotConnected();
+  COHORT_RETURN_IF_ERROR(CheckRunId(belief.run_id, attachment_.run_id));
+  if (belief.shard.has_value() && *belief.shard != attachment_.place.index) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("got a call for shard ", *belief.shard,
+                     ", but this is shard ", attachment_.place.index,
+                     "; the addresses lead to different processes from here "
+                     "and from the run's server"));
+  }
+  if (belief.generation.has_value() &&
+      *belief.generation != attachment_.generation) {
+    return absl::UnavailableError(
+        absl::StrCat("got generation ", *belief.generation, ", want ",
+                     attachment_.generation,
+                     ": all shards have started again; ask shard 0 anew"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataHost::Serves(const ReaderBelief& belief) const {
+  MutexLock lock(mu_);
+  return ServesLocked(belief);
+}
+
+void DataHost::Read(const ReaderBelief& belief, Version version, OnRead done) {
+  absl::StatusOr<SharedSnapshot> answer;
   {
     MutexLock lock(mu_);
-    if (link_ != nullptr) {
-      const absl::Status same = CheckRunId(run_id, attachment_.run_id);
-      const SharedSnapshot held =
-          node_.has_value() ? node_->Read(version) : nullptr;
-      if (!same.ok()) {
-        answer = same;
-      } else if (generation.has_value() &&
-                 *generation != attachment_.generation) {
-        answer = absl::UnavailableError(absl::StrCat(
-            "got generation ", *generation, ", want ", attachment_.generation,
-            ": all shards have started again; ask shard 0 anew"));
-      } else if (held != nullptr) {
-        answer = held;
-      } else if (!node_.has_value() || version > node_->newest()) {
-        waiting_.push_back({.version = version,
-                            .until = clock_.Now() + kReadPatience,
-                            .done = std::move(done)});
-        return;
-      } else {
-        answer = absl::OutOfRangeError(
-            absl::StrCat("version ", version.value(), " is not held"));
-      }
+    const absl::Status serves = ServesLocked(belief);
+    const SharedSnapshot held =
+        node_.has_value() ? node_->Read(version) : nullptr;
+    if (!serves.ok()) {
+      answer = serves;
+    } else if (held != nullptr) {
+      answer = held;
+    } else if (!node_.has_value() || version > node_->newest()) {
+      waiting_.push_back({.version = version,
+                          .until = clock_.Now() + kReadPatience,
+                          .done = std::move(done)});
+      return;
+    } else {
+      answer = absl::OutOfRangeError(
+          absl::StrCat("version ", version.value(), " is not held"));
     }
   }
   done(std::move(answer));

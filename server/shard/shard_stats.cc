@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "server/core/data/shard_place.h"
 
@@ -36,6 +37,7 @@ std::optional<absl::Duration> ShardStats::Attached(int32_t shard,
     state.since_wall = wall;
   }
   state.connected = true;
+  state.missing_because.clear();
   state.generation = generation;
   shards_[0].generation = generation;
   return gone;
@@ -49,10 +51,11 @@ void ShardStats::Lost(int32_t shard, const std::string& why) {
   GoneLocked(state, why);
 }
 
-void ShardStats::Missing(int32_t shard) {
+void ShardStats::Missing(int32_t shard, const std::string& why) {
   MutexLock lock(mu_);
   State& state = At(shard);
-  if (state.connected) GoneLocked(state, "it cannot be reached");
+  if (state.connected) GoneLocked(state, "");
+  state.missing_because = why;
 }
 
 void ShardStats::GoneLocked(State& state, const std::string& why) {
@@ -69,11 +72,16 @@ std::string ShardStats::WaitingText() const {
   for (size_t i = 1; i < shards_.size(); ++i) {
     const State& state = shards_[i];
     if (state.connected) continue;
+    const std::string name =
+        absl::StrCat("data shard ", i, " at ", state.address);
+    const absl::string_view why =
+        absl::StripPrefix(WhyGone(state), absl::StrCat(name, ": "));
     absent.push_back(absl::StrCat(
-        "data shard ", i, " at ", state.address,
+        name,
         state.generation > 0
             ? absl::StrCat(", gone for ", SecondsText(now - state.since))
-            : ", not there yet"));
+            : ", not there yet",
+        why.empty() ? "" : ": ", why));
   }
   if (absent.empty()) return "";
   return absl::StrCat("waiting for ", absl::StrJoin(absent, "; "));
@@ -125,7 +133,7 @@ std::vector<ShardFigures> ShardStats::figures(
           .shard = static_cast<int32_t>(i),
           .address = state.address,
           .connected = state.connected,
-          .lost_because = state.lost_because,
+          .lost_because = WhyGone(state),
           .losses = state.losses,
           .generation = state.generation,
           .prepare_seconds_total = absl::ToDoubleSeconds(state.prepare_total),

@@ -41,11 +41,13 @@ class ShardStats {
       ABSL_LOCKS_EXCLUDED(mu_);
   // No-op if the shard is not connected.
   void Lost(int32_t shard, const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // The shard cannot be reached. Unlike Lost it is not counted: its connection
-  // was ended by shard 0, to begin anew.
-  void Missing(int32_t shard) ABSL_LOCKS_EXCLUDED(mu_);
-  // The shards that the run waits for, as a sentence; empty if there are none.
-  // Until the first connection, an absent shard is waited for but not lost.
+  // The shard cannot be used now, for the reason `why`. Unlike Lost it is not
+  // counted: its connection was ended by shard 0, to begin anew, or there was
+  // none yet.
+  void Missing(int32_t shard, const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // The shards that the run waits for, each with the reason, as a sentence;
+  // empty if there are none. Until the first connection, an absent shard is
+  // waited for but not lost.
   std::string WaitingText() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- commits; one at a time
@@ -66,6 +68,8 @@ class ShardStats {
     Instant since;
     absl::Time since_wall;
     std::string lost_because;
+    // Found since then, or before the first connection; empty while connected.
+    std::string missing_because;
     int64_t losses = 0;
     // Of the newest connection; 0 if there was none.
     int64_t generation = 0;
@@ -76,6 +80,10 @@ class ShardStats {
     absl::Duration holdup_total;
   };
 
+  static const std::string& WhyGone(const State& state) {
+    return state.missing_because.empty() ? state.lost_because
+                                         : state.missing_because;
+  }
   void GoneLocked(State& state, const std::string& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   State& At(int32_t shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

@@ -124,8 +124,6 @@ TEST(GrpcClientTest, ADataShardThatCannotBeReachedIsNamed) {
     reply.add_shards(shard.address());
     return reply;
   };
-  EXPECT_TRUE(GrpcClient(server.Options()).Join().ok());
-
   shard.Shutdown();
   ClientOptions options = server.Options();
   options.server_timeout = absl::Seconds(1);
@@ -139,6 +137,43 @@ TEST(GrpcClientTest, ADataShardThatCannotBeReachedIsNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(text));
   ASSERT_FALSE(told.empty());
   EXPECT_THAT(told.front(), HasSubstr("waiting: " + text));
+}
+
+// A name that leads to another process from here than from the server, or to a
+// data shard that shard 0 is not connected to yet.
+TEST(GrpcClientTest, AProcessThatIsNotTheDataShardIsNamed) {
+  FakeServer server;
+  FakeServer shard;
+  std::vector<v1::PullRequest> asked;
+  grpc::Status answer = grpc::Status::OK;
+  server.on_join = [&](const v1::Join& join) {
+    v1::JoinReply reply = server.Admit(join);
+    reply.add_shards(server.address());
+    reply.add_shards(shard.address());
+    return reply;
+  };
+  shard.on_pull = [&](const v1::PullRequest& request, FakeServer::PullIo&) {
+    asked.push_back(request);
+    return answer;
+  };
+  const absl::StatusOr<Membership> joined = GrpcClient(server.Options()).Join();
+  ASSERT_TRUE(joined.ok()) << joined.status();
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].run_id(), joined->run_id);
+  EXPECT_EQ(asked[0].shard(), 1);
+  EXPECT_FALSE(asked[0].has_version());
+
+  answer = grpc::Status(grpc::StatusCode::UNAVAILABLE, "shard 0 is not there");
+  ClientOptions options = server.Options();
+  options.server_timeout = absl::Seconds(1);
+  GrpcClient client(options, *Security::Load({}));
+  const absl::Status status = client.Join().status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("data shard 1 at " + shard.address() +
+                        ": shard 0 is not there"));
+  // A few times a second.
+  EXPECT_LT(asked.size(), 30u);
 }
 
 }  // namespace

@@ -365,12 +365,20 @@ TEST_F(RetryingClientTest, ACompletedAssignmentEndsARowOfDamages) {
   EXPECT_TRUE(absl::IsDataLoss(client_->NextAssignment().status()));
 }
 
-// A lost connection is no sign of damage.
-TEST_F(RetryingClientTest, OtherLostConnectionsAreNotCounted) {
+// A lost connection is no sign of damage. A peer that is lost again and again,
+// though it can be joined, must not keep the processor busy.
+TEST_F(RetryingClientTest, OtherLostConnectionsAreFollowedByGrowingPauses) {
   Joined();
   Script("NextAssignment", std::deque<absl::Status>(100, kAway));
   EXPECT_TRUE(client_->NextAssignment().ok());
-  EXPECT_THAT(sleeper_.waits, IsEmpty());
+  ASSERT_EQ(sleeper_.waits.size(), 99u);
+  EXPECT_THAT(sleeper_.waits[0], UpTo(50));
+  EXPECT_THAT(sleeper_.waits[98], UpTo(2000));
+  // Something was completed in between.
+  ASSERT_TRUE(client_->ClosePush({}).ok());
+  Script("NextAssignment", {kAway});
+  EXPECT_TRUE(client_->NextAssignment().ok());
+  EXPECT_EQ(sleeper_.waits.size(), 99u);
 }
 
 TEST_F(RetryingClientTest, APullThatLosesTheConnectionIsTriedOnce) {

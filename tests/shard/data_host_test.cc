@@ -53,10 +53,18 @@ class KeptReports final : public CoordinatorStream {
     MutexLock lock(mu_);
     ++alive_;
   }
+  void SendLeaving() override {
+    MutexLock lock(mu_);
+    ++leaving_;
+  }
 
   int alive() const {
     MutexLock lock(mu_);
     return alive_;
+  }
+  int leaving() const {
+    MutexLock lock(mu_);
+    return leaving_;
   }
   std::vector<RemoteGradient> gradients() const {
     MutexLock lock(mu_);
@@ -82,6 +90,7 @@ class KeptReports final : public CoordinatorStream {
   std::vector<RemoteGradient> gradients_ ABSL_GUARDED_BY(mu_);
   std::vector<FoldReport> folds_ ABSL_GUARDED_BY(mu_);
   int alive_ ABSL_GUARDED_BY(mu_) = 0;
+  int leaving_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -437,9 +446,9 @@ TEST_F(DataHostTest, AnotherRunIsRefusedOnlyWhileThisOneIsConnected) {
 TEST_F(DataHostTest, AReadOfAVersionThatIsToComeWaitsForIt) {
   const auto link = Attached(1);
   std::optional<absl::StatusOr<SharedSnapshot>> read;
-  host_.Read("run", 1, Version(1), [&read](absl::StatusOr<SharedSnapshot> got) {
-    read = std::move(got);
-  });
+  host_.Read(
+      {.run_id = "run", .generation = 1}, Version(1),
+      [&read](absl::StatusOr<SharedSnapshot> got) { read = std::move(got); });
   EXPECT_FALSE(read.has_value());
   ASSERT_TRUE(
       host_.Handle(link.get(), shard_command::Abort{.skipped = Version(1)})
@@ -478,16 +487,53 @@ TEST_F(DataHostTest, AReadIsOfOneGeneration) {
   Attached(2);
   absl::Status told;
   const auto keep = [&told](auto answer) { told = answer.status(); };
-  host_.Read("run", 1, Version(0), keep);
+  host_.Read({.run_id = "run", .generation = 1}, Version(0), keep);
   EXPECT_TRUE(absl::IsUnavailable(told)) << told;
-  host_.Read("run", 2, Version(0), keep);
+  host_.Read({.run_id = "run", .generation = 2}, Version(0), keep);
   EXPECT_TRUE(told.ok()) << told;
+}
+
+TEST_F(DataHostTest, OnlyTheShardThatIsMeantServes) {
+  EXPECT_TRUE(absl::IsUnavailable(host_.Serves({.run_id = "run", .shard = 1})));
+  const auto link = Attached(2);
+  EXPECT_TRUE(host_.Serves({.run_id = "run", .shard = 1}).ok());
+  EXPECT_TRUE(host_.Serves({}).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      host_.Serves({.run_id = "other", .shard = 1})));
+  EXPECT_TRUE(
+      absl::IsUnavailable(host_.Serves({.run_id = "run", .generation = 1})));
+  absl::Status told;
+  host_.Read({.run_id = "run", .shard = 2}, Version(0),
+             [&told](auto answer) { told = answer.status(); });
+  EXPECT_TRUE(absl::IsFailedPrecondition(told)) << told;
+  EXPECT_THAT(
+      std::string(told.message()),
+      testing::HasSubstr("got a call for shard 2, but this is shard 1"));
+  host_.Detach(link.get());
+  EXPECT_TRUE(absl::IsUnavailable(host_.Serves({.run_id = "run", .shard = 1})));
+}
+
+TEST_F(DataHostTest, ShardZeroIsToldBeforeTheProcessStops) {
+  host_.Leave();
+  EXPECT_TRUE(absl::IsUnavailable(
+      host_.Attach(Attachment("run", 1), std::make_shared<KeptReports>())));
+
+  DataHost other({.fold_threads = 1}, clock_);
+  const auto link = std::make_shared<KeptReports>();
+  ASSERT_TRUE(other.Attach(Attachment("run", 1), link).ok());
+  other.Leave();
+  EXPECT_EQ(link->leaving(), 1);
+  // It is still needed for a checkpoint, and not by the next start of shard 0.
+  EXPECT_FALSE(link->end().has_value());
+  EXPECT_TRUE(other.attached());
+  EXPECT_TRUE(absl::IsUnavailable(
+      other.Attach(Attachment("run", 2), std::make_shared<KeptReports>())));
 }
 
 TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
   Attached(1);
   absl::Status told;
-  host_.Read("run", std::nullopt, Version(5),
+  host_.Read({.run_id = "run"}, Version(5),
              [&told](auto answer) { told = answer.status(); });
   clock_.Advance(absl::Seconds(29));
   host_.CheckStreams();
@@ -500,9 +546,9 @@ TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
 TEST_F(DataHostTest, AReadThatWaitsEndsWithItsShardZero) {
   const auto link = Attached(1);
   std::optional<absl::StatusOr<SharedSnapshot>> read;
-  host_.Read("run", 1, Version(1), [&read](absl::StatusOr<SharedSnapshot> got) {
-    read = std::move(got);
-  });
+  host_.Read(
+      {.run_id = "run", .generation = 1}, Version(1),
+      [&read](absl::StatusOr<SharedSnapshot> got) { read = std::move(got); });
   host_.Detach(link.get());
   ASSERT_TRUE(read.has_value());
   EXPECT_TRUE(absl::IsUnavailable(read->status()));

@@ -29,8 +29,10 @@ TEST_F(ShardStatsTest, NamesWhoIsNotThereYet) {
             "waiting for data shard 1 at a:1, not there yet; data shard 2 at "
             "b:2, not there yet");
   EXPECT_EQ(stats_.Attached(1, 5), std::nullopt);
+  // The name is said once.
+  stats_.Missing(2, "data shard 2 at b:2: unknown host");
   EXPECT_EQ(stats_.WaitingText(),
-            "waiting for data shard 2 at b:2, not there yet");
+            "waiting for data shard 2 at b:2, not there yet: unknown host");
   EXPECT_EQ(stats_.Attached(2, 5), std::nullopt);
   EXPECT_EQ(stats_.WaitingText(), "");
 }
@@ -41,11 +43,15 @@ TEST_F(ShardStatsTest, ALostShardIsNamedUntilItIsBack) {
   stats_.Lost(2, "it was killed");
   clock_->Advance(absl::Seconds(12));
   EXPECT_EQ(stats_.WaitingText(),
-            "waiting for data shard 2 at b:2, gone for 12 s");
+            "waiting for data shard 2 at b:2, gone for 12 s: it was killed");
+  stats_.Missing(2, "cannot be reached");
+  EXPECT_EQ(
+      stats_.WaitingText(),
+      "waiting for data shard 2 at b:2, gone for 12 s: cannot be reached");
   ShardFigures lost = stats_.figures(nullptr)[2];
   EXPECT_FALSE(lost.connected);
   EXPECT_EQ(lost.losses, 1);
-  EXPECT_EQ(lost.lost_because, "it was killed");
+  EXPECT_EQ(lost.lost_because, "cannot be reached");
   // Shard 0 of the next generation finds the first as it was.
   EXPECT_EQ(stats_.Attached(1, 6), std::nullopt);
   EXPECT_EQ(stats_.Attached(2, 6), absl::Seconds(12));
@@ -53,6 +59,7 @@ TEST_F(ShardStatsTest, ALostShardIsNamedUntilItIsBack) {
   const std::vector<ShardFigures> figures = stats_.figures(nullptr);
   EXPECT_TRUE(figures[2].connected);
   EXPECT_EQ(figures[2].losses, 1);
+  EXPECT_EQ(figures[2].lost_because, "it was killed");
   EXPECT_EQ(figures[1].losses, 0);
   for (const ShardFigures& shard : figures) EXPECT_EQ(shard.generation, 6);
 }
@@ -70,10 +77,10 @@ TEST_F(ShardStatsTest, ALossIsCountedOnce) {
 TEST_F(ShardStatsTest, AShardThatIsNotReachedAnyMoreIsGoneWithoutALoss) {
   stats_.Attached(1, 5);
   stats_.Attached(2, 5);
-  stats_.Missing(1);
+  stats_.Missing(1, "no connection");
   clock_->Advance(absl::Seconds(2));
   EXPECT_EQ(stats_.WaitingText(),
-            "waiting for data shard 1 at a:1, gone for 2 s");
+            "waiting for data shard 1 at a:1, gone for 2 s: no connection");
   EXPECT_EQ(stats_.figures(nullptr)[1].losses, 0);
   EXPECT_EQ(stats_.Attached(1, 6), absl::Seconds(2));
 }

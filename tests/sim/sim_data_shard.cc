@@ -57,6 +57,7 @@ class SimDataShard::LinkEnd final : public CoordinatorStream {
   }
   // The simulated network tells of the end of a link itself.
   void SendAlive() override {}
+  void SendLeaving() override {}
 
  private:
   void Send(ShardNetwork::ServerEvent event) {
@@ -200,8 +201,10 @@ void SimDataShard::OnLinkEnd(const SharedLink& link) {
 void SimDataShard::Fetch(int32_t generation, Version version,
                          DataHost::OnRead done) {
   Handle([&] {
-    host_.Read(world_.scenario.run.coordinator.run_id, generation, version,
-               std::move(done));
+    host_.Read({.run_id = world_.scenario.run.coordinator.run_id,
+                .generation = generation,
+                .shard = index_},
+               version, std::move(done));
   });
 }
 
@@ -271,8 +274,10 @@ void SimDataShard::Read(int32_t generation, Version version,
     done(std::move(snapshot));
   };
   Handle([&] {
-    host_.Read(world_.scenario.run.coordinator.run_id, generation, version,
-               std::move(checked));
+    host_.Read({.run_id = world_.scenario.run.coordinator.run_id,
+                .generation = generation,
+                .shard = index_},
+               version, std::move(checked));
   });
 }
 

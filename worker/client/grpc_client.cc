@@ -373,11 +373,11 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
   membership_ = membership;
   return_to_ = membership.incarnation;
   // Gradients and weights would wait for a connection for ever.
-  COHORT_RETURN_IF_ERROR(
-      shards_.AwaitAll(connection_->data_shards, options_.tls, link_, deadline,
-                       [this](const std::string& text) {
-                         Observe(absl::StrCat("waiting: ", text));
-                       }));
+  COHORT_RETURN_IF_ERROR(shards_.AwaitAll(
+      membership.run_id, connection_->data_shards, options_.tls, link_,
+      deadline, [this](const std::string& text) {
+        Observe(absl::StrCat("waiting: ", text));
+      }));
   if (registered_.has_value() &&
       registered_->incarnation != membership.incarnation) {
     return RegisterAgain(deadline);

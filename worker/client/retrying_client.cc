@@ -30,7 +30,7 @@ RetryingClient::RetryingClient(std::unique_ptr<Client> once,
       options_(options),
       clock_(clock),
       sleeper_(sleeper),
-      damage_backoff_(options.backoff_seed),
+      loss_backoff_(options.backoff_seed),
       join_backoff_(options.backoff_seed) {
   once_->SetObserver([this](const std::string& sentence) {
     heard_wait_ = true;
@@ -73,27 +73,26 @@ absl::StatusOr<Assignment> RetryingClient::NextAssignment() {
     absl::StatusOr<Assignment> assignment = once_->NextAssignment();
     if (!IsReconnectable(assignment.status())) return assignment;
     Observe(absl::StrCat("reconnecting: ", assignment.status().message()));
-    COHORT_RETURN_IF_ERROR(CheckDamage(assignment.status()));
+    COHORT_RETURN_IF_ERROR(PaceReturn(assignment.status()));
     COHORT_RETURN_IF_ERROR(Connect().status());
   }
 }
 
-absl::Status RetryingClient::CheckDamage(const absl::Status& lost) {
-  if (!IsDamage(lost)) return absl::OkStatus();
-  if (++damages_ == kDamagesMax) {
+absl::Status RetryingClient::PaceReturn(const absl::Status& lost) {
+  if (IsDamage(lost) && ++damages_ == kDamagesMax) {
     return absl::DataLossError(
         absl::StrCat(lost.message(), "; this was the ", kDamagesMax,
                      "th connection in a row on which something was damaged"));
   }
-  // The first time, as after any other lost connection, without a pause.
-  if (damages_ == 1) return absl::OkStatus();
-  return sleeper_.Pause(damage_backoff_.Next());
+  if (++losses_ == 1) return absl::OkStatus();
+  return sleeper_.Pause(loss_backoff_.Next());
 }
 
 void RetryingClient::NoteDone(const absl::Status& done) {
   if (!done.ok()) return;
+  losses_ = 0;
   damages_ = 0;
-  damage_backoff_.Reset();
+  loss_backoff_.Reset();
 }
 
 absl::StatusOr<PushResult> RetryingClient::ClosePush(

@@ -18,7 +18,8 @@ namespace cohort {
 //   Join            until server_timeout, while the server is away or the rank
 //                   is taken
 //   Register        likewise; joins again before each further try
-//   NextAssignment  joins again whenever the connection or incarnation is lost;
+//   NextAssignment  joins again whenever the connection or incarnation is lost,
+//                   after growing pauses if nothing is completed in between;
 //                   ten times at most if all that was sent in between, or all
 //                   answers, were damaged on their way
 //   Pull            five times at most, if the reply was damaged on its way
@@ -51,9 +52,10 @@ class RetryingClient final : public ForwardingClient {
  private:
   // Joins, for the first time or again; retries until server_timeout.
   absl::StatusOr<Membership> Connect();
-  // After a connection was lost: pauses or gives up if damage was the reason,
-  // and was before.
-  absl::Status CheckDamage(const absl::Status& lost);
+  // After a connection was lost: pauses unless it is the first time since the
+  // last completed assignment. Errors: DataLoss: it was damage too often; those
+  // of Sleeper::Pause.
+  absl::Status PaceReturn(const absl::Status& lost);
   // An assignment was completed if `done` is OK.
   void NoteDone(const absl::Status& done);
   void Observe(const std::string& sentence);
@@ -71,9 +73,11 @@ class RetryingClient final : public ForwardingClient {
   // Whether `once_` has reported a wait since this was last cleared.
   bool heard_wait_ = false;
   bool joined_ = false;
-  // Connections that were lost by damage since the last completed assignment.
+  // Connections that were lost since the last completed assignment, and those
+  // of them that were lost by damage.
+  int losses_ = 0;
   int damages_ = 0;
-  Backoff damage_backoff_;
+  Backoff loss_backoff_;
   // When the last obstacle was reported.
   std::optional<Instant> obstacle_told_at_;
   // Shared by all connections: a worker whose server restarts repeatedly draws

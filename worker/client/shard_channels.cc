@@ -3,12 +3,15 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
+#include <chrono>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "cohort/v1/parameters.grpc.pb.h"
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
+#include "common/wire/message_checksum.h"
 #include "common/wire/reach.h"
 
 namespace cohort {
@@ -18,6 +21,29 @@ namespace {
 constexpr absl::Duration kTryMax = absl::Seconds(2);
 constexpr absl::Duration kPause = absl::Milliseconds(500);
 constexpr absl::Duration kTellInterval = absl::Seconds(10);
+
+// Asks the process behind `channel` whether it is data shard `shard` of the
+// run. Errors: Unavailable: it is not, or not now, with its answer.
+absl::Status AskWhetherItServes(const std::shared_ptr<grpc::Channel>& channel,
+                                const std::string& run_id, int32_t shard) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(kTryMax));
+  v1::PullRequest request;
+  request.set_run_id(run_id);
+  request.set_shard(shard);
+  AddMessageChecksum(&request);
+  const auto reader = v1::Parameters::NewStub(channel)->Pull(&context, request);
+  v1::PullReply none;
+  while (reader->Read(&none)) {
+  }
+  const grpc::Status end = reader->Finish();
+  if (end.ok()) return absl::OkStatus();
+  return absl::UnavailableError(end.error_code() ==
+                                        grpc::StatusCode::UNIMPLEMENTED
+                                    ? "it is no data shard"
+                                    : end.error_message());
+}
 
 }  // namespace
 
@@ -30,8 +56,9 @@ std::shared_ptr<grpc::Channel> ShardChannels::To(const std::string& address) {
 }
 
 absl::Status ShardChannels::AwaitAll(
-    const std::vector<std::string>& addresses, const TlsFiles& tls, Link& link,
-    Instant deadline, const std::function<void(const std::string&)>& on_wait) {
+    const std::string& run_id, const std::vector<std::string>& addresses,
+    const TlsFiles& tls, Link& link, Instant deadline,
+    const std::function<void(const std::string&)>& on_wait) {
   // All connect at once.
   for (const std::string& address : addresses) {
     To(address)->GetState(/*try_to_connect=*/true);
@@ -40,8 +67,12 @@ absl::Status ShardChannels::AwaitAll(
   for (size_t i = 0; i < addresses.size();) {
     const auto& channel = To(addresses[i]);
     const bool ready = channel->GetState(false) == GRPC_CHANNEL_READY;
-    const absl::Status reached =
+    absl::Status reached =
         ready ? absl::OkStatus() : Reach(channel, addresses[i], tls, kTryMax);
+    if (reached.ok()) {
+      reached =
+          AskWhetherItServes(channel, run_id, static_cast<int32_t>(i) + 1);
+    }
     COHORT_RETURN_IF_ERROR(link.Check());
     if (reached.ok()) {
       ++i;

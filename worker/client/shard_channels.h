@@ -37,11 +37,13 @@ class ShardChannels {
   void Clear() { channels_.clear(); }
 
   // Connects to the data shards from shard 1 on, and returns once all can be
-  // reached. `on_wait` is told at intervals which one cannot be, and why. `tls`
-  // are the files behind the security, for finding out why.
-  // Errors: Unavailable: one cannot be reached until `deadline`; those of
+  // reached and serve the run, each as the shard that it is taken for.
+  // `on_wait` is told at intervals which one does not, and why. `tls` are the
+  // files behind the security, for finding out why.
+  // Errors: Unavailable: one is not there until `deadline`; those of
   //   Link::Check.
-  absl::Status AwaitAll(const std::vector<std::string>& addresses,
+  absl::Status AwaitAll(const std::string& run_id,
+                        const std::vector<std::string>& addresses,
                         const TlsFiles& tls, Link& link, Instant deadline,
                         const std::function<void(const std::string&)>& on_wait);
 

@@ -200,11 +200,17 @@ struct BegunPull {
   v1::PullHeader header;
 };
 
-// `name` is used in errors. `generation`: see PullRequest.
+// See PullRequest.
+struct AtDataShard {
+  int32_t shard = 0;
+  int64_t generation = 0;
+};
+
+// `name` is used in errors. `at`: absent at the run's server.
 absl::StatusOr<BegunPull> BeginPull(const BulkTarget& target,
                                     const PullOptions& options,
                                     const std::string& name,
-                                    std::optional<int64_t> generation = {}) {
+                                    std::optional<AtDataShard> at = {}) {
   const Link& link = *target.link;
   BegunPull begun{.call = std::make_unique<BulkCall>(
                       target, "/cohort.v1.Parameters/Pull", name)};
@@ -216,7 +222,10 @@ absl::StatusOr<BegunPull> BeginPull(const BulkTarget& target,
   request.set_weights(options.weights);
   request.set_statistics(options.statistics);
   request.set_statistics_kind(options.statistics_kind);
-  if (generation.has_value()) request.set_generation(*generation);
+  if (at.has_value()) {
+    request.set_shard(at->shard);
+    request.set_generation(at->generation);
+  }
   AddMessageChecksum(&request);
   COHORT_RETURN_IF_ERROR(call.Send(EncodeFrame(request, ByteRope())));
   call.FinishWrites();
@@ -260,15 +269,16 @@ absl::StatusOr<std::vector<BegunPull>> BeginFurtherPulls(
   same.version = Version(header.version());
   same.statistics = false;
   for (const std::string& address : header.further_shards()) {
+    const auto shard = static_cast<int32_t>(further.size()) + 1;
     COHORT_RETURN_IF_ERROR(CheckServerAddress("further_shards", address));
     BulkTarget data_shard = target;
     data_shard.channel = target.shards->To(address);
     data_shard.server = address;
     COHORT_ASSIGN_OR_RETURN(
         further.emplace_back(),
-        BeginPull(data_shard, same,
-                  absl::StrCat("the pull from data shard ", further.size() + 1),
-                  header.generation()));
+        BeginPull(
+            data_shard, same, absl::StrCat("the pull from data shard ", shard),
+            AtDataShard{.shard = shard, .generation = header.generation()}));
   }
   return further;
 }

@@ -211,6 +211,8 @@ int ExitCodeForRun(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kFailedPrecondition:
     case absl::StatusCode::kResourceExhausted:
+    // The address is that of another program, or of a data shard.
+    case absl::StatusCode::kUnimplemented:
       return kExitConfig;
     case absl::StatusCode::kUnauthenticated:
     case absl::StatusCode::kPermissionDenied:
