@@ -132,8 +132,14 @@ std::string StartText(const RunView& run, Instant now) {
     limit = absl::StrCat("starts without ", waited.size() == 1 ? "it" : "them",
                          " in ", SecondsText(left));
   }
-  return absl::StrCat("waiting for ", Ranks(waited), " to join and register, ",
-                      limit);
+  const bool all_here =
+      std::all_of(waited.begin(), waited.end(), [&run](Rank rank) {
+        return run.ranks[rank].state == Worker::State::kLive;
+      });
+  return absl::StrCat(
+      "waiting for ", Ranks(waited), all_here ? " to" : " to join and",
+      " register, ", limit,
+      all_here ? "; if that takes long, look at the worker's log" : "");
 }
 
 std::string LostText(const RunView& run, const std::vector<Rank>& lost,

@@ -42,7 +42,9 @@ absl::Status RequestError(Context& context, const absl::Status& status,
   AdminClient server(context.server.target(),
                      std::min(context.timeout, kStatusMax));
   const absl::StatusOr<v1::Status> run = server.GetStatus();
-  const std::string missing = run.ok() ? MissingShardsText(*run) : "";
+  // A run that is over waits for none.
+  const std::string missing =
+      run.ok() && !run->ended() ? MissingShardsText(*run) : "";
   if (missing.empty()) {
     return WithNext(status, absl::StatusCode::kFailedPrecondition, next);
   }
@@ -66,14 +68,6 @@ DrainOutlook OutlookOf(const absl::StatusOr<v1::Status>& status,
                          ": the server does not answer any more, as after the "
                          "end of a run"),
             ""};
-  }
-  // The run goes on from a checkpoint when they are back, and ends there.
-  const std::string missing = MissingShardsText(*status);
-  if (!missing.empty()) {
-    return {absl::StrCat("the drain is accepted: the run ends once its data "
-                         "shards are connected; it waits for ",
-                         missing),
-            kMissingShardHint};
   }
   if (status->ended()) {
     return {

@@ -41,8 +41,8 @@ std::string ShardStateText(const v1::ShardStatus& shard,
 std::string MissingShardsText(const v1::Status& status);
 // The way to get them back, as the rest of a sentence.
 inline constexpr char kMissingShardHint[] =
-    "start `cohort-server --data_shard` at that address, with the flags that "
-    "it had; if it runs, look at its log; if it hangs, kill it first";
+    "mend what is named, or start `cohort-server --data_shard` at that address "
+    "with the flags that it had; if it hangs, kill it first";
 // The share of the shard's time for commits in which all others were ready,
 // "12 %"; empty before the first commit.
 std::string HoldupText(const v1::ShardStatus& shard);

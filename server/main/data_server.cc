@@ -168,16 +168,17 @@ bool DataServer::Wait() {
   return ended_;
 }
 
-// An engine stops all processes of a run at once. Shard 0 then writes a
-// checkpoint, with this shard's part, before it disconnects.
+// Shard 0 writes a checkpoint, with this shard's part, before it disconnects,
+// also if an engine stops all processes of a run at once.
 void DataServer::StayForShard0() {
   // Less than what engines leave a process to stop in: 30 s.
   constexpr absl::Duration kStayMax = absl::Seconds(20);
   constexpr absl::Duration kPoll = absl::Milliseconds(50);
+  host_.Leave();
   if (!host_.attached()) return;
   Log(LogLevel::kInfo,
-      "stopping once shard 0 has disconnected, or in 20 s; a second signal "
-      "stops at once");
+      "stopping once shard 0 has written a checkpoint and disconnected, or in "
+      "20 s; a second signal stops at once");
   const Instant deadline = clock_.Now() + kStayMax;
   while (host_.attached() && clock_.Now() < deadline) {
     MutexLock lock(mu_);

@@ -200,19 +200,32 @@ absl::Status Server::Start() {
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here because the base class is private.
       static_cast<RunListener&>(*this));
+  if (restored.has_value() && coordinator.shards > 1) {
+    MutexLock lock(mu_);
+    whole_ = restored->state.snapshot;
+  }
   COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
   StartReport();
   COHORT_RETURN_IF_ERROR(StartOps());
   PrintStart();
+  if (options_.handover.drain.has_value()) {
+    // Asked for before the loss of a data shard, which does not undo it. It
+    // fails only if the run is over.
+    shard_->Drain(*options_.handover.drain).IgnoreError();
+  }
   // Page and cohortctl name the data shards that are not there. Workers are
   // refused until then.
   COHORT_RETURN_IF_ERROR(AttachDataShards());
   files_->ForgetRestored();
   recorder_->Begin();
   COHORT_RETURN_IF_ERROR(WriteAddressFile(options_.address_file, address_));
-  started_ = true;
   shard_->Start(address_);
+  if (!OverBeforeStart()) {
+    // Later versions are at the data shards.
+    MutexLock lock(mu_);
+    whole_ = nullptr;
+  }
   if (ops_ != nullptr) ops_->SetReady(absl::OkStatus());
   return absl::OkStatus();
 }
@@ -264,6 +277,7 @@ RunSummary Server::Wait() {
   while (std::optional<RunState> milestone = AwaitMilestone()) {
     StoreMilestone(*std::move(milestone));
   }
+  LetShardLeave();
   {
     MutexLock lock(mu_);
     if (!summary_.outcome.has_value()) summary_.lost_shard = lost_shard_;
@@ -333,7 +347,8 @@ void Server::Stop() {
   if (admin_ != nullptr) admin_->Shutdown(kCallGrace);
   if (transport_ != nullptr) transport_->Shutdown(kCallGrace);
   if (shard_ != nullptr) shard_->Stop();
-  const bool without_shards = !data_shards_.empty() && !started_;
+  const bool without_shards =
+      !data_shards_.empty() && !attached_ && !summary.outcome.has_value();
   if (recorder_ != nullptr && (without_shards || !summary.lost_shard.empty())) {
     // The partitions of this version are gone, or were never here.
     recorder_->Finish();
@@ -385,7 +400,8 @@ void Server::WriteModelAndStaleness(RunSummary& summary) {
 void Server::WaitForLeavers() {
   const Instant deadline = clock_.Now() + options_.leave_grace;
   // Workers that were not told of the end are on their way back.
-  const bool come_back = !options_.ended_shard_addresses.empty();
+  const bool come_back =
+      !options_.ended_shard_addresses.empty() || OverBeforeStart();
   MutexLock lock(mu_);
   while ((come_back || shard_->streams().sessions() > 0) && !stop_requested_ &&
          clock_.Now() < deadline) {
@@ -498,10 +514,22 @@ void Server::OnCommitted(const CommitRecord& record,
 
 void Server::OnPolicyChanged(const PolicyRecord& record) {
   recorder_->PolicyChanged(record);
-  // The loss of a data shard, after which nobody has to act, does not undo it.
-  if (data_shards_.empty()) return;
+  KeepChange();
+}
+
+// A restart does not undo the change.
+void Server::KeepChange() {
   absl::StatusOr<RunState> state = shard_->State();
-  if (state.ok()) files_->OfferCheckpoint(*std::move(state));
+  if (state.ok()) files_->KeepChange(*std::move(state));
+}
+
+void Server::OnChangedBeforeStart() {
+  if (shard_->Status().ended) {
+    MutexLock lock(mu_);
+    over_before_start_ = true;
+    return;
+  }
+  KeepChange();
 }
 
 void Server::OnEvaluated(const EvaluationRecord& record) {

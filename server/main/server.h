@@ -110,17 +110,25 @@ class Server : private RunListener {
   absl::Status ListenForAdmin(Transport::Services services);
   // ---- data shards; see server_shards.cc
   void MakeDataShards(const std::vector<std::string>& addresses);
-  // Waits until all are there. Errors: those of DataShardClient::Attach.
+  // Waits until all are there, or the run is drained without them. Errors:
+  // those of DataShardClient::Attach.
   absl::Status AttachDataShards();
+  bool OverBeforeStart() const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status AttachDataShard(size_t i, const std::function<bool()>& give_up);
   void NoteContinued();
   // For page, metrics and events.
   void NoteShardLost(int32_t shard, const absl::Status& why);
+  // Writes a checkpoint and gives up a data shard that is to stop, if there is
+  // one.
+  void LetShardLeave() ABSL_LOCKS_EXCLUDED(mu_);
+  void OnShardLeaving(int32_t shard) ABSL_LOCKS_EXCLUDED(mu_);
   // The run goes on in another server.
   void OnShardLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // `state` with the partitions of all shards. May block.
   absl::StatusOr<RunState> WithAllPartitions(RunState state);
   absl::StatusOr<RunState> WholeState();
+  // All partitions of `version`, if they are here.
+  SharedSnapshot WholeHere(Version version) const ABSL_LOCKS_EXCLUDED(mu_);
   void EndDataShards(bool run_is_over);
   // Waits for a milestone, or until Wait has something else to do: absent then.
   std::optional<RunState> AwaitMilestone() ABSL_LOCKS_EXCLUDED(mu_);
@@ -143,6 +151,8 @@ class Server : private RunListener {
   absl::StatusOr<Version> CheckpointNow();
   absl::StatusOr<Version> ExportNow();
   void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
+  // Writes a checkpoint of a live change.
+  void KeepChange();
   void WriteResults(RunSummary& summary);
   void NoteLostAtTheEnd(RunSummary& summary) ABSL_LOCKS_EXCLUDED(mu_);
   void WriteModelAndStaleness(RunSummary& summary);
@@ -161,6 +171,7 @@ class Server : private RunListener {
   void OnCheckpoint(RunState state) override;
   void OnMilestone(RunState state) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnChangedBeforeStart() override ABSL_LOCKS_EXCLUDED(mu_);
   void OnFolded(absl::Duration took) override;
   void OnDrift(const std::vector<LayerDrift>& drift) override;
 
@@ -186,13 +197,18 @@ class Server : private RunListener {
   // True once all results of the run are written and printed.
   bool concluded_ ABSL_GUARDED_BY(mu_) = false;
   RunSummary summary_ ABSL_GUARDED_BY(mu_);
+  // Drained while data shards were awaited.
+  bool over_before_start_ ABSL_GUARDED_BY(mu_) = false;
+  // The data shard that is to stop; 0: none.
+  int32_t leaving_shard_ ABSL_GUARDED_BY(mu_) = 0;
   // Why a data shard was lost; empty if none was.
   std::string lost_shard_ ABSL_GUARDED_BY(mu_);
   // The run waits until it is on disk.
   std::optional<RunState> milestone_ ABSL_GUARDED_BY(mu_);
-  // All partitions of the last version; null before the end. No data shard is
-  // needed for the results then.
-  SharedSnapshot last_version_ ABSL_GUARDED_BY(mu_);
+  // All partitions of the version that is restored, until training starts, and
+  // of the last one. No data shard is needed for its checkpoints and results.
+  // Null between.
+  SharedSnapshot whole_ ABSL_GUARDED_BY(mu_);
 
   // Destroyed in the reverse order: each uses those before it. Null without
   // --trace.
@@ -201,9 +217,9 @@ class Server : private RunListener {
   std::unique_ptr<RunFiles> files_;
   // Null if no memory is shared.
   std::shared_ptr<SharedFloatFiles> local_weights_;
-  // The data shards are being told of the model. Set before anything can ask
-  // for their partitions.
-  std::atomic<bool> started_ = false;
+  // All data shards are there, and are being told of the model. Set before
+  // anything can ask for their partitions.
+  std::atomic<bool> attached_ = false;
   // Null if there are no data shards.
   std::shared_ptr<ShardStats> shard_stats_;
   // Gone once the server has stopped.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -79,8 +80,9 @@ absl::Status CheckShards(const ServerOptions& options) {
 absl::StatusOr<std::vector<std::string>> ParseShardAddresses(
     absl::string_view text) {
   std::vector<std::string> addresses;
-  for (const absl::string_view item :
-       absl::StrSplit(text, ',', absl::SkipEmpty())) {
+  for (const absl::string_view part :
+       absl::StrSplit(text, ',', absl::SkipWhitespace())) {
+    const absl::string_view item = absl::StripAsciiWhitespace(part);
     const std::optional<NumberRange> range = FindRange(item);
     const int32_t first = range.has_value() ? range->first : 0;
     const int32_t last = range.has_value() ? range->last : 0;
@@ -100,6 +102,11 @@ absl::StatusOr<std::vector<std::string>> ParseShardAddresses(
                               ? absl::StrCat(range->before, i, range->after)
                               : std::string(item));
     }
+  }
+  if (addresses.empty() && !text.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--shard_addresses: got '", text,
+                     "' without an address, want one or an empty list"));
   }
   return addresses;
 }

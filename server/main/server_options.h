@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ struct Handover {
   std::vector<EarlierEvent> events;
   // The number of policies in the run's history, the first one included.
   size_t policies = 0;
+  // The reason, if an operator has asked for the run's end.
+  std::optional<std::string> drain;
 };
 
 struct ServerOptions {

@@ -56,7 +56,9 @@ absl::StatusOr<std::unique_ptr<ServerSecurity>> ServerSecurity::Open(
     return absl::InvalidArgumentError(
         absl::StrCat("--tls_cert: got the certificate of ", own.Uri(),
                      ", want that of a server, such as spiffe://", own.domain,
-                     "/cohort/", own.run, "/server/0"));
+                     "/cohort/", own.run,
+                     "/server/0 (data shards: /server/1 "
+                     "and so on)"));
   }
   opened->access_ = std::make_unique<AccessControl>(
       own, opened->tokens_.get(),

@@ -38,6 +38,13 @@ int SilentChecks(absl::Duration lease) {
       std::clamp(std::ceil(checks), 2.0, double{kChecksMax}));
 }
 
+void LogUnreached(int32_t shard, const std::string& address) {
+  Log(LogLevel::kWarning,
+      absl::StrCat("data shard ", shard, " at ", address,
+                   " does not answer; if it is started again, stop it: the "
+                   "run is over"));
+}
+
 }  // namespace
 
 void Server::MakeDataShards(const std::vector<std::string>& addresses) {
@@ -72,6 +79,7 @@ void Server::MakeDataShards(const std::vector<std::string>& addresses) {
                 [this, i](FoldReport report) {
                   return shard_->RemoteFolded(i, std::move(report));
                 },
+            .on_leaving = [this, i] { OnShardLeaving(i); },
             .on_end =
                 [this, i](const absl::Status& why) {
                   NoteShardLost(i, why);
@@ -87,7 +95,7 @@ absl::Status Server::AttachDataShards() {
   {
     std::atomic<bool> failed = false;
     const auto give_up = [this, &failed] {
-      return failed.load() ||
+      return failed.load() || OverBeforeStart() ||
              (options_.stop_requested != nullptr && options_.stop_requested());
     };
     // All at once, so that each one that is not there is named. The pool's
@@ -101,6 +109,7 @@ absl::Status Server::AttachDataShards() {
       COHORT_CHECK(accepted.ok(), accepted.message());
     }
   }
+  if (OverBeforeStart()) return absl::OkStatus();
   absl::Status status;
   for (const absl::Status& one : attached) {
     // The others were given up because of it.
@@ -108,6 +117,7 @@ absl::Status Server::AttachDataShards() {
     status.Update(one);
   }
   COHORT_RETURN_IF_ERROR(status);
+  attached_ = true;
   shard_watch_ = std::make_unique<PeriodicTask>("shards", kAliveCheck, [this] {
     for (const auto& shard : data_shards_) shard->CheckAlive();
   });
@@ -132,7 +142,7 @@ absl::Status Server::AttachDataShard(size_t i,
   COHORT_RETURN_IF_ERROR(data_shards_[i]->Attach(
       [&](const std::string& why) {
         // It may have ended while no one was connected to it.
-        shard_stats_->Missing(shard);
+        shard_stats_->Missing(shard, why);
         const std::string text = absl::StrCat("waiting for ", name);
         if (ops_ != nullptr) ops_->SetReady(absl::UnavailableError(text));
         Log(LogLevel::kWarning,
@@ -151,6 +161,11 @@ absl::Status Server::AttachDataShard(size_t i,
   return absl::OkStatus();
 }
 
+bool Server::OverBeforeStart() const {
+  MutexLock lock(mu_);
+  return over_before_start_;
+}
+
 void Server::NoteShardLost(int32_t shard, const absl::Status& why) {
   if (shard_stats_ == nullptr) return;
   shard_stats_->Lost(shard, std::string(why.message()));
@@ -165,11 +180,50 @@ void Server::OnShardLost(const absl::Status& why) {
   changed_.NotifyAll();
 }
 
+void Server::OnShardLeaving(int32_t shard) {
+  const auto i = static_cast<size_t>(shard) - 1;
+  // Nothing was done since the checkpoint that is continued from.
+  if (!attached_) return data_shards_[i]->Release();
+  MutexLock lock(mu_);
+  leaving_shard_ = shard;
+  changed_.NotifyAll();
+}
+
+void Server::LetShardLeave() {
+  int32_t shard = 0;
+  {
+    MutexLock lock(mu_);
+    // A stop of all writes the last checkpoint, and the end of the run needs no
+    // other.
+    if (stop_requested_ || stopping_ || summary_.outcome.has_value() ||
+        !lost_shard_.empty()) {
+      return;
+    }
+    shard = leaving_shard_;
+  }
+  if (shard == 0) return;
+  // The others repeat nothing of what was done until now. The log tells of an
+  // error.
+  const absl::StatusOr<RunState> state = shard_->State();
+  if (state.ok()) files_->SaveCheckpoint(*state).IgnoreError();
+  {
+    MutexLock lock(mu_);
+    if (stop_requested_) return;
+  }
+  const auto i = static_cast<size_t>(shard);
+  const absl::Status why = absl::UnavailableError(
+      absl::StrCat("data shard ", shard, " at ",
+                   options_.shard_addresses[i - 1], ": it is being stopped"));
+  NoteShardLost(shard, why);
+  OnShardLost(why);
+}
+
 Handover Server::TakeHandover() {
   return {.shards = shard_stats_,
           .trace = trace_,
           .events = stats_.events(),
-          .policies = shard_ == nullptr ? 0 : shard_->Policy().history.size()};
+          .policies = shard_->Policy().history.size(),
+          .drain = shard_->drain_asked_for()};
 }
 
 void Server::NoteContinued() {
@@ -216,6 +270,7 @@ std::optional<RunState> Server::AwaitMilestone() {
   while (!summary_.outcome.has_value() && !stop_requested_ && !stopping_ &&
          lost_shard_.empty()) {
     if (milestone_.has_value()) return std::exchange(milestone_, std::nullopt);
+    if (leaving_shard_ > 0) return std::nullopt;
     changed_.Wait(mu_);
   }
   return std::nullopt;
@@ -229,7 +284,7 @@ void Server::StoreMilestone(RunState state) {
   if (whole->ended.has_value()) recorder_->Finish();
   if (whole->last) {
     MutexLock lock(mu_);
-    last_version_ = whole->snapshot;
+    whole_ = whole->snapshot;
   }
   // The log tells of an error; the next checkpoint may succeed.
   files_->SaveCheckpoint(*whole).IgnoreError();
@@ -242,14 +297,21 @@ absl::StatusOr<RunState> Server::WithAllPartitions(RunState state) {
       std::find(weights.begin(), weights.end(), nullptr) == weights.end()) {
     return state;
   }
-  if (!started_) {
-    return absl::UnavailableError("the data shards have no model yet");
-  }
-  // The state keeps the version alive at the data shards until it is here.
   auto whole = std::make_shared<ModelSnapshot>(*state.snapshot);
-  for (const auto& data_shard : data_shards_) {
-    COHORT_RETURN_IF_ERROR(
-        data_shard->Fetch(whole->version, *state.model, *whole));
+  if (const SharedSnapshot here = WholeHere(whole->version)) {
+    for (size_t p = 0; p < whole->weights.size(); ++p) {
+      if (whole->weights[p] != nullptr) continue;
+      whole->weights[p] = here->weights[p];
+      whole->slots[p] = here->slots[p];
+    }
+  } else if (!attached_) {
+    return absl::UnavailableError("the data shards have no model yet");
+  } else {
+    // The state keeps the version alive at the data shards until it is here.
+    for (const auto& data_shard : data_shards_) {
+      COHORT_RETURN_IF_ERROR(
+          data_shard->Fetch(whole->version, *state.model, *whole));
+    }
   }
   for (size_t p = 0; p < whole->weights.size(); ++p) {
     if (whole->weights[p] != nullptr) continue;
@@ -261,15 +323,13 @@ absl::StatusOr<RunState> Server::WithAllPartitions(RunState state) {
   return state;
 }
 
+SharedSnapshot Server::WholeHere(Version version) const {
+  MutexLock lock(mu_);
+  return whole_ != nullptr && whole_->version == version ? whole_ : nullptr;
+}
+
 absl::StatusOr<RunState> Server::WholeState() {
   COHORT_ASSIGN_OR_RETURN(RunState state, shard_->State());
-  {
-    MutexLock lock(mu_);
-    if (last_version_ != nullptr &&
-        last_version_->version == state.snapshot->version) {
-      state.snapshot = last_version_;
-    }
-  }
   return WithAllPartitions(std::move(state));
 }
 
@@ -291,11 +351,8 @@ void Server::EndShardsOfOverRun() {
         data_shards_[i]->Attach([](const std::string&) {},
                                 [&] { return clock_.Now() >= own_deadline; });
     if (attached.ok()) continue;
-    Log(LogLevel::kWarning,
-        absl::StrCat("data shard ", i + 1, " at ",
-                     options_.ended_shard_addresses[i],
-                     " does not answer; if it is started again, stop it: the "
-                     "run is over"));
+    LogUnreached(static_cast<int32_t>(i) + 1,
+                 options_.ended_shard_addresses[i]);
   }
 }
 
@@ -304,6 +361,11 @@ void Server::EndDataShards(bool run_is_over) {
     EndShardsOfOverRun();
   }
   shard_watch_.reset();
+  if (run_is_over && OverBeforeStart()) {
+    for (const ShardFigures& shard : shard_stats_->figures(nullptr)) {
+      if (!shard.connected) LogUnreached(shard.shard, shard.address);
+    }
+  }
   for (const auto& data_shard : data_shards_) {
     if (run_is_over) data_shard->EndRun();
   }

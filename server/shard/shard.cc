@@ -101,12 +101,13 @@ Shard::Shard(const ShardOptions& options, const RunState* restored,
 Shard::~Shard() { Stop(); }
 
 void Shard::Start(const std::string& address) {
-  if (restored_model_ != nullptr) {
+  // A run that was drained before needs no data shards.
+  if (restored_model_ != nullptr && !Status().ended) {
     SendToShards(commands_.Install(restored_model_, restored_snapshot_,
                                    Policy().settings));
-    restored_model_ = nullptr;
-    restored_snapshot_ = nullptr;
   }
+  restored_model_ = nullptr;
+  restored_snapshot_ = nullptr;
   {
     MutexLock lock(mu_);
     address_ = address;
@@ -488,16 +489,27 @@ StatusView Shard::Status() const {
 }
 
 absl::StatusOr<Version> Shard::Drain(const std::string& reason) {
-  return Handle([&](Coordinator& core, Instant now,
-                    Effects& out) -> absl::StatusOr<Version> {
-    const StatusView view = core.Status(now);
-    if (view.ended) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("the run is already ", view.state));
-    }
-    core.Drain(reason, now, out);
-    return view.version;
-  });
+  const absl::StatusOr<Version> drained =
+      Handle([&](Coordinator& core, Instant now,
+                 Effects& out) -> absl::StatusOr<Version> {
+        const StatusView view = core.Status(now);
+        if (view.ended) {
+          return absl::FailedPreconditionError(
+              absl::StrCat("the run is already ", view.state));
+        }
+        core.Drain(reason, now, out);
+        return view.version;
+      });
+  if (drained.ok()) {
+    MutexLock lock(mu_);
+    drain_asked_for_ = reason;
+  }
+  return drained;
+}
+
+std::optional<std::string> Shard::drain_asked_for() const {
+  MutexLock lock(mu_);
+  return drain_asked_for_;
 }
 
 CoordinatorOptions Shard::options() const {

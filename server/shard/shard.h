@@ -59,6 +59,9 @@ class RunListener {
   // Shard::CheckpointStored then, from any thread. With several shards only.
   virtual void OnMilestone(RunState state) = 0;
   virtual void OnEnded(const effect::RunEnded& ended) = 0;
+  // An operator's request has changed something before Start. It is told again,
+  // by the methods above, from then on. Called by any thread.
+  virtual void OnChangedBeforeStart() = 0;
   // A partition was folded and updated. Unlike the other methods, it is called
   // by any thread and out of order.
   virtual void OnFolded(absl::Duration took) = 0;
@@ -234,6 +237,9 @@ class Shard {
   // Returns the version at the time of the request.
   // Errors: FailedPrecondition the run is over.
   absl::StatusOr<Version> Drain(const std::string& reason);
+  // The reason of that drain; absent if there was none. One that the core has
+  // begun itself is not meant.
+  std::optional<std::string> drain_asked_for() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Errors also: InvalidArgument: a lease too short for the heartbeat interval.
   absl::StatusOr<ChangeAnswer> Change(const ChangeRequest& request);
@@ -259,6 +265,8 @@ class Shard {
                           Call call, const char* doing = __builtin_FUNCTION());
   // Counts `status`, the answer to a message of a push, and returns it.
   absl::Status CountRefusal(absl::Status status);
+  // Carries out the effects of changes. Before Start only the listener is told
+  // that there are some.
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
   // ---- data shards; see shard_remote.cc
   void SendToShards(std::vector<ShardCommands::Command> commands);
@@ -318,6 +326,7 @@ class Shard {
 
   mutable Mutex mu_;
   Coordinator core_ ABSL_GUARDED_BY(mu_);
+  std::optional<std::string> drain_asked_for_ ABSL_GUARDED_BY(mu_);
   Effects outbox_ ABSL_GUARDED_BY(mu_);
   RemoteGradients remote_ ABSL_GUARDED_BY(mu_);
   std::string address_ ABSL_GUARDED_BY(mu_);

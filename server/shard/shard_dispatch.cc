@@ -208,11 +208,14 @@ struct Shard::Dispatcher {
 };
 
 void Shard::DispatchAll() {
+  bool early = false;
   {
     MutexLock lock(mu_);
-    if (dispatching_ || !started_) return;
-    dispatching_ = true;
+    early = !started_;
+    if (dispatching_ || (early && outbox_.empty())) return;
+    dispatching_ = !early;
   }
+  if (early) return listener_.OnChangedBeforeStart();
   for (;;) {
     Effects batch;
     {

@@ -109,11 +109,7 @@ void Shard::NoteCommit(const effect::Commit& commit) {
 void Shard::DescribeWaiting(StatusView& view) const {
   if (options_.shard_stats == nullptr) return;
   std::string waiting = options_.shard_stats->WaitingText();
-  if (waiting.empty()) return;
-  if (view.ended) {
-    absl::StrAppend(&view.state, "; its results are ", waiting);
-    return;
-  }
+  if (waiting.empty() || view.ended) return;
   view.state = std::move(waiting);
   view.phase = StatusView::Phase::kWaiting;
   // Whatever workers do, it is not they who are waited for.

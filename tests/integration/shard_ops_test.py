@@ -128,34 +128,51 @@ class ShardOpsTest(unittest.TestCase):
         cohort.drain(self)
         self.check_timelines(at)
 
-    def test_what_waits_for_a_lost_shard_names_it(self):
+    def lose_shard_1(self):
+        """Once there is a checkpoint; the server has noticed then."""
         cohort = self.cohort
         cohort.start()
         cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
                           "a checkpoint")
-        kill(cohort.data_shards[1])
+        kill(cohort.data_shards.pop(1))
         # Said by the server that takes over.
         cohort.await_log("server", "continuing from ")
+
+    def ask(self, *words):
+        return run("cohortctl", *words, f"--server={self.cohort.address}")
+
+    def test_a_lost_shard_comes_first_at_the_doctor(self):
+        cohort = self.cohort
+        self.lose_shard_1()
         named = f"data shard 1 at {cohort.data_addresses[1]}, gone for "
-
-        def ask(*words):
-            return run("cohortctl", *words, f"--server={cohort.address}")
-
-        export = ask("export")
-        self.assertEqual(export.returncode, 3, export.stderr)
-        self.assertIn(named, export.stderr)
-        self.assertIn("start `cohort-server --data_shard`", export.stderr)
-        checks = json.loads(ask("doctor", "--json").stdout)["checks"]
+        # With the reason, which is found by looking.
+        status = self.until(
+            lambda: (state := json.loads(self.ask(
+                "status", "--json").stdout or "{}").get("state", ""))
+            and "cannot be reached" in state and state, "the reason")
+        self.assertIn(named, status)
+        checks = json.loads(self.ask("doctor", "--json").stdout)["checks"]
         first = next(c for c in checks if c["result"] != "ok")
         self.assertEqual(first["check"], "shards", checks)
         self.assertIn(named, first["found"])
-        drain = ask("run", "drain")
-        self.assertEqual(drain.returncode, 0, drain.stderr)
-        self.assertIn("the run ends once its data shards are connected; it "
-                      f"waits for {named}", drain.stdout)
-        self.assertIsNone(cohort.server.poll(), cohort.log())
+        self.assertIn("cannot be reached", first["found"])
         cohort.start_data_shard(1)
+        cohort.wait_until(lambda: self.ask("run", "drain").returncode == 0,
+                          "the drain")
         cohort.complete(self)
+
+    def test_a_drain_needs_no_shard_that_is_away(self):
+        cohort = self.cohort
+        self.lose_shard_1()
+        exported = self.ask("export")
+        self.assertEqual(exported.returncode, 0, exported.stderr)
+        drain = self.ask("run", "drain")
+        self.assertEqual(drain.returncode, 0, drain.stderr)
+        self.assertIn("the run is over at step ", drain.stdout)
+        # The server and shard 2 end by themselves, with the results.
+        cohort.complete(self)
+        self.assertIn(f"data shard 1 at {cohort.data_addresses[1]} does not "
+                      "answer; if it is started again, stop it", cohort.log())
 
     def not_ready(self):
         """/readyz answers 503 and names the shard."""

@@ -113,7 +113,8 @@ TEST(StartServerTest, DataShardsThatAreNotThereAreNamedUntilTheStartIsGivenUp) {
   EXPECT_EQ(ready.status, 503);
   EXPECT_EQ(status["state"], "waiting");
   EXPECT_EQ(status["state_text"],
-            "waiting for data shard 1 at 127.0.0.1:9, not there yet");
+            "waiting for data shard 1 at 127.0.0.1:9, not there yet: cannot be "
+            "reached (Connection refused)");
   ASSERT_EQ(status["shards"].size(), 2u);
   EXPECT_EQ(status["shards"][1]["connected"], false);
 }

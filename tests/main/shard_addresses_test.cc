@@ -33,7 +33,9 @@ std::string Refusal(absl::string_view text) {
 
 TEST(ParseShardAddressesTest, AListKeepsItsOrder) {
   EXPECT_THAT(Parsed(""), IsEmpty());
-  EXPECT_THAT(Parsed("b:1,,a:2,"), ElementsAre("b:1", "a:2"));
+  EXPECT_THAT(Parsed("b:1, ,a:2,\n c:3 "), ElementsAre("b:1", "a:2", "c:3"));
+  // One server would be started in place of many.
+  EXPECT_THAT(Refusal(", ,"), HasSubstr("without an address"));
 }
 
 TEST(ParseShardAddressesTest, ARangeStandsForItsNumbers) {

@@ -38,6 +38,7 @@ class SilentListener : public RunListener {
   void OnLogged(const effect::Log&) override {}
   void OnCheckpoint(RunState) override {}
   void OnMilestone(RunState) override {}
+  void OnChangedBeforeStart() override {}
   void OnEnded(const effect::RunEnded&) override {}
   void OnFolded(absl::Duration) override {}
   void OnDrift(const std::vector<LayerDrift>&) override {}

@@ -65,9 +65,10 @@ absl::StatusOr<Identity> IdentityFrom(const Authority& authority,
   absl::StatusOr<Identity> identity = ParseIdentity(absl::StrCat(
       "spiffe://", authority.domain(), "/cohort/", run, "/", word));
   if (identity.ok()) return identity;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "got '", word,
-      "', want server/0, worker/RANK, worker/any, viewer or operator"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("got '", word,
+                   "', want server/0 (data shards: server/1 and so on), "
+                   "worker/RANK, worker/any, viewer or operator"));
 }
 
 absl::Status IssueAll(Context& context, const Authority& authority,
