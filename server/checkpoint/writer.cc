@@ -43,19 +43,19 @@ absl::Status CheckpointWriter::Submit(RunState state, Done done) {
 }
 
 absl::Status CheckpointWriter::SubmitNext(RunState state, Done done) {
-  Job job{.state = std::move(state), .done = std::move(done)};
+  std::optional<Job> job =
+      Job{.state = std::move(state), .done = std::move(done)};
   {
     MutexLock lock(mu_);
     COHORT_RETURN_IF_ERROR(UsableLocked());
     if (busy_) {
-      // Frees the state that waited without the lock.
-      std::optional<Job> replaced = std::move(job);
-      next_.swap(replaced);
+      // A state that waited is freed without the lock.
+      next_.swap(job);
       return absl::OkStatus();
     }
     busy_ = true;
   }
-  return Begin(std::move(job));
+  return Begin(*std::move(job));
 }
 
 absl::Status CheckpointWriter::Begin(Job job) {

@@ -71,7 +71,7 @@ absl::Status Explained(const ServerTarget& target, absl::Duration timeout,
       if (absl::StrContains(status.message(), "--admin_listen") ||
           absl::StrContains(status.message(), "--data_shard")) {
         return absl::UnimplementedError(absl::StrCat(
-            server, ": ", status.message(), "\nPass that address as --server"));
+            server, ": ", status.message(), "\n", kPassThatAddress));
       }
       return absl::UnimplementedError(absl::StrCat(
           server,

@@ -10,6 +10,10 @@
 
 namespace cohort {
 
+// The next step in the error of a Cohort server that has no Admin service, and
+// says who has.
+inline constexpr char kPassThatAddress[] = "Pass that address as --server";
+
 // The Admin service of one server, one call a method. Connects on first use.
 //
 // Errors of every method: those of the rpc, with the server's message;

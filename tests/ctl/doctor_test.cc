@@ -22,6 +22,7 @@ namespace cohort {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Result = Check::Result;
 
 constexpr uint64_t kMib = uint64_t{1} << 20;
@@ -135,6 +136,19 @@ TEST(DoctorTest, FindsThatItIsNoCohortServer) {
   const CtlResult result = ctl.Run("doctor");
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out, HasSubstr("something else than a Cohort server"));
+}
+
+TEST(DoctorTest, ADataShardIsNotTakenForAnotherProgram) {
+  CtlHarness ctl;
+  ctl.server.on_status = []() -> absl::StatusOr<v1::Status> {
+    return absl::UnimplementedError(
+        "this is a data shard (cohort-server --data_shard)");
+  };
+  const CtlResult result = ctl.Run("doctor");
+  EXPECT_EQ(result.code, 1);
+  EXPECT_THAT(result.out, HasSubstr("this is a data shard"));
+  EXPECT_THAT(result.out, HasSubstr("Pass that address as --server"));
+  EXPECT_THAT(result.out, Not(HasSubstr("something else")));
 }
 
 TEST(DoctorTest, OpsPortThatWasNamedMustAnswer) {

@@ -103,8 +103,11 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
         denied ? "only processes of the server's user may connect there"
                : "is a cohort-server running at that address?"));
   }
-  const std::string text =
-      absl::StrCat(server, ": ", name, " failed: ", end.message());
+  // gRPC gives a call that is cancelled the name of the code for a message.
+  const std::string code = absl::StatusCodeToString(end.code());
+  const std::string text = absl::StrCat(
+      server, ": ", name, " failed", end.message() == code ? "" : ": ",
+      end.message() == code ? "" : end.message());
   switch (end.code()) {
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:
@@ -112,8 +115,8 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
     case absl::StatusCode::kResourceExhausted:
     case absl::StatusCode::kInternal:
     case absl::StatusCode::kDataLoss: {
-      absl::Status status = absl::UnavailableError(
-          absl::StrCat(text, " (", absl::StatusCodeToString(end.code()), ")"));
+      absl::Status status =
+          absl::UnavailableError(absl::StrCat(text, " (", code, ")"));
       if (absl::IsDataLoss(end)) status.SetPayload(kDamage, absl::Cord());
       return status;
     }

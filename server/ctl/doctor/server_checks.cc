@@ -152,9 +152,11 @@ Check CheckServer(const absl::Status& answer, const v1::Status& status) {
   const absl::string_view text = answer.message();
   const size_t end = text.find('\n');
   const std::string first(text.substr(0, end));
-  // An answer, or a handshake, that failed is one of a Cohort server.
+  // An answer, or a handshake, that failed is one of a Cohort server. So is one
+  // that names another address to ask.
+  const bool elsewhere = absl::StrContains(text, kPassThatAddress);
   if (!absl::StrContains(first, ": cannot be reached (") &&
-      !absl::IsUnimplemented(answer)) {
+      (!absl::IsUnimplemented(answer) || elsewhere)) {
     const std::string next(
         end == absl::string_view::npos ? "" : text.substr(end + 1));
     return Of("server", Check::Result::kFailed, first,
