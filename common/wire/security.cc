@@ -116,7 +116,8 @@ absl::Status CheckServer(const std::vector<std::string>& seen,
                       : "spiffe://DOMAIN/cohort/RUN/server/0";
   return absl::UnauthenticatedError(absl::StrCat(
       "the server's certificate is for ",
-      seen.empty() ? "no URI" : absl::StrJoin(seen, ", "), ", want ", wanted));
+      seen.empty() ? "no URI" : absl::StrJoin(seen, ", "), ", want ", wanted,
+      " (of a data shard: /server/1 and so on)"));
 }
 
 absl::StatusOr<std::shared_ptr<Security>> Security::Load(

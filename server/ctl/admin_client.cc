@@ -10,6 +10,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cohort/v1/admin.grpc.pb.h"
 #include "common/listen_address.h"
 #include "common/ops/closed_connection.h"
@@ -24,8 +26,15 @@ namespace {
 
 // gRPC's clocks overflow on longer timeouts.
 constexpr absl::Duration kTimeoutMax = absl::Hours(24);
+// After the loss of a data shard, the server takes no calls for a moment.
+constexpr absl::Duration kAbsenceMax = absl::Milliseconds(500);
+constexpr absl::Duration kRetryPause = absl::Milliseconds(50);
 // Limit on finding out why a server ended a connection.
 constexpr absl::Duration kProbeMax = absl::Seconds(2);
+
+std::chrono::system_clock::time_point DeadlineIn(absl::Duration timeout) {
+  return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout);
+}
 
 // The error if certificates, or their absence, are why the server cannot be
 // reached; OK otherwise.
@@ -78,6 +87,12 @@ absl::Status Explained(const ServerTarget& target, absl::Duration timeout,
           ": does not know this request: it is a server of an older release, "
           "or none of Cohort's\nCheck --server, or use the cohortctl of that "
           "release"));
+    case absl::StatusCode::kCancelled:
+      return absl::UnavailableError(absl::StrCat(
+          server,
+          ": the server stopped during the request, which may or may "
+          "not have been done\n`cohortctl status` tells once it is "
+          "back"));
     default:
       return status;
   }
@@ -90,6 +105,7 @@ struct AdminClient::Connection {
   absl::Status usable;
   // "Bearer TOKEN"; empty without a token.
   std::string authorization;
+  std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Admin::Stub> stub;
 
   absl::Status Open(const ServerTarget& target) {
@@ -98,8 +114,8 @@ struct AdminClient::Connection {
                             Security::Load(target.tls));
     COHORT_ASSIGN_OR_RETURN(const std::string token, TokenOf(target));
     if (!token.empty()) authorization = absl::StrCat("Bearer ", token);
-    stub = v1::Admin::NewStub(
-        MakeChannel(target.server, ChannelPurpose::kControl, security));
+    channel = MakeChannel(target.server, ChannelPurpose::kControl, security);
+    stub = v1::Admin::NewStub(channel);
     return absl::OkStatus();
   }
 };
@@ -116,6 +132,25 @@ AdminClient::~AdminClient() = default;
 template <typename Reply, typename Request, typename Method>
 absl::StatusOr<Reply> AdminClient::Call(Method method, const Request& request) {
   COHORT_RETURN_IF_ERROR(connection_->usable);
+  const auto until = DeadlineIn(std::min(timeout_, kAbsenceMax));
+  for (;;) {
+    Reply reply;
+    const absl::Status status = CallOnce(method, request, reply);
+    if (status.ok()) return reply;
+    const bool may_return = absl::IsCancelled(status) ||
+                            (absl::IsUnavailable(status) &&
+                             !HandshakeFailure(status.message()).has_value());
+    if (!may_return || std::chrono::system_clock::now() >= until) {
+      return Explained(target_, timeout_, status);
+    }
+    absl::SleepFor(kRetryPause);
+    connection_->channel->WaitForConnected(until);
+  }
+}
+
+template <typename Reply, typename Request, typename Method>
+absl::Status AdminClient::CallOnce(Method method, const Request& request,
+                                   Reply& reply) {
   grpc::ClientContext context;
   if (!connection_->authorization.empty()) {
     context.AddMetadata("authorization", connection_->authorization);
@@ -124,13 +159,9 @@ absl::StatusOr<Reply> AdminClient::Call(Method method, const Request& request) {
     if (request.has_message_xxh3())
       context.AddMetadata(kChecksumAnnounced, "1");
   }
-  context.set_deadline(std::chrono::system_clock::now() +
-                       absl::ToChronoMilliseconds(timeout_));
-  Reply reply;
-  const absl::Status status =
-      FromGrpcStatus(((*connection_->stub).*method)(&context, request, &reply));
-  if (!status.ok()) return Explained(target_, timeout_, status);
-  return reply;
+  context.set_deadline(DeadlineIn(timeout_));
+  return FromGrpcStatus(
+      ((*connection_->stub).*method)(&context, request, &reply));
 }
 
 absl::StatusOr<v1::Status> AdminClient::GetStatus() {

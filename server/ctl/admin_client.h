@@ -21,8 +21,9 @@ inline constexpr char kPassThatAddress[] = "Pass that address as --server";
 //   PermissionDenied: the server does not know the client, or denies the call;
 //   Unavailable if the server cannot be reached or does not answer within the
 //   timeout (the message says what to check); Unimplemented by an older server.
-// Retry: safe, like the rpcs.
-// Thread safety: none.
+// Retry: safe, like the rpcs. A call is repeated for half a second if the
+// server cannot be reached, or stops during it: one with data shards is back
+// soon. Thread safety: none.
 class AdminClient {
  public:
   // `timeout` applies to each call. Errors of the target's files come with each
@@ -49,6 +50,8 @@ class AdminClient {
 
   template <typename Reply, typename Request, typename Method>
   absl::StatusOr<Reply> Call(Method method, const Request& request);
+  template <typename Reply, typename Request, typename Method>
+  absl::Status CallOnce(Method method, const Request& request, Reply& reply);
 
   const ServerTarget target_;
   const absl::Duration timeout_;

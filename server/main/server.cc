@@ -132,8 +132,12 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
   }
   std::unique_ptr<Server> server(new Server(
       complete, out, std::move(security), std::move(trace), std::move(files)));
-  COHORT_RETURN_IF_ERROR(server->Start());
-  return server;
+  const absl::Status started = server->Start();
+  if (started.ok()) return server;
+  server->Stop();
+  // A stop that could not write what was changed is no ordinary one.
+  COHORT_RETURN_IF_ERROR(server->FilesStatus());
+  return started;
 }
 
 Server::Server(const ServerOptions& options, std::ostream& out,
@@ -352,6 +356,9 @@ void Server::Stop() {
   if (recorder_ != nullptr && (without_shards || !summary.lost_shard.empty())) {
     // The partitions of this version are gone, or were never here.
     recorder_->Finish();
+    if (options_.stop_requested != nullptr && options_.stop_requested()) {
+      ConcludeWithoutShards(summary);
+    }
   } else if (recorder_ != nullptr && !concluded) {
     if (!summary.outcome.has_value()) WriteResults(summary);
     Conclude(summary);
@@ -439,6 +446,21 @@ void Server::Conclude(RunSummary& summary) {
   PrintEnd(summary);
 }
 
+void Server::ConcludeWithoutShards(RunSummary& summary) {
+  if (!summary.lost_shard.empty()) return;
+  // A change may not be on disk yet.
+  WriteLastCheckpoint(summary);
+  if (const absl::StatusOr<RunState> state = shard_->State(); state.ok()) {
+    summary.snapshot = state->snapshot;
+  }
+  PrintEnd(summary);
+}
+
+absl::Status Server::FilesStatus() const {
+  MutexLock lock(mu_);
+  return summary_.files;
+}
+
 void Server::WriteLastCheckpoint(RunSummary& summary) {
   if (!files_->keeps_checkpoints()) return;
   const absl::StatusOr<RunState> state = shard_->State();
@@ -448,6 +470,11 @@ void Server::WriteLastCheckpoint(RunSummary& summary) {
 }
 
 void Server::PrintEnd(const RunSummary& summary) {
+  if (!summary.outcome.has_value() && summary.snapshot == nullptr &&
+      shard_->Policy().history.size() > 1) {
+    out_ << "stopped before a worker had registered a model, hence without a "
+            "checkpoint: changes of settings are lost; give them as flags\n";
+  }
   if (!summary.outcome.has_value() && summary.snapshot != nullptr) {
     out_ << "stopped at step " << summary.snapshot->version;
     if (!files_->keeps_checkpoints()) {
@@ -471,7 +498,10 @@ void Server::PrintEnd(const RunSummary& summary) {
 
 absl::Status Server::ForOperator(const absl::Status& status) const {
   if (status.ok() || absl::IsFailedPrecondition(status)) return status;
-  if (shard_stats_ == nullptr) return absl::InternalError(status.message());
+  // Other errors are not those of a data shard.
+  if (shard_stats_ == nullptr || !absl::IsUnavailable(status)) {
+    return absl::InternalError(status.message());
+  }
   const std::string waiting = shard_stats_->WaitingText();
   if (!waiting.empty()) {
     return absl::FailedPreconditionError(
@@ -479,9 +509,7 @@ absl::Status Server::ForOperator(const absl::Status& status) const {
   }
   // A data shard is about to be lost. To the client, Unavailable would
   // mean that this server cannot be reached.
-  return absl::IsUnavailable(status)
-             ? absl::FailedPreconditionError(status.message())
-             : absl::InternalError(status.message());
+  return absl::FailedPreconditionError(status.message());
 }
 
 absl::StatusOr<Version> Server::CheckpointNow() {
@@ -524,7 +552,7 @@ void Server::KeepChange() {
 }
 
 void Server::OnChangedBeforeStart() {
-  if (shard_->Status().ended) {
+  if (shard_->ended()) {
     MutexLock lock(mu_);
     over_before_start_ = true;
     return;

@@ -101,6 +101,8 @@ class Server : private RunListener {
          std::shared_ptr<TraceFile> trace, std::unique_ptr<RunFiles> files);
 
   absl::Status Start();
+  // Whether all files were written, once it has stopped.
+  absl::Status FilesStatus() const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OpenRecorder();
   absl::Status Listen();
   absl::Status OpenLocalDoor();
@@ -160,6 +162,8 @@ class Server : private RunListener {
   void StayForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
   // Does everything that follows the results.
   void Conclude(RunSummary& summary);
+  // The same for a server that is stopped while it waits for data shards.
+  void ConcludeWithoutShards(RunSummary& summary);
   void WriteLastCheckpoint(RunSummary& summary);
   void PrintEnd(const RunSummary& summary);
 

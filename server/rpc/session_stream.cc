@@ -108,8 +108,11 @@ class SessionReactor final : public ShardStream<SessionStream> {
         1, absl::ToInt64Milliseconds(shard_.heartbeat_interval())));
     to->set_lease_ms(absl::ToInt64Milliseconds(options.lease));
     to->add_shards(shard_.address());
-    for (const std::string& address : shard_.data_addresses()) {
-      to->add_shards(address);
+    // Nobody needs them after the end, and they may be gone.
+    if (!shard_.ended()) {
+      for (const std::string& address : shard_.data_addresses()) {
+        to->add_shards(address);
+      }
     }
     to->set_policy(PolicyText(options.policy));
     to->set_takes_further_contributions(true);

@@ -102,7 +102,7 @@ Shard::~Shard() { Stop(); }
 
 void Shard::Start(const std::string& address) {
   // A run that was drained before needs no data shards.
-  if (restored_model_ != nullptr && !Status().ended) {
+  if (restored_model_ != nullptr && !ended()) {
     SendToShards(commands_.Install(restored_model_, restored_snapshot_,
                                    Policy().settings));
   }
@@ -476,6 +476,11 @@ SharedModel Shard::model() const {
 absl::StatusOr<RunState> Shard::State() const {
   MutexLock lock(mu_);
   return core_.State();
+}
+
+bool Shard::ended() const {
+  MutexLock lock(mu_);
+  return core_.ended();
 }
 
 StatusView Shard::Status() const {

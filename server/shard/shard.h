@@ -222,6 +222,7 @@ class Shard {
   absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
   SharedModel model() const;
   absl::StatusOr<RunState> State() const;
+  bool ended() const ABSL_LOCKS_EXCLUDED(mu_);
   StatusView Status() const;
   // Bytes of gradients in memory, whoever holds them.
   int64_t inflight_bytes() const { return gradient_bytes_.held_bytes(); }

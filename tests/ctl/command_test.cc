@@ -307,6 +307,29 @@ TEST(CtlCommandTest, UnreachableServerIsExitCode5) {
   }
 }
 
+// As after the loss of a data shard.
+TEST(CtlCommandTest, AServerThatIsBackInAMomentIsAskedAgain) {
+  CtlHarness ctl;
+  for (const absl::Status& broken :
+       {absl::CancelledError("CANCELLED"), absl::UnavailableError("GOAWAY")}) {
+    int calls = 0;
+    ctl.server.on_checkpoint = [&]() -> absl::StatusOr<v1::CheckpointReply> {
+      if (++calls == 1) return broken;
+      return v1::CheckpointReply();
+    };
+    EXPECT_EQ(ctl.Run("checkpoint save").code, 0);
+    EXPECT_EQ(calls, 2);
+  }
+  ctl.server.on_checkpoint = []() -> absl::StatusOr<v1::CheckpointReply> {
+    return absl::CancelledError("CANCELLED");
+  };
+  const CtlResult result = ctl.Run("checkpoint save");
+  EXPECT_EQ(result.code, 5);
+  EXPECT_THAT(result.err,
+              HasSubstr("the server stopped during the request, which may or "
+                        "may not have been done\n"));
+}
+
 TEST(CtlCommandTest, ServerOfAnOlderReleaseIsRecognised) {
   CtlHarness ctl;
   ctl.server.on_get = []() -> absl::StatusOr<v1::GetPolicyReply> {

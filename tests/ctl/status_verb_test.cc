@@ -246,7 +246,7 @@ TEST(StatusVerbTest, WatchEndsWithTheServersAbsence) {
   CtlHarness ctl;
   int looks = 0;
   ctl.server.on_status = [&looks]() -> absl::StatusOr<v1::Status> {
-    if (++looks == 2) return absl::UnavailableError("the server is stopping");
+    if (++looks >= 2) return absl::UnavailableError("the server is stopping");
     return ExampleStatus();
   };
   const CtlResult result = ctl.Run("status --watch --json");

@@ -300,6 +300,27 @@ class ShardsTest(unittest.TestCase):
             self.assertIn("learning_rate", history.stdout)
             cohort.complete(self)
 
+    def test_workers_are_told_of_a_drain_before_all_shards_are_there(self):
+        with Shards(2) as cohort:
+            kill(cohort.data_shards.pop(1))
+            server = cohort.start_process("server", [
+                BIN / "cohort-server", "--listen=127.0.0.1:0",
+                "--ops_listen=127.0.0.1:0", *cohort.server_flags])
+            cohort.await_log("server", "waiting for data shard 1 at ")
+            # It writes its address once all are there.
+            cohort.address = re.search(r"listening on ([^,]+),",
+                                       cohort.log())[1]
+            for rank in range(cohort.size):
+                cohort.start_worker(rank)
+            cohort.await_log("worker0", "waiting for data shard 1 at ")
+            drained = run("cohortctl", "run", "drain",
+                          f"--server={cohort.address}")
+            self.assertEqual(drained.returncode, 0, drained.stderr)
+            for rank, worker in cohort.workers.items():
+                self.assertEqual(worker.wait(60), 0,
+                                 cohort.log(f"worker{rank}"))
+            self.assertEqual(server.wait(60), 0, cohort.log())
+
     def test_cohortctl_run_starts_shards_and_restarts_one_that_ends(self):
         one = self.one()
         for end in (signal.SIGKILL, signal.SIGTERM):
@@ -321,10 +342,6 @@ class ShardsTest(unittest.TestCase):
             pids = {line["process"]: line["pid"] for line in lines
                     if line.get("event") == "started"}
             os.kill(pids["shard 1"], end)
-            if end == signal.SIGTERM:
-                # Alone, it would stay for shard 0's last checkpoint.
-                cohort.await_log("run", "stopping once shard 0 has")
-                os.kill(pids["shard 1"], end)
             self.assertEqual(started.wait(180), 0, cohort.log("run"))
             starts = [line for line in cohort.log("run").splitlines()
                       if '"started"' in line and '"shard 1"' in line]

@@ -37,7 +37,8 @@ class ShardChannels {
   void Clear() { channels_.clear(); }
 
   // Connects to the data shards from shard 1 on, and returns once all can be
-  // reached and serve the run, each as the shard that it is taken for.
+  // reached and serve the run, each as the shard that it is taken for, or the
+  // run is over.
   // `on_wait` is told at intervals which one does not, and why. `tls` are the
   // files behind the security, for finding out why.
   // Errors: Unavailable: one is not there until `deadline`; those of

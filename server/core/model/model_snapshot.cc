@@ -68,9 +68,9 @@ absl::Status CheckShards(const CoordinatorOptions& options,
         "got ", trains.size(), " shards for a model of ", partitions.size(),
         partitions.size() == 1 ? " partition" : " partitions", ", and shard ",
         i, " would have nothing to train; start fewer (--shards of cohortctl, ",
-        "--shard_addresses), or cut the model into smaller ones than "
-        "--partition_kib=",
-        options.partition_bytes / 1024));
+        "--shard_addresses), or cut the model into smaller partitions "
+        "(--partition_kib, now ",
+        options.partition_bytes / 1024, ")"));
   }
   return absl::OkStatus();
 }
