@@ -10,7 +10,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cohort/v1/admin.grpc.pb.h"
 #include "common/listen_address.h"
@@ -143,8 +142,11 @@ absl::StatusOr<Reply> AdminClient::Call(Method method, const Request& request) {
     if (!may_return || std::chrono::system_clock::now() >= until) {
       return Explained(target_, timeout_, status);
     }
-    absl::SleepFor(kRetryPause);
-    connection_->channel->WaitForConnected(until);
+    // The connection may not know yet that it is over.
+    grpc::Channel& channel = *connection_->channel;
+    channel.WaitForStateChange(channel.GetState(/*try_to_connect=*/true),
+                               DeadlineIn(kRetryPause));
+    channel.WaitForConnected(until);
   }
 }
 
