@@ -20,6 +20,13 @@ using testing::HasSubstr;
 
 void Ignore(Version, const absl::Status&) {}
 
+// The first operation waits for `go`.
+void HoldFirst(FaultyFileSystem& files, std::promise<void>& go) {
+  files.before = [&go](int32_t operation) {
+    if (operation == 1) go.get_future().wait();
+  };
+}
+
 TEST(CheckpointWriterTest, WritesAndTells) {
   const TempDir dir;
   std::promise<absl::Status> told;
@@ -90,9 +97,7 @@ TEST(CheckpointWriterTest, RefusesASecondOneWhileBusy) {
   const TempDir dir;
   std::promise<void> go;
   FaultyFileSystem files;
-  files.before = [&go](int32_t operation) {
-    if (operation == 1) go.get_future().wait();
-  };
+  HoldFirst(files, go);
   CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
   ASSERT_TRUE(writer.Submit(ExampleState(1), Ignore).ok());
   EXPECT_EQ(writer.Submit(ExampleState(2), Ignore),
@@ -106,9 +111,7 @@ TEST(CheckpointWriterTest, TheNewestOfThoseThatWaitIsWrittenNext) {
   const TempDir dir;
   std::promise<void> go;
   FaultyFileSystem files;
-  files.before = [&go](int32_t operation) {
-    if (operation == 1) go.get_future().wait();
-  };
+  HoldFirst(files, go);
   CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
   std::vector<int64_t> written;
   for (int64_t version = 1; version <= 3; ++version) {
@@ -131,9 +134,7 @@ TEST(CheckpointWriterTest, AStateThatWaitsIsToldOfAnIndeterminateWrite) {
   std::promise<void> go;
   // Operation 5 is the rename.
   FaultyFileSystem files({.at = 5, .error = absl::InternalError("bad disk")});
-  files.before = [&go](int32_t operation) {
-    if (operation == 1) go.get_future().wait();
-  };
+  HoldFirst(files, go);
   CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
   ASSERT_TRUE(writer.Submit(ExampleState(1), Ignore).ok());
   absl::Status told;

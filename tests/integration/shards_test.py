@@ -154,8 +154,8 @@ class ShardsTest(unittest.TestCase):
             cohort.start_server("--resume")
             self.assertEqual(cohort.complete(self), one)
 
-    def test_a_shard_that_is_stopped_costs_no_step(self):
-        """The others do not go back to the checkpoint before."""
+    def test_a_shard_that_is_stopped_is_in_a_checkpoint(self):
+        """The others do not go back to the one before."""
         with Shards(3, "--checkpoint_every=0", "--epochs=8") as cohort:
             cohort.start()
             cohort.await_version(20)
