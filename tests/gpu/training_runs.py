@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
-"""Trains resnet20 and unet on a GPU with one server and 2 and 4 workers, and
-prints the results.
+"""Trains resnet20, resnet50 and unet on a GPU with one server and 2 and 4
+workers, and prints the results.
 
 Each run is one of cohortctl run: sync with global and async with local
-normalisation, float32 and bfloat16, once channels_last, and once on the CPU for
+normalisation, float32 and bfloat16, also channels_last, and once on the CPU for
 the accuracy. One run is traced, and the trace must show gradients that leave
-during the backward pass. Prints a table; ends with PASS or FAIL; exit code 0 or
-1.
+during the backward pass. Two runs are repeated, one of them with a worker that
+is killed, and must end with the same weights. Prints a table; ends with PASS or
+FAIL; exit code 0 or 1.
 """
 
 import argparse
 import csv
 import dataclasses
+import hashlib
 import json
+import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 EPOCHS = 2
@@ -32,9 +38,15 @@ class Network:
     # Column of history.csv.
     measure: str
     train_limit: int = 0
+    test_limit: int = 0
+    epochs: int = EPOCHS
+    learning_rate: float = 0.1
 
 
 RESNET20 = Network("resnet20", "synthetic", 128, "test_accuracy")
+# Of the folder of --images. The same steps as those of torch_training.py.
+RESNET50 = Network("resnet50", "imagefolder", 32, "test_accuracy", epochs=5,
+                   learning_rate=0.02)
 UNET = Network("unet", "synthetic-segmentation", 16, "test_miou", 256)
 
 
@@ -47,6 +59,9 @@ class Run:
     precision: str = "float32"
     channels_last: bool = False
     traced: bool = False
+    # Must end with the weights of the same run without this; with a worker that
+    # is killed after the first epoch, or without.
+    again: str = ""
 
     @property
     def name(self) -> str:
@@ -58,51 +73,88 @@ class Run:
             words.append("channels_last")
         if self.device == "cpu":
             words.append("CPU")
+        if self.again:
+            words.append(self.again)
         return ", ".join(words)
 
 
 RUNS = (
     Run(RESNET20, 2, "sync", traced=True),
     Run(RESNET20, 4, "sync"),
+    Run(RESNET20, 4, "sync", again="again"),
+    Run(RESNET20, 4, "sync", again="killed"),
+    Run(RESNET50, 2, "sync"),
+    Run(RESNET50, 4, "sync"),
+    Run(RESNET50, 4, "async"),
+    Run(RESNET50, 4, "sync", precision="bfloat16", channels_last=True),
     Run(RESNET20, 2, "async"),
     Run(RESNET20, 4, "async"),
     Run(RESNET20, 2, "sync", precision="bfloat16"),
     Run(UNET, 2, "sync"),
-    Run(UNET, 2, "async"),
+    Run(UNET, 2, "sync", again="again"),
     Run(UNET, 4, "sync"),
+    Run(UNET, 2, "async"),
     Run(UNET, 2, "sync", precision="bfloat16"),
     Run(UNET, 2, "sync", precision="bfloat16", channels_last=True),
+    Run(RESNET50, 2, "sync", precision="bfloat16", channels_last=True),
+    Run(RESNET50, 2, "async", precision="bfloat16", channels_last=True),
     # Last: it is the slowest, and the others are useful without it.
     Run(RESNET20, 2, "sync", device="cpu"),
     Run(UNET, 2, "sync", device="cpu"),
 )
 
 
+def rehearsed(run: Run) -> Run:
+    """The same on the CPU, of few small steps. Without a device: left out,
+    since bfloat16 takes minutes there."""
+    network = dataclasses.replace(run.network, batch_size=2, train_limit=32,
+                                  test_limit=16, epochs=2)
+    left_out = run.device == "cpu" or run.precision == "bfloat16"
+    return dataclasses.replace(run, network=network,
+                               device="" if left_out else "cpu")
+
+
 @dataclasses.dataclass
 class Outcome:
     accuracy: float | None = None
     images_per_second: float | None = None
+    # Of the epochs.
+    losses: tuple[float, ...] = ()
+    # SHA-256 of the weights.
+    digest: str = ""
     seconds: float = 0.0
     fault: str = ""
 
 
-def command(binaries: pathlib.Path, folder: pathlib.Path, run: Run) -> list[str]:
-    worker = [f"--model={run.network.name}", f"--dataset={run.network.dataset}",
-              f"--limit={run.network.train_limit}",
-              f"--batch_size={run.network.batch_size}",
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    binaries: pathlib.Path
+    images: pathlib.Path
+
+
+def command(setting: Setting, folder: pathlib.Path, run: Run) -> list[str]:
+    network = run.network
+    worker = [f"--model={network.name}", f"--dataset={network.dataset}",
+              f"--limit={network.train_limit}",
+              f"--test_limit={network.test_limit}",
+              f"--batch_size={network.batch_size}",
               f"--device={run.device}", f"--precision={run.precision}",
               f"--channels_last={str(run.channels_last).lower()}"]
+    if network.dataset == "imagefolder":
+        worker.append(f"--data_dir={setting.images}")
     server = []
     if run.traced:
         worker.append(f"--trace={folder / 'worker.json'}")
         # Small partitions: resnet20 would otherwise have only two.
         server.append("--partition_kib=64")
-    return [str(binaries / "cohortctl"), "run", f"--workers={run.workers}",
-            f"--log_dir={folder}", "--max_restarts=0",
+    return [str(setting.binaries / "cohortctl"), "run",
+            f"--workers={run.workers}", f"--log_dir={folder}",
+            f"--max_restarts={1 if run.again == 'killed' else 0}",
             "--listen=127.0.0.1:0", "--ops_listen=127.0.0.1:0",
             f"--results_dir={folder / 'results'}",
-            f"--aggregation={run.aggregation}", f"--epochs={EPOCHS}",
-            "--learning_rate=0.1", *server, "--", *worker]
+            f"--aggregation={run.aggregation}", f"--epochs={network.epochs}",
+            f"--learning_rate={network.learning_rate}", "--schedule=constant", *server, "--",
+            *worker]
 
 
 def read_history(path: pathlib.Path, measure: str, outcome: Outcome) -> None:
@@ -113,23 +165,49 @@ def read_history(path: pathlib.Path, measure: str, outcome: Outcome) -> None:
     # The first steps tune algorithms and allocate memory.
     if speeds:
         outcome.images_per_second = speeds[len(speeds) // 2]
-    scored = [row[measure] for row in rows if row[measure]]
+    scored = [row for row in rows if row[measure]]
     if scored:
-        outcome.accuracy = float(scored[-1])
+        outcome.accuracy = float(scored[-1][measure])
+    outcome.losses = tuple(float(row["train_loss"]) for row in scored
+                           if row["train_loss"])
 
 
-def run_one(binaries: pathlib.Path, run: Run, limit_s: float) -> Outcome:
+def worker_processes(server_log: pathlib.Path) -> list[int]:
+    """Process ids of rank 1, in the order in which they joined."""
+    return [int(process) for process in re.findall(
+        r"rank 1\b[^\"]* joined as [^\"]*process (\d+)\)",
+        server_log.read_text(errors="replace"))]
+
+
+def kill_one(folder: pathlib.Path, over: threading.Event) -> None:
+    """Kills rank 1 once an epoch was scored."""
+    history = folder / "results" / "history.csv"
+    while not over.wait(0.02):
+        if history.exists() and len(history.read_text().splitlines()) > 1:
+            os.kill(worker_processes(folder / "server.log")[0], signal.SIGKILL)
+            return
+
+
+def run_one(setting: Setting, run: Run, limit_s: float) -> Outcome:
     outcome = Outcome()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         begin = time.monotonic()
+        over = threading.Event()
+        killer = threading.Thread(target=kill_one, args=(folder, over))
+        if run.again == "killed":
+            killer.start()
         try:
-            done = subprocess.run(command(binaries, folder, run),
+            done = subprocess.run(command(setting, folder, run),
                                   capture_output=True, text=True,
                                   timeout=limit_s, check=False)
         except subprocess.TimeoutExpired:
             outcome.fault = f"not over after {limit_s:.0f} s"
             done = None
+        finally:
+            over.set()
+            if killer.ident is not None:
+                killer.join()
         outcome.seconds = time.monotonic() - begin
         if done is not None and done.returncode != 0:
             outcome.fault = f"exit code {done.returncode}"
@@ -142,8 +220,13 @@ def run_one(binaries: pathlib.Path, run: Run, limit_s: float) -> Outcome:
             return outcome
         read_history(folder / "results" / "history.csv", run.network.measure,
                      outcome)
+        outcome.digest = hashlib.sha256(
+            (folder / "results" / "model.safetensors").read_bytes()).hexdigest()
         if run.traced:
             outcome.fault = trace_fault(sorted(folder.glob("worker*.json")))
+        if run.again == "killed" and len(worker_processes(
+                folder / "server.log")) != 2:
+            outcome.fault = "the killed worker was not replaced"
     return outcome
 
 
@@ -173,7 +256,9 @@ def compared(run: Run, on_cpu: Outcome | None) -> bool:
             and on_cpu.accuracy is not None)
 
 
-def judge(run: Run, outcome: Outcome, on_cpu: Outcome | None) -> None:
+def judge(run: Run, outcomes: dict[Run, Outcome],
+          on_cpu: Outcome | None) -> None:
+    outcome = outcomes[run]
     if outcome.fault:
         return
     if outcome.accuracy is None:
@@ -181,46 +266,62 @@ def judge(run: Run, outcome: Outcome, on_cpu: Outcome | None) -> None:
     elif (compared(run, on_cpu)
           and outcome.accuracy < on_cpu.accuracy - ACCURACY_SLACK):
         outcome.fault = f"want {on_cpu.accuracy:.3f}, the CPU's"
+    elif run.again:
+        first = outcomes[dataclasses.replace(run, again="")]
+        if first.digest != outcome.digest:
+            outcome.fault = "other weights than the first time"
+
+
+def print_table(outcomes: dict[Run, Outcome]) -> None:
+    print(f"\n{'sync: global, async: local batch norm':48} "
+          f"{'images/s':>9} {'measure':>9} {'seconds':>8}  weights")
+    for run, outcome in outcomes.items():
+        speed, accuracy = outcome.images_per_second, outcome.accuracy
+        print(f"{run.name:48} {'-' if speed is None else f'{speed:.0f}':>9} "
+              f"{'-' if accuracy is None else f'{accuracy:.3f}':>9} "
+              f"{outcome.seconds:8.1f}  {outcome.digest[:8] or '-':8} "
+              f"{outcome.fault}")
+    print("\nloss of training, by epoch:")
+    for run, outcome in outcomes.items():
+        print(f"{run.name:48} "
+              f"{' '.join(f'{loss:.3f}' for loss in outcome.losses) or '-'}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--bin", type=pathlib.Path, required=True,
                         help="folder of cohortctl, server and worker")
-    parser.add_argument("--limit_s", type=float, default=180,
+    parser.add_argument("--images", type=pathlib.Path, required=True,
+                        help="what images.py wrote, for resnet50")
+    parser.add_argument("--limit_s", type=float, default=240,
                         help="of all runs together")
+    parser.add_argument("--rehearse", action="store_true",
+                        help="few small steps, on the CPU")
     arguments = parser.parse_args()
+    setting = Setting(arguments.bin, arguments.images)
+    runs = [r for r in map(rehearsed, RUNS) if r.device] if (
+        arguments.rehearse) else list(RUNS)
     end = time.monotonic() + arguments.limit_s
-    outcomes = {}
-    for run in RUNS:
+    outcomes: dict[Run, Outcome] = {}
+    for run in runs:
         left = end - time.monotonic()
         if left < 5:
             outcomes[run] = Outcome(fault="" if run.device == "cpu"
                                     else "no time was left")
             continue
         print(f"{run.name} ...", flush=True)
-        outcomes[run] = run_one(arguments.bin, run, left)
-    on_cpu = {r.network: o for r, o in outcomes.items() if r.device == "cpu"}
+        outcomes[run] = run_one(setting, run, left)
+    on_cpu = {} if arguments.rehearse else {
+        r.network: o for r, o in outcomes.items() if r.device == "cpu"}
     # A CPU that needs longer is no evidence against the GPU.
     for outcome in on_cpu.values():
         if outcome.fault.startswith("not over"):
             outcome.fault = ""
-    print(f"\n{'sync: global, async: local batch norm':44} "
-          f"{'images/s':>9} {'measure':>9} {'seconds':>8}")
-    failed = False
-    for run, outcome in outcomes.items():
-        if run.device != "cpu":
-            judge(run, outcome, on_cpu.get(run.network))
-        failed = failed or bool(outcome.fault)
-        speed = outcome.images_per_second
-        accuracy = outcome.accuracy
-        note = outcome.fault
-        if not note and run.device != "cpu" and not compared(
-                run, on_cpu.get(run.network)):
-            note = "not compared with the CPU's"
-        print(f"{run.name:44} {'-' if speed is None else f'{speed:.0f}':>9} "
-              f"{'-' if accuracy is None else f'{accuracy:.3f}':>9} "
-              f"{outcome.seconds:8.1f} {note}")
+    for run in outcomes:
+        if arguments.rehearse or run.device != "cpu":
+            judge(run, outcomes, on_cpu.get(run.network))
+    print_table(outcomes)
+    failed = any(outcome.fault for outcome in outcomes.values())
     print("FAIL" if failed else "PASS")
     return 1 if failed else 0
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cohort
-from networks import distance
+from networks import DEVICE, distance
 from ranks import Rank, Server
 
 
@@ -54,7 +54,7 @@ def batches(rank, steps):
 
 def train(rank, address, steps, backends, recomputed):
     """The state dict, why the compiler ended graphs, and their number."""
-    model = Branches(recomputed)
+    model = Branches(recomputed).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     job = cohort.join(model, optimizer, server=address, rank=rank,
                       log_level="warning")
@@ -63,13 +63,14 @@ def train(rank, address, steps, backends, recomputed):
         run = torch.compile(model, backend=backends[rank],
                             fullgraph=not recomputed)
     for x, y in job.data(batches(rank, steps), batch_size=3):
+        x, y = x.to(DEVICE), y.to(DEVICE)
         job.backward(nn.functional.cross_entropy(run(x)[0], y), weight=len(x))
         job.step()
     if backends[rank] is not None:
         breaks = dict(torch._dynamo.utils.counters["graph_break"])
         graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    return {key: value.clone() for key, value in model.state_dict().items()
-            }, breaks, graphs
+    return {key: value.to("cpu", copy=True)
+            for key, value in model.state_dict().items()}, breaks, graphs
 
 
 @unittest.skipUnless(hasattr(torch.library, "custom_op"),

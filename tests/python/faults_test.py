@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import cohort
-from networks import Shapes, digest, three_batch_norms
+from networks import DEVICE, Shapes, digest, three_batch_norms
 from ranks import Rank, Server
 
 KILLS = int(os.environ.get("COHORT_KILLS", "2"))
@@ -20,7 +20,7 @@ RUN = ("--epochs=2", "--ema_decay=0.9")
 
 def train(rank, address, loaders):
     """A script with random augmentation, dropout, a schedule and groups."""
-    model = three_batch_norms(dropout=0.2)
+    model = three_batch_norms(dropout=0.2).to(DEVICE)
     optimizer = torch.optim.SGD(
         [{"params": model[:4].parameters()},
          {"params": model[4:].parameters(), "lr": 0.03, "weight_decay": 0.01}],
@@ -34,7 +34,7 @@ def train(rank, address, loaders):
     job.evaluate_with(Shapes(32), criterion)
     for x, y in job.data(Shapes(SAMPLES, noise=0.3), batch_size=4,
                          num_workers=loaders):
-        job.backward(criterion(model(x), y))
+        job.backward(criterion(model(x.to(DEVICE)), y.to(DEVICE)))
         job.step()
         time.sleep(0.02)
     return (digest(model.state_dict()), digest(job.state_dict(averaged=True)),
@@ -56,14 +56,14 @@ def own_batches(rank, incarnation, log):
 
 def train_own(rank, address, incarnation, folder):
     log = f"{folder}/rank{rank}.{incarnation}"
-    model = three_batch_norms()
+    model = three_batch_norms().to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job = cohort.join(model, optimizer, server=address, rank=rank,
                       server_timeout=60, log_level="error")
     criterion = nn.CrossEntropyLoss()
     for x, y, name in job.data(own_batches(rank, incarnation, log),
                                batch_size=4):
-        job.backward(criterion(model(x), y))
+        job.backward(criterion(model(x.to(DEVICE)), y.to(DEVICE)))
         result = job.step()
         with open(log, "a", encoding="utf-8") as out:
             print("step", name, result.verdict, result.version, file=out)

@@ -1,11 +1,14 @@
 """Small networks and data for the tests of the front-end."""
 
 import hashlib
+import os
 
 import torch
 from torch import nn
 
 CLASSES = 4
+# Where the scripts of parity_test, faults_test and compile_test compute.
+DEVICE = os.environ.get("COHORT_TEST_DEVICE", "cpu")
 
 
 class Shapes(torch.utils.data.Dataset):
@@ -46,7 +49,7 @@ def digest(state):
     total = hashlib.sha256()
     for name, value in state.items():
         total.update(name.encode())
-        total.update(value.numpy().tobytes())
+        total.update(value.cpu().numpy().tobytes())
     return total.hexdigest()
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import cohort
 from cohort import _core
-from networks import Shapes, digest, distance, three_batch_norms
+from networks import DEVICE, Shapes, digest, distance, three_batch_norms
 from ranks import run
 
 SAMPLES = 96
@@ -47,7 +47,7 @@ def make_schedulers(schedule, optimizer):
 
 
 def train(rank, address, workers, uneven, kind, groups, schedule):
-    model = three_batch_norms()
+    model = three_batch_norms().to(DEVICE)
     optimizer = make_optimizer(kind, model, groups)
     schedulers = make_schedulers(schedule, optimizer)
     criterion = nn.CrossEntropyLoss()
@@ -57,11 +57,11 @@ def train(rank, address, workers, uneven, kind, groups, schedule):
                     batch_size=batch_sizes(workers, uneven)[rank])
     losses = []
     for x, y in data:
-        loss = criterion(model(x), y)
+        loss = criterion(model(x.to(DEVICE)), y.to(DEVICE))
         job.backward(loss)
         losses.append(job.step().loss)
     rates = [group["lr"] for group in optimizer.param_groups]
-    return {name: value.clone() for name, value in
+    return {name: value.to("cpu", copy=True) for name, value in
             model.state_dict().items()}, losses, rates
 
 

@@ -73,6 +73,11 @@ def _call(function, rank, arguments, pipe):
     os.environ["COHORT_RANK"] = str(rank)
     import torch
     torch.set_num_threads(1)
+    if os.environ.get("COHORT_TEST_DEVICE", "cpu") != "cpu":
+        # As precise as the CPU, and the same bits each time.
+        torch.backends.cudnn.allow_tf32 = False
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         answer = (True, function(rank, *arguments))
     except BaseException:  # reported by the test

@@ -4,14 +4,21 @@
 #include <gtest/gtest.h>
 
 #include <stdexcept>
+#include <string>
 
 namespace cohort {
 namespace {
 
 TEST(ExceptionTextTest, LeavesTheStackOfLibTorchOut) {
   EXPECT_EQ(TextOf(std::runtime_error("no such layer")), "no such layer");
-  const c10::Error error("shapes differ", "at frame 0\nat frame 1");
-  EXPECT_EQ(TextOf(error), "shapes differ");
+  // Thrown, as the constructors differ between LibTorch's versions.
+  try {
+    TORCH_CHECK(false, "shapes differ");
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()), "shapes differ");
+    EXPECT_EQ(TextOf(error), "shapes differ");
+  }
 }
 
 }  // namespace
