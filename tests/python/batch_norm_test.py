@@ -8,9 +8,11 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import cohort
+from cohort import _passes
 from networks import distance
 from ranks import Rank, Server
 
@@ -307,6 +309,31 @@ class BatchNorm(unittest.TestCase):
 
     def test_every_form_on_a_device_and_the_cpu(self):
         self.check(train_elsewhere, 1)
+
+    def test_cuda_gets_all_that_its_backward_pass_needs(self):
+        """CUDA refuses saved statistics that are not defined, which the CPU does
+        not read."""
+        called = []
+
+        class Recorder(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                if "native_batch_norm_backward" in str(func):
+                    called.append(args)
+                return func(*args, **(kwargs or {}))
+
+        x, dy = torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
+        mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
+        kept = _passes.Kept(mock.Mock(), mean, variance, 1e-5)
+        with Recorder():
+            _, dgamma, dbeta = _passes._backward_on_device(
+                mock.Mock(), _passes.BackwardCall(kept, x, dy, None, False))
+        (arguments,) = called
+        self.assertTrue(torch.equal(arguments[5], mean))
+        self.assertLess(distance(arguments[6], 1 / (variance + 1e-5).sqrt()), 1e-6)
+        shifted = (x - mean.view(1, 3, 1, 1)).double()
+        self.assertLess(distance(dbeta, dy.double().sum((0, 2, 3))), 1e-5)
+        self.assertLess(distance(dgamma, (dy.double() * shifted).sum((0, 2, 3)) /
+                                 (variance + 1e-5).sqrt().double()), 1e-5)
 
     def test_cuda_has_the_operators_that_are_called(self):
         # They cannot run here.

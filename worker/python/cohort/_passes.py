@@ -238,10 +238,12 @@ def _backward_on_device(step: Step, call: BackwardCall) -> Gradients:
     invstd = kept.variance.add(kept.epsilon).rsqrt()
     dgamma = dbeta = torch.zeros_like(kept.mean)
     if count:
-        # As in evaluation mode, where scale and shift have these gradients.
+        # As in evaluation mode, where scale and shift have these gradients. CPUs
+        # read the variance, CUDA reads mean and invstd as those saved.
         _, dgamma, dbeta = _aten.native_batch_norm_backward(
             _wide(dy), _wide(x), torch.ones_like(invstd), kept.mean,
-            kept.variance, None, None, False, kept.epsilon, [False, True, True])
+            kept.variance, kept.mean, invstd, False, kept.epsilon,
+            [False, True, True])
     if not call.needs_dx:
         return None, dgamma, dbeta
     # The second sum is over dy (x - mean).
