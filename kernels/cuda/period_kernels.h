@@ -47,8 +47,12 @@ struct PeriodReduce {
     SumColumns(place, shared, args, plan, tile, split);
     SumLongRuns(place, shared, plan, tile);
     const int32_t slots = StoreRuns(place, shared, plan, exchange, tile, split);
-    if (!place.LastToArrive(exchange.counters + 1 + tile, plan.splits,
-                            shared.flag)) {
+    if (plan.splits == 1) {
+      // Each thread reads only what it has stored itself: other blocks have no
+      // part of this tile.
+      place.Sync();
+    } else if (!place.LastToArrive(exchange.counters + 1 + tile, plan.splits,
+                                   shared.flag)) {
       return;
     }
     SumSplits(place, shared, args, plan, exchange, tile, slots);
@@ -233,7 +237,9 @@ struct PeriodReduce {
     const int32_t thread = place.thread();
     const int64_t stride = plan.tiles * plan.slots;
     const Pair* parts = PartsOf(plan, exchange, tile, 0);
-    const int32_t groups = slots < kThreads ? kThreads / slots : 1;
+    const int64_t room = slots < kThreads ? kThreads / slots : 1;
+    const auto groups =
+        static_cast<int32_t>(room < plan.splits ? room : plan.splits);
     if (groups == 1) {
       for (int32_t slot = thread; slot < slots; slot += kThreads) {
         const Pair sum = SumOfShared(parts + slot, plan.splits, stride);

@@ -43,12 +43,24 @@ RunPlan MakeRunPlan(const BatchShape& shape, const Access& access,
   return plan;
 }
 
+// Vectors side by side in a tile. Tiles that would fill several waves of blocks
+// are wider, so that they fill as few as possible: each block ends with sums
+// and an exchange, during which nothing else runs on its multiprocessor.
+int64_t TileVectors(int64_t vectors, int64_t rows, int64_t resident) {
+  const int64_t narrow =
+      std::clamp<int64_t>(kPeriodThreads / rows, kTileVectors, kTileVectorsMax);
+  if (CeilDivide(vectors, narrow) <= resident) return narrow;
+  const int64_t waves = CeilDivide(vectors, resident * kTileVectorsMax);
+  const int64_t wide =
+      CeilDivide(CeilDivide(vectors, waves * resident), kTileStep) * kTileStep;
+  return std::clamp<int64_t>(wide, narrow, kTileVectorsMax);
+}
+
 // Width, lanes and number of the tiles of a row.
-void CutRow(PeriodPlan& plan) {
+void CutRow(PeriodPlan& plan, int64_t resident) {
   const int64_t vectors = plan.row_elements / plan.width;
   const int64_t rows = std::max<int64_t>(1, plan.rows);
-  const int64_t wanted =
-      std::clamp<int64_t>(kPeriodThreads / rows, kTileVectors, kTileVectorsMax);
+  const int64_t wanted = TileVectors(vectors, rows, resident);
   plan.tiles = CeilDivide(vectors, wanted);
   plan.tile_vectors = static_cast<int32_t>(CeilDivide(vectors, plan.tiles));
   // Rounding up may leave the last tile empty.
@@ -70,7 +82,7 @@ PeriodPlan MakePeriodPlan(const BatchShape& shape, const Access& access,
   plan.row_elements = repeat * period;
   plan.rows = (total - plan.head) / plan.row_elements;
   plan.rest = (total - plan.head) % plan.row_elements;
-  CutRow(plan);
+  CutRow(plan, resident);
   const int64_t pieces_max =
       std::max<int64_t>(1, plan.rows / (plan.lanes * kAccessesPerThreadMin));
   const int64_t pieces = PiecesOf(plan.tiles, resident, pieces_max);

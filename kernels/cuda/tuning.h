@@ -31,6 +31,8 @@ inline constexpr int32_t kPeriodBlocksPerMultiprocessor = 1;
 // share a column and the partial sums stay small. More where rows are few.
 inline constexpr int32_t kTileVectors = 32;
 inline constexpr int32_t kTileVectorsMax = 128;
+// Wider tiles are multiples of this: 128 bytes, a line of the cache.
+inline constexpr int32_t kTileStep = 8;
 
 // A block does at least this many accesses a thread before a channel is cut
 // into more blocks.
