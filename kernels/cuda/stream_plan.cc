@@ -149,4 +149,27 @@ absl::StatusOr<std::vector<PackLaunch>> PlanPack(
   return launches;
 }
 
+std::vector<PackedRange> PackedRanges(absl::Span<const PackSegment> segments) {
+  std::vector<PackedRange> all;
+  all.reserve(segments.size());
+  for (const PackSegment& segment : segments) {
+    if (segment.count > 0) all.push_back({segment.offset, segment.count});
+  }
+  std::sort(all.begin(), all.end(),
+            [](const PackedRange& a, const PackedRange& b) {
+              return a.offset < b.offset;
+            });
+  std::vector<PackedRange> ranges;
+  for (const PackedRange& next : all) {
+    if (ranges.empty() ||
+        next.offset > ranges.back().offset + ranges.back().count) {
+      ranges.push_back(next);
+      continue;
+    }
+    PackedRange& last = ranges.back();
+    last.count = std::max(last.count, next.offset + next.count - last.offset);
+  }
+  return ranges;
+}
+
 }  // namespace cohort::kernels::cuda

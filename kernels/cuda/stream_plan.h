@@ -34,4 +34,13 @@ struct PackLaunch {
 absl::StatusOr<std::vector<PackLaunch>> PlanPack(
     DataType type, absl::Span<const PackSegment> segments, float* packed);
 
+// Elements [offset, offset + count) of a packed buffer.
+struct PackedRange {
+  int64_t offset = 0;
+  int64_t count = 0;
+};
+
+// The elements that segments take up, in order, adjacent ones as one range.
+std::vector<PackedRange> PackedRanges(absl::Span<const PackSegment> segments);
+
 }  // namespace cohort::kernels::cuda

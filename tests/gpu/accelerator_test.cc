@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <numeric>
@@ -103,6 +104,32 @@ TEST_F(AcceleratorTest, SlicesArePackedIntoPinnedMemoryAndBack) {
   EXPECT_EQ(packed->as<float>()[997], 1.0F);
   for (int64_t i = 0; i < kCount; ++i) {
     ASSERT_EQ(out->as<float>()[i], static_cast<float>(i + 1));
+  }
+}
+
+// As where a slice has no gradient: the host has filled its place.
+TEST_F(AcceleratorTest, PackingLeavesGapsAsTheyAre) {
+  constexpr int64_t kCount = 1000;
+  float* const from = OnDevice(kCount);
+  const auto in = *pool_->Take(4 * kCount);
+  const auto packed = *pool_->Take(4 * kCount);
+  std::iota(in->as<float>(), in->as<float>() + kCount, 1.0F);
+  std::fill_n(packed->as<float>(), kCount, -1.0F);
+  Accelerator& lanes = *accelerator_;
+  ASSERT_TRUE(lanes.Copy(Lane::kCopy, from, in->memory(), 4 * kCount).ok());
+  ASSERT_TRUE(lanes
+                  .Pack(Lane::kCopy,
+                        {{.tensor = from, .count = 400, .offset = 0},
+                         {.tensor = from + 400, .count = 500, .offset = 500}},
+                        packed->as<float>())
+                  .ok());
+  ASSERT_TRUE(pool_->MarkUse(Lane::kCopy, *packed).ok());
+  ASSERT_TRUE(lanes.Await(packed->event()).ok());
+  for (int64_t i = 0; i < kCount; ++i) {
+    const float wanted = i < 400   ? static_cast<float>(i + 1)
+                         : i < 500 ? -1.0F
+                                   : static_cast<float>(i - 99);
+    ASSERT_EQ(packed->as<float>()[i], wanted) << i;
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -121,6 +122,28 @@ TEST(ChecksTest, WrongSegmentsAreRefused) {
 }
 
 // 2^33 elements, in blocks of 8192: all in one launch.
+TEST(StreamPlanTest, AdjacentSegmentsAreOneRange) {
+  const auto ranges = [](const std::vector<PackSegment>& segments) {
+    std::vector<std::pair<int64_t, int64_t>> found;
+    for (const PackedRange& range : PackedRanges(segments)) {
+      found.emplace_back(range.offset, range.count);
+    }
+    return found;
+  };
+  using Pairs = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(ranges({}), Pairs());
+  EXPECT_EQ(ranges({{.count = 3, .offset = 997}, {.count = 997, .offset = 0}}),
+            (Pairs{{0, 1000}}));
+  // A gradient that is absent leaves a gap, which must stay as it is.
+  EXPECT_EQ(ranges({{.count = 4, .offset = 0},
+                    {.count = 5, .offset = 6},
+                    {.count = 0, .offset = 11},
+                    {.count = 2, .offset = 11}}),
+            (Pairs{{0, 4}, {6, 7}}));
+  EXPECT_EQ(ranges({{.count = 8, .offset = 2}, {.count = 3, .offset = 4}}),
+            (Pairs{{2, 8}}));
+}
+
 TEST(StreamPlanTest, SegmentsAbove2To31AreCut) {
   float value = 0;
   const auto launches =

@@ -10,6 +10,7 @@
 #include "kernels/cuda/errors.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/runtime.h"
+#include "kernels/cuda/stream_plan.h"
 
 namespace cohort {
 namespace {
@@ -18,14 +19,21 @@ namespace cuda = kernels::cuda;
 
 // Large enough that the workspace seldom grows.
 constexpr int64_t kWorkspaceBytesMin = int64_t{1} << 20;
+constexpr int64_t kFloatBytes = 4;
 
 class CudaEvent final : public LaneEvent {
  public:
-  explicit CudaEvent(CUevent_st* event) : event_(event) {}
-  ~CudaEvent() override { cuda::DestroyEvent(event_); }
+  CudaEvent(int32_t device, CUevent_st* event)
+      : device_(device), event_(event) {}
+  ~CudaEvent() override {
+    // Threads that have none would begin to use device 0.
+    cuda::SetDevice(device_);
+    cuda::DestroyEvent(event_);
+  }
   CUevent_st* get() const { return event_; }
 
  private:
+  const int32_t device_;
   CUevent_st* const event_;
 };
 
@@ -53,6 +61,7 @@ class CudaAccelerator final : public Accelerator {
   ~CudaAccelerator() override {
     cuda::SetDevice(device_);
     for (void* memory : workspaces_) cuda::FreeOnDevice(memory);
+    for (void* memory : buffers_) cuda::FreeOnDevice(memory);
     cuda::DestroyStream(copy_stream_);
   }
 
@@ -73,13 +82,16 @@ class CudaAccelerator final : public Accelerator {
             "page-locked memory"));
     return memory;
   }
-  void FreePinned(void* memory) override { cuda::FreePinned(memory); }
+  void FreePinned(void* memory) override {
+    cuda::SetDevice(device_);
+    cuda::FreePinned(memory);
+  }
 
   absl::StatusOr<std::unique_ptr<LaneEvent>> NewEvent() override {
     CUevent_st* event = nullptr;
     COHORT_RETURN_IF_ERROR(
         Use([&] { return cuda::NewEvent(&event); }, "an event"));
-    return std::make_unique<CudaEvent>(event);
+    return std::make_unique<CudaEvent>(device_, event);
   }
   absl::Status Record(Lane lane, LaneEvent& event) override {
     return Use(
@@ -110,16 +122,32 @@ class CudaAccelerator final : public Accelerator {
         [&] { return cuda::CopyInStream(to, from, bytes, StreamOf(lane)); },
         "a copy");
   }
+  // A kernel on pinned memory would hold its multiprocessors for as long as the
+  // bus takes. So kernels pack into memory of the device, and copies, which
+  // need no multiprocessor, go between the two.
   absl::Status Pack(Lane lane, absl::Span<const cuda::PackSegment> segments,
                     float* packed) override {
-    COHORT_RETURN_IF_ERROR(Enter());
-    return Final(cuda::Pack(kernels::DataType::kFloat32, segments, packed,
-                            QueueOf(lane)));
+    const std::vector<cuda::PackedRange> ranges = cuda::PackedRanges(segments);
+    COHORT_ASSIGN_OR_RETURN(float* const buffer, BufferFor(lane, ranges));
+    COHORT_RETURN_IF_ERROR(Final(cuda::Pack(kernels::DataType::kFloat32,
+                                            segments, buffer, QueueOf(lane))));
+    for (const cuda::PackedRange& range : ranges) {
+      COHORT_RETURN_IF_ERROR(Copy(lane, packed + range.offset,
+                                  buffer + range.offset,
+                                  range.count * kFloatBytes));
+    }
+    return absl::OkStatus();
   }
   absl::Status Unpack(Lane lane, const float* packed,
                       absl::Span<const cuda::PackSegment> segments) override {
-    COHORT_RETURN_IF_ERROR(Enter());
-    return Final(cuda::Unpack(kernels::DataType::kFloat32, packed, segments,
+    const std::vector<cuda::PackedRange> ranges = cuda::PackedRanges(segments);
+    COHORT_ASSIGN_OR_RETURN(float* const buffer, BufferFor(lane, ranges));
+    for (const cuda::PackedRange& range : ranges) {
+      COHORT_RETURN_IF_ERROR(Copy(lane, buffer + range.offset,
+                                  packed + range.offset,
+                                  range.count * kFloatBytes));
+    }
+    return Final(cuda::Unpack(kernels::DataType::kFloat32, buffer, segments,
                               QueueOf(lane)));
   }
 
@@ -191,6 +219,34 @@ class CudaAccelerator final : public Accelerator {
     return queue;
   }
 
+  // Memory of the device that holds the elements of `ranges`, at their places.
+  // The lane's work uses it in order, so one buffer a lane is enough; a smaller
+  // one is kept, as workspaces are.
+  absl::StatusOr<float*> BufferFor(
+      Lane lane, const std::vector<cuda::PackedRange>& ranges) {
+    COHORT_RETURN_IF_ERROR(Enter());
+    if (ranges.empty()) return nullptr;
+    Buffer& buffer = lane == Lane::kCopy ? copy_buffer_ : compute_buffer_;
+    const int64_t wanted =
+        (ranges.back().offset + ranges.back().count) * kFloatBytes;
+    if (wanted > buffer.bytes) {
+      const int64_t bytes =
+          std::max({wanted, 2 * buffer.bytes, kWorkspaceBytesMin});
+      void* memory = nullptr;
+      COHORT_RETURN_IF_ERROR(
+          Use([&] { return cuda::AllocateOnDevice(bytes, &memory); },
+              absl::StrCat(bytes, " bytes to pack gradients and weights in")));
+      buffers_.push_back(memory);
+      buffer = {.memory = static_cast<float*>(memory), .bytes = bytes};
+    }
+    return buffer.memory;
+  }
+
+  struct Buffer {
+    float* memory = nullptr;
+    int64_t bytes = 0;
+  };
+
   // Fixed after construction.
   const int32_t device_;
   const int32_t multiprocessors_;
@@ -202,6 +258,11 @@ class CudaAccelerator final : public Accelerator {
   // there is one at a time.
   std::vector<void*> workspaces_;
   int64_t workspace_bytes_ = 0;
+  // Accessed only by the thread that fetches gradients and loads weights; there
+  // is one at a time, too. All buffers, and those in use.
+  std::vector<void*> buffers_;
+  Buffer copy_buffer_;
+  Buffer compute_buffer_;
 };
 
 }  // namespace
