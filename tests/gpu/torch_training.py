@@ -14,8 +14,8 @@ import sys
 import time
 
 EXIT_SKIPPED = 77
-STEPS = 40
-EPOCHS = 5
+STEPS = 20
+EPOCHS = 3
 CLASSES = 10
 
 

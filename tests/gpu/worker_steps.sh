@@ -6,32 +6,12 @@
 readonly tests_limit=60
 readonly runs_limit=240
 readonly torch_limit=60
-readonly python_limit=120
+readonly python_limit=180
 
 # Runs one of the programs that load torch's libraries.
 with_torch() {
   local libraries=${worker_libraries:+$worker_libraries:}${LD_LIBRARY_PATH-}
   env ${libraries:+LD_LIBRARY_PATH="${libraries%:}"} "$@"
-}
-
-run_worker_test() {
-  local program=$worker_bin/$1
-  shift
-  [[ -x $program ]] || {
-    echo "$program was not built"
-    return 1
-  }
-  local output code
-  output=$(mktemp)
-  with_torch timeout "$(limited $tests_limit)" "$program" --gtest_brief=1 "$@" 2>&1 |
-    tee "$output"
-  code=${PIPESTATUS[0]}
-  # A test that did not run on the GPU has not passed.
-  if [[ $code == 0 ]] && grep -q '^\[  SKIPPED \]' "$output"; then
-    code=$exit_skipped
-  fi
-  rm -f "$output"
-  return "$code"
 }
 
 # Impossible devices are refused before the worker connects to a server.
@@ -69,9 +49,11 @@ run_python() {
 }
 
 worker_part() {
-  step "worker: accelerator" run_worker_test cohort_accelerator_test
-  step "worker: device" run_worker_test cohort_device_test
-  step "worker: trainer on the GPU" run_worker_test cohort_train_test \
+  step "worker: accelerator" run_test $tests_limit \
+    "$worker_bin"/cohort_accelerator_test
+  step "worker: device" run_test $tests_limit "$worker_bin"/cohort_device_test
+  step "worker: trainer on the GPU" run_test $tests_limit \
+    "$worker_bin"/cohort_train_test \
     --gtest_filter='*Device*:*Gpu*'
   step "worker: refusals" run_refusals
   if [[ $gpu == false ]] || ! nvidia-smi >/dev/null 2>&1; then
