@@ -191,6 +191,15 @@ class RunTest(unittest.TestCase):
             for name in ("saved", "worker0.pid"):
                 (self.dir / name).unlink()
 
+    def test_killed_server_tells_how_to_go_on(self):
+        self.play("listen; await worker0.pid; kill -9 $$", "")
+        code, _, err = self.cohort("--workers=1", "--checkpoint_dir=a b")
+        self.assertEqual(code, 137)
+        self.assertIn("run: server was ended by signal 9 (Killed)", err)
+        self.assertEqual(err[-1], f"run: to go on: {BIN}/cohortctl run "
+                         f"--programs={self.dir} --workers=1 "
+                         "'--checkpoint_dir=a b' --resume")
+
     def test_second_interrupt_kills_what_does_not_stop(self):
         self.play("trap '' TERM; listen; await worker0.pid; echo ready\n"
                   "await never", "await never")

@@ -41,17 +41,6 @@ std::string WhyNotListening(const ProcessEnd& end) {
                       "server: run --epochs=2 -- --model=cnn");
 }
 
-// For a server that was killed and had a folder for checkpoints.
-std::string HowToGoOn(const ClusterSpec& spec, const ProcessEnd& end) {
-  const bool keeps =
-      std::any_of(spec.server_flags.begin(), spec.server_flags.end(),
-                  [](const std::string& flag) {
-                    return absl::StartsWith(flag, "--checkpoint_dir");
-                  });
-  if (end.signal == 0 || !keeps) return "";
-  return "the same command with --resume continues from its newest checkpoint";
-}
-
 }  // namespace
 
 ClusterRun::ClusterRun(ClusterRunOptions options, RunScreen& screen, CtlIo& io)
@@ -95,9 +84,7 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
     const bool stopped = stopping_ && end.signal == SIGTERM;
     if (end.code == 0 || interrupted_ || stopped) return;
     const bool listened = !cluster_->address().empty();
-    screen_.ShowEnd(
-        process, end,
-        listened ? HowToGoOn(options_.spec, end) : WhyNotListening(end));
+    screen_.ShowEnd(process, end, listened ? "" : WhyNotListening(end));
     return;
   }
   if (!process.is_worker()) return OnDataShardEnded(process, end);
@@ -281,6 +268,7 @@ absl::StatusOr<int> ClusterRun::Outcome() const {
     if (given_up_->may_go_on) SayHowToGoOn();
     return given_up_->code;
   }
+  if (server.signal != 0 && !cluster_->address().empty()) SayHowToGoOn();
   return server.code;
 }
 
