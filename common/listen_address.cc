@@ -17,6 +17,17 @@ constexpr absl::string_view kAbstractScheme = "unix-abstract:";
 
 bool IsControl(char c) { return absl::ascii_iscntrl(c); }
 
+// Whether `host` may be a name, an IPv4 address, or an IPv6 address in
+// brackets. Names are not checked further: resolvers decide what they know.
+bool IsHost(absl::string_view host) {
+  if (absl::ConsumePrefix(&host, "[")) {
+    return absl::ConsumeSuffix(&host, "]") && absl::StrContains(host, ":") &&
+           host.find_first_of("[]/ ,") == absl::string_view::npos;
+  }
+  return !host.empty() && !std::any_of(host.begin(), host.end(), IsControl) &&
+         host.find_first_of("[]:/ ,") == absl::string_view::npos;
+}
+
 // The path of "/run/socket" or of "///run/socket", as in a URI; empty if it is
 // none.
 std::string SocketPath(absl::string_view text) {
@@ -76,10 +87,7 @@ absl::StatusOr<ListenAddress> ParseHostPort(absl::string_view flag,
     const absl::string_view host = text.substr(0, colon);
     address.host = std::string(host.data(), host.size());
   }
-  const bool bracketed =
-      absl::StartsWith(address.host, "[") && absl::EndsWith(address.host, "]");
-  const bool bare_ipv6 = absl::StrContains(address.host, ":") && !bracketed;
-  if (address.host.empty() || bare_ipv6 ||
+  if (!IsHost(address.host) ||
       !absl::SimpleAtoi(text.substr(colon + 1), &address.port) ||
       address.port < 0 || address.port > 65535) {
     return absl::InvalidArgumentError(absl::StrCat(

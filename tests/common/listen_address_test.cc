@@ -17,8 +17,10 @@ TEST(ListenAddressTest, ReadsHostAndPort) {
   EXPECT_FALSE(ParseListenAddress("--listen", "[::]:7070")->loopback());
   EXPECT_EQ(ParseListenAddress("--listen", "[::1]:7070")->ToString(),
             "[::1]:7070");
-  for (const char* bad : {"", "7070", ":7070", "host:", "host:x", "host:65536",
-                          "host:-1", "::1:7070"}) {
+  for (const char* bad :
+       {"", "7070", ":7070", "host:", "host:x", "host:65536", "host:-1",
+        "::1:7070", "[::1:7070", "[host]:7070", "host[1-2:7070", "a,b:7070",
+        "a b:7070", "http://host:7070"}) {
     EXPECT_TRUE(
         absl::IsInvalidArgument(ParseListenAddress("--listen", bad).status()))
         << bad;
