@@ -133,6 +133,9 @@ std::string OverviewText(const Overview& overview, bool bold) {
   if (!overview.policy.pending().empty()) {
     line("change to", PendingText(overview.policy));
   }
+  if (!status.checkpoint_problem().empty()) {
+    line("checkpoint", Bold(Printable(status.checkpoint_problem()), bold));
+  }
   absl::StrAppend(&text, "\n", WorkersText(status, bold));
   if (status.shards().empty()) return text;
   return absl::StrCat(text, "\n", ShardsText(status, bold));
@@ -183,7 +186,8 @@ std::string OverviewJson(const Overview& overview) {
       {"test_top5_accuracy",
        s.has_test_top5_accuracy() ? Json(s.test_top5_accuracy()) : Json()},
       {"test_miou", s.has_test_miou() ? Json(s.test_miou()) : Json()},
-      {"test_class_iou", ClassIouToJson(s)}};
+      {"test_class_iou", ClassIouToJson(s)},
+      {"checkpoint_problem", s.checkpoint_problem()}};
   const ConnectionView& connection = overview.connection;
   json["connection"] = {
       {"encrypted", connection.encrypted},

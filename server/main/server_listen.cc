@@ -63,6 +63,7 @@ absl::Status Server::Listen() {
           {.checkpoint = [this] { return CheckpointNow(); },
            .export_model = [this] { return ExportNow(); },
            .keeps_checkpoints = files_->keeps_checkpoints(),
+           .checkpoint_problem = [this] { return files_->figures().problem; },
            .on_status = [this] { watchers_.Asked("status"); },
            .audit = security_->audit(),
            .ops_address = [this] { return ops_address(); },

@@ -82,6 +82,8 @@ struct CheckpointFigures {
   int64_t written = 0;
   int64_t failed_disk_full = 0;
   int64_t failed_io = 0;
+  // Why the newest try failed, with its step; empty: it did not.
+  std::string problem;
   // The newest safe checkpoint, from this start or the one it continues.
   std::optional<int64_t> version;
   // Seconds since 1970; absent if there is no checkpoint.

@@ -178,17 +178,16 @@ void RunFiles::OnWritten(const Written& written, Instant begin,
                          const absl::Status& status) {
   const Version version = written.version;
   if (!status.ok()) {
-    {
-      MutexLock lock(mu_);
-      ++(absl::IsResourceExhausted(status) ? figures_.failed_disk_full
-                                           : figures_.failed_io);
-    }
-    Log(LogLevel::kError,
-        absl::StrCat("checkpoint of step ", version.value(), " failed; ",
-                     IsIndeterminate(status)
-                         ? "no more are written until a restart: "
-                         : "the next one will still be tried: ",
-                     status.message()));
+    const std::string problem = absl::StrCat(
+        "checkpoint of step ", version.value(), " failed; ",
+        IsIndeterminate(status) ? "no more are written until a restart: "
+                                : "the next one will still be tried: ",
+        status.message());
+    Log(LogLevel::kError, problem);
+    MutexLock lock(mu_);
+    ++(absl::IsResourceExhausted(status) ? figures_.failed_disk_full
+                                         : figures_.failed_io);
+    figures_.problem = problem;
     return;
   }
   Log(LogLevel::kInfo,
@@ -197,6 +196,7 @@ void RunFiles::OnWritten(const Written& written, Instant begin,
   MutexLock lock(mu_);
   last_written_ = written;
   ++figures_.written;
+  figures_.problem.clear();
   figures_.size_bytes = bytes;
   figures_.version = version.value();
   figures_.duration_seconds.Add(absl::ToDoubleSeconds(clock_.Now() - begin));

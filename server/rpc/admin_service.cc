@@ -157,6 +157,9 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
   if (actions.audit != nullptr) {
     proto.set_audit_problem(actions.audit->problem());
   }
+  if (actions.checkpoint_problem != nullptr) {
+    proto.set_checkpoint_problem(actions.checkpoint_problem());
+  }
   const absl::Time end = actions.certificate_end == nullptr
                              ? absl::InfiniteFuture()
                              : actions.certificate_end();

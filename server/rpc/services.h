@@ -58,6 +58,9 @@ struct AdminActions {
   std::function<absl::StatusOr<Version>()> export_model;
   // False if there is no directory for checkpoints.
   bool keeps_checkpoints = false;
+  // Why the newest checkpoint could not be written; empty if it could. May be
+  // null.
+  std::function<std::string()> checkpoint_problem;
   // Called at each request for the status; must not block. May be null.
   std::function<void()> on_status;
   // Records calls that change the run; must outlive the service. Null: none.

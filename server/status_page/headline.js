@@ -217,6 +217,8 @@ function showDropped(status) {
 function showSafe(status) {
   const checkpoint = status.checkpoint ?? {};
   const failures = checkpoint.failures ?? 0;
+  // An older server tells their number only.
+  const problem = checkpoint.problem || `${plural(failures, 'checkpoint')} failed`;
   if (checkpoint.enabled === undefined) {
     showTile('tile-safe', UNKNOWN, '');
   } else if (status.ended && known(checkpoint.model_version)) {
@@ -227,12 +229,11 @@ function showSafe(status) {
     showTile('tile-safe', 'Not saved', 'checkpoints are off', 'notice');
   } else if (!known(checkpoint.version)) {
     showTile('tile-safe', 'Not yet',
-             failures > 0 ? `${plural(failures, 'checkpoint')} failed` :
-                            'no checkpoint so far',
+             failures > 0 ? problem : 'no checkpoint so far',
              failures > 0 ? 'warning' : 'notice');
   } else {
     const note = [`step ${count(checkpoint.version)} is saved`];
-    if (failures > 0) note.push(`${plural(failures, 'checkpoint')} failed`);
+    if (failures > 0) note.push(problem);
     showTile('tile-safe', `${duration(checkpoint.age_seconds)} ago`,
              note.join(' · '), failures > 0 ? 'warning' : '');
   }

@@ -202,6 +202,7 @@ Json CheckpointJson(const RunFigures& figures) {
           {"age_seconds", std::move(age)},
           {"model_version", Maybe(files.model_version)},
           {"failures", files.failed_disk_full + files.failed_io},
+          {"problem", files.problem},
           {"restored", files.restored > 0}};
 }
 

@@ -85,6 +85,7 @@ std::string RunTable(const RunFigures& figures) {
                                 : files.version.has_value()
                                     ? absl::StrCat("step ", *files.version)
                                     : "none yet"});
+  if (!files.problem.empty()) rows.push_back({"Problem", files.problem});
   if (files.model_version.has_value()) {
     rows.push_back({"Model", absl::StrCat("that of step ", *files.model_version,
                                           " is written")});

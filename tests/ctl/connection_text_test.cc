@@ -48,5 +48,13 @@ TEST(ConnectionTextTest, DoctorNamesARecordThatCannotBeWritten) {
             "full");
 }
 
+TEST(ConnectionTextTest, DoctorNamesACheckpointThatCannotBeWritten) {
+  v1::Status status;
+  status.set_checkpoint_problem("checkpoint of step 7 failed; disk full");
+  const Check check = CheckCheckpoints(status);
+  EXPECT_EQ(check.result, Check::Result::kFailed);
+  EXPECT_EQ(check.found, "checkpoint of step 7 failed; disk full");
+}
+
 }  // namespace
 }  // namespace cohort

@@ -54,6 +54,18 @@ TEST(StatusVerbTest, TellsSinceWhenThePolicyIsInForceAndWhatIsToFollow) {
                         "1\n"));
 }
 
+TEST(StatusVerbTest, TellsWhyTheNewestCheckpointCouldNotBeWritten) {
+  CtlHarness ctl;
+  ctl.server.on_status = [] {
+    v1::Status status = ExampleStatus();
+    status.set_checkpoint_problem("checkpoint of step 150 failed; disk full");
+    return status;
+  };
+  EXPECT_THAT(ctl.Run("status").out,
+              HasSubstr("\ncheckpoint     checkpoint of step 150 failed; disk "
+                        "full\n"));
+}
+
 // --max_steps: 20 steps of 32 images, and an epoch has more. The total is an
 // estimate, which the last step may exceed.
 TEST(EpochTextTest, TellsTheShareOfTheRunWhereverItEnds) {
@@ -83,6 +95,7 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("learning_rate":0.05,"train_loss":0.4312,"measures":{},)"
           R"("test_accuracy":null,)"
           R"("test_top5_accuracy":null,"test_miou":null,"test_class_iou":[],)"
+          R"("checkpoint_problem":"",)"
           R"("connection":{"encrypted":false,"client":"",)"
           R"("own_certificate_end":null,"server_certificate_end":null},)"
           R"("policy":{"policy_epoch":1,"text":"sync, global normalisation, )"

@@ -9,7 +9,7 @@ import unittest
 
 import history_check
 import processes
-from processes import KILLS, Cohort, kill
+from processes import KILLS, Cohort, kill, run
 
 # Much longer than the time before a fault, so that the run is still going on.
 EPOCHS = "--epochs=4"
@@ -123,6 +123,28 @@ class KilledProcesses(unittest.TestCase):
                 self.seconds["server"].append(seconds())
                 for rank, worker in cohort.workers.items():
                     self.assertEqual(worker.wait(30), 0, cohort.log(f"worker{rank}"))
+
+    def test_a_checkpoint_that_fails_is_told_until_one_is_written(self):
+        def doctor():
+            return run("cohortctl", "doctor", f"--server={cohort.address}")
+
+        with self.checkpointing("--epochs=100000") as cohort:
+            cohort.start()
+            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
+                              "a checkpoint")
+            self.assertNotIn("checkpoints", doctor().stdout)
+            away = cohort.dir / "away"
+            cohort.checkpoints.rename(away)
+            cohort.wait_until(lambda: cohort.status()["checkpoint_problem"],
+                              "a checkpoint that fails")
+            told = doctor()
+            self.assertEqual(told.returncode, 1, told.stdout)
+            self.assertRegex(told.stdout,
+                             r"checkpoints\s+\w+\s+checkpoint of step \d+ failed")
+            away.rename(cohort.checkpoints)
+            cohort.wait_until(
+                lambda: not cohort.status()["checkpoint_problem"],
+                "one that is written")
 
     def test_a_server_without_a_checkpoint_is_another_run(self):
         """Workers of the run that is gone end; new ones join the new run."""

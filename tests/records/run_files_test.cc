@@ -10,6 +10,7 @@
 
 #include "common/formats/file_system.h"
 #include "tests/checkpoint/example_state.h"
+#include "tests/fakes/faulty_file_system.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -130,6 +131,32 @@ TEST(RunFilesTest, TheLastVersionIsWrittenAgainWithTheEndAndThenNoMore) {
   state.ended.reset();
   ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
   EXPECT_EQ((*files)->figures().written, 2);
+}
+
+TEST(RunFilesTest, TellsWhyTheNewestCheckpointFailedUntilOneIsWritten) {
+  TempDir dir;
+  int32_t first = 0;
+  FaultyFileSystem counted;
+  {
+    const auto files =
+        RunFiles::Open(counted, {.checkpoint_dir = dir.path() + "/counted"});
+    ASSERT_TRUE(files.ok()) << files.status();
+    first = counted.operations() + 1;
+  }
+  FaultyFileSystem faulty(
+      {.at = first, .error = absl::ResourceExhaustedError("the disk is full")});
+  const auto files =
+      RunFiles::Open(faulty, {.checkpoint_dir = dir.path() + "/state"});
+  ASSERT_TRUE(files.ok()) << files.status();
+  (*files)->BeginRun({.run_id = "run"});
+  EXPECT_EQ((*files)->figures().problem, "");
+  EXPECT_FALSE((*files)->SaveCheckpoint(ExampleState(7)).ok());
+  EXPECT_EQ((*files)->figures().failed_disk_full, 1);
+  EXPECT_THAT((*files)->figures().problem,
+              ::testing::StartsWith("checkpoint of step 7 failed; the next one "
+                                    "will still be tried: "));
+  ASSERT_TRUE((*files)->SaveCheckpoint(ExampleState(8)).ok());
+  EXPECT_EQ((*files)->figures().problem, "");
 }
 
 // As a change that was made before the first step after a restart.

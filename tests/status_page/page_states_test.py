@@ -299,6 +299,20 @@ class PageStates(page_case.PageCase):
         self.assertEqual(self.tile("safe")[1:],
                          ["Saved", "the model of step 4,690 is written"])
 
+    def test_a_checkpoint_that_failed_says_why(self):
+        status = statuses.training()
+        problem = ("checkpoint of step 312 failed; the next one will still be "
+                   "tried: state: No space left on device")
+        status["checkpoint"].update(failures=2, problem=problem)
+        server = self.show(status)
+        self.assertIn(problem, self.tile("safe")[2])
+        # One that was written since, and an older server.
+        status["checkpoint"]["problem"] = ""
+        server.status = status
+        self.browser.wait_until(
+            lambda: "2 checkpoints failed" in self.tile("safe")[2],
+            "the number of failures")
+
     def test_without_a_barrier_nobody_comes_last(self):
         self.show(statuses.changed())
         self.assertNotIn("%", self.browser.text("#worker-rows"))

@@ -79,6 +79,9 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
   if (!status->audit_problem().empty()) {
     checks.push_back(CheckRecord(*status));
   }
+  if (!status->checkpoint_problem().empty()) {
+    checks.push_back(CheckCheckpoints(*status));
+  }
   checks.push_back(
       CheckOpsPort(OpsAddressOf(NamedOps(context), address, *status),
                    context.server.target().tls, timeout));

@@ -201,6 +201,13 @@ Check CheckRecord(const v1::Status& status) {
       "need not be restarted");
 }
 
+Check CheckCheckpoints(const v1::Status& status) {
+  return Of("checkpoints", Check::Result::kFailed,
+            Printable(status.checkpoint_problem()),
+            "make room on that disk, or mend the folder; cohortctl checkpoint "
+            "save then tries at once");
+}
+
 Check CheckShards(const v1::Status& status) {
   const std::string missing = MissingShardsText(status);
   if (missing.empty()) {

@@ -157,6 +157,9 @@ void AddPolicy(const v1::GetPolicyReply& policy, const v1::Status& status,
   if (!policy.pending().empty()) {
     frame.Value("change to", PendingText(policy));
   }
+  if (!status.checkpoint_problem().empty()) {
+    frame.Value("checkpoint", Printable(status.checkpoint_problem()));
+  }
 }
 
 // The results of pushes, in the words of the counters: "applied 300".
