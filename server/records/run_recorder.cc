@@ -1,6 +1,9 @@
 #include "server/records/run_recorder.h"
 
+#include <errno.h>
+
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <system_error>
 
@@ -18,6 +21,7 @@
 #include "common/status_macros.h"
 #include "server/core/settings.h"
 #include "server/records/earlier_history.h"
+#include "server/records/earlier_results.h"
 #include "server/records/history_table.h"
 
 namespace cohort {
@@ -124,8 +128,10 @@ absl::StatusOr<bool> RunRecorder::OpenTable(absl::string_view name,
   if (is_new) file << header;
   file.flush();
   if (file) return is_new;
-  return absl::FailedPreconditionError(
-      absl::StrCat("--results_dir: cannot write ", path));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--results_dir: cannot write ", path, ": ", std::strerror(errno),
+      "; make room there, or name a folder that this user can "
+      "write"));
 }
 
 absl::Status RunRecorder::ContinueFiles(Version restored) {
@@ -153,8 +159,16 @@ absl::Status RunRecorder::OpenFiles() {
           absl::StrCat("--results_dir: ", status.message()));
     }
   } else {
-    // These are created when they are needed; those of an earlier run must not
-    // remain.
+    COHORT_ASSIGN_OR_RETURN(const std::string aside,
+                            SetEarlierResultsAside(options_.results_dir));
+    if (!aside.empty()) {
+      Log(LogLevel::kWarning,
+          absl::StrCat("--results_dir: ", options_.results_dir,
+                       " had the results of an earlier run; they are in ",
+                       aside, " now"));
+    }
+    // These are created when they are needed; those of a start that failed must
+    // not remain.
     for (absl::string_view name : {kClassFile, kMeasuresFile}) {
       std::error_code ignored;
       std::filesystem::remove(PathOf(name), ignored);
