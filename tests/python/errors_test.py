@@ -157,6 +157,9 @@ def misuse(rank, address, what):
         for x, y in job.data(Shapes(32), batch_size=4):
             if what == "buffer":
                 model.count += 1
+            if what == "weights before the pass":
+                with torch.no_grad():
+                    model[0].weight.zero_()
             loss = criterion(model(x), y)
             if what == "no step":
                 continue
@@ -175,6 +178,8 @@ def misuse(rank, address, what):
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
             if what == "optimizer.step":
                 optimizer.step()
+            if what == "weights after backward":
+                model.load_state_dict(model.state_dict())
             job.step()
             if what == "weights":
                 with torch.no_grad():
@@ -197,6 +202,8 @@ MISUSES = {
     "clip": r"bias: its gradient was changed.*--clip_norm",
     "optimizer.step": r"call job.step\(\)",
     "weights": "0.weight: its values were changed by hand",
+    "weights before the pass": "0.weight: its values were changed by hand",
+    "weights after backward": "0.weight: its values were changed by hand",
 }
 
 

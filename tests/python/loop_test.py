@@ -285,9 +285,9 @@ class OptimizerByHand(unittest.TestCase):
     def test_changes_are_refused(self):
         for what, pattern in (
                 ("lr", "lr of group 0 was changed by hand from 0.1 to 0.05.*"
-                 "schedulers=.*policy set learning_rate=0.05"),
+                 "schedulers=.*policy set --learning_rate=0.05"),
                 ("weight_decay", "weight_decay of group 0.*policy set "
-                 "weight_decay=0.0"),
+                 "--weight_decay=0.0"),
                 ("betas", r"betas of group 0.*from \(0.9, 0.999\).*before "
                  r"cohort.join"),
                 ("add_param_group", r"optimizer.add_param_group\(\)"),

@@ -246,6 +246,7 @@ class Job:
             labels: of so many.
         """
         self._step.check_in_progress("job.backward()")
+        self._model.check_weights()
         self._step.backward(loss, weight, reduction, self._schedulers.rates())
         self._step.count(int(correct), int(labels))
 
@@ -258,6 +259,7 @@ class Job:
         """
         step = self._step
         step.check_in_progress("job.step()")
+        self._model.check_weights()
         self._watch.check()
         if step.passes == step.done:
             raise _errors.UsageError(

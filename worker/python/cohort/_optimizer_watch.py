@@ -105,5 +105,5 @@ def _changed(group: int, name: str, noted: Any, now: Any) -> str:
                  "(epoch_schedulers=...), or ")
     if name in _SETTINGS:
         return text + (f"change it for the whole run with cohortctl policy set "
-                       f"{_SETTINGS[name]}={now}")
+                       f"--{_SETTINGS[name]}={now}")
     return text + "set it before cohort.join()"

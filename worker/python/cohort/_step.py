@@ -401,5 +401,5 @@ class Step:
             raise _errors.UsageError(
                 f"{self._model.names[number]}: its gradient was changed after "
                 "job.backward(), but it has been sent; clip with the server's "
-                "--clip_norm (policy set clip_norm=1), and scale the loss instead "
-                "of gradients")
+                "--clip_norm (cohortctl policy set --clip_norm=1), and scale the "
+                "loss instead of gradients")
