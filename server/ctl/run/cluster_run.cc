@@ -26,8 +26,10 @@ constexpr absl::Duration kAskMax = absl::Seconds(2);
 
 // True if a process with the same flags would end in the same way.
 bool EndsSoAgain(const ProcessEnd& end) {
+  // The last two are a shell's for a program that cannot be run, or is not
+  // there.
   return end.code == kExitUsage || end.code == kExitConfig ||
-         end.code == kExitDenied;
+         end.code == kExitDenied || end.code == 126 || end.code == 127;
 }
 
 // Explains why a server ended before it could be reached.
