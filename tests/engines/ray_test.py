@@ -274,6 +274,8 @@ class SeveralNodes(unittest.TestCase):
         sessions = tempfile.TemporaryDirectory(
             prefix="r", dir="/tmp", ignore_cleanup_errors=True)
         self.addCleanup(sessions.cleanup)
+        # Ray writes the cluster's address there, and expects the folder.
+        pathlib.Path("/tmp/ray").mkdir(exist_ok=True)
         cluster = Cluster(initialize_head=True, connect=True, head_node_args={
             "num_cpus": 1, "temp_dir": sessions.name})
         self.addCleanup(cluster.shutdown)
