@@ -1,6 +1,5 @@
 #include "server/records/earlier_results.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -15,16 +14,10 @@ namespace {
 namespace fs = std::filesystem;
 
 // Everything that a server writes there.
-constexpr const char* kTables[] = {"history.csv", "policy.csv", "class_iou.csv",
-                                   "measures.csv", "staleness.csv"};
-constexpr const char* kModels[] = {"model.safetensors",
-                                   "model_average.safetensors"};
-constexpr const char* kPages[] = {"report.html", "status.json"};
-
-bool Exists(const fs::path& path) {
-  std::error_code ignored;
-  return fs::exists(path, ignored);
-}
+constexpr const char* kFiles[] = {
+    "history.csv",  "policy.csv",    "class_iou.csv",
+    "measures.csv", "staleness.csv", "model.safetensors",
+    "report.html",  "status.json",   "model_average.safetensors"};
 
 // Reading a pipe would wait for its writer.
 bool IsFile(const fs::path& path) {
@@ -32,8 +25,7 @@ bool IsFile(const fs::path& path) {
   return fs::is_regular_file(path, ignored);
 }
 
-// Whether a table has more than its header. Each run has a first row in
-// policy.csv.
+// Whether a table has more than its header.
 bool HasRows(const fs::path& path) {
   if (!IsFile(path)) return false;
   std::ifstream file(path);
@@ -42,10 +34,9 @@ bool HasRows(const fs::path& path) {
   return std::getline(file, header) && std::getline(file, row);
 }
 
+// A start that failed has left tables, of which only policy.csv has a row.
 bool HoldsResults(const fs::path& dir) {
-  return HasRows(dir / "history.csv") ||
-         std::any_of(std::begin(kModels), std::end(kModels),
-                     [&dir](const char* name) { return IsFile(dir / name); });
+  return HasRows(dir / "history.csv") || IsFile(dir / "model.safetensors");
 }
 
 absl::Status CannotMove(const fs::path& to, const std::error_code& error) {
@@ -60,22 +51,17 @@ absl::StatusOr<std::string> SetEarlierResultsAside(
     const std::string& results_dir) {
   const fs::path dir(results_dir);
   if (!HoldsResults(dir)) return std::string();
-  int64_t number = 1;
-  while (Exists(dir / absl::StrCat("earlier-", number))) ++number;
-  const fs::path aside = dir / absl::StrCat("earlier-", number);
   std::error_code error;
+  fs::path aside;
+  int64_t number = 0;
+  do {
+    aside = dir / absl::StrCat("earlier-", ++number);
+  } while (fs::exists(aside, error));
   if (!fs::create_directory(aside, error)) return CannotMove(aside, error);
-  const auto move_all = [&](auto& names) {
-    for (const char* name : names) {
-      if (!error && IsFile(dir / name)) {
-        fs::rename(dir / name, aside / name, error);
-      }
-    }
-  };
-  move_all(kTables);
-  move_all(kModels);
-  move_all(kPages);
-  if (error) return CannotMove(aside, error);
+  for (const char* name : kFiles) {
+    if (IsFile(dir / name)) fs::rename(dir / name, aside / name, error);
+    if (error) return CannotMove(aside, error);
+  }
   return aside.string();
 }
 

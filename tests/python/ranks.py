@@ -73,7 +73,8 @@ def _call(function, rank, arguments, pipe):
     os.environ["COHORT_RANK"] = str(rank)
     import torch
     torch.set_num_threads(1)
-    if os.environ.get("TEST_DEVICE", "cpu") != "cpu":
+    from networks import DEVICE
+    if DEVICE != "cpu":
         # As precise as the CPU, and the same bits each time.
         torch.backends.cudnn.allow_tf32 = False
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
