@@ -152,7 +152,7 @@ use_binaries() {
     worker_bin=$bin_dir
     python_package=$bin_dir/python
     # The program looks for torch where it was built.
-    worker_libraries=$(torch_folder 2>/dev/null)/lib
+    worker_libraries=$(torch_folder 2>/dev/null) && worker_libraries+=/lib
     return
   fi
   kernels_bin=$kernels_build_dir/bin
@@ -165,7 +165,6 @@ use_binaries() {
   fi
   if [[ -n $bundle_dir ]]; then
     if ((failed == 0)); then step "bundle" bundle; fi
-    gpu=true
     finish
   fi
 }

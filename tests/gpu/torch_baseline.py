@@ -15,8 +15,9 @@ import statistics
 import sys
 from collections.abc import Callable
 
+import gpu_torch
+
 GOAL_RATIO = 1.5
-EXIT_SKIPPED = 77
 TENSOR = re.compile(r"(float32|bfloat16) (contiguous|channels_last) "
                     r"\[(\d+), (\d+), (\d+), (\d+)\]")
 
@@ -77,14 +78,7 @@ def main() -> int:
     parser.add_argument("--csv", type=pathlib.Path, required=True)
     parser.add_argument("--rounds", type=int, default=30)
     options = parser.parse_args()
-    try:
-        import torch  # pylint: disable=import-outside-toplevel
-    except ImportError:
-        print("skipped: this Python has no PyTorch")
-        return EXIT_SKIPPED
-    if not torch.cuda.is_available():
-        print("skipped: this PyTorch sees no GPU")
-        return EXIT_SKIPPED
+    torch = gpu_torch.load()
     print(f"{'work':<10} {'tensor':<46} {'PyTorch us':>10} {'Cohort us':>10} "
           f"{'ratio':>6} goal")
     missed = judged = 0

@@ -13,7 +13,8 @@ import pathlib
 import sys
 import time
 
-EXIT_SKIPPED = 77
+import gpu_torch
+
 STEPS = 20
 EPOCHS = 3
 CLASSES = 10
@@ -160,14 +161,7 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true",
                         help="few small steps, on the CPU")
     options = parser.parse_args()
-    try:
-        import torch  # pylint: disable=import-outside-toplevel
-    except ImportError:
-        print("skipped: no PyTorch here")
-        return EXIT_SKIPPED
-    if not options.rehearse and not torch.cuda.is_available():
-        print("skipped: PyTorch finds no GPU here")
-        return EXIT_SKIPPED
+    torch = gpu_torch.load(on_cpu=options.rehearse)
     device = "cpu" if options.rehearse else "cuda"
     steps, share = (4, 16) if options.rehearse else (STEPS, 1)
     torch.backends.cudnn.allow_tf32 = False
