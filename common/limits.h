@@ -71,6 +71,22 @@ inline constexpr int64_t kFrontEndStateMax = int64_t{64} << 10;
 inline constexpr int32_t kMeasuresMax = 32;
 inline constexpr int32_t kMeasureNameMax = 64;
 
+// Parts of a step.
+inline constexpr int32_t kStepPartsMax = 1 << 20;
+
+// Calls of one layer, or at one site, in one part of a step.
+inline constexpr int32_t kCallsMax = 1 << 16;
+
+// Channels of a batch-norm call that is not registered. A layer's are those of
+// its parameters, whose partitions are limited.
+inline constexpr int64_t kCallChannelsMax = int64_t{1} << 24;
+
+// Bytes of a batch-norm call's name, entries of the path to one of its visits,
+// and extents of its input.
+inline constexpr int32_t kCallSiteMax = 256;
+inline constexpr int32_t kCallPathMax = 32;
+inline constexpr int32_t kCallExtentsMax = 64;
+
 // Bytes of a partition. A message of protobuf holds less than 2 GiB.
 inline constexpr int64_t kPartitionBytesMax = int64_t{1} << 30;
 

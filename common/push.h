@@ -56,7 +56,7 @@ struct PushClosing {
   int64_t correct = 0;
   // Valid labels.
   int64_t labels = 0;
-  // Calls per batch-norm layer, in layout order.
+  // Registered forward calls by part and layer: at part * layers + layer.
   std::vector<int32_t> batch_norm_calls;
   // Ascending by (layer, call).
   std::vector<CallMoments> moments;
@@ -64,6 +64,8 @@ struct PushClosing {
   std::optional<std::string> front_end_state;
   // Ascending by name.
   std::vector<Measure> measures;
+  // Rendezvous that the sender has contributed to in this attempt.
+  int64_t contributions = 0;
 };
 
 enum class Verdict {

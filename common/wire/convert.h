@@ -100,6 +100,12 @@ void EncodeMoments(const Moments& moments, std::string* bytes);
 absl::StatusOr<Moments> DecodeMoments(ReducePhase phase, int64_t count,
                                       absl::string_view bytes);
 
+// The extents of a contribution.
+// Errors: InvalidArgument if one is negative, there are more than
+//   limits::kCallExtentsMax, or the phase is not forward.
+absl::StatusOr<std::vector<int64_t>> ExtentsFrom(
+    ReducePhase phase, const google::protobuf::RepeatedField<int64_t>& protos);
+
 // A message's description of its payload.
 struct PayloadInfo {
   v1::Encoding encoding = v1::ENCODING_UNSPECIFIED;

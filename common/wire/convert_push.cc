@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/limits.h"
 #include "common/measures/measures.h"
+#include "common/printable.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/field_checks.h"
@@ -174,6 +176,7 @@ void ToProto(const PushClosing& closing, v1::PushClosing* proto) {
     to->set_sum(measure.sum);
     to->set_weight(measure.weight);
   }
+  proto->set_contributions(closing.contributions);
 }
 
 absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto) {
@@ -196,6 +199,9 @@ absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto) {
                            .sum = measure.sum(),
                            .weight = measure.weight()});
   }
+  COHORT_RETURN_IF_ERROR(
+      CheckNotNegative("closing.contributions", proto.contributions()));
+  to.contributions = proto.contributions();
   return to;
 }
 
@@ -230,32 +236,89 @@ absl::StatusOr<PushVerdict> FromProto(const v1::PushVerdict& proto) {
 }
 
 void ToProto(const ReduceKey& key, v1::ReduceKey* proto) {
+  const CallPlace& place = key.place;
   proto->set_step(key.step.value());
   proto->set_attempt(key.attempt.value());
-  proto->set_layer(key.layer);
-  proto->set_call(key.call);
-  proto->set_phase(key.phase == ReducePhase::kForward
+  proto->set_part(place.part);
+  proto->set_layer(place.layer);
+  proto->set_site(place.site);
+  proto->set_call(place.call);
+  proto->set_phase(place.phase == ReducePhase::kForward
                        ? v1::REDUCE_PHASE_FORWARD
                        : v1::REDUCE_PHASE_BACKWARD);
+  proto->mutable_path()->Add(place.path.begin(), place.path.end());
 }
+
+namespace {
+
+absl::Status CheckPath(const v1::ReduceKey& proto) {
+  if (proto.path_size() == 0) return absl::OkStatus();
+  if (proto.phase() != v1::REDUCE_PHASE_BACKWARD) {
+    return Refuse("key.path", absl::StrCat(proto.path_size(), " entries"),
+                  "none in a forward pass");
+  }
+  if (proto.path_size() > limits::kCallPathMax) {
+    return Refuse("key.path", absl::StrCat(proto.path_size(), " entries"),
+                  absl::StrCat("at most ", limits::kCallPathMax));
+  }
+  for (int32_t entry : proto.path()) {
+    COHORT_RETURN_IF_ERROR(CheckNotNegative("key.path", entry));
+  }
+  // One visit has one name.
+  if (proto.path_size() == 1 && proto.path(0) == 0) {
+    return Refuse("key.path", "[0]", "an empty path for the first visit");
+  }
+  return absl::OkStatus();
+}
+
+// Fields of the place whose limits do not depend on the model.
+absl::Status CheckPlace(const v1::ReduceKey& proto) {
+  if (proto.layer() < -1) {
+    return Refuse("key.layer", proto.layer(), "at least -1");
+  }
+  if (proto.part() < 0 || proto.part() >= limits::kStepPartsMax) {
+    return Refuse("key.part", proto.part(),
+                  absl::StrCat("0 to ", limits::kStepPartsMax - 1));
+  }
+  if (proto.call() < 0 || proto.call() > limits::kCallsMax) {
+    return Refuse("key.call", proto.call(),
+                  absl::StrCat("0 to ", limits::kCallsMax));
+  }
+  if (proto.site().size() > static_cast<size_t>(limits::kCallSiteMax)) {
+    return Refuse("key.site", absl::StrCat(proto.site().size(), " bytes"),
+                  absl::StrCat("at most ", limits::kCallSiteMax));
+  }
+  if (!IsPrintable(proto.site())) {
+    return Refuse("key.site", Printable(proto.site()), "printable text");
+  }
+  if (proto.layer() == -1 && proto.site().empty()) {
+    return Refuse("key.site", "nothing", "the name of an unregistered call");
+  }
+  return CheckPath(proto);
+}
+
+}  // namespace
 
 absl::StatusOr<ReduceKey> FromProto(const v1::ReduceKey& proto) {
   COHORT_RETURN_IF_ERROR(CheckNotNegative("key.step", proto.step()));
   COHORT_RETURN_IF_ERROR(CheckNotNegative("key.attempt", proto.attempt()));
-  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.layer", proto.layer()));
-  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.call", proto.call()));
   if (proto.phase() != v1::REDUCE_PHASE_FORWARD &&
       proto.phase() != v1::REDUCE_PHASE_BACKWARD) {
     return Refuse("key.phase", static_cast<int>(proto.phase()),
                   "forward or backward");
   }
-  return ReduceKey{.step = Version(proto.step()),
-                   .attempt = Attempt(proto.attempt()),
-                   .layer = proto.layer(),
-                   .call = proto.call(),
-                   .phase = proto.phase() == v1::REDUCE_PHASE_FORWARD
-                                ? ReducePhase::kForward
-                                : ReducePhase::kBackward};
+  COHORT_RETURN_IF_ERROR(CheckPlace(proto));
+  return ReduceKey{
+      .step = Version(proto.step()),
+      .attempt = Attempt(proto.attempt()),
+      .place = {.part = proto.part(),
+                .layer = proto.layer(),
+                .site = proto.site(),
+                .call = proto.call(),
+                .phase = proto.phase() == v1::REDUCE_PHASE_FORWARD
+                             ? ReducePhase::kForward
+                             : ReducePhase::kBackward,
+                .path = {proto.path().begin(), proto.path().end()}}};
 }
 
 void ToProto(const EvaluationSums& sums, v1::ReportRequest* proto) {
@@ -334,6 +397,21 @@ absl::StatusOr<Moments> DecodeMoments(ReducePhase phase, int64_t count,
     COHORT_RETURN_IF_ERROR(CheckSecondMoments(moments.second));
   }
   return moments;
+}
+
+absl::StatusOr<std::vector<int64_t>> ExtentsFrom(
+    ReducePhase phase, const google::protobuf::RepeatedField<int64_t>& protos) {
+  if (protos.empty()) return std::vector<int64_t>();
+  if (phase != ReducePhase::kForward ||
+      protos.size() > limits::kCallExtentsMax) {
+    return Refuse("extents", absl::StrCat(protos.size()),
+                  absl::StrCat("at most ", limits::kCallExtentsMax,
+                               ", and none in a backward pass"));
+  }
+  for (int64_t extent : protos) {
+    COHORT_RETURN_IF_ERROR(CheckNotNegative("extents", extent));
+  }
+  return std::vector<int64_t>(protos.begin(), protos.end());
 }
 
 namespace {

@@ -346,17 +346,17 @@ void Coordinator::Folded(FoldReport report, Instant now, Effects& out) {
   Settle(turn);
 }
 
-absl::Status Coordinator::Reduce(const Sender& sender, const ReduceKey& key,
-                                 Moments moments, Instant now, Effects& out) {
+absl::Status Coordinator::Reduce(const Sender& sender, MomentsMessage message,
+                                 Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
                           roster_.CheckRegistered(sender, now));
   Turn turn{.now = now, .out = out};
   if (ledger_.ended() || !settings_.MayHaveRendezvous()) {
-    return RefuseReduce(parts(), *worker, key, turn);
+    return RefuseReduce(parts(), *worker, message.key, turn);
   }
-  COHORT_RETURN_IF_ERROR(CheckStep(key, worker->rank, model_.version()));
   COHORT_RETURN_IF_ERROR(
-      driver_->Reduce(*worker, key, std::move(moments), turn));
+      CheckStep(message.key, worker->rank, model_.version()));
+  COHORT_RETURN_IF_ERROR(driver_->Reduce(*worker, std::move(message), turn));
   Settle(turn);
   return absl::OkStatus();
 }

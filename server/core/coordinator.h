@@ -112,8 +112,8 @@ class Coordinator {
 
   // ---- rendezvous
   // Errors also: ResourceExhausted (the rank waits in too many calls).
-  absl::Status Reduce(const Sender& sender, const ReduceKey& key,
-                      Moments moments, Instant now, Effects& out);
+  absl::Status Reduce(const Sender& sender, MomentsMessage message, Instant now,
+                      Effects& out);
   void MomentsFolded(MomentsFold done, Instant now, Effects& out);
   void StatisticsUpdated(StatisticsUpdate done, Instant now, Effects& out);
 

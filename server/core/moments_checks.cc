@@ -1,42 +1,87 @@
 #include "server/core/moments_checks.h"
 
+#include <cstdint>
+#include <limits>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/limits.h"
+#include "common/status_macros.h"
 
 namespace cohort {
 
-absl::Status CheckCallMoments(const CallMoments& call,
-                              const std::vector<BatchNormSpec>& layers) {
-  if (call.layer < 0 || call.layer >= static_cast<int32_t>(layers.size())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "moments: got layer ", call.layer, ", want below ", layers.size()));
+namespace {
+
+absl::Status CheckLayer(int32_t layer,
+                        const std::vector<BatchNormSpec>& layers) {
+  if (layer >= 0 && layer < static_cast<int32_t>(layers.size())) {
+    return absl::OkStatus();
   }
-  const BatchNormSpec& layer = layers[static_cast<size_t>(call.layer)];
-  const auto channels = static_cast<size_t>(layer.channels);
-  const Moments& m = call.moments;
-  if (m.first.size() != channels || m.second.size() != channels) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(layer.name, ": got moments of ", m.first.size(), " and ",
-                     m.second.size(), " channels, want ", channels));
-  }
-  if (call.call < 0 || call.call > kCallsMax || m.count < 0) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "moments: got layer ", layer, ", want below ", layers.size()));
+}
+
+absl::Status CheckNumbers(absl::string_view name, int32_t call,
+                          int32_t calls_max, const Moments& m) {
+  if (call < 0 || call > calls_max || m.count < 0) {
     return absl::InvalidArgumentError(absl::StrCat(
-        layer.name, ": got call ", call.call, " with count ", m.count,
-        ", want a call of 0 to ", kCallsMax, " and a count of at least 0"));
+        name, ": got call ", call, " with count ", m.count,
+        ", want a call of 0 to ", calls_max, " and a count of at least 0"));
   }
   if (m.count > limits::kMomentsCountMax) {
     return absl::InvalidArgumentError(
-        absl::StrCat(layer.name, ": got call ", call.call, " with count ",
-                     m.count, ", want at most ", limits::kMomentsCountMax));
+        absl::StrCat(name, ": got call ", call, " with count ", m.count,
+                     ", want at most ", limits::kMomentsCountMax));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckSpread(const BatchNormSpec& layer, const Moments& moments) {
+absl::Status CheckChannels(const BatchNormSpec& layer, const Moments& m) {
+  const auto channels = static_cast<size_t>(layer.channels);
+  if (m.first.size() == channels && m.second.size() == channels) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(layer.name, ": got moments of ", m.first.size(), " and ",
+                   m.second.size(), " channels, want ", channels));
+}
+
+}  // namespace
+
+absl::Status CheckCallMoments(const CallMoments& call,
+                              const std::vector<BatchNormSpec>& layers) {
+  COHORT_RETURN_IF_ERROR(CheckLayer(call.layer, layers));
+  const BatchNormSpec& layer = layers[static_cast<size_t>(call.layer)];
+  COHORT_RETURN_IF_ERROR(CheckChannels(layer, call.moments));
+  // Through all parts of the step.
+  constexpr int32_t kStepCallsMax = std::numeric_limits<int32_t>::max();
+  return CheckNumbers(layer.name, call.call, kStepCallsMax, call.moments);
+}
+
+absl::Status CheckContribution(const CallPlace& place, const Moments& moments,
+                               const std::vector<BatchNormSpec>& layers) {
+  if (place.layer == -1 && !place.site.empty()) {
+    const size_t channels = moments.first.size();
+    if (moments.second.size() != channels || channels == 0 ||
+        channels > static_cast<size_t>(limits::kCallChannelsMax)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          place.site, ": got moments of ", channels, " and ",
+          moments.second.size(), " channels, want equally many, 1 to ",
+          limits::kCallChannelsMax));
+    }
+    return CheckNumbers(place.site, place.call, limits::kCallsMax, moments);
+  }
+  COHORT_RETURN_IF_ERROR(CheckLayer(place.layer, layers));
+  const BatchNormSpec& layer = layers[static_cast<size_t>(place.layer)];
+  COHORT_RETURN_IF_ERROR(CheckChannels(layer, moments));
+  return CheckNumbers(layer.name, place.call, limits::kCallsMax, moments);
+}
+
+absl::Status CheckSpread(const std::string& name, const Moments& moments) {
   for (double m2 : moments.second) {
     if (m2 < 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          layer.name, ": got a negative M2, ", m2, ", want 0 or more"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": got a negative M2, ", m2, ", want 0 or more"));
     }
   }
   return absl::OkStatus();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -8,16 +9,19 @@
 
 namespace cohort {
 
-// More calls of one layer in one step than any model makes.
-inline constexpr int32_t kCallsMax = 1 << 16;
-
 // Errors: InvalidArgument naming the layer: no such layer, wrong number of
 //   channels, call out of range, negative count, count beyond
 //   limits::kMomentsCountMax.
 absl::Status CheckCallMoments(const CallMoments& call,
                               const std::vector<BatchNormSpec>& layers);
 
+// The same of a contribution to a rendezvous, which may be that of a call that
+// is not registered: it has 1 to limits::kCallChannelsMax channels.
+absl::Status CheckContribution(const CallPlace& place, const Moments& moments,
+                               const std::vector<BatchNormSpec>& layers);
+
+// `name` is that of the call.
 // Errors: InvalidArgument, a negative M2.
-absl::Status CheckSpread(const BatchNormSpec& layer, const Moments& moments);
+absl::Status CheckSpread(const std::string& name, const Moments& moments);
 
 }  // namespace cohort

@@ -10,6 +10,7 @@
 #include "common/byte_rope.h"
 #include "common/check.h"
 #include "kernels/moments_fold.h"
+#include "server/core/policy/call_agreement.h"
 
 namespace cohort {
 namespace {
@@ -45,7 +46,7 @@ bool IsFinite(const Moments& moments) {
 
 MomentsFold RunMomentsFold(MomentsFold job) {
   for (const Moments& part : job.parts) {
-    AddTo(job.total, job.key.phase, part);
+    AddTo(job.total, job.key.place.phase, part);
   }
   return job;
 }
@@ -92,8 +93,7 @@ std::vector<std::vector<Rank>> RendezvousTable::Groups() const {
 RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
                                                      Rank rank, Moments moments,
                                                      Instant now) {
-  Entry& entry =
-      entries_[{.layer = key.layer, .call = key.call, .phase = key.phase}];
+  Entry& entry = entries_[key.place];
   if (entry.contributions.empty()) {
     entry.key = key;
     entry.contributions.resize(members_.size());
@@ -133,7 +133,7 @@ RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
 
 void RendezvousTable::Retain(Entry& entry, size_t position,
                              Moments folded) const {
-  const bool kept = entry.key.phase == ReducePhase::kForward &&
+  const bool kept = entry.key.place.phase == ReducePhase::kForward &&
                     (options_.keep == Keep::kAll ||
                      (options_.keep == Keep::kFirst && position == 0));
   if (!kept) return;
@@ -168,7 +168,7 @@ void RendezvousTable::Extend(Entry& entry, size_t group, Instant now,
   for (; fold.end < end; ++fold.end) {
     Moments next =
         *std::exchange(entry.contributions[fold.end].moments, std::nullopt);
-    AddTo(fold.total, entry.key.phase, next);
+    AddTo(fold.total, entry.key.place.phase, next);
     Retain(entry, fold.end, std::move(next));
   }
   if (fold.end == range.end) Complete(entry, group, now, outcome);
@@ -177,9 +177,7 @@ void RendezvousTable::Extend(Entry& entry, size_t group, Instant now,
 RendezvousTable::Outcome RendezvousTable::Folded(MomentsFold done,
                                                  Instant now) {
   Outcome outcome;
-  const auto at = entries_.find({.layer = done.key.layer,
-                                 .call = done.key.call,
-                                 .phase = done.key.phase});
+  const auto at = entries_.find(done.key.place);
   if (at == entries_.end()) return outcome;
   Entry& entry = at->second;
   const bool ours = entry.key.step == done.key.step &&
@@ -204,7 +202,7 @@ RendezvousTable::Outcome RendezvousTable::Folded(MomentsFold done,
 }
 
 void RendezvousTable::Observe(const Entry& entry, Range range, Instant now) {
-  RendezvousWaits& seen = observed(entry.key.phase);
+  RendezvousWaits& seen = observed(entry.key.place.phase);
   size_t last = range.begin;
   for (size_t i = range.begin; i < range.end; ++i) {
     // A life that was lost has waited for nothing.
@@ -289,8 +287,8 @@ RendezvousTable::Held RendezvousTable::HeldOf(Rank rank) const {
   return {.waiting = waits_[at], .bytes = bytes_[at]};
 }
 
-bool RendezvousTable::Has(const ReduceKey& key, Rank rank) const {
-  const auto at = entries_.find(CallPlace{key.layer, key.call, key.phase});
+bool RendezvousTable::Has(const CallPlace& place, Rank rank) const {
+  const auto at = entries_.find(place);
   return at != entries_.end() &&
          at->second.contributions[PositionOf(rank)].present;
 }
@@ -348,10 +346,10 @@ std::vector<Rank> RendezvousTable::Missing() const {
 }
 
 std::optional<RendezvousTable::Miscounted> RendezvousTable::FindMiscounted(
-    const std::vector<int32_t>& counts) const {
+    const std::vector<int32_t>& counts, size_t layers) const {
   for (const auto& [place, entry] : entries_) {
-    if (place.phase != ReducePhase::kForward) continue;
-    const bool counted = place.call < counts[static_cast<size_t>(place.layer)];
+    if (place.phase != ReducePhase::kForward || place.layer < 0) continue;
+    const bool counted = place.call < CallsAt(counts, place, layers);
     Miscounted found{.place = place};
     for (size_t group = 0; group < entry.present.size(); ++group) {
       const bool met = entry.present[group] > 0;
@@ -370,7 +368,7 @@ CombinedMoments RendezvousTable::ForwardResults() const {
   CombinedMoments results;
   if (GroupCount() != 1) return results;
   for (const auto& [place, entry] : entries_) {
-    if (place.phase != ReducePhase::kForward) continue;
+    if (place.phase != ReducePhase::kForward || place.layer < 0) continue;
     COHORT_CHECK(entry.results[0] != nullptr, "a rendezvous is not complete");
     results.push_back({.layer = place.layer, .moments = entry.results[0]});
   }
@@ -380,7 +378,7 @@ CombinedMoments RendezvousTable::ForwardResults() const {
 KeptForward RendezvousTable::TakeForward() {
   KeptForward kept{.members = members_};
   for (auto& [place, entry] : entries_) {
-    if (entry.kept.empty()) continue;
+    if (entry.kept.empty() || place.layer < 0) continue;
     kept.calls.push_back({.layer = place.layer,
                           .call = place.call,
                           .moments = std::exchange(entry.kept, {})});

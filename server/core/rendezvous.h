@@ -14,7 +14,6 @@
 #include "server/core/kept_forward.h"
 #include "server/core/moving_statistics.h"
 #include "server/core/observation.h"
-#include "server/core/policy/call_agreement.h"
 
 namespace cohort {
 
@@ -77,8 +76,8 @@ class RendezvousTable {
   };
 
   // Contributes for `rank`, which must be a member, to the rendezvous of
-  // (key.layer, key.call, key.phase). Channel counts must agree: the caller
-  // has checked them against the layout.
+  // key.place. Channel counts must agree: the caller has checked them against
+  // the layout.
   // `now` only for what is observed.
   Outcome Contribute(const ReduceKey& key, Rank rank, Moments moments,
                      Instant now = Instant());
@@ -102,8 +101,8 @@ class RendezvousTable {
     int64_t bytes = 0;
   };
   Held HeldOf(Rank rank) const;
-  // `rank` has contributed to the rendezvous of `key`.
-  bool Has(const ReduceKey& key, Rank rank) const;
+  // `rank` has contributed to this rendezvous.
+  bool Has(const CallPlace& place, Rank rank) const;
 
   // True if `rank` waits for the others in some rendezvous.
   bool Waits(Rank rank) const { return waits_[PositionOf(rank)] > 0; }
@@ -137,12 +136,12 @@ class RendezvousTable {
     // met in it without counting it, ascending. Not empty.
     std::vector<Rank> at_fault;
   };
-  // Compares the rendezvous with `counts`, the calls by layer that every member
-  // says it made. All must be complete. Groups meet by themselves, so equal
-  // counts do not show that one of them never met. A call that no group has met
-  // in is not noticed: it changes nothing.
-  std::optional<Miscounted> FindMiscounted(
-      const std::vector<int32_t>& counts) const;
+  // Compares the rendezvous with `counts`, the calls by part and layer, of so
+  // many layers, that every member says it made. All must be complete. Groups
+  // meet by themselves, so equal counts do not show that one of them never met.
+  // A call that no group has met in is not noticed: it changes nothing.
+  std::optional<Miscounted> FindMiscounted(const std::vector<int32_t>& counts,
+                                           size_t layers) const;
 
   // Ranks that a rendezvous lacks in which others of their group are; empty if
   // none is open.

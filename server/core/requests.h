@@ -9,6 +9,7 @@
 #include "common/element_type.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
+#include "common/moments.h"
 #include "server/core/settings.h"
 
 // Arguments and answers of the coordinator.
@@ -43,6 +44,14 @@ struct GradientMessage {
   int64_t size_bytes() const {
     return ticket == 0 ? gradient.size_bytes() : remote_bytes;
   }
+};
+
+// One rank's part of a rendezvous.
+struct MomentsMessage {
+  ReduceKey key;
+  Moments moments;
+  // See Contribution.
+  std::vector<int64_t> extents;
 };
 
 // The outcome of handing over a gradient.

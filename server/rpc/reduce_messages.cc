@@ -18,12 +18,15 @@ constexpr int kContributionsMax = 64;
 
 // Decodes a request or one of its parts.
 template <typename Proto>
-absl::StatusOr<Contribution> ContributionOf(const Proto& proto) {
-  Contribution contribution;
+absl::StatusOr<MomentsMessage> ContributionOf(const Proto& proto) {
+  MomentsMessage contribution;
   COHORT_ASSIGN_OR_RETURN(contribution.key, FromProto(proto.key()));
+  COHORT_ASSIGN_OR_RETURN(contribution.moments,
+                          DecodeMoments(contribution.key.place.phase,
+                                        proto.count(), proto.values()));
   COHORT_ASSIGN_OR_RETURN(
-      contribution.moments,
-      DecodeMoments(contribution.key.phase, proto.count(), proto.values()));
+      contribution.extents,
+      ExtentsFrom(contribution.key.place.phase, proto.extents()));
   return contribution;
 }
 

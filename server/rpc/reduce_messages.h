@@ -18,7 +18,7 @@ struct ReduceMessage {
   Sender sender;
   // Whether the client reads ReduceReply.further.
   bool takes_further = false;
-  std::vector<Contribution> contributions;
+  std::vector<MomentsMessage> contributions;
 };
 
 // Checks the checksum and decodes. Errors: DataLoss; InvalidArgument.

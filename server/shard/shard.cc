@@ -15,6 +15,7 @@
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "kernels/backend.h"
+#include "server/core/call_names.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
 #include "server/shard/fault.h"
@@ -415,27 +416,24 @@ absl::Status Shard::Close(const Sender& sender, const PushKey& key,
 }
 
 absl::Status Shard::Reduce(const Sender& sender,
-                           std::vector<Contribution> contributions,
+                           std::vector<MomentsMessage> contributions,
                            const std::shared_ptr<ReduceStream>& from) {
   std::shared_ptr<Stream> displaced;
-  absl::Status status =
-      Handle([&](Coordinator& core, Instant now, Effects& out) {
-        for (Contribution& part : contributions) {
-          const size_t before = out.size();
-          COHORT_RETURN_IF_ERROR(
-              core.Reduce(sender, part.key, std::move(part.moments), now, out));
-          if (trace_ == nullptr) continue;
-          const std::vector<BatchNormSpec>& layers =
-              core.model()->layout.batch_norms;
-          const auto layer = static_cast<size_t>(part.key.layer);
-          // A call of a step that is over is answered without checks.
-          if (layer >= layers.size()) continue;
-          trace_->Arrived(part.key, layers[layer].name, sender.rank, now,
-                          absl::MakeConstSpan(out).subspan(before));
-        }
-        displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
-        return absl::OkStatus();
-      });
+  absl::Status status = Handle([&](Coordinator& core, Instant now,
+                                   Effects& out) {
+    for (MomentsMessage& part : contributions) {
+      const size_t before = out.size();
+      const ReduceKey key = part.key;
+      COHORT_RETURN_IF_ERROR(core.Reduce(sender, std::move(part), now, out));
+      if (trace_ == nullptr) continue;
+      const std::vector<BatchNormSpec>& layers =
+          core.model()->layout.batch_norms;
+      trace_->Arrived(key, CallNameOf(key.place, layers), sender.rank, now,
+                      absl::MakeConstSpan(out).subspan(before));
+    }
+    displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
+    return absl::OkStatus();
+  });
   EndDisplaced(displaced);
   return status;
 }

@@ -93,12 +93,6 @@ struct ShardOptions {
   std::function<void(const std::string& client)> on_denied_rank;
 };
 
-// A rank's part of a rendezvous.
-struct Contribution {
-  ReduceKey key;
-  Moments moments;
-};
-
 // The state machine of one run with everything that it needs in production: a
 // lock, a clock, threads for heavy effects, and the streams that receive
 // effects. Events come in through the methods. Each method appends its effects
@@ -197,7 +191,7 @@ class Shard {
   // Handles the contributions one after another, as if each had arrived alone,
   // up to the first that is refused.
   absl::Status Reduce(const Sender& sender,
-                      std::vector<Contribution> contributions,
+                      std::vector<MomentsMessage> contributions,
                       const std::shared_ptr<ReduceStream>& from);
 
   void CheckpointStored();

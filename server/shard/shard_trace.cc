@@ -59,7 +59,7 @@ void ShardTrace::Answered(const ReduceKey& key, Rank rank, Instant now) {
     waited = at->second;
     member.erase(at);
   }
-  const bool forward = key.phase == ReducePhase::kForward;
+  const bool forward = key.place.phase == ReducePhase::kForward;
   Span span{.name = "rendezvous",
             .begin = waited.since,
             .end = now,
@@ -67,7 +67,7 @@ void ShardTrace::Answered(const ReduceKey& key, Rank rank, Instant now) {
             .facts = {{"step", key.step.value()},
                       {"attempt", int64_t{key.attempt.value()}},
                       {"layer", waited.layer},
-                      {"call", int64_t{key.call}},
+                      {"call", int64_t{key.place.call}},
                       {"phase", forward ? "forward" : "backward"}}};
   if (waited.last.has_value()) {
     span.facts.emplace_back("last_rank", int64_t{waited.last->value()});

@@ -215,8 +215,7 @@ class MeasuredCore {
         static_cast<size_t>(layout_.batch_norms[At(layer)].channels);
     const ReduceKey key{.step = told_[0].version,
                         .attempt = told_[0].attempt,
-                        .layer = layer,
-                        .phase = phase};
+                        .place = {.layer = layer, .phase = phase}};
     const std::string kind =
         phase == ReducePhase::kForward ? "forward moments" : "backward sums";
     for (int32_t r : Order()) {
@@ -224,7 +223,9 @@ class MeasuredCore {
                       .first = std::vector<double>(channels, r),
                       .second = std::vector<double>(channels, 1)};
       COHORT_RETURN_IF_ERROR(Event(kind, [&](Effects& out) {
-        return core_.Reduce(SenderOf(r), key, std::move(moments), now_, out);
+        return core_.Reduce(SenderOf(r),
+                            {.key = key, .moments = std::move(moments)}, now_,
+                            out);
       }));
     }
     return RunFolds();

@@ -115,13 +115,13 @@ class BenchWorker {
 
   absl::Status Rendezvous(const Assignment& step) {
     const auto channels = static_cast<size_t>(shape_.channels);
-    const CallMoments one{
+    const Contribution one{
         .moments = {.count = 1,
                     .first = std::vector<double>(channels, 1.0),
                     .second = std::vector<double>(channels, 1.0)}};
-    std::vector<CallMoments> local(static_cast<size_t>(shape_.together), one);
+    std::vector<Contribution> local(static_cast<size_t>(shape_.together), one);
     for (int32_t call = 0; call < shape_.calls;) {
-      for (CallMoments& of : local) of.call = call++;
+      for (Contribution& of : local) of.place.call = call++;
       const SteadyTime start = Now();
       COHORT_RETURN_IF_ERROR(
           client_
@@ -140,7 +140,10 @@ class BenchWorker {
           client_->SendGradient(static_cast<int32_t>(p), gradients_[p], {}));
     }
     PushClosing closing;
-    if (shape_.channels > 0) closing.batch_norm_calls = {shape_.calls};
+    if (shape_.channels > 0) {
+      closing.batch_norm_calls = {shape_.calls};
+      closing.contributions = shape_.calls;
+    }
     return client_->ClosePush(closing).status();
   }
 

@@ -262,7 +262,8 @@ class LoadClient {
     return client_
         ->ClosePush({.labels = 1,
                      .batch_norm_calls = std::vector<int32_t>(
-                         static_cast<size_t>(shape.layers), repeats)})
+                         static_cast<size_t>(shape.layers), repeats),
+                     .contributions = int64_t{2} * repeats * shape.layers})
         .status();
   }
 
@@ -285,13 +286,13 @@ class LoadClient {
                     bool timed) {
     const int32_t layers = pack_.load().shape.layers;
     const bool forward = phase == ReducePhase::kForward;
-    CallMoments local{
-        .layer = i % layers, .call = i / layers, .moments = pack_.moments()};
+    Contribution local{
+        .place = {.layer = i % layers, .call = i / layers, .phase = phase},
+        .moments = pack_.moments()};
     COHORT_RETURN_IF_ERROR(
         client_
-            ->Reduce(
-                {.step = step.version, .attempt = step.attempt, .phase = phase},
-                {std::move(local)})
+            ->Reduce({.step = step.version, .attempt = step.attempt},
+                     {std::move(local)})
             .status());
     if (!timed) return absl::OkStatus();
     constexpr int64_t kCallsMax = 1'000'000;

@@ -485,9 +485,10 @@ TEST(ClientReduceTest, MomentsGoOutAndComeBackCombined) {
   };
   const auto client = TrainingClient(server);
   for (int call = 0; call < 3; ++call) {
-    const CallMoments local{
-        .call = call,
-        .moments = {.count = 5, .first = {1, 2}, .second = {3, 4}}};
+    const Contribution local{
+        .place = {.part = 1, .layer = -1, .site = "a.py:f", .call = call},
+        .moments = {.count = 5, .first = {1, 2}, .second = {3, 4}},
+        .extents = {7, 8}};
     const auto global = client->Reduce(kPass, {local});
     ASSERT_TRUE(global.ok()) << global.status();
     ASSERT_EQ(global->size(), 1u);
@@ -498,15 +499,19 @@ TEST(ClientReduceTest, MomentsGoOutAndComeBackCombined) {
   ASSERT_EQ(seen.size(), 3u);
   EXPECT_EQ(seen[2].sender().rank(), 2);
   EXPECT_EQ(seen[2].key().call(), 2);
+  EXPECT_EQ(seen[2].key().part(), 1);
+  EXPECT_EQ(seen[2].key().layer(), -1);
+  EXPECT_EQ(seen[2].key().site(), "a.py:f");
+  EXPECT_THAT(seen[2].extents(), ElementsAre(7, 8));
   EXPECT_EQ(seen[2].count(), 5);
   const auto sent = DecodeMoments(ReducePhase::kForward, 5, seen[2].values());
   EXPECT_THAT(sent->first, ElementsAre(1, 2));
   EXPECT_THAT(sent->second, ElementsAre(3, 4));
 }
 
-const std::vector<CallMoments> kTwo = {
-    {.layer = 0, .moments = {.count = 5, .first = {1, 2}, .second = {3, 4}}},
-    {.layer = 1, .moments = kMoments}};
+const std::vector<Contribution> kTwo = {
+    {.moments = {.count = 5, .first = {1, 2}, .second = {3, 4}}},
+    {.place = {.layer = 1}, .moments = kMoments}};
 const Moments kAllOfFirst{.count = 9, .first = {10, 20}, .second = {30, 40}};
 const Moments kAllOfSecond{.count = 7, .first = {3}, .second = {4}};
 

@@ -72,7 +72,7 @@ class ScriptedClient final : public Client {
   }
   absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& /*pass*/,
-      absl::Span<const CallMoments> /*local*/) override {
+      absl::Span<const Contribution> /*local*/) override {
     return Next("Reduce", std::vector<Moments>());
   }
   absl::Status OpenPush(const PushOpening& /*opening*/) override {

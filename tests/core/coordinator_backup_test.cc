@@ -31,9 +31,7 @@ FakeSetup GlobalBackupSetup() {
   return setup;
 }
 
-ReduceKey Forward(int64_t step) {
-  return {.step = Version(step), .phase = ReducePhase::kForward};
-}
+ReduceKey Forward(int64_t step) { return {.step = Version(step)}; }
 
 TEST(CoordinatorBackupTest, TheFirstKCompletePushesMakeTheStep) {
   FakeCohort cohort(BackupSetup());

@@ -39,8 +39,7 @@ absl::Status Reduce(FakeCohort& cohort, Rank rank, int32_t layer,
   return cohort.Reduce(rank,
                        {.step = cohort.told(rank).version,
                         .attempt = cohort.told(rank).attempt,
-                        .layer = layer,
-                        .call = call},
+                        .place = {.layer = layer, .call = call}},
                        {.count = 1, .first = {0}, .second = {0}});
 }
 

@@ -19,8 +19,7 @@ constexpr Moments (*kOne)(double) = [](double mean) {
 ReduceKey Key(int64_t step, int32_t layer, int32_t call, int32_t attempt = 0) {
   return {.step = Version(step),
           .attempt = Attempt(attempt),
-          .layer = layer,
-          .call = call};
+          .place = {.layer = layer, .call = call}};
 }
 
 FakeSetup TwoLayers() {

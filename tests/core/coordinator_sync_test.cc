@@ -438,8 +438,9 @@ TEST(CoordinatorRefusalTest, ClosingsThatContradictThemselves) {
                            .message());
   };
   const Moments good{.count = 1, .first = {0}, .second = {0}};
-  EXPECT_EQ(close({.batch_norm_calls = {}}),
-            "closing: got call counts of 0 batch-norm layers, want 1");
+  EXPECT_EQ(
+      close({.batch_norm_calls = {}}),
+      "closing: got call counts of 0 batch-norm layers, want 1 for each part");
   EXPECT_EQ(close({.batch_norm_calls = {2}, .moments = {{.moments = good}}}),
             "closing: got moments of 1 batch-norm calls, want 2");
   EXPECT_EQ(close({.batch_norm_calls = {2},

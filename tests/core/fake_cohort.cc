@@ -362,7 +362,7 @@ absl::Status FakeCohort::Reduce(Rank rank, const ReduceKey& key,
                                 const Moments& moments) {
   Effects out;
   const absl::Status status =
-      core_.Reduce(sender(rank), key, moments, now_, out);
+      core_.Reduce(sender(rank), {.key = key, .moments = moments}, now_, out);
   Absorb(std::move(out));
   return status;
 }

@@ -161,8 +161,8 @@ TEST(LimitsTest, CountsOfMomentsWhoseSumOverflowsAreRefused) {
   FakeCohort cohort(GlobalSetup());
   cohort.Start();
   EXPECT_TRUE(absl::IsInvalidArgument(cohort.Reduce(kRank0, {}, huge)));
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      cohort.Reduce(kRank0, {.phase = ReducePhase::kBackward}, huge)));
+  EXPECT_TRUE(absl::IsInvalidArgument(cohort.Reduce(
+      kRank0, {.place = {.phase = ReducePhase::kBackward}}, huge)));
   FakeCohort local(SmallSetup());
   local.Start();
   FakePush push;

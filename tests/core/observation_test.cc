@@ -24,11 +24,8 @@ Moments One(int64_t count, double mean, double m2) {
 }
 
 ReduceKey KeyOf(const Assignment& told, ReducePhase phase) {
-  return {.step = told.version,
-          .attempt = told.attempt,
-          .layer = 0,
-          .call = 0,
-          .phase = phase};
+  return {
+      .step = told.version, .attempt = told.attempt, .place = {.phase = phase}};
 }
 
 CommitObservation Last(const FakeCohort& cohort) {

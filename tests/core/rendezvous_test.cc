@@ -18,7 +18,8 @@ constexpr Rank kC(5);
 
 ReduceKey Key(int32_t layer, int32_t call,
               ReducePhase phase = ReducePhase::kForward) {
-  return {.step = Version(3), .layer = layer, .call = call, .phase = phase};
+  return {.step = Version(3),
+          .place = {.layer = layer, .call = call, .phase = phase}};
 }
 
 Moments One(int64_t count, double first, double second) {
@@ -290,19 +291,19 @@ TEST(RendezvousTest, AGroupThatCountsACallItNeverMetInIsFound) {
   RendezvousTable table({kA, kB, kC}, {.group_size = 2});
   table.Contribute(Key(0, 0), kA, One(1, 0, 0));
   table.Contribute(Key(0, 0), kB, One(1, 0, 0));
-  const auto found = table.FindMiscounted({1});
+  const auto found = table.FindMiscounted({1}, 1);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->place, (CallPlace{.layer = 0, .call = 0}));
   EXPECT_EQ(found->at_fault, std::vector<Rank>{kC});
   table.Contribute(Key(0, 0), kC, One(1, 0, 0));
-  EXPECT_FALSE(table.FindMiscounted({1}).has_value());
+  EXPECT_FALSE(table.FindMiscounted({1}, 1).has_value());
 }
 
 TEST(RendezvousTest, AGroupThatDoesNotCountACallItMetInIsFound) {
   RendezvousTable table({kA, kB, kC}, {.group_size = 2});
   table.Contribute(Key(0, 0), kA, One(1, 0, 0));
   table.Contribute(Key(0, 0), kB, One(1, 0, 0));
-  const auto found = table.FindMiscounted({0});
+  const auto found = table.FindMiscounted({0}, 1);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->at_fault, (std::vector<Rank>{kA, kB}));
 }

@@ -153,14 +153,11 @@ class FakeClient final : public Client {
   }
 
   absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local) override {
+      const ReducePass& pass, absl::Span<const Contribution> local) override {
     std::vector<Moments> results;
-    for (const CallMoments& call : local) {
-      const ReduceKey key{.step = pass.step,
-                          .attempt = pass.attempt,
-                          .layer = call.layer,
-                          .call = call.call,
-                          .phase = pass.phase};
+    for (const Contribution& call : local) {
+      const ReduceKey key{
+          .step = pass.step, .attempt = pass.attempt, .place = call.place};
       reduced.push_back(key);
       if (on_reduce) {
         if (absl::Status status = on_reduce(key); !status.ok()) return status;

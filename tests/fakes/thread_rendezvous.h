@@ -31,7 +31,7 @@ class ThreadRendezvous {
   Rendezvous& OfRank(size_t rank) { return *members_[rank]; }
 
  private:
-  using Key = std::tuple<int32_t, int32_t, ReducePhase>;
+  using Key = CallPlace;
   struct Slot {
     std::vector<std::optional<Moments>> parts;
     size_t present = 0;
@@ -41,11 +41,10 @@ class ThreadRendezvous {
    public:
     Member(ThreadRendezvous& all, size_t rank) : all_(all), rank_(rank) {}
     absl::StatusOr<std::vector<Moments>> Reduce(
-        ReducePhase phase, absl::Span<const CallMoments> local) override {
+        absl::Span<const Contribution> local) override {
       std::vector<Moments> results;
-      for (const CallMoments& of : local) {
-        results.push_back(
-            all_.Contribute({of.layer, of.call, phase}, rank_, of.moments));
+      for (const Contribution& of : local) {
+        results.push_back(all_.Contribute(of.place, rank_, of.moments));
       }
       return results;
     }
@@ -65,7 +64,7 @@ class ThreadRendezvous {
     while (slot.present < workers_) complete_.Wait(mu_);
     Moments folded = *slot.parts[0];
     for (size_t k = 1; k < workers_; ++k) {
-      folded = std::get<2>(key) == ReducePhase::kForward
+      folded = key.phase == ReducePhase::kForward
                    ? Combine(folded, *slot.parts[k])
                    : Add(folded, *slot.parts[k]);
     }

@@ -270,7 +270,13 @@ std::vector<std::string> ConvertSeeds() {
                          8),
           partitions.mutable_partitions());
   v1::ReduceRequest reduce;
-  ToProto(ReduceKey{.step = Version(2), .layer = 1}, reduce.mutable_key());
+  ToProto(ReduceKey{.step = Version(2),
+                    .place = {.part = 1,
+                              .layer = 1,
+                              .site = "head",
+                              .phase = ReducePhase::kBackward,
+                              .path = {2, 0, 1}}},
+          reduce.mutable_key());
   EncodeMoments({.count = 4, .first = {1}, .second = {2}},
                 reduce.mutable_values());
   seeds.insert(

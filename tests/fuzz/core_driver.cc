@@ -239,9 +239,9 @@ void CoreDriver::ProceedStep(Client& client, const Assignment& work) {
     Contribute(client.sender,
                {.step = work.version,
                 .attempt = work.attempt,
-                .layer = calls[call].layer,
-                .call = calls[call].call,
-                .phase = phase},
+                .place = {.layer = calls[call].layer,
+                          .call = calls[call].call,
+                          .phase = phase}},
                work.range.size());
   };
   if (at < meetings) return contribute(ReducePhase::kForward, at);
@@ -303,10 +303,11 @@ void CoreDriver::Contribute(const Sender& sender, const ReduceKey& key,
                             int64_t count) {
   const auto layers = static_cast<int32_t>(run().layout.batch_norms.size());
   const BatchNormSpec& layer = run().layout.batch_norms[static_cast<size_t>(
-      std::clamp(key.layer, 0, layers - 1))];
+      std::clamp(key.place.layer, 0, layers - 1))];
   const absl::Status status = Handle([&](Effects& out) {
-    return core_->Reduce(sender, key, MomentsOf(layer, count, sender.rank),
-                         now_, out);
+    return core_->Reduce(
+        sender, {.key = key, .moments = MomentsOf(layer, count, sender.rank)},
+        now_, out);
   });
   RequireCode(status, {StatusCode::kInvalidArgument, StatusCode::kAborted,
                        StatusCode::kFailedPrecondition,
@@ -422,13 +423,14 @@ void CoreDriver::Intrude() {
     case 4:
       // Contributions that nobody made before may void a step, twice.
       may_end_early_ = true;
-      return Contribute(sender,
-                        {.step = Version(client.read.value() + off()),
-                         .attempt = key.attempt,
-                         .layer = off(),
-                         .call = off(),
-                         .phase = static_cast<ReducePhase>(what / 8 % 2)},
-                        samples + off());
+      return Contribute(
+          sender,
+          {.step = Version(client.read.value() + off()),
+           .attempt = key.attempt,
+           .place = {.layer = off(),
+                     .call = off(),
+                     .phase = static_cast<ReducePhase>(what / 8 % 2)}},
+          samples + off());
     case 5:
       return Report(sender, key.sequence, samples + off());
     case 6:

@@ -31,7 +31,7 @@ class ErraticClient final : public OwningClient {
     return next().Join();
   }
   absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local) override {
+      const ReducePass& pass, absl::Span<const Contribution> local) override {
     Pause();
     return next().Reduce(pass, local);
   }

@@ -40,8 +40,8 @@ class MortalClient final : public OwningClient {
       : OwningClient(std::move(client)), rank_(rank), repeaters_(repeaters) {}
 
   absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local) override {
-    if (rank_ == kVictim && local.front().layer == 2) {
+      const ReducePass& pass, absl::Span<const Contribution> local) override {
+    if (rank_ == kVictim && local.front().place.layer == 2) {
       Die();
       return absl::InternalError("died");
     }

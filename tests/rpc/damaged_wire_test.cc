@@ -116,8 +116,8 @@ class SmallWorker {
     return floats;
   }
 
-  CallMoments LocalMoments(const Assignment& told, double factor) const {
-    CallMoments call;
+  Contribution LocalMoments(const Assignment& told, double factor) const {
+    Contribution call;
     call.moments.count = told.range.size() * 4;
     const std::vector<float> weights = Weights();
     for (size_t c = 0; c < kChannels; ++c) {
@@ -131,19 +131,18 @@ class SmallWorker {
 
   absl::Status Train(const Assignment& told) {
     COHORT_RETURN_IF_ERROR(ReadWeights(told.version));
-    const CallMoments forward = LocalMoments(told, 0.25);
-    const CallMoments backward = LocalMoments(told, -0.5);
+    const Contribution forward = LocalMoments(told, 0.25);
+    Contribution backward = LocalMoments(told, -0.5);
+    backward.place.phase = ReducePhase::kBackward;
     std::vector<Moments> all = {forward.moments, backward.moments};
     if (!local_) {
       const ReducePass pass{.step = told.version, .attempt = told.attempt};
       COHORT_ASSIGN_OR_RETURN(
           const std::vector<Moments> f,
           client_->Reduce(pass, absl::MakeConstSpan(&forward, 1)));
-      ReducePass back = pass;
-      back.phase = ReducePhase::kBackward;
       COHORT_ASSIGN_OR_RETURN(
           const std::vector<Moments> b,
-          client_->Reduce(back, absl::MakeConstSpan(&backward, 1)));
+          client_->Reduce(pass, absl::MakeConstSpan(&backward, 1)));
       all = {f[0], b[0]};
     }
     COHORT_RETURN_IF_ERROR(client_->OpenPush(
@@ -171,7 +170,11 @@ class SmallWorker {
                         .correct = 1,
                         .labels = told.range.size(),
                         .batch_norm_calls = {1}};
-    if (local_) closing.moments = {forward};
+    if (local_) {
+      closing.moments = {{.moments = forward.moments}};
+    } else {
+      closing.contributions = 2;
+    }
     COHORT_ASSIGN_OR_RETURN(const PushResult result,
                             client_->ClosePush(closing));
     version_ = Version(-1);

@@ -319,10 +319,10 @@ absl::Status ThreadWorker::Reduce(const Assignment& assignment) {
   for (ReducePhase phase : {ReducePhase::kForward, ReducePhase::kBackward}) {
     const ReduceKey key = {.step = assignment.version,
                            .attempt = assignment.attempt,
-                           .phase = phase};
+                           .place = {.phase = phase}};
     const Moments moments = {.count = 4, .first = {mean, 1}, .second = {0, 4}};
     COHORT_RETURN_IF_ERROR(shard_.Reduce(
-        sender_, {Contribution{.key = key, .moments = moments}}, reduce_));
+        sender_, {MomentsMessage{.key = key, .moments = moments}}, reduce_));
     Moments result;
     if (inbox_->AwaitReduced(key, assignment.sequence, result) !=
         Inbox::Told::kMessage) {
@@ -335,10 +335,10 @@ absl::Status ThreadWorker::Reduce(const Assignment& assignment) {
 }
 
 void ThreadWorker::SendOldCall() {
-  const ReduceKey key = {.step = Version(0), .layer = 1 << 30};
+  const ReduceKey key = {.step = Version(0), .place = {.layer = 1 << 30}};
   EXPECT_TRUE(shard_
                   .Reduce(sender_,
-                          {Contribution{.key = key, .moments = {.count = 1}}},
+                          {MomentsMessage{.key = key, .moments = {.count = 1}}},
                           reduce_)
                   .ok());
 }

@@ -330,11 +330,11 @@ void SimWorker::Contribute(ReducePhase phase, const Moments& moments) {
   const size_t at = phase == ReducePhase::kForward ? step_->forward.size()
                                                    : step_->backward_left - 1;
   step_->phase = Phase::kReducing;
-  step_->reduce = {.step = step_->assignment.version,
-                   .attempt = step_->assignment.attempt,
-                   .layer = calls[at].layer,
-                   .call = calls[at].call,
-                   .phase = phase};
+  step_->reduce = {
+      .step = step_->assignment.version,
+      .attempt = step_->assignment.attempt,
+      .place = {
+          .layer = calls[at].layer, .call = calls[at].call, .phase = phase}};
   const int copies =
       world_.random.Uniform() < world_.scenario.duplicates ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
@@ -352,7 +352,7 @@ void SimWorker::OnReduced(const ReduceKey& key, const Moments& moments) {
     return;
   }
   step_->phase = Phase::kComputing;
-  if (key.phase == ReducePhase::kForward) {
+  if (key.place.phase == ReducePhase::kForward) {
     step_->forward.push_back(moments);
     After(world_.network.Delay(), [this] { Forward(); });
     return;

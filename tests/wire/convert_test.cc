@@ -1,5 +1,6 @@
 #include "common/wire/convert.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,6 +13,8 @@
 
 namespace cohort {
 namespace {
+
+using ::testing::ElementsAre;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
@@ -357,6 +360,7 @@ TEST(ConvertTest, ClosingComesBackWithADivergedLoss) {
   sent.correct = 3;
   sent.labels = 4;
   sent.batch_norm_calls = {1, 2};
+  sent.contributions = 6;
   sent.moments = {{.layer = 0,
                    .call = 0,
                    .moments = {.count = 4, .first = {1}, .second = {2}}},
@@ -370,6 +374,7 @@ TEST(ConvertTest, ClosingComesBackWithADivergedLoss) {
   EXPECT_EQ(back->correct, 3);
   EXPECT_EQ(back->labels, 4);
   EXPECT_EQ(back->batch_norm_calls, sent.batch_norm_calls);
+  EXPECT_EQ(back->contributions, 6);
   ASSERT_EQ(back->moments.size(), 2u);
   EXPECT_EQ(back->moments[1].layer, 1);
   EXPECT_EQ(back->moments[1].call, 1);
@@ -385,6 +390,7 @@ TEST(ConvertTest, ClosingComesBackWithADivergedLoss) {
           p.set_correct(0);
         }},
        {"batch_norm_calls", [](auto& p) { p.set_batch_norm_calls(0, -1); }},
+       {"contributions", [](auto& p) { p.set_contributions(-1); }},
        {"moments",
         [](auto& p) {
           p.mutable_moments(1)->set_layer(0);
@@ -436,20 +442,57 @@ TEST(ConvertTest, KeysComeBackAndAreChecked) {
                              {{"sequence", [](auto& p) { p.set_sequence(-1); }},
                               {"attempt", [](auto& p) { p.set_attempt(-1); }}});
   for (ReducePhase phase : {ReducePhase::kForward, ReducePhase::kBackward}) {
-    const ReduceKey reduce{.step = Version(1),
-                           .attempt = Attempt(2),
-                           .layer = 3,
-                           .call = 4,
-                           .phase = phase};
+    const ReduceKey reduce{
+        .step = Version(1),
+        .attempt = Attempt(2),
+        .place = {.part = 5, .layer = 3, .call = 4, .phase = phase}};
     EXPECT_EQ(*FromProto(Encoded<v1::ReduceKey>(reduce)), reduce);
     ExpectRefused<v1::ReduceKey>(
         Encoded<v1::ReduceKey>(reduce),
         {{"step", [](auto& p) { p.set_step(-1); }},
          {"attempt", [](auto& p) { p.set_attempt(-1); }},
-         {"layer", [](auto& p) { p.set_layer(-1); }},
+         {"layer", [](auto& p) { p.set_layer(-2); }},
+         {"site", [](auto& p) { p.set_layer(-1); }},
+         {"site", [](auto& p) { p.set_site(std::string(257, 'a')); }},
+         {"site", [](auto& p) { p.set_site("a\nb"); }},
+         {"part", [](auto& p) { p.set_part(-1); }},
+         {"part", [](auto& p) { p.set_part(1 << 20); }},
          {"call", [](auto& p) { p.set_call(-1); }},
+         {"call", [](auto& p) { p.set_call((1 << 16) + 1); }},
          {"phase", [](auto& p) { p.clear_phase(); }}});
   }
+}
+
+// Only backward passes have visits, and each of them has one name.
+TEST(ConvertTest, ThePathToAVisitIsChecked) {
+  const ReduceKey key{.place = {.layer = -1,
+                                .site = "net.py:attention",
+                                .phase = ReducePhase::kBackward,
+                                .path = {2, 0, 1}}};
+  EXPECT_EQ(*FromProto(Encoded<v1::ReduceKey>(key)), key);
+  ExpectRefused<v1::ReduceKey>(
+      Encoded<v1::ReduceKey>(key),
+      {{"path", [](auto& p) { p.set_path(1, -1); }},
+       {"path", [](auto& p) { p.set_phase(v1::REDUCE_PHASE_FORWARD); }},
+       {"path", [](auto& p) { p.mutable_path()->Resize(33, 1); }},
+       {"path", [](auto& p) {
+          p.clear_path();
+          p.add_path(0);
+        }}});
+}
+
+TEST(ConvertTest, ExtentsAreThoseOfAForwardCall) {
+  google::protobuf::RepeatedField<int64_t> extents;
+  EXPECT_TRUE(ExtentsFrom(ReducePhase::kBackward, extents)->empty());
+  extents.Add(7);
+  extents.Add(0);
+  EXPECT_THAT(*ExtentsFrom(ReducePhase::kForward, extents), ElementsAre(7, 0));
+  EXPECT_FALSE(ExtentsFrom(ReducePhase::kBackward, extents).ok());
+  extents.Set(1, -1);
+  EXPECT_FALSE(ExtentsFrom(ReducePhase::kForward, extents).ok());
+  extents.Set(1, 1);
+  extents.Resize(65, 1);
+  EXPECT_FALSE(ExtentsFrom(ReducePhase::kForward, extents).ok());
 }
 
 TEST(ConvertTest, EvaluationSumsAreChecked) {

@@ -91,7 +91,7 @@ void Mark(const BatchNormCall& call, ReducePhase phase,
 // The normalizer that a call recomputed within a RecomputeScope had at first.
 std::shared_ptr<const Normalizer> Repeated(const BatchNormCall& call) {
   const auto& made = call.step->normalizers;
-  const auto entry = made.find({call.layer, call.call});
+  const auto entry = made.find({call.part, call.layer, call.call});
   TORCH_CHECK(entry != made.end(), SpecOf(call).name, ": call ", call.call,
               " is recomputed, but this step did not compute it before");
   return entry->second;
@@ -157,7 +157,9 @@ void MeetOthers(std::vector<SavedCall>& calls,
   for (SavedCall& saved : calls) {
     if (saved.by != nullptr) continue;
     saved.by = *next++;
-    any.step->normalizers[{saved.call.layer, saved.call.call}] = saved.by;
+    any.step
+        ->normalizers[{saved.call.part, saved.call.layer, saved.call.call}] =
+        saved.by;
   }
 }
 
@@ -306,7 +308,8 @@ SavedCall Prepare(const BoundCall& bound, bool added) {
   if (saved.frozen) {
     saved.by = ByStatistics(tensors, call);
   } else {
-    call.call = step.context->calls[static_cast<size_t>(call.layer)]++;
+    call.part = step.context->part;
+    call.call = step.CountCall(call.layer);
     if (step.recomputing) saved.by = Repeated(call);
   }
   return saved;

@@ -33,7 +33,9 @@ struct BatchNormCall {
   // The output of the next call in the list is added before the ReLU; needs
   // `relu`.
   bool adds_next = false;
-  // Assigned by CohortBatchNorm.
+  // Assigned by CohortBatchNorm: the part of the step, and the number of the
+  // call within it.
+  int32_t part = 0;
   int32_t call = 0;
 };
 

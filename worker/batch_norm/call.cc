@@ -60,23 +60,49 @@ void* DataOrNull(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.data_ptr() : nullptr;
 }
 
+Contribution At(const SavedCall& saved, ReducePhase phase, Moments moments,
+                std::vector<int64_t> extents) {
+  return {.place = {.part = saved.call.part,
+                    .layer = saved.call.layer,
+                    .call = saved.call.call,
+                    .phase = phase},
+          .moments = std::move(moments),
+          .extents = std::move(extents)};
+}
+
+Contribution At(const SavedCall& saved, const at::Tensor& x, Moments moments) {
+  return At(saved, ReducePhase::kForward, std::move(moments),
+            x.sizes().slice(2).vec());
+}
+
+int32_t NumberInStep(const BatchNormCall& call) {
+  const std::vector<int32_t>& calls = call.step->context->calls;
+  const size_t layers = call.step->binding->layers().size();
+  int32_t number = call.call;
+  for (int32_t part = 0; part < call.part; ++part) {
+    number += calls[static_cast<size_t>(part) * layers +
+                    static_cast<size_t>(call.layer)];
+  }
+  return number;
+}
+
 std::vector<Moments> Exchange(const BatchNormScope::Step& step,
-                              ReducePhase phase,
-                              std::vector<CallMoments> local) {
+                              std::vector<Contribution> local) {
   Rendezvous* const rendezvous = step.context->rendezvous;
   if (rendezvous == nullptr) {
     std::vector<Moments> own;
-    for (CallMoments& call : local) own.push_back(std::move(call.moments));
+    for (Contribution& call : local) own.push_back(std::move(call.moments));
     return own;
   }
   if (local.empty()) return {};
-  absl::StatusOr<std::vector<Moments>> all = rendezvous->Reduce(phase, local);
+  step.context->contributions += static_cast<int64_t>(local.size());
+  absl::StatusOr<std::vector<Moments>> all = rendezvous->Reduce(local);
   if (!all.ok()) throw StepInterrupted(all.status());
   COHORT_CHECK(all->size() == local.size(), "a rendezvous for each call");
   for (size_t i = 0; i < local.size(); ++i) {
     const Moments& result = (*all)[i];
     const BatchNormSpec& spec =
-        step.binding->layers()[static_cast<size_t>(local[i].layer)];
+        step.binding->layers()[static_cast<size_t>(local[i].place.layer)];
     const auto channels = static_cast<size_t>(spec.channels);
     if (result.first.size() == channels && result.second.size() == channels &&
         result.count >= local[i].moments.count) {

@@ -97,18 +97,20 @@ std::vector<double> ToDoubles(const at::Tensor& tensor);
 void* DataOrNull(const at::Tensor& tensor);
 Parameters ParametersOf(const at::Tensor& weight, const at::Tensor& bias);
 
-// The moments of all members, in the same order. Without a rendezvous, the
-// local ones.
+// The moments of all members, in the same order, and counts the contributions.
+// Without a rendezvous, the local moments.
 // Throws: StepInterrupted.
 std::vector<Moments> Exchange(const BatchNormScope::Step& step,
-                              ReducePhase phase,
-                              std::vector<CallMoments> local);
+                              std::vector<Contribution> local);
 
-inline CallMoments At(const SavedCall& saved, Moments moments) {
-  return {.layer = saved.call.layer,
-          .call = saved.call.call,
-          .moments = std::move(moments)};
-}
+// The contribution of a call, in either pass. `extents` are those of the input
+// behind batch and channels, in the forward pass.
+Contribution At(const SavedCall& saved, ReducePhase phase, Moments moments,
+                std::vector<int64_t> extents = {});
+// The same of a forward call, whose input is `x`.
+Contribution At(const SavedCall& saved, const at::Tensor& x, Moments moments);
+// Its number through all parts of the step.
+int32_t NumberInStep(const BatchNormCall& call);
 
 // Mean and deviation to normalise a call by, in host memory.
 std::shared_ptr<Normalizer> NormalizerOf(Moments moments, double epsilon);

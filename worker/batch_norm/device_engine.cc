@@ -112,7 +112,7 @@ std::shared_ptr<Normalizer> ByLocalBatch(const SavedCall& saved,
                     2 * saved.shape.channels * kDoubleBytes));
   Expect(saved, compute.pinned->MarkUse(Lane::kCompute, *block));
   call.step->pending.push_back({.layer = call.layer,
-                                .call = call.call,
+                                .call = NumberInStep(call),
                                 .count = count,
                                 .channels = saved.shape.channels,
                                 .block = block});
@@ -219,14 +219,14 @@ std::vector<Sums> SumsOf(absl::Span<const BackwardCall> calls) {
       sums[i] = LocalSums(calls[i]);
     }
   }
-  std::vector<CallMoments> local;
+  std::vector<Contribution> local;
   for (size_t i = 0; i < calls.size(); ++i) {
     const SavedCall& saved = *calls[i].saved;
-    if (meets(calls[i])) local.push_back(At(saved, Await(saved, blocks[i])));
+    if (!meets(calls[i])) continue;
+    local.push_back(At(saved, ReducePhase::kBackward, Await(saved, blocks[i])));
   }
   if (local.empty()) return sums;
-  const std::vector<Moments> all =
-      Exchange(step, ReducePhase::kBackward, local);
+  const std::vector<Moments> all = Exchange(step, local);
   size_t met = 0;
   for (size_t i = 0; i < calls.size(); ++i) {
     if (!meets(calls[i])) continue;
@@ -276,13 +276,12 @@ class DeviceBatchNorm final : public BatchNormEngine {
     // All kernels are launched before the first result is waited for.
     std::vector<std::shared_ptr<PinnedBlock>> blocks;
     for (const ForwardCall& call : calls) blocks.push_back(SendMoments(call));
-    std::vector<CallMoments> local;
+    std::vector<Contribution> local;
     for (size_t i = 0; i < calls.size(); ++i) {
       const SavedCall& saved = *calls[i].saved;
-      local.push_back(At(saved, Await(saved, blocks[i])));
+      local.push_back(At(saved, calls[i].x, Await(saved, blocks[i])));
     }
-    std::vector<Moments> all =
-        Exchange(step, ReducePhase::kForward, std::move(local));
+    std::vector<Moments> all = Exchange(step, std::move(local));
     for (size_t i = 0; i < calls.size(); ++i) {
       const SavedCall& saved = *calls[i].saved;
       std::shared_ptr<Normalizer> by =

@@ -102,17 +102,20 @@ class HostBatchNorm final : public BatchNormEngine {
  public:
   std::vector<std::shared_ptr<const Normalizer>> ByBatch(
       absl::Span<const ForwardCall> calls) const override {
-    std::vector<CallMoments> local;
+    std::vector<Contribution> local;
     for (const ForwardCall& call : calls) {
-      local.push_back(At(*call.saved, LocalMoments(call)));
+      local.push_back(At(*call.saved, call.x, LocalMoments(call)));
     }
     const BatchNormScope::Step& step = *calls.front().saved->call.step;
     if (step.context->rendezvous == nullptr) {
-      std::vector<CallMoments>& kept = step.context->moments;
-      kept.insert(kept.end(), local.begin(), local.end());
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const BatchNormCall& call = calls[i].saved->call;
+        step.context->moments.push_back({.layer = call.layer,
+                                         .call = NumberInStep(call),
+                                         .moments = local[i].moments});
+      }
     }
-    std::vector<Moments> all =
-        Exchange(step, ReducePhase::kForward, std::move(local));
+    std::vector<Moments> all = Exchange(step, std::move(local));
     std::vector<std::shared_ptr<const Normalizer>> by;
     for (size_t i = 0; i < calls.size(); ++i) {
       by.push_back(
@@ -153,14 +156,14 @@ class HostBatchNorm final : public BatchNormEngine {
   std::vector<BatchNormGradients> Backward(
       absl::Span<const BackwardCall> calls) const override {
     std::vector<Moments> local(calls.size());
-    std::vector<CallMoments> sent;
+    std::vector<Contribution> sent;
     for (size_t i = 0; i < calls.size(); ++i) {
       if (calls[i].NeedsSums()) local[i] = BackwardSums(calls[i]);
-      if (calls[i].NeedsAll()) sent.push_back(At(*calls[i].saved, local[i]));
+      if (!calls[i].NeedsAll()) continue;
+      sent.push_back(At(*calls[i].saved, ReducePhase::kBackward, local[i]));
     }
     const std::vector<Moments> all =
-        Exchange(*calls.front().saved->call.step, ReducePhase::kBackward,
-                 std::move(sent));
+        Exchange(*calls.front().saved->call.step, std::move(sent));
     std::vector<BatchNormGradients> gradients;
     auto next = all.begin();
     for (size_t i = 0; i < calls.size(); ++i) {

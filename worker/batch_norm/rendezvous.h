@@ -14,13 +14,12 @@ class Rendezvous {
  public:
   virtual ~Rendezvous() = default;
 
-  // Combines each entry of `local` with the same call of all members, and waits
-  // once for all results, which are in the same order. `layers` are indices
-  // into ModelLayout::batch_norms; `calls` count the calls of a layer within
-  // the step.
+  // Combines each entry of `local` with the contributions of all members to
+  // the same place, and waits once for all results, which are in the same
+  // order.
   // Errors: Aborted or Unavailable: the step is void.
   virtual absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase phase, absl::Span<const CallMoments> local) = 0;
+      absl::Span<const Contribution> local) = 0;
 };
 
 }  // namespace cohort

@@ -39,6 +39,8 @@ BatchNormScope::BatchNormScope(const BatchNormBinding& binding,
                                StepContext* context) {
   COHORT_CHECK(context->backend != nullptr, "a step needs a backend");
   context->calls.assign(binding.layers().size(), 0);
+  context->part = 0;
+  context->contributions = 0;
   context->moments.clear();
   context->status = absl::OkStatus();
   outer_ = std::exchange(
@@ -60,6 +62,17 @@ BatchNormScope::~BatchNormScope() {
   current_step = std::move(outer_);
 }
 
+int32_t BatchNormScope::Step::CountCall(int32_t layer) const {
+  const size_t layers = binding->layers().size();
+  const size_t at =
+      static_cast<size_t>(context->part) * layers + static_cast<size_t>(layer);
+  std::vector<int32_t>& calls = context->calls;
+  if (at >= calls.size()) {
+    calls.resize((static_cast<size_t>(context->part) + 1) * layers);
+  }
+  return calls[at]++;
+}
+
 const std::shared_ptr<BatchNormScope::Step>& BatchNormScope::Current() {
   return current_step;
 }
@@ -67,7 +80,10 @@ const std::shared_ptr<BatchNormScope::Step>& BatchNormScope::Current() {
 RecomputeScope::Mark RecomputeScope::Here() {
   Mark mark;
   mark.step_ = current_step;
-  if (current_step != nullptr) mark.calls_ = current_step->context->calls;
+  if (current_step != nullptr) {
+    mark.part_ = current_step->context->part;
+    mark.calls_ = current_step->context->calls;
+  }
   return mark;
 }
 
@@ -76,12 +92,14 @@ RecomputeScope::RecomputeScope(const Mark& from)
                                                                     : nullptr) {
   if (step_ == nullptr) return;
   outer_ = std::exchange(current_step, step_);
+  part_ = std::exchange(step_->context->part, from.part_);
   calls_ = std::exchange(step_->context->calls, from.calls_);
   nested_ = std::exchange(step_->recomputing, true);
 }
 
 RecomputeScope::~RecomputeScope() {
   if (step_ == nullptr) return;
+  step_->context->part = part_;
   step_->context->calls = std::move(calls_);
   step_->recomputing = nested_;
   current_step = std::move(outer_);

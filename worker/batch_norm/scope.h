@@ -6,7 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,8 +42,15 @@ struct StepContext {
   // off.
   bool normalises_by_batch_in_evaluation = false;
 
-  // Out: forward calls per layer, in the order of BatchNormBinding::layers().
+  // The part of the step that is being computed, from 0. Calls are numbered
+  // from 0 in each. It may be changed between calls.
+  int32_t part = 0;
+
+  // Out: forward calls, in the order of BatchNormBinding::layers(), part by
+  // part.
   std::vector<int32_t> calls;
+  // Out: contributions to rendezvous.
+  int64_t contributions = 0;
   // Out, without a rendezvous: the moments of each call, ascending by
   // (layer, call) once the scope has ended.
   std::vector<CallMoments> moments;
@@ -109,13 +116,17 @@ class BatchNormScope {
     const BatchNormBinding* binding = nullptr;
     // Null once the scope has ended.
     StepContext* context = nullptr;
-    // By (layer, call): the normalizer of every call so far.
-    std::map<std::pair<int32_t, int32_t>, std::shared_ptr<const Normalizer>>
+    // By (part, layer, call): the normalizer of every call so far.
+    std::map<std::tuple<int32_t, int32_t, int32_t>,
+             std::shared_ptr<const Normalizer>>
         normalizers;
     // Moments on their way from a device; used without a rendezvous.
     std::vector<PendingMoments> pending;
     // True within a RecomputeScope.
     bool recomputing = false;
+
+    // Counts a call of `layer` in the present part. Returns its number.
+    int32_t CountCall(int32_t layer) const;
   };
 
   // The innermost scope of this thread, or null.
@@ -150,6 +161,7 @@ class RecomputeScope {
   class Mark {
     friend class RecomputeScope;
     std::shared_ptr<BatchNormScope::Step> step_;
+    int32_t part_ = 0;
     std::vector<int32_t> calls_;
   };
   // The current position of this thread. A recomputed segment may have marks,
@@ -166,6 +178,7 @@ class RecomputeScope {
   const std::shared_ptr<BatchNormScope::Step> step_;
   // The step that this thread returns to.
   std::shared_ptr<BatchNormScope::Step> outer_;
+  int32_t part_ = 0;
   std::vector<int32_t> calls_;
   bool nested_ = false;
 };

@@ -73,12 +73,11 @@ struct Registration {
   std::vector<int32_t> send_order;
 };
 
-// One pass of one attempt of a step: the part that the keys of its rendezvous
-// have in common.
+// One attempt of a step: the part that the keys of its rendezvous have in
+// common.
 struct ReducePass {
   Version step;
   Attempt attempt;
-  ReducePhase phase = ReducePhase::kForward;
 };
 
 // One consistent version. `weights` has one rope a partition, `statistics` one
@@ -168,9 +167,9 @@ class Client {
 
   // Contributes to one rendezvous for each of `local`, all at once, and blocks
   // until they are complete. Returns the moments of all members, in the same
-  // order.
+  // order. Their places must differ.
   virtual absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local) = 0;
+      const ReducePass& pass, absl::Span<const Contribution> local) = 0;
 
   // The push of the current training assignment: open once after the forward
   // pass, then each trainable partition once, then close. `gradient` holds the

@@ -30,7 +30,7 @@ class ForwardingClient : public Client {
     return next_.Pull(options);
   }
   absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local) override {
+      const ReducePass& pass, absl::Span<const Contribution> local) override {
     return next_.Reduce(pass, local);
   }
   absl::Status OpenPush(const PushOpening& opening) override {

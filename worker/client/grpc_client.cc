@@ -183,8 +183,8 @@ absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullOptions& options) {
 }
 
 absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
-    const ReducePass& pass, absl::Span<const CallMoments> local) {
-  for (const CallMoments& call : local) {
+    const ReducePass& pass, absl::Span<const Contribution> local) {
+  for (const Contribution& call : local) {
     const Moments& moments = call.moments;
     if (moments.first.size() == moments.second.size()) continue;
     return absl::InvalidArgumentError(

@@ -51,7 +51,7 @@ class GrpcClient final : public Client {
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override;
   absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local) override;
+      const ReducePass& pass, absl::Span<const Contribution> local) override;
   absl::Status OpenPush(const PushOpening& opening) override;
   absl::Status SendGradient(int32_t partition, ByteRope gradient,
                             absl::Span<const int32_t> absent_slices) override;

@@ -16,20 +16,17 @@ constexpr char kName[] = "the rendezvous";
 // Between two looks at whether the connection and the step still hold.
 constexpr absl::Duration kCheckInterval = absl::Milliseconds(50);
 
-ReduceKey KeyOf(const ReducePass& pass, const CallMoments& of) {
-  return {.step = pass.step,
-          .attempt = pass.attempt,
-          .layer = of.layer,
-          .call = of.call,
-          .phase = pass.phase};
+ReduceKey KeyOf(const ReducePass& pass, const Contribution& of) {
+  return {.step = pass.step, .attempt = pass.attempt, .place = of.place};
 }
 
 // `Proto` is a request or a part of one.
 template <typename Proto>
-void Describe(const ReducePass& pass, const CallMoments& local, Proto& proto) {
+void Describe(const ReducePass& pass, const Contribution& local, Proto& proto) {
   ToProto(KeyOf(pass, local), proto.mutable_key());
   proto.set_count(local.moments.count);
   EncodeMoments(local.moments, proto.mutable_values());
+  proto.mutable_extents()->Add(local.extents.begin(), local.extents.end());
 }
 
 }  // namespace
@@ -54,12 +51,12 @@ ReduceClient::ReduceClient(const std::shared_ptr<grpc::Channel>& channel,
 }
 
 absl::StatusOr<std::vector<Moments>> ReduceClient::Reduce(
-    const ReducePass& pass, absl::Span<const CallMoments> local) {
+    const ReducePass& pass, absl::Span<const Contribution> local) {
   if (local.empty()) return std::vector<Moments>();
   {
     MutexLock lock(link_.mu);
     wanted_.clear();
-    for (const CallMoments& call : local) {
+    for (const Contribution& call : local) {
       wanted_.push_back({.key = KeyOf(pass, call)});
     }
     open_ = local.size();
@@ -89,12 +86,12 @@ absl::StatusOr<std::vector<Moments>> ReduceClient::Reduce(
 }
 
 absl::Status ReduceClient::Send(const ReducePass& pass,
-                                absl::Span<const CallMoments> local) {
+                                absl::Span<const Contribution> local) {
   request_.Clear();
   ToProto(options_.sender, request_.mutable_sender());
   request_.set_takes_further_results(true);
   Describe(pass, local.front(), request_);
-  for (const CallMoments& further : local.subspan(1)) {
+  for (const Contribution& further : local.subspan(1)) {
     Describe(pass, further, *request_.add_further());
   }
   if (options_.local == nullptr) {
@@ -197,7 +194,8 @@ template <typename Proto>
 absl::StatusOr<bool> ReduceClient::Take(const Proto& proto) {
   COHORT_ASSIGN_OR_RETURN(const ReduceKey key, FromProto(proto.key()));
   COHORT_ASSIGN_OR_RETURN(
-      Moments result, DecodeMoments(key.phase, proto.count(), proto.values()));
+      Moments result,
+      DecodeMoments(key.place.phase, proto.count(), proto.values()));
   MutexLock lock(link_.mu);
   Wanted* const wanted = FindLocked(key);
   if (wanted == nullptr) return false;

@@ -45,7 +45,7 @@ class ReduceClient {
   // Contributes to each rendezvous and blocks until all members have.
   // Errors: Aborted if the step ends early; those of Link::CheckLocked.
   absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local);
+      const ReducePass& pass, absl::Span<const Contribution> local);
 
  private:
   // A rendezvous that the driving thread waits for.
@@ -57,7 +57,7 @@ class ReduceClient {
   using Stream = BidiStream<v1::ReduceRequest, v1::ReduceReply>;
 
   absl::Status Send(const ReducePass& pass,
-                    absl::Span<const CallMoments> local);
+                    absl::Span<const Contribution> local);
   // Waits until no result is missing.
   absl::Status Await(const ReducePass& pass) ABSL_LOCKS_EXCLUDED(link_.mu);
   // An error if the wait is over without all results.

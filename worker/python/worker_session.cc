@@ -18,6 +18,18 @@ PushKey KeyOf(const Assignment& assignment) {
   return {.sequence = assignment.sequence, .attempt = assignment.attempt};
 }
 
+// The step's calls are all in one part, and each has one backward pass.
+std::vector<Contribution> ContributionsOf(ReducePhase phase,
+                                          absl::Span<const CallMoments> local) {
+  std::vector<Contribution> contributions;
+  for (const CallMoments& call : local) {
+    contributions.push_back(
+        {.place = {.layer = call.layer, .call = call.call, .phase = phase},
+         .moments = call.moments});
+  }
+  return contributions;
+}
+
 bool SameShapes(absl::Span<const Moments> results,
                 absl::Span<const CallMoments> local) {
   return std::equal(results.begin(), results.end(), local.begin(), local.end(),
@@ -143,6 +155,7 @@ void WorkerSession::BeginStep(const Assignment& assignment) {
   opening_ = {};
   std::fill(gradients_.begin(), gradients_.end(), Gradient());
   kept_.clear();
+  contributions_ = 0;
   schedule_->Begin();
 }
 
@@ -155,11 +168,10 @@ std::vector<Moments> WorkerSession::Reduce(
   const bool meets = assignment_.kind == AssignmentKind::kTrain &&
                      assignment_.global_normalization;
   if (meets && step_status_.ok()) {
-    absl::StatusOr<std::vector<Moments>> all =
-        timed_.Reduce({.step = assignment_.version,
-                       .attempt = assignment_.attempt,
-                       .phase = phase},
-                      local);
+    contributions_ += static_cast<int64_t>(local.size());
+    absl::StatusOr<std::vector<Moments>> all = timed_.Reduce(
+        {.step = assignment_.version, .attempt = assignment_.attempt},
+        ContributionsOf(phase, local));
     if (all.ok() && SameShapes(*all, local)) return *std::move(all);
     Void(all.ok() ? absl::InternalError("a rendezvous returned results of "
                                         "another shape than its layers")
@@ -235,6 +247,7 @@ absl::StatusOr<PushVerdict> WorkerSession::CloseStep(PushClosing closing) {
 absl::StatusOr<PushVerdict> WorkerSession::Close(PushClosing& closing) {
   COHORT_RETURN_IF_ERROR(step_status_);
   closing.moments = TakeMoments();
+  closing.contributions = contributions_;
   unanswered_ = {.key = KeyOf(assignment_),
                  .closing = closing,
                  .incarnation = client_->incarnation()};

@@ -174,6 +174,8 @@ class WorkerSession {
   PushOpening opening_;
   std::vector<Gradient> gradients_;
   std::vector<CallMoments> kept_;
+  // To rendezvous, in this step.
+  int64_t contributions_ = 0;
   std::vector<std::unique_ptr<StepPhases::Scope>> scopes_;
 
   // A closing that was sent and not answered.

@@ -32,23 +32,26 @@ absl::StatusOr<PulledVersion> TimedClient::Pull(const PullOptions& options) {
   return next().Pull(options);
 }
 
-std::string TimedClient::NamesOf(absl::Span<const CallMoments> calls) const {
+std::string TimedClient::NamesOf(absl::Span<const Contribution> calls) const {
   return absl::StrJoin(
-      calls, ", ", [this](std::string* out, const CallMoments& of) {
-        const auto layer = static_cast<size_t>(of.layer);
-        absl::StrAppend(out, layer < layers_.size() ? layers_[layer]
-                                                    : absl::StrCat(of.layer));
+      calls, ", ", [this](std::string* out, const Contribution& of) {
+        const CallPlace& place = of.place;
+        const auto layer = static_cast<size_t>(place.layer);
+        absl::StrAppend(out, place.layer < 0 || layer >= layers_.size()
+                                 ? place.site
+                                 : layers_[layer]);
       });
 }
 
 absl::StatusOr<std::vector<Moments>> TimedClient::Reduce(
-    const ReducePass& pass, absl::Span<const CallMoments> local) {
+    const ReducePass& pass, absl::Span<const Contribution> local) {
   StepPhases::Scope rendezvous(phases_, StepPhase::kRendezvous);
   if (phases_.traced() && !local.empty()) {
     rendezvous.AddFact("layer", NamesOf(local));
-    const bool forward = pass.phase == ReducePhase::kForward;
+    const CallPlace& place = local.front().place;
+    const bool forward = place.phase == ReducePhase::kForward;
     rendezvous.AddFact("phase", forward ? "forward" : "backward");
-    rendezvous.AddFact("call", int64_t{local.front().call});
+    rendezvous.AddFact("call", int64_t{place.call});
   }
   return next().Reduce(pass, local);
 }

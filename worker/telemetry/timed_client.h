@@ -26,7 +26,7 @@ class TimedClient final : public ForwardingClient {
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override;
   absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const CallMoments> local) override;
+      const ReducePass& pass, absl::Span<const Contribution> local) override;
   absl::Status OpenPush(const PushOpening& opening) override;
   absl::Status SendGradient(int32_t partition, ByteRope gradient,
                             absl::Span<const int32_t> absent_slices) override;
@@ -35,7 +35,7 @@ class TimedClient final : public ForwardingClient {
   absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
 
  private:
-  std::string NamesOf(absl::Span<const CallMoments> calls) const;
+  std::string NamesOf(absl::Span<const Contribution> calls) const;
 
   StepPhases& phases_;
   // How those of the current assignment are sent.

@@ -27,11 +27,9 @@ class ClientRendezvous final : public Rendezvous {
       : client_(client), assignment_(assignment) {}
 
   absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase phase, absl::Span<const CallMoments> local) override {
-    return client_.Reduce({.step = assignment_.version,
-                           .attempt = assignment_.attempt,
-                           .phase = phase},
-                          local);
+      absl::Span<const Contribution> local) override {
+    return client_.Reduce(
+        {.step = assignment_.version, .attempt = assignment_.attempt}, local);
   }
 
  private:
@@ -100,10 +98,11 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
   batch_text_ = TypeAndShapeText(at::kFloat, batch.images.sizes());
   {
     const BatchNormScope scope(parts_.binding, &context);
-    // Parts of a short range may be empty. They are computed nevertheless,
-    // because all members must make the same number of batch-norm calls.
+    // Parts of a short range may be empty. They are computed nevertheless, so
+    // that no member waits for a call of this one.
     const int64_t parts = options_.accumulate * assignment.batches;
     for (int64_t part = 0; part < parts; ++part) {
+      context.part = static_cast<int32_t>(part);
       const int64_t begin = samples * part / parts;
       const int64_t end = samples * (part + 1) / parts;
       const Part which{.batch = batch.Part(begin, end),
@@ -118,6 +117,7 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(sums.AddTo(closing));
   closing.batch_norm_calls = context.calls;
   closing.moments = std::move(context.moments);
+  closing.contributions = context.contributions;
   COHORT_ASSIGN_OR_RETURN(const PushResult result, client_.ClosePush(closing));
   report_ = {.version = result.verdict.version,
              .verdict = result.verdict.verdict,

@@ -253,8 +253,8 @@ absl::Status PinnedWork::CheckCollected(
   for (size_t i = 0; i < calls.size(); ++i) {
     const CallMoments& call = calls[i];
     COHORT_RETURN_IF_ERROR(CheckCallMoments(call, layers));
-    COHORT_RETURN_IF_ERROR(
-        CheckSpread(layers[static_cast<size_t>(call.layer)], call.moments));
+    COHORT_RETURN_IF_ERROR(CheckSpread(
+        layers[static_cast<size_t>(call.layer)].name, call.moments));
     const bool ascends =
         i == 0 || calls[i - 1].layer < call.layer ||
         (calls[i - 1].layer == call.layer && calls[i - 1].call < call.call);

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/string_view.h"
+#include "server/core/call_names.h"
 
 namespace cohort {
 namespace {
@@ -23,39 +23,38 @@ std::optional<CallPlace> FirstCommon(const std::vector<CallPlace>& a,
 
 // A call that `waiting` waits in and `closed` has closed its push without.
 std::optional<CallPlace> ClosedWithout(const MemberCalls& closed,
-                                       const MemberCalls& waiting) {
+                                       const MemberCalls& waiting,
+                                       size_t layers) {
   if (closed.group == waiting.group) {
     const std::optional<CallPlace> common =
         FirstCommon(waiting.waits, closed.lacks);
     if (common.has_value()) return common;
   }
   for (const CallPlace& place : waiting.waits) {
-    if (place.call >= (*closed.closed)[static_cast<size_t>(place.layer)]) {
+    if (place.layer >= 0 &&
+        place.call >= CallsAt(*closed.closed, place, layers)) {
       return place;
     }
   }
   return std::nullopt;
 }
 
-bool Contradict(const MemberCalls& a, const MemberCalls& b, bool crossed) {
+bool Contradict(const MemberCalls& a, const MemberCalls& b, size_t layers,
+                bool crossed) {
   if (a.closed != nullptr && b.closed != nullptr) {
     return *a.closed != *b.closed;
   }
-  if (a.closed != nullptr) return ClosedWithout(a, b).has_value();
-  if (b.closed != nullptr) return ClosedWithout(b, a).has_value();
+  if (a.closed != nullptr) return ClosedWithout(a, b, layers).has_value();
+  if (b.closed != nullptr) return ClosedWithout(b, a, layers).has_value();
   return crossed && a.group == b.group &&
          !FirstCommon(a.waits, b.waits).has_value();
 }
 
-absl::string_view NameOf(const Layers& layers, int32_t layer) {
-  return layers[static_cast<size_t>(layer)].name;
-}
-
 std::string WithoutText(const MemberCalls& closed, const MemberCalls& waiting,
                         const Layers& layers, Version step) {
-  const CallPlace place = *ClosedWithout(closed, waiting);
+  const CallPlace place = *ClosedWithout(closed, waiting, layers.size());
   return absl::StrCat(
-      NameOf(layers, place.layer), ": rank ", waiting.rank.value(),
+      CallNameOf(place, layers), ": rank ", waiting.rank.value(),
       " waits in call ", place.call, " of step ", step.value(), ", but rank ",
       closed.rank.value(), " has closed its push without this call");
 }
@@ -69,7 +68,7 @@ std::string CrossedText(const std::vector<MemberCalls>& members, size_t group,
     for (const CallPlace& place : member.waits) {
       waits.push_back(absl::StrCat("rank ", member.rank.value(), " in call ",
                                    place.call, " of ",
-                                   NameOf(layers, place.layer)));
+                                   CallNameOf(place, layers)));
     }
   }
   return absl::StrCat("the members of step ", step.value(),
@@ -89,9 +88,10 @@ std::string Difference(const std::vector<MemberCalls>& members,
       std::mismatch(a.closed->begin(), a.closed->end(), b.closed->begin())
           .first -
       a.closed->begin());
-  return absl::StrCat(layers[layer].name, ": rank ", a.rank.value(), " made ",
-                      (*a.closed)[layer], " calls in step ", step.value(),
-                      ", rank ", b.rank.value(), " made ", (*b.closed)[layer]);
+  return absl::StrCat(layers[layer % layers.size()].name, ": rank ",
+                      a.rank.value(), " made ", (*a.closed)[layer],
+                      " calls in step ", step.value(), ", rank ",
+                      b.rank.value(), " made ", (*b.closed)[layer]);
 }
 
 }  // namespace
@@ -105,7 +105,7 @@ std::optional<CallDissent> FindCallDissent(
   std::optional<std::pair<size_t, size_t>> first;
   for (size_t a = 0; a < members.size(); ++a) {
     for (size_t b = a + 1; b < members.size(); ++b) {
-      if (!Contradict(members[a], members[b], crossed)) continue;
+      if (!Contradict(members[a], members[b], layers.size(), crossed)) continue;
       if (!first.has_value()) first = {b, a};
       ++against[a];
       ++against[b];
@@ -120,7 +120,8 @@ std::optional<CallDissent> FindCallDissent(
     const auto at = static_cast<size_t>(alone - against.begin());
     dissent.alone = members[at].rank;
     size_t other = 0;
-    while (other == at || !Contradict(members[at], members[other], crossed)) {
+    while (other == at ||
+           !Contradict(members[at], members[other], layers.size(), crossed)) {
       ++other;
     }
     first = {at, other};

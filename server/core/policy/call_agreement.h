@@ -1,6 +1,5 @@
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,15 +10,6 @@
 #include "common/moments.h"
 
 namespace cohort {
-
-// One call of one batch-norm layer, in one direction.
-struct CallPlace {
-  int32_t layer = 0;
-  int32_t call = 0;
-  ReducePhase phase = ReducePhase::kForward;
-
-  friend auto operator<=>(const CallPlace&, const CallPlace&) = default;
-};
 
 // The batch-norm calls of one member of a step, as far as they are known.
 struct MemberCalls {
@@ -33,6 +23,15 @@ struct MemberCalls {
   // For an open member: calls in which it waits for its group, ascending.
   std::vector<CallPlace> waits;
 };
+
+// The calls of the layer and part of `place` that a closing counts, of a model
+// of so many layers.
+inline int32_t CallsAt(const std::vector<int32_t>& closed,
+                       const CallPlace& place, size_t layers) {
+  const size_t at = static_cast<size_t>(place.part) * layers +
+                    static_cast<size_t>(place.layer);
+  return at < closed.size() ? closed[at] : 0;
+}
 
 // Members that can never make one step together.
 struct CallDissent {

@@ -96,9 +96,9 @@ void ArrivalQueue::Enqueue(Worker& worker, Turn& turn) {
   worker.outstanding.reset();
 }
 
-absl::Status ArrivalQueue::Reduce(Worker& worker, const ReduceKey& key, Moments,
+absl::Status ArrivalQueue::Reduce(Worker& worker, MomentsMessage message,
                                   Turn& turn) {
-  return RefuseReduce(parts_, worker, key, turn);
+  return RefuseReduce(parts_, worker, message.key, turn);
 }
 
 bool ArrivalQueue::Holds(Rank rank, const PushKey& key) const {

@@ -26,7 +26,7 @@ class ArrivalQueue final : public StepDriver {
   absl::StatusOr<Admission> Gradient(Worker& worker, GradientMessage& message,
                                      Turn& turn) override;
   absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
-  absl::Status Reduce(Worker& worker, const ReduceKey& key, Moments moments,
+  absl::Status Reduce(Worker& worker, MomentsMessage message,
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
   const PendingCommit* commit() const override {

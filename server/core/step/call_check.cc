@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/call_names.h"
 
 namespace cohort {
 namespace {
@@ -26,18 +27,18 @@ MemberCalls CallsOf(const Round& round, Rank rank) {
 std::optional<CallDissent> FindMiscounted(
     const Round& round, const std::vector<BatchNormSpec>& layers,
     const std::vector<int32_t>& counts) {
-  const auto miscounted = round.rendezvous.FindMiscounted(counts);
+  const auto miscounted =
+      round.rendezvous.FindMiscounted(counts, layers.size());
   if (!miscounted.has_value()) return std::nullopt;
   const auto& [place, at_fault] = *miscounted;
-  const auto layer = static_cast<size_t>(place.layer);
+  const int32_t counted = CallsAt(counts, place, layers.size());
   CallDissent dissent{
-      .text = absl::StrCat(layers[layer].name, ": rank ",
-                           at_fault.front().value(), " reports ", counts[layer],
-                           " calls in step ", round.step().value(),
-                           place.call < counts[layer]
-                               ? ", but took no part in the rendezvous of call "
+      .text = absl::StrCat(
+          CallNameOf(place, layers), ": rank ", at_fault.front().value(),
+          " reports ", counted, " calls in step ", round.step().value(),
+          place.call < counted ? ", but took no part in the rendezvous of call "
                                : ", but took part in the rendezvous of call ",
-                           place.call)};
+          place.call)};
   // Several members did the same: none of them can be blamed alone.
   if (at_fault.size() == 1) dissent.alone = at_fault.front();
   return dissent;
@@ -72,10 +73,10 @@ std::optional<CallDissent> FindClosedDissent(
     if (member.lacks.empty()) continue;
     const CallPlace& place = member.lacks.front();
     return CallDissent{
-        .text = absl::StrCat(
-            layers[static_cast<size_t>(place.layer)].name, ": call ",
-            place.call, " of step ", round.step().value(), " is missing rank ",
-            member.rank.value(), ", which has closed its push without it")};
+        .text = absl::StrCat(CallNameOf(place, layers), ": call ", place.call,
+                             " of step ", round.step().value(),
+                             " is missing rank ", member.rank.value(),
+                             ", which has closed its push without it")};
   }
   return std::nullopt;
 }

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
@@ -78,6 +80,39 @@ absl::Status CheckFrontEndState(const PushClosing& closing) {
   return absl::InvalidArgumentError(
       absl::StrCat("closing: got a front-end state of ", bytes,
                    " bytes, want at most ", limits::kFrontEndStateMax));
+}
+
+// The calls of each layer, all parts together. `calls` has one entry for each
+// part and layer.
+absl::StatusOr<std::vector<int64_t>> CallsByLayer(
+    const std::vector<int32_t>& calls,
+    const std::vector<BatchNormSpec>& layers) {
+  std::vector<int64_t> by_layer(layers.size());
+  if (layers.empty() ? !calls.empty()
+                     : calls.empty() || calls.size() % layers.size() != 0 ||
+                           calls.size() / layers.size() >
+                               static_cast<size_t>(limits::kStepPartsMax)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got call counts of ", calls.size(),
+        " batch-norm layers, want ", layers.size(), " for each part"));
+  }
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (calls[i] < 0 || calls[i] > limits::kCallsMax) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "closing: got ", calls[i], " calls, want 0 to ", limits::kCallsMax));
+    }
+    by_layer[i % layers.size()] += calls[i];
+  }
+  return by_layer;
+}
+
+absl::Status CheckContributions(const PushClosing& closing, bool global) {
+  if (closing.contributions >= 0 && (global || closing.contributions == 0)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "closing: got ", closing.contributions, " contributions, want ",
+      global ? "at least 0" : "0 without a rendezvous"));
 }
 
 }  // namespace
@@ -163,19 +198,11 @@ absl::Status CheckClosing(const PushClosing& closing,
   }
   COHORT_RETURN_IF_ERROR(CheckFrontEndState(closing));
   COHORT_RETURN_IF_ERROR(CheckMeasures(closing.measures));
-  if (closing.batch_norm_calls.size() != layers.size()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "closing: got call counts of ", closing.batch_norm_calls.size(),
-        " batch-norm layers, want ", layers.size()));
-  }
-  int64_t calls = 0;
-  for (int32_t count : closing.batch_norm_calls) {
-    if (count < 0 || count > kCallsMax) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "closing: got ", count, " calls, want 0 to ", kCallsMax));
-    }
-    calls += count;
-  }
+  COHORT_RETURN_IF_ERROR(CheckContributions(closing, global));
+  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> calls_by_layer,
+                          CallsByLayer(closing.batch_norm_calls, layers));
+  const int64_t calls =
+      std::accumulate(calls_by_layer.begin(), calls_by_layer.end(), int64_t{0});
   const int64_t wanted = global ? 0 : calls;
   if (static_cast<int64_t>(closing.moments.size()) != wanted) {
     return absl::InvalidArgumentError(
@@ -185,16 +212,15 @@ absl::Status CheckClosing(const PushClosing& closing,
   for (size_t i = 0; i < closing.moments.size(); ++i) {
     const CallMoments& call = closing.moments[i];
     COHORT_RETURN_IF_ERROR(CheckCallMoments(call, layers));
-    COHORT_RETURN_IF_ERROR(
-        CheckSpread(layers[static_cast<size_t>(call.layer)], call.moments));
+    COHORT_RETURN_IF_ERROR(CheckSpread(
+        layers[static_cast<size_t>(call.layer)].name, call.moments));
     // Ascending from call 0 of each layer, so that ranks line up by position.
     const bool follows =
         call.call == 0 ? i == 0 || closing.moments[i - 1].layer < call.layer
                        : i > 0 && closing.moments[i - 1].layer == call.layer &&
                              closing.moments[i - 1].call == call.call - 1;
     if (!follows ||
-        call.call >=
-            closing.batch_norm_calls[static_cast<size_t>(call.layer)]) {
+        call.call >= calls_by_layer[static_cast<size_t>(call.layer)]) {
       return absl::InvalidArgumentError(absl::StrCat(
           "closing: moments of ", layers[static_cast<size_t>(call.layer)].name,
           " call ", call.call, " are out of order"));

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "server/core/call_names.h"
 #include "server/core/moments_checks.h"
 
 namespace cohort {
@@ -19,7 +20,7 @@ constexpr int64_t kHeldMomentsBytesMax = int64_t{256} << 20;
 absl::Status CheckHeldMoments(const RendezvousTable& table, size_t layers,
                               Rank rank, const ReduceKey& key) {
   const int64_t waits_max = kWaitsMin + 2 * static_cast<int64_t>(layers);
-  if (table.Has(key, rank)) return absl::OkStatus();
+  if (table.Has(key.place, rank)) return absl::OkStatus();
   const RendezvousTable::Held held = table.HeldOf(rank);
   if (held.waiting >= waits_max) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -56,12 +57,11 @@ absl::Status CheckReduce(const Round& round,
                      ", want step ", round.step().value(), " attempt ",
                      round.attempt().value(), " from one of its members"));
   }
-  COHORT_RETURN_IF_ERROR(CheckCallMoments(
-      {.layer = key.layer, .call = key.call, .moments = moments}, layers));
+  COHORT_RETURN_IF_ERROR(CheckContribution(key.place, moments, layers));
   COHORT_RETURN_IF_ERROR(
       CheckHeldMoments(round.rendezvous, layers.size(), rank, key));
-  if (key.phase != ReducePhase::kForward) return absl::OkStatus();
-  return CheckSpread(layers[static_cast<size_t>(key.layer)], moments);
+  if (key.place.phase != ReducePhase::kForward) return absl::OkStatus();
+  return CheckSpread(CallNameOf(key.place, layers), moments);
 }
 
 }  // namespace cohort

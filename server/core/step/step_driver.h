@@ -45,8 +45,8 @@ class StepDriver {
                                              Turn& turn) = 0;
   virtual absl::Status Close(Worker& worker, PushClosing closing,
                              Turn& turn) = 0;
-  virtual absl::Status Reduce(Worker& worker, const ReduceKey& key,
-                              Moments moments, Turn& turn) = 0;
+  virtual absl::Status Reduce(Worker& worker, MomentsMessage message,
+                              Turn& turn) = 0;
   // The room of its gradients is free. Reports on transactions that were given
   // up come too.
   virtual void Folded(FoldReport report, Turn& turn) = 0;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "server/core/call_names.h"
 #include "server/core/run_progress.h"
 #include "server/core/step/call_check.h"
 #include "server/core/step/push_outcome.h"
@@ -22,8 +23,10 @@ bool SyncRounds::IsOver(const ReduceKey& key, Rank rank) const {
          (key.attempt < round_->attempt() || round_->WasDropped(rank));
 }
 
-absl::Status SyncRounds::Reduce(Worker& worker, const ReduceKey& key,
-                                Moments moments, Turn& turn) {
+absl::Status SyncRounds::Reduce(Worker& worker, MomentsMessage message,
+                                Turn& turn) {
+  const ReduceKey key = std::move(message.key);
+  Moments moments = std::move(message.moments);
   if (IsOver(key, worker.rank)) {
     return RefuseReduce(parts_, worker, key, turn);
   }
@@ -41,10 +44,10 @@ absl::Status SyncRounds::Reduce(Worker& worker, const ReduceKey& key,
   }
   if (!finite && !outcome.repeated) {
     NoteNonfinite(absl::StrCat("rank ", worker.rank.value(), ": moments of ",
-                               layers[static_cast<size_t>(key.layer)].name));
+                               CallNameOf(key.place, layers)));
   }
   AnswerRendezvous(key, std::move(outcome), turn);
-  if (key.phase == ReducePhase::kForward && ClaimedByMoments()) {
+  if (key.place.phase == ReducePhase::kForward && ClaimedByMoments()) {
     Claim(worker.rank, turn);
   }
   return absl::OkStatus();
@@ -68,9 +71,9 @@ void SyncRounds::AnswerRendezvous(const ReduceKey& key,
     turn.out.push_back(effect::FoldMoments{.job = *std::move(outcome.fold)});
   }
   if (outcome.nonfinite) {
-    NoteNonfinite(absl::StrCat(
-        "combined moments of ",
-        parts_.model.batch_norms()[static_cast<size_t>(key.layer)].name));
+    NoteNonfinite(
+        absl::StrCat("combined moments of ",
+                     CallNameOf(key.place, parts_.model.batch_norms())));
   }
   for (Rank rank : outcome.answer) {
     Worker& worker = parts_.ranks[rank];

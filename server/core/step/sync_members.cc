@@ -31,9 +31,7 @@ void SyncRounds::FixMembers(const std::vector<Rank>& members, Turn& turn) {
   for (auto& [key, outcome] : round_->rendezvous.Fix(members, turn.now)) {
     AnswerRendezvous({.step = round_->step(),
                       .attempt = round_->attempt(),
-                      .layer = key.layer,
-                      .call = key.call,
-                      .phase = key.phase},
+                      .place = key.place},
                      std::move(outcome), turn);
   }
   PrepareCommit(turn);

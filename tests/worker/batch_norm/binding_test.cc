@@ -29,14 +29,14 @@ using ::testing::ElementsAre;
 class RecordingRendezvous final : public Rendezvous {
  public:
   absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase phase, absl::Span<const CallMoments> local) override {
+      absl::Span<const Contribution> local) override {
     ++waits;
     std::vector<Moments> results;
-    for (const CallMoments& call : local) {
-      keys.emplace_back(call.layer, call.call, phase);
+    for (const Contribution& call : local) {
+      keys.emplace_back(call.place.layer, call.place.call, call.place.phase);
       results.push_back(call.moments);
     }
-    if (fail_phase.has_value() && *fail_phase == phase) {
+    if (fail_phase == local.front().place.phase) {
       return absl::AbortedError("rank 3 is lost");
     }
     return results;

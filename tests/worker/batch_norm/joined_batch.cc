@@ -21,11 +21,14 @@ class NotingRendezvous final : public Rendezvous {
   explicit NotingRendezvous(Rendezvous& next) : next_(next) {}
 
   absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase phase, absl::Span<const CallMoments> local) override {
-    if (phase == ReducePhase::kForward) {
-      noted.insert(noted.end(), local.begin(), local.end());
+      absl::Span<const Contribution> local) override {
+    for (const Contribution& of : local) {
+      if (of.place.phase != ReducePhase::kForward) continue;
+      noted.push_back({.layer = of.place.layer,
+                       .call = of.place.call,
+                       .moments = of.moments});
     }
-    return next_.Reduce(phase, local);
+    return next_.Reduce(local);
   }
 
   std::vector<CallMoments> noted;

@@ -112,11 +112,11 @@ class KeyNotingRendezvous final : public Rendezvous {
  public:
   explicit KeyNotingRendezvous(Rendezvous& next) : next_(next) {}
   absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase phase, absl::Span<const CallMoments> local) override {
-    for (const CallMoments& call : local) {
-      keys.emplace_back(call.layer, call.call, phase);
+      absl::Span<const Contribution> local) override {
+    for (const Contribution& call : local) {
+      keys.emplace_back(call.place.layer, call.place.call, call.place.phase);
     }
-    return next_.Reduce(phase, local);
+    return next_.Reduce(local);
   }
   std::vector<CallKey> keys;
 

@@ -38,10 +38,11 @@ class CountingRendezvous final : public Rendezvous {
  public:
   explicit CountingRendezvous(Rendezvous& next) : next_(next) {}
   absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase phase, absl::Span<const CallMoments> local) override {
+      absl::Span<const Contribution> local) override {
     together.push_back(local.size());
-    if (fail == phase) return absl::AbortedError("rank 3 is lost");
-    return next_.Reduce(phase, local);
+    if (fail == local.front().place.phase)
+      return absl::AbortedError("rank 3 is lost");
+    return next_.Reduce(local);
   }
   // Number of contributions in each wait.
   std::vector<size_t> together;

@@ -68,10 +68,10 @@ ModelOutput TrainOn(Model& model, const at::Tensor& images,
 class OneMember final : public Rendezvous {
  public:
   absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase /*phase*/, absl::Span<const CallMoments> local) override {
+      absl::Span<const Contribution> local) override {
     ++waits;
     std::vector<Moments> results;
-    for (const CallMoments& call : local) results.push_back(call.moments);
+    for (const Contribution& call : local) results.push_back(call.moments);
     contributions += local.size();
     return results;
   }

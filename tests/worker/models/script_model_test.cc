@@ -111,11 +111,12 @@ class ScriptModelTest : public ::testing::Test {
 class FailingMember final : public Rendezvous {
  public:
   absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase phase, absl::Span<const CallMoments> local) override {
+      absl::Span<const Contribution> local) override {
     ++reduced;
-    if (fail == phase) return absl::AbortedError("rank 3 is lost");
+    if (fail == local.front().place.phase)
+      return absl::AbortedError("rank 3 is lost");
     std::vector<Moments> results;
-    for (const CallMoments& call : local) results.push_back(call.moments);
+    for (const Contribution& call : local) results.push_back(call.moments);
     return results;
   }
   std::optional<ReducePhase> fail;

@@ -108,8 +108,8 @@ class RecordingRendezvous final : public Rendezvous {
  public:
   explicit RecordingRendezvous(Rendezvous& inner) : inner_(inner) {}
   absl::StatusOr<std::vector<Moments>> Reduce(
-      ReducePhase phase, absl::Span<const CallMoments> local) override {
-    absl::StatusOr<std::vector<Moments>> all = inner_.Reduce(phase, local);
+      absl::Span<const Contribution> local) override {
+    absl::StatusOr<std::vector<Moments>> all = inner_.Reduce(local);
     if (all.ok()) seen.insert(seen.end(), all->begin(), all->end());
     return all;
   }
