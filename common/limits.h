@@ -77,9 +77,8 @@ inline constexpr int32_t kStepPartsMax = 1 << 20;
 // Calls of one layer, or at one site, in one part of a step.
 inline constexpr int32_t kCallsMax = 1 << 16;
 
-// Channels of a batch-norm call that is not registered. A layer's are those of
-// its parameters, whose partitions are limited.
-inline constexpr int64_t kCallChannelsMax = int64_t{1} << 24;
+// Channels of a batch-norm call that is not registered, as of a layer.
+inline constexpr int64_t kCallChannelsMax = int64_t{1} << 20;
 
 // Bytes of a batch-norm call's name, entries of the path to one of its visits,
 // and extents of its input.

@@ -231,6 +231,65 @@ std::vector<Rank> RanksFrom(const Json& json, const char* name) {
   return ranks;
 }
 
+// Edges name calls by their position in `calls`, so that each call is written
+// once.
+Json EdgesJson(const std::vector<CallOrder::Edge>& edges,
+               std::map<CallPlace, size_t>& calls) {
+  Json json = Json::array();
+  const auto number = [&calls](const CallPlace& place) {
+    return calls.try_emplace(place, calls.size()).first->second;
+  };
+  for (const CallOrder::Edge& edge : edges) {
+    const size_t before = number(edge.before);
+    json.push_back(Json::array({before, number(edge.after)}));
+  }
+  return json;
+}
+
+Json CallOrderJson(const CallOrder::State& order) {
+  std::map<CallPlace, size_t> calls;
+  Json json = {{"step", order.step->value()}};
+  json["now"] = EdgesJson(order.now, calls);
+  json["old"] = EdgesJson(order.old, calls);
+  std::vector<const CallPlace*> places(calls.size());
+  for (const auto& [place, number] : calls) places[number] = &place;
+  json["calls"] = Json::array();
+  for (const CallPlace* place : places) {
+    json["calls"].push_back(Json::array(
+        {place->part, place->layer, place->site, place->call,
+         place->phase == ReducePhase::kForward ? "f" : "b", place->path}));
+  }
+  return json;
+}
+
+std::vector<CallOrder::Edge> EdgesFrom(const Json& json,
+                                       const std::vector<CallPlace>& calls) {
+  std::vector<CallOrder::Edge> edges;
+  for (const Json& edge : json) {
+    edges.push_back({.before = calls.at(edge.at(0).get<size_t>()),
+                     .after = calls.at(edge.at(1).get<size_t>())});
+  }
+  return edges;
+}
+
+// Whatever the edges are, they only choose which rendezvous comes first.
+CallOrder::State CallOrderFrom(const Json& json) {
+  std::vector<CallPlace> calls;
+  for (const Json& call : json.at("calls")) {
+    calls.push_back({.part = call.at(0).get<int32_t>(),
+                     .layer = call.at(1).get<int32_t>(),
+                     .site = call.at(2).get<std::string>(),
+                     .call = call.at(3).get<int32_t>(),
+                     .phase = call.at(4).get<std::string>() == "f"
+                                  ? ReducePhase::kForward
+                                  : ReducePhase::kBackward,
+                     .path = call.at(5).get<std::vector<int32_t>>()});
+  }
+  return {.step = Version(json.at("step").get<int64_t>()),
+          .now = EdgesFrom(json.at("now"), calls),
+          .old = EdgesFrom(json.at("old"), calls)};
+}
+
 Json StateJson(const RunState& state) {
   Json json = {{"samples", state.samples},
                {"data_epoch", state.data_epoch},
@@ -254,6 +313,9 @@ Json StateJson(const RunState& state) {
   json["max_steps"] = state.max_steps;
   // Left out of most states, as in checkpoints of earlier releases.
   if (state.ended.has_value()) json["ended"] = *state.ended;
+  if (state.call_order.step.has_value()) {
+    json["call_order"] = CallOrderJson(state.call_order);
+  }
   json["policy_history"] = Json::array();
   for (const PolicyRecord& r : state.policy_history) {
     Json record = {{"policy_epoch", r.policy_epoch},
@@ -309,6 +371,9 @@ RunState StateFrom(const Json& json) {
   state.epochs = json.value("epochs", int64_t{0});
   state.max_steps = json.value("max_steps", int64_t{0});
   if (json.contains("ended")) state.ended = json.at("ended").get<std::string>();
+  if (json.contains("call_order")) {
+    state.call_order = CallOrderFrom(json.at("call_order"));
+  }
   PolicyFrom(json, state);
   return state;
 }

@@ -346,19 +346,29 @@ void Coordinator::Folded(FoldReport report, Instant now, Effects& out) {
   Settle(turn);
 }
 
-absl::Status Coordinator::Reduce(const Sender& sender, MomentsMessage message,
+absl::Status Coordinator::Reduce(const Sender& sender,
+                                 std::vector<MomentsMessage> messages,
                                  Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
                           roster_.CheckRegistered(sender, now));
   Turn turn{.now = now, .out = out};
-  if (ledger_.ended() || !settings_.MayHaveRendezvous()) {
-    return RefuseReduce(parts(), *worker, message.key, turn);
+  absl::Status status;
+  for (MomentsMessage& message : messages) {
+    status = ReduceOne(*worker, std::move(message), turn);
+    if (!status.ok()) break;
   }
-  COHORT_RETURN_IF_ERROR(
-      CheckStep(message.key, worker->rank, model_.version()));
-  COHORT_RETURN_IF_ERROR(driver_->Reduce(*worker, std::move(message), turn));
+  // Only now: while one of them is still to come, the sender does not wait.
   Settle(turn);
-  return absl::OkStatus();
+  return status;
+}
+
+absl::Status Coordinator::ReduceOne(Worker& worker, MomentsMessage message,
+                                    Turn& turn) {
+  if (ledger_.ended() || !settings_.MayHaveRendezvous()) {
+    return RefuseReduce(parts(), worker, message.key, turn);
+  }
+  COHORT_RETURN_IF_ERROR(CheckStep(message.key, worker.rank, model_.version()));
+  return driver_->Reduce(worker, std::move(message), turn);
 }
 
 void Coordinator::MomentsFolded(MomentsFold done, Instant now, Effects& out) {

@@ -111,8 +111,11 @@ class Coordinator {
   absl::Status CheckFolded(const FoldReport& report) const;
 
   // ---- rendezvous
+  // The contributions of one request, one after another up to the first that is
+  // refused. The sender waits for all of their answers.
   // Errors also: ResourceExhausted (the rank waits in too many calls).
-  absl::Status Reduce(const Sender& sender, MomentsMessage message, Instant now,
+  absl::Status Reduce(const Sender& sender,
+                      std::vector<MomentsMessage> messages, Instant now,
                       Effects& out);
   void MomentsFolded(MomentsFold done, Instant now, Effects& out);
   void StatisticsUpdated(StatisticsUpdate done, Instant now, Effects& out);
@@ -200,6 +203,7 @@ class Coordinator {
   // Does what the parts have asked for, and what follows from it, until nothing
   // more does; then answers pushes and gives out work.
   void Settle(Turn& turn);
+  absl::Status ReduceOne(Worker& worker, MomentsMessage message, Turn& turn);
   // One thing that follows. False: nothing does.
   bool Advance(Turn& turn);
   bool TryChange(Turn& turn);

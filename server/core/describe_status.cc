@@ -190,6 +190,28 @@ std::string PausedText(const RunView& run, Instant now) {
                       " MiB of gradients (--inflight_mib)");
 }
 
+// "; rank 1 waits in call 0 of bn1", of those that have waited for a second.
+std::string RendezvousText(const RunView& run, Instant now) {
+  constexpr absl::Duration kWaitMin = absl::Seconds(1);
+  constexpr int kNamedMax = 4;
+  std::string text;
+  int named = 0;
+  int others = 0;
+  for (const Worker& worker : run.ranks.all()) {
+    if (!worker.usable() || now - worker.last_progress < kWaitMin) continue;
+    const std::string call = run.driver.WaitsIn(worker);
+    if (call.empty()) continue;
+    if (named == kNamedMax) {
+      ++others;
+      continue;
+    }
+    ++named;
+    absl::StrAppend(&text, "; rank ", worker.rank.value(), " waits in ", call);
+  }
+  if (others > 0) absl::StrAppend(&text, "; ", others, " more ranks wait");
+  return text;
+}
+
 // The run has ended, and the worker took part until then.
 bool IsFinished(const RunView& run, const Worker& worker) {
   return run.ledger.ended() && (worker.registered || worker.finished);
@@ -220,6 +242,7 @@ StatusView::Worker ViewOf(const RunView& run, const Worker& worker,
       .state = IsFinished(run, worker) ? "finished"
                                        : std::string(StateName(worker.state)),
       .activity = ActivityOf(run, worker),
+      .waits_in = run.driver.WaitsIn(worker),
       .incarnation = worker.incarnation,
       .description = worker.description,
       .build = worker.build,
@@ -321,7 +344,7 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
     view.state = absl::StrCat("waiting for ", Ranks(held_up.by), ", ",
                               SecondsText(held_up.longest), ", gives up in ",
                               SecondsText(WaitLeft(run, held_up.by, now)),
-                              PausedText(run, now));
+                              PausedText(run, now), RendezvousText(run, now));
     return;
   }
   view.state =
@@ -331,7 +354,7 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
                          WorkersText(run.settings.options()), ")")
           : absl::StrCat("training, ", run.ranks.live(), " of ",
                          run.ranks.size(), " workers");
-  absl::StrAppend(&view.state, PausedText(run, now));
+  absl::StrAppend(&view.state, PausedText(run, now), RendezvousText(run, now));
   // The others go on meanwhile.
   if (waits) absl::StrAppend(&view.state, "; ", LostText(run, lost, now));
 }

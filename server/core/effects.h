@@ -21,6 +21,7 @@
 #include "server/core/data/commit_plan.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/observation.h"
+#include "server/core/policy/call_order.h"
 #include "server/core/rendezvous.h"
 #include "server/core/settings.h"
 #include "server/core/statistics_sets.h"
@@ -75,6 +76,8 @@ struct RunState {
     IndexRange range;
   };
   std::vector<Range> reissue;
+  // What repeated attempts have taught about the order of batch-norm calls.
+  CallOrder::State call_order;
   // Training and evaluations are done: the reason for the run's end. Only with
   // several shards; a server that continues from it ends the run at once.
   std::optional<std::string> ended;

@@ -58,6 +58,24 @@ void MovingStatistics::Update(int32_t layer, const Moments& moments,
   }
 }
 
+MomentsByCall ByCall(const std::vector<RankMoments>& ranks) {
+  MomentsByCall calls;
+  for (const RankMoments& rank : ranks) {
+    // Both are ascending, and almost always the same calls.
+    auto at = calls.begin();
+    for (const CallMoments& call : rank.calls) {
+      const std::pair<int32_t, int32_t> key(call.layer, call.call);
+      while (at != calls.end() && at->first < key) ++at;
+      if (at == calls.end() || at->first != key) {
+        at = calls.emplace_hint(at, key, std::vector<const Moments*>());
+        at->second.reserve(ranks.size());
+      }
+      at->second.push_back(&call.moments);
+    }
+  }
+  return calls;
+}
+
 void MovingStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
                                  int64_t samples_reference,
                                  std::vector<LayerStatistics>& statistics,
@@ -81,15 +99,9 @@ void MovingStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
            statistics[static_cast<size_t>(call.layer)]);
   }
   if (!combined.empty()) return;
-  for (size_t i = 0; i < ranks.front().calls.size(); ++i) {
-    const int32_t layer = ranks.front().calls[i].layer;
-    std::vector<const Moments*> parts;
-    parts.reserve(ranks.size());
-    for (const RankMoments& rank : ranks) {
-      parts.push_back(&rank.calls[i].moments);
-    }
-    Update(layer, kernels::FoldForward(parts), {},
-           statistics[static_cast<size_t>(layer)]);
+  for (const auto& [call, parts] : ByCall(ranks)) {
+    Update(call.first, kernels::FoldForward(parts), {},
+           statistics[static_cast<size_t>(call.first)]);
   }
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/ids.h"
@@ -30,6 +32,12 @@ struct CombinedCall {
 };
 using CombinedMoments = std::vector<CombinedCall>;
 
+// The moments of each call, ascending by (layer, call), in rank order. Ranks
+// that did not make a call have no part in it.
+using MomentsByCall =
+    std::map<std::pair<int32_t, int32_t>, std::vector<const Moments*>>;
+MomentsByCall ByCall(const std::vector<RankMoments>& ranks);
+
 // Folds batch moments into moving statistics, one update a call. Pure
 // functions of their arguments; the caller keeps the state.
 //
@@ -49,10 +57,12 @@ class MovingStatistics {
   MovingStatistics(StatisticsKind kind, std::vector<BatchNormSpec> layers,
                    bool mixture_variance = false);
 
-  // One synchronous step: `ranks` in rank order, each with the same calls.
-  // kSync combines the ranks' moments per call (Chan, rank order, float64);
-  // kChief uses the first rank's; kAsync folds rank after rank.
-  // kAfter leaves everything as it is.
+  // One synchronous step: `ranks` in rank order.
+  // kSync combines, for each call, the moments of the ranks that made it (Chan,
+  // rank order, float64); kChief uses those of the first rank, so a layer that
+  // this rank did not call does not move; kAsync folds rank after rank.
+  // kAfter leaves everything as it is. A layer that no rank called does not
+  // move.
   // `samples_reference` is the samples of a nominal global step (kAsync).
   // `combined` has what kSync would combine, call by call, where a rendezvous
   // has done so already; else it is empty. Then kSync needs no moments of the

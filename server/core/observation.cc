@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
-#include "common/check.h"
 #include "kernels/moments_fold.h"
 
 namespace cohort {
@@ -35,20 +33,11 @@ std::vector<LayerDrift> StepDrift(const std::vector<BatchNormSpec>& layers,
                                   const std::vector<RankMoments>& ranks) {
   std::vector<LayerDrift> drift;
   if (ranks.size() < 2) return drift;
-  std::vector<const Moments*> parts(ranks.size());
-  for (const RankMoments& rank : ranks) {
-    COHORT_CHECK(rank.calls.size() == ranks.front().calls.size(),
-                 absl::StrCat("rank ", rank.rank.value(), " made ",
-                              rank.calls.size(), " calls"));
-  }
-  for (size_t i = 0; i < ranks.front().calls.size(); ++i) {
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      parts[r] = &ranks[r].calls[i].moments;
-    }
+  for (const auto& [call, parts] : ByCall(ranks)) {
     Moments all = kernels::FoldForward(parts);
     if (all.count == 0) continue;
     for (double& m2 : all.second) m2 /= static_cast<double>(all.count);
-    const int32_t layer = ranks.front().calls[i].layer;
+    const int32_t layer = call.first;
     const double epsilon = layers[static_cast<size_t>(layer)].epsilon;
     for (const Moments* part : parts) {
       Keep(layer, Drift(*part, all.first, all.second, epsilon), drift);

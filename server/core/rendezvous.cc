@@ -4,13 +4,13 @@
 #include <array>
 #include <cmath>
 #include <span>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/byte_rope.h"
 #include "common/check.h"
 #include "kernels/moments_fold.h"
-#include "server/core/policy/call_agreement.h"
 
 namespace cohort {
 namespace {
@@ -36,6 +36,11 @@ void AddTo(Moments& total, ReducePhase phase, const Moments& part) {
   }
 }
 
+bool IsForward(const CallPlace& place) {
+  return place.phase == ReducePhase::kForward;
+}
+bool IsRegistered(const CallPlace& place) { return place.layer >= 0; }
+
 }  // namespace
 
 bool IsFinite(const Moments& moments) {
@@ -56,7 +61,11 @@ RendezvousTable::RendezvousTable(std::vector<Rank> ranks,
     : members_(std::move(ranks)),
       options_(options),
       waits_(members_.size()),
-      bytes_(members_.size()) {}
+      states_(members_.size()) {
+  CountGroups();
+}
+
+// ---- positions and groups
 
 size_t RendezvousTable::PositionOf(Rank rank) const {
   const auto it = std::lower_bound(members_.begin(), members_.end(), rank);
@@ -90,50 +99,192 @@ std::vector<std::vector<Rank>> RendezvousTable::Groups() const {
   return groups;
 }
 
-RendezvousTable::Outcome RendezvousTable::Contribute(const ReduceKey& key,
-                                                     Rank rank, Moments moments,
-                                                     Instant now) {
-  Entry& entry = entries_[key.place];
-  if (entry.contributions.empty()) {
-    entry.key = key;
-    entry.contributions.resize(members_.size());
-    entry.waiting.resize(members_.size());
-    entry.since.resize(members_.size());
-    entry.present.resize(GroupCount());
-    entry.folds.resize(GroupCount());
-    entry.results.resize(GroupCount());
+void RendezvousTable::CountGroups() {
+  groups_.assign(GroupCount(), {});
+  rested_.clear();
+  resting_ = groups_.size();
+  doomed_ = 0;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const size_t group = GroupAt(i);
+    if (waits_[i] > 0) ++groups_[group].waiting;
+    if (waits_[i] == 0 && !states_[i].closed) ChangeBusy(group, 1);
   }
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (groups_[group].busy == 0) rested_.push_back(group);
+  }
+}
+
+void RendezvousTable::ChangeBusy(size_t group, int32_t change) {
+  int32_t& busy = groups_[group].busy;
+  if (busy == 0) --resting_;
+  busy += change;
+  if (busy > 0) return;
+  ++resting_;
+  rested_.push_back(group);
+}
+
+void RendezvousTable::SetWaiting(Entry& entry, size_t position, bool waiting) {
+  if (entry.waiting[position] == waiting) return;
+  entry.waiting[position] = waiting;
+  const size_t group = GroupAt(position);
+  entry.meetings[group].waiting += waiting ? 1 : -1;
+  Member& member = states_[position];
+  if (waiting) member.last = &entry;
+  int32_t& count = waits_[position];
+  const bool waited = count > 0;
+  count += waiting ? 1 : -1;
+  if ((count > 0) == waited) return;
+  groups_[group].waiting += waiting ? 1 : -1;
+  if (!member.closed) ChangeBusy(group, waiting ? -1 : 1);
+}
+
+void RendezvousTable::NoteClosed(Rank rank) {
+  const size_t at = PositionOf(rank);
+  states_[at].closed_by = states_[at].incarnation;
+  if (std::exchange(states_[at].closed, true) || waits_[at] > 0) return;
+  ChangeBusy(GroupAt(at), -1);
+}
+
+void RendezvousTable::NoteReopened(Rank rank) {
+  const size_t at = PositionOf(rank);
+  if (!std::exchange(states_[at].closed, false) || waits_[at] > 0) return;
+  ChangeBusy(GroupAt(at), 1);
+}
+
+void RendezvousTable::Forget(Rank rank) {
+  const size_t at = PositionOf(rank);
+  for (auto& [place, entry] : entries_) SetWaiting(entry, at, false);
+  ++states_[at].incarnation;
+  states_[at].made_by_it = 0;
+}
+
+// ---- contributions
+
+const RendezvousTable::Entry* RendezvousTable::ForwardOf(
+    const CallPlace& place) const {
+  CallPlace forward = place;
+  forward.phase = ReducePhase::kForward;
+  forward.path.clear();
+  const auto at = entries_.find(forward);
+  return at == entries_.end() ? nullptr : &at->second;
+}
+
+RendezvousTable::Entry& RendezvousTable::EntryOf(const ReduceKey& key) {
+  Entry& entry = entries_[key.place];
+  if (!entry.contributions.empty()) return entry;
+  entry.key = key;
+  if (!IsForward(key.place)) entry.forward = ForwardOf(key.place);
+  entry.contributions.resize(members_.size());
+  entry.waiting.resize(members_.size());
+  entry.since.resize(members_.size());
+  entry.meetings.resize(GroupCount());
+  return entry;
+}
+
+bool RendezvousTable::KnowsMembers(const Entry& entry, size_t group) {
+  if (IsForward(entry.key.place)) return true;
+  return entry.forward != nullptr &&
+         entry.forward->meetings[group].result != nullptr;
+}
+
+bool RendezvousTable::IsIn(const Entry& entry, size_t position) const {
+  const Entry& forward = IsForward(entry.key.place) ? entry : *entry.forward;
+  return !forward.meetings[GroupAt(position)].partial ||
+         forward.contributions[position].present;
+}
+
+int32_t RendezvousTable::ExtentsIn(Entry& entry,
+                                   const std::vector<int64_t>& extents) {
+  // All are equal, or very few differ.
+  const auto at =
+      std::find(entry.extents.begin(), entry.extents.end(), extents);
+  const auto index = static_cast<int32_t>(at - entry.extents.begin());
+  if (at == entry.extents.end()) entry.extents.push_back(extents);
+  return index;
+}
+
+bool RendezvousTable::NoteMade(Entry& entry, size_t position) {
+  Contribution& slot = entry.contributions[position];
+  Member& member = states_[position];
+  if (slot.incarnation == member.incarnation) return false;
+  const bool first = slot.incarnation < 0;
+  if (first) member.made.push_back(&entry);
+  slot.incarnation = member.incarnation;
+  ++member.made_by_it;
+  return first;
+}
+
+RendezvousTable::Outcome RendezvousTable::Contribute(
+    const ReduceKey& key, Rank rank, Moments moments, Instant now,
+    const std::vector<int64_t>& extents) {
+  Entry& entry = EntryOf(key);
   const size_t at = PositionOf(rank);
   const size_t group = GroupAt(at);
-  Outcome outcome;
   Contribution& slot = entry.contributions[at];
+  Outcome outcome;
+  outcome.first = NoteMade(entry, at);
   const uint64_t checksum = ChecksumOf(moments);
-  if (slot.present) {
-    outcome.repeated = true;
+  if (slot.present || slot.late) {
     outcome.mismatch = slot.checksum != checksum;
-    outcome.result = entry.results[group];
-    SetWaiting(entry, at, outcome.result == nullptr);
-    if (outcome.result == nullptr) entry.since[at] = now;
-    if (outcome.result != nullptr) outcome.answer.push_back(rank);
+    NoteRepeated(entry, at, now, outcome);
     return outcome;
   }
-  const auto bytes = static_cast<int64_t>(
+  slot.checksum = checksum;
+  slot.extents = ExtentsIn(entry, extents);
+  if (KnowsMembers(entry, group) && !IsIn(entry, at)) {
+    NoteLate(entry, at, now);
+    return outcome;
+  }
+  slot.present = true;
+  slot.bytes = static_cast<int64_t>(
       (moments.first.size() + moments.second.size()) * sizeof(double));
-  slot = {.present = true,
-          .checksum = checksum,
-          .bytes = bytes,
-          .moments = std::move(moments)};
-  bytes_[at] += slot.bytes;
+  entry.channels = moments.first.size();
+  slot.moments = std::move(moments);
+  states_[at].bytes += slot.bytes;
   SetWaiting(entry, at, true);
   entry.since[at] = now;
-  if (++entry.present[group] == 1) ++open_count_;
+  ++entry.present;
+  ++entry.meetings[group].present;
   if (options_.fixed) Extend(entry, group, now, outcome);
   return outcome;
 }
 
+void RendezvousTable::NoteRepeated(Entry& entry, size_t position, Instant now,
+                                   Outcome& outcome) {
+  outcome.repeated = true;
+  // A late contribution has no answer.
+  if (entry.contributions[position].present) {
+    outcome.result = entry.meetings[GroupAt(position)].result;
+  }
+  SetWaiting(entry, position, outcome.result == nullptr);
+  if (outcome.result == nullptr) {
+    entry.since[position] = now;
+  } else {
+    outcome.answer.push_back(members_[position]);
+  }
+}
+
+void RendezvousTable::NoteLate(Entry& entry, size_t position, Instant now) {
+  entry.contributions[position].late = true;
+  SetWaiting(entry, position, true);
+  entry.since[position] = now;
+  std::optional<Late>& late = groups_[GroupAt(position)].late;
+  if (!late.has_value()) ++doomed_;
+  // Whichever comes first in time, the same one is named.
+  if (late.has_value() && late->rank <= members_[position]) return;
+  late = {.rank = members_[position], .place = entry.key.place};
+}
+
+size_t RendezvousTable::NextIn(const Entry& entry, size_t at,
+                               size_t end) const {
+  while (at < end && !IsIn(entry, at)) ++at;
+  return at;
+}
+
 void RendezvousTable::Retain(Entry& entry, size_t position,
                              Moments folded) const {
-  const bool kept = entry.key.place.phase == ReducePhase::kForward &&
+  const bool kept = IsForward(entry.key.place) &&
+                    IsRegistered(entry.key.place) &&
                     (options_.keep == Keep::kAll ||
                      (options_.keep == Keep::kFirst && position == 0));
   if (!kept) return;
@@ -141,35 +292,48 @@ void RendezvousTable::Retain(Entry& entry, size_t position,
   entry.kept[position] = std::move(folded);
 }
 
+void RendezvousTable::StartJob(Entry& entry, size_t group, size_t ready,
+                               Outcome& outcome) {
+  Fold& fold = entry.meetings[group].fold;
+  fold.running = ready;
+  ChangeBusy(group, 1);
+  MomentsFold& job = outcome.fold.emplace(MomentsFold{
+      .key = entry.key, .group = group, .total = std::move(fold.total)});
+  job.parts.reserve(ready);
+  for (size_t i = fold.end; job.parts.size() < ready; ++i) {
+    if (!IsIn(entry, i)) continue;
+    job.parts.push_back(
+        *std::exchange(entry.contributions[i].moments, std::nullopt));
+  }
+}
+
 void RendezvousTable::Extend(Entry& entry, size_t group, Instant now,
                              Outcome& outcome) {
-  const Range range = RangeOf(group);
-  Fold& fold = entry.folds[group];
-  if (fold.running > 0) return;
-  fold.end = std::max(fold.end, range.begin);
-  size_t end = fold.end;
-  while (end < range.end && entry.contributions[end].present) ++end;
-  if (end == fold.end) return;
-  const size_t channels = entry.contributions[fold.end].moments->first.size();
-  const size_t ready = end - fold.end;
-  // One alone costs no more than it took to receive it.
-  if (ready > 1 &&
-      static_cast<int64_t>(ready * channels) > options_.inline_max) {
-    fold.running = ready;
-    MomentsFold& job = outcome.fold.emplace(MomentsFold{
-        .key = entry.key, .group = group, .total = std::move(fold.total)});
-    job.parts.reserve(ready);
-    for (size_t i = fold.end; i < end; ++i) {
-      job.parts.push_back(
-          *std::exchange(entry.contributions[i].moments, std::nullopt));
-    }
+  Meeting& meeting = entry.meetings[group];
+  Fold& fold = meeting.fold;
+  if (fold.running > 0 || meeting.result != nullptr ||
+      !KnowsMembers(entry, group)) {
     return;
   }
-  for (; fold.end < end; ++fold.end) {
+  const Range range = RangeOf(group);
+  fold.end = NextIn(entry, std::max(fold.end, range.begin), range.end);
+  size_t ready = 0;
+  for (size_t i = fold.end; i < range.end && entry.contributions[i].present;
+       i = NextIn(entry, i + 1, range.end)) {
+    ++ready;
+  }
+  // One alone costs no more than it took to receive it.
+  if (ready > 1 &&
+      static_cast<int64_t>(ready * entry.channels) > options_.inline_max) {
+    StartJob(entry, group, ready, outcome);
+    return;
+  }
+  for (; ready > 0; --ready) {
     Moments next =
         *std::exchange(entry.contributions[fold.end].moments, std::nullopt);
     AddTo(fold.total, entry.key.place.phase, next);
     Retain(entry, fold.end, std::move(next));
+    fold.end = NextIn(entry, fold.end + 1, range.end);
   }
   if (fold.end == range.end) Complete(entry, group, now, outcome);
 }
@@ -180,99 +344,109 @@ RendezvousTable::Outcome RendezvousTable::Folded(MomentsFold done,
   const auto at = entries_.find(done.key.place);
   if (at == entries_.end()) return outcome;
   Entry& entry = at->second;
-  const bool ours = entry.key.step == done.key.step &&
-                    entry.key.attempt == done.key.attempt &&
-                    done.group < entry.folds.size() &&
-                    entry.folds[done.group].running == done.parts.size();
+  const bool ours =
+      entry.key.step == done.key.step &&
+      entry.key.attempt == done.key.attempt &&
+      done.group < entry.meetings.size() &&
+      entry.meetings[done.group].fold.running == done.parts.size();
   if (!ours) return outcome;
-  Fold& fold = entry.folds[done.group];
+  Fold& fold = entry.meetings[done.group].fold;
+  const size_t end = RangeOf(done.group).end;
   fold.total = std::move(done.total);
   for (Moments& part : done.parts) {
     Retain(entry, fold.end, std::move(part));
-    ++fold.end;
+    fold.end = NextIn(entry, fold.end + 1, end);
   }
   fold.running = 0;
-  if (fold.end == RangeOf(done.group).end) {
-    Complete(entry, done.group, now, outcome);
-  } else {
-    // More have come meanwhile.
-    Extend(entry, done.group, now, outcome);
-  }
+  // More may have come meanwhile.
+  Extend(entry, done.group, now, outcome);
+  ChangeBusy(done.group, -1);
   return outcome;
 }
 
 void RendezvousTable::Observe(const Entry& entry, Range range, Instant now) {
   RendezvousWaits& seen = observed(entry.key.place.phase);
-  size_t last = range.begin;
+  std::optional<size_t> last;
+  size_t met = 0;
   for (size_t i = range.begin; i < range.end; ++i) {
-    // A life that was lost has waited for nothing.
+    if (!entry.contributions[i].present) continue;
+    ++met;
+    // An incarnation that was lost has waited for nothing.
     if (entry.waiting[i]) seen.waits.push_back(now - entry.since[i]);
-    if (entry.since[i] >= entry.since[last]) last = i;
+    if (!last.has_value() || entry.since[i] >= entry.since[*last]) last = i;
   }
-  // Alone nobody is waited for.
-  if (range.end - range.begin > 1) seen.last.push_back(members_[last]);
+  // A member that meets no other one waits for none.
+  if (met > 1) seen.last.push_back(members_[*last]);
 }
 
 void RendezvousTable::Complete(Entry& entry, size_t group, Instant now,
                                Outcome& outcome) {
   const Range range = RangeOf(group);
+  Meeting& meeting = entry.meetings[group];
   Observe(entry, range, now);
-  entry.results[group] =
-      std::make_shared<const Moments>(std::move(entry.folds[group].total));
-  outcome.result = entry.results[group];
+  meeting.result =
+      std::make_shared<const Moments>(std::move(meeting.fold.total));
+  outcome.result = meeting.result;
   outcome.nonfinite = !IsFinite(*outcome.result);
   for (size_t i = range.begin; i < range.end; ++i) {
+    if (!entry.contributions[i].present) continue;
     if (entry.waiting[i]) outcome.answer.push_back(members_[i]);
     SetWaiting(entry, i, false);
   }
-  --open_count_;
-}
-
-void RendezvousTable::SetWaiting(Entry& entry, size_t position, bool waiting) {
-  if (entry.waiting[position] == waiting) return;
-  entry.waiting[position] = waiting;
-  int32_t& count = waits_[position];
-  if (waiting && count++ == 0) ++waiting_count_;
-  if (!waiting && --count == 0) --waiting_count_;
 }
 
 std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
     const std::vector<Rank>& members, Instant now) {
   std::map<CallPlace, Entry> open = std::exchange(entries_, {});
   const std::vector<Rank> candidates = std::exchange(members_, members);
+  const std::vector<Member> before = std::exchange(states_, {});
   options_.fixed = true;
   waits_.assign(members_.size(), 0);
-  bytes_.assign(members_.size(), 0);
-  waiting_count_ = 0;
-  open_count_ = 0;
-  std::vector<Completed> completed;
-  for (auto& [place, before] : open) {
-    Entry kept{.key = before.key};
-    kept.present.resize(GroupCount());
-    kept.folds.resize(GroupCount());
-    kept.results.resize(GroupCount());
-    for (size_t i = 0; i < candidates.size(); ++i) {
-      const bool stays = std::find(members.begin(), members.end(),
-                                   candidates[i]) != members.end();
-      if (!stays) continue;
-      const size_t at = kept.contributions.size();
-      if (before.contributions[i].present && ++kept.present[GroupAt(at)] == 1) {
-        ++open_count_;
-      }
-      kept.contributions.push_back(std::move(before.contributions[i]));
-      bytes_[at] += kept.contributions.back().bytes;
-      kept.waiting.push_back(false);
-      SetWaiting(kept, at, before.waiting[i]);
-      kept.since.push_back(before.since[i]);
-    }
-    COHORT_CHECK(kept.contributions.size() == members_.size(),
+  states_.resize(members_.size());
+  groups_.assign(GroupCount(), {});
+  // By position: where it was among the candidates.
+  std::vector<size_t> from;
+  for (Rank rank : members_) {
+    const auto at =
+        std::lower_bound(candidates.begin(), candidates.end(), rank);
+    COHORT_CHECK(at != candidates.end() && *at == rank,
                  "a member was not a candidate");
-    const bool empty = std::all_of(kept.present.begin(), kept.present.end(),
-                                   [](int32_t count) { return count == 0; });
+    from.push_back(static_cast<size_t>(at - candidates.begin()));
+  }
+  for (auto& [place, was] : open) {
+    const bool empty =
+        std::none_of(from.begin(), from.end(), [&was](size_t position) {
+          return was.contributions[position].present;
+        });
     // Only ranks that are no members were there.
     if (empty) continue;
-    Entry& entry = entries_[place] = std::move(kept);
+    Entry& entry = EntryOf(was.key);
+    entry.channels = was.channels;
+    entry.extents = std::move(was.extents);
+    for (size_t i = 0; i < from.size(); ++i) {
+      entry.contributions[i] = std::move(was.contributions[from[i]]);
+      entry.since[i] = was.since[from[i]];
+      if (entry.contributions[i].present) {
+        ++entry.present;
+        ++entry.meetings[GroupAt(i)].present;
+      }
+      SetWaiting(entry, i, was.waiting[from[i]]);
+    }
+  }
+  for (size_t i = 0; i < from.size(); ++i) {
+    Member& member = states_[i];
+    const Entry* const last = member.last;
+    member = before[from[i]];
+    member.last = last;
+    for (const Entry*& made : member.made) {
+      made = &entries_.at(made->key.place);
+    }
+  }
+  CountGroups();
+  std::vector<Completed> completed;
+  for (auto& [place, entry] : entries_) {
     for (size_t group = 0; group < GroupCount(); ++group) {
+      if (entry.meetings[group].present == 0) continue;
       Outcome outcome;
       Extend(entry, group, now, outcome);
       if (outcome.result == nullptr && !outcome.fold.has_value()) continue;
@@ -282,41 +456,211 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
   return completed;
 }
 
-RendezvousTable::Held RendezvousTable::HeldOf(Rank rank) const {
-  const size_t at = PositionOf(rank);
-  return {.waiting = waits_[at], .bytes = bytes_[at]};
+// ---- members that do not come
+
+std::vector<size_t> RendezvousTable::TakeRested() {
+  std::vector<size_t> rested = std::exchange(rested_, {});
+  std::sort(rested.begin(), rested.end());
+  rested.erase(std::unique(rested.begin(), rested.end()), rested.end());
+  std::erase_if(rested,
+                [this](size_t group) { return groups_[group].busy > 0; });
+  return rested;
 }
 
-bool RendezvousTable::Has(const CallPlace& place, Rank rank) const {
-  const auto at = entries_.find(place);
-  return at != entries_.end() &&
-         at->second.contributions[PositionOf(rank)].present;
-}
-
-std::vector<CallPlace> RendezvousTable::WaitsOf(Rank rank) const {
-  const size_t at = PositionOf(rank);
+std::vector<CallPlace> RendezvousTable::OpenForward(size_t group) const {
   std::vector<CallPlace> places;
   for (const auto& [place, entry] : entries_) {
-    if (entry.waiting[at]) places.push_back(place);
-  }
-  return places;
-}
-
-std::vector<CallPlace> RendezvousTable::LackedBy(Rank rank) const {
-  const size_t at = PositionOf(rank);
-  const size_t group = GroupAt(at);
-  std::vector<CallPlace> places;
-  for (const auto& [place, entry] : entries_) {
-    if (entry.present[group] > 0 && !entry.contributions[at].present) {
+    const Meeting& meeting = entry.meetings[group];
+    if (IsForward(place) && IsRegistered(place) && meeting.waiting > 0 &&
+        meeting.result == nullptr) {
       places.push_back(place);
     }
   }
   return places;
 }
 
-void RendezvousTable::Forget(Rank rank) {
+RendezvousTable::Outcome RendezvousTable::CompleteWith(const CallPlace& place,
+                                                       size_t group,
+                                                       Instant now) {
+  Entry& entry = entries_.at(place);
+  COHORT_CHECK(groups_[group].busy == 0 && IsForward(place) &&
+                   entry.meetings[group].result == nullptr,
+               "members of the rendezvous may still come");
+  entry.meetings[group].partial = true;
+  Outcome outcome;
+  Extend(entry, group, now, outcome);
+  return outcome;
+}
+
+std::optional<RendezvousTable::Late> RendezvousTable::FirstLate() const {
+  for (const Group& group : groups_) {
+    if (group.late.has_value()) return group.late;
+  }
+  return std::nullopt;
+}
+
+std::vector<std::vector<CallPlace>> RendezvousTable::Sequences() const {
+  std::vector<std::vector<CallPlace>> sequences;
+  for (const Member& member : states_) {
+    std::vector<CallPlace>& sequence = sequences.emplace_back();
+    for (const Entry* entry : member.made) sequence.push_back(entry->key.place);
+  }
+  return sequences;
+}
+
+// ---- what members have contributed
+
+RendezvousTable::Held RendezvousTable::HeldOf(Rank rank) const {
   const size_t at = PositionOf(rank);
-  for (auto& [place, entry] : entries_) SetWaiting(entry, at, false);
+  return {.waiting = waits_[at], .bytes = states_[at].bytes};
+}
+
+bool RendezvousTable::Has(const CallPlace& place, Rank rank) const {
+  const auto at = entries_.find(place);
+  return at != entries_.end() &&
+         at->second.contributions[PositionOf(rank)].incarnation >= 0;
+}
+
+bool RendezvousTable::IsAnswered(const CallPlace& place, Rank rank) const {
+  const auto at = entries_.find(place);
+  if (at == entries_.end()) return false;
+  const size_t position = PositionOf(rank);
+  return at->second.contributions[position].present &&
+         at->second.meetings[GroupAt(position)].result != nullptr;
+}
+
+std::optional<size_t> RendezvousTable::ChannelsOf(
+    const CallPlace& place) const {
+  const auto at = entries_.find(place);
+  if (at == entries_.end()) return std::nullopt;
+  return at->second.channels;
+}
+
+RendezvousTable::Made RendezvousTable::MadeBy(Rank rank) const {
+  const size_t at = PositionOf(rank);
+  const Member& member = states_[at];
+  Made made{.by_all = static_cast<int64_t>(member.made.size()),
+            .contributions = member.made_by_it};
+  for (const Entry* entry : member.made) {
+    const CallPlace& place = entry->key.place;
+    if (entry->contributions[at].incarnation == member.incarnation &&
+        IsForward(place) && IsRegistered(place)) {
+      ++made.calls[{place.part, place.layer}];
+    }
+  }
+  return made;
+}
+
+bool RendezvousTable::ClosedByPresent(Rank rank) const {
+  const Member& member = states_[PositionOf(rank)];
+  return member.closed && member.closed_by == member.incarnation;
+}
+
+bool RendezvousTable::AnySkipped() const {
+  return std::any_of(entries_.begin(), entries_.end(), [this](const auto& at) {
+    const auto& [place, entry] = at;
+    return IsForward(place) && IsRegistered(place) &&
+           entry.present < members_.size();
+  });
+}
+
+int32_t RendezvousTable::CallsOf(const CallPlace& place,
+                                 size_t position) const {
+  int32_t calls = 0;
+  for (const auto& [other, entry] : entries_) {
+    if (IsForward(other) &&
+        std::tie(other.part, other.layer, other.site) ==
+            std::tie(place.part, place.layer, place.site) &&
+        entry.contributions[position].present) {
+      ++calls;
+    }
+  }
+  return calls;
+}
+
+std::optional<RendezvousTable::Uneven> RendezvousTable::FindUneven() const {
+  if (!AnySkipped()) return std::nullopt;
+  // The first call of the present (part, layer, site).
+  const Entry* first = nullptr;
+  for (const auto& [place, entry] : entries_) {
+    if (!IsForward(place) || !IsRegistered(place)) continue;
+    const bool same = first != nullptr &&
+                      std::tie(first->key.place.part, first->key.place.layer,
+                               first->key.place.site) ==
+                          std::tie(place.part, place.layer, place.site);
+    if (!same) {
+      first = &entry;
+      continue;
+    }
+    std::optional<size_t> fewer;
+    std::optional<size_t> more;
+    for (size_t i = 0; i < members_.size(); ++i) {
+      const bool here = entry.contributions[i].present;
+      if (here && !more.has_value()) more = i;
+      if (first->contributions[i].present && !here && !fewer.has_value()) {
+        fewer = i;
+      }
+    }
+    if (!fewer.has_value() || !more.has_value()) continue;
+    return Uneven{.place = place,
+                  .fewer = members_[*fewer],
+                  .fewer_calls = CallsOf(place, *fewer),
+                  .more = members_[*more],
+                  .more_calls = CallsOf(place, *more)};
+  }
+  return std::nullopt;
+}
+
+std::optional<RendezvousTable::OtherExtents> RendezvousTable::FindOtherExtents()
+    const {
+  if (!AnySkipped()) return std::nullopt;
+  for (const auto& [place, entry] : entries_) {
+    if (!IsForward(place) || !IsRegistered(place) || !place.site.empty() ||
+        entry.extents.size() < 2) {
+      continue;
+    }
+    CallPlace second = place;
+    second.call = 1;
+    if (!entries_.contains(second)) continue;
+    std::optional<size_t> first;
+    for (size_t i = 0; i < members_.size(); ++i) {
+      const Contribution& part = entry.contributions[i];
+      if (!part.present) continue;
+      if (!first.has_value()) first = i;
+      const int32_t wanted = entry.contributions[*first].extents;
+      if (part.extents == wanted) continue;
+      return OtherExtents{
+          .place = place,
+          .rank = members_[*first],
+          .extents = entry.extents[static_cast<size_t>(wanted)],
+          .other = members_[i],
+          .other_extents = entry.extents[static_cast<size_t>(part.extents)]};
+    }
+  }
+  return std::nullopt;
+}
+
+// ---- waits
+
+std::vector<CallPlace> RendezvousTable::WaitsOf(Rank rank) const {
+  const size_t at = PositionOf(rank);
+  std::vector<CallPlace> places;
+  if (waits_[at] == 0) return places;
+  for (const auto& [place, entry] : entries_) {
+    if (entry.waiting[at]) places.push_back(place);
+  }
+  return places;
+}
+
+const CallPlace* RendezvousTable::WaitOf(Rank rank) const {
+  const size_t at = PositionOf(rank);
+  if (waits_[at] == 0) return nullptr;
+  const Entry& last = *states_[at].last;
+  if (last.waiting[at]) return &last.key.place;
+  for (const auto& [place, entry] : entries_) {
+    if (entry.waiting[at]) return &place;
+  }
+  return nullptr;
 }
 
 std::vector<RendezvousTable::Pending> RendezvousTable::AllPending() const {
@@ -334,55 +678,46 @@ std::vector<RendezvousTable::Pending> RendezvousTable::AllPending() const {
 std::vector<Rank> RendezvousTable::Missing() const {
   std::vector<Rank> missing;
   for (size_t i = 0; i < members_.size(); ++i) {
-    const size_t group = GroupAt(i);
-    const bool lacking = std::any_of(
-        entries_.begin(), entries_.end(), [i, group](const auto& e) {
-          return e.second.present[group] > 0 &&
-                 !e.second.contributions[i].present;
-        });
-    if (lacking) missing.push_back(members_[i]);
+    if (groups_[GroupAt(i)].waiting > 0 && waits_[i] == 0 &&
+        !states_[i].closed) {
+      missing.push_back(members_[i]);
+    }
   }
   return missing;
 }
 
-std::optional<RendezvousTable::Miscounted> RendezvousTable::FindMiscounted(
-    const std::vector<int32_t>& counts, size_t layers) const {
-  for (const auto& [place, entry] : entries_) {
-    if (place.phase != ReducePhase::kForward || place.layer < 0) continue;
-    const bool counted = place.call < CallsAt(counts, place, layers);
-    Miscounted found{.place = place};
-    for (size_t group = 0; group < entry.present.size(); ++group) {
-      const bool met = entry.present[group] > 0;
-      if (met == counted) continue;
-      const Range range = RangeOf(group);
-      for (size_t i = range.begin; i < range.end; ++i) {
-        found.at_fault.push_back(members_[i]);
-      }
-    }
-    if (!found.at_fault.empty()) return found;
-  }
-  return std::nullopt;
-}
+// ---- results
 
 CombinedMoments RendezvousTable::ForwardResults() const {
   CombinedMoments results;
   if (GroupCount() != 1) return results;
   for (const auto& [place, entry] : entries_) {
-    if (place.phase != ReducePhase::kForward || place.layer < 0) continue;
-    COHORT_CHECK(entry.results[0] != nullptr, "a rendezvous is not complete");
-    results.push_back({.layer = place.layer, .moments = entry.results[0]});
+    if (!IsForward(place) || !IsRegistered(place)) continue;
+    COHORT_CHECK(entry.meetings[0].result != nullptr,
+                 "a rendezvous is not complete");
+    results.push_back(
+        {.layer = place.layer, .moments = entry.meetings[0].result});
   }
   return results;
 }
 
 KeptForward RendezvousTable::TakeForward() {
   KeptForward kept{.members = members_};
+  // By layer. The call of an entry is its number among those of its layer, in
+  // all parts and with all names, so that members line up.
+  std::map<int32_t, int32_t> calls;
   for (auto& [place, entry] : entries_) {
-    if (entry.kept.empty() || place.layer < 0) continue;
+    if (!IsForward(place) || !IsRegistered(place)) continue;
+    const int32_t call = calls[place.layer]++;
+    if (entry.kept.empty()) continue;
     kept.calls.push_back({.layer = place.layer,
-                          .call = place.call,
+                          .call = call,
                           .moments = std::exchange(entry.kept, {})});
   }
+  std::stable_sort(kept.calls.begin(), kept.calls.end(),
+                   [](const KeptForward::Call& a, const KeptForward::Call& b) {
+                     return a.layer < b.layer;
+                   });
   return kept;
 }
 

@@ -11,6 +11,7 @@ std::map<std::string, int64_t> ByName(const RunCounts& counts) {
           {"pushes_duplicate", counts.pushes_duplicate},
           {"replay_mismatches", counts.replay_mismatches},
           {"steps_aborted", counts.steps_aborted},
+          {"steps_repeated_for_order", counts.steps_repeated_for_order},
           {"workers_lost", counts.workers_lost},
           {"policy_changes", counts.policy_changes}};
 }

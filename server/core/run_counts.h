@@ -20,7 +20,10 @@ struct RunCounts {
   // Repeated messages, and those of them whose content differs.
   int64_t pushes_duplicate = 0;
   int64_t replay_mismatches = 0;
+  // Attempts that were repeated, and those of them because a rank reached a
+  // batch-norm call that was completed without it.
   int64_t steps_aborted = 0;
+  int64_t steps_repeated_for_order = 0;
   int64_t workers_lost = 0;
   int64_t policy_changes = 0;
 };

@@ -13,6 +13,7 @@
 #include "common/measures/staleness_histogram.h"
 #include "server/core/data_cursor.h"
 #include "server/core/effects.h"
+#include "server/core/policy/call_order.h"
 #include "server/core/push_history.h"
 #include "server/core/run_counts.h"
 
@@ -92,6 +93,10 @@ class RunLedger {
   bool broke_off() const { return broke_off_; }
   // The run has ended because of an error.
   bool failed() const { return failed_; }
+
+  // ---- batch norm
+  // What attempts that had to be repeated have taught.
+  CallOrder call_order;
 
   // ---- counts, for people
   RunCounts counts;

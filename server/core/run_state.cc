@@ -27,7 +27,8 @@ RunState CaptureState(const RunView& run) {
                  .max_steps = run.settings.options().max_steps,
                  .policy_history = run.settings.history(),
                  .next_sequences = run.ranks.next_sequences(),
-                 .next_incarnation = run.roster.next_incarnation()};
+                 .next_incarnation = run.roster.next_incarnation(),
+                 .call_order = run.ledger.call_order.state()};
   for (const Worker& worker : run.ranks.all()) {
     state.batch_sizes.push_back(worker.batch_size);
     if (!worker.ever_registered) {
@@ -63,6 +64,7 @@ bool RestoreState(const RunState& restored, RunSettings& settings,
     open.push_back({.epoch = r.epoch, .range = r.range});
   }
   parts.ledger.AddSamples(restored.samples);
+  parts.ledger.call_order = CallOrder(restored.call_order);
   DataCursor& cursor = parts.ledger.cursor();
   cursor = CursorFor(restored.model->plan, settings.options());
   cursor.Restore(restored.data_epoch, restored.cursor);

@@ -72,6 +72,9 @@ struct StatusView {
     std::string state;
     // Its activity now, one of kActivityNames.
     absl::string_view activity;
+    // The batch-norm call that it waits in, such as "call 0 of bn1"; empty if
+    // there is none.
+    std::string waits_in;
     Incarnation incarnation;
     std::string description;
     std::string build;

@@ -419,21 +419,25 @@ absl::Status Shard::Reduce(const Sender& sender,
                            std::vector<MomentsMessage> contributions,
                            const std::shared_ptr<ReduceStream>& from) {
   std::shared_ptr<Stream> displaced;
-  absl::Status status = Handle([&](Coordinator& core, Instant now,
-                                   Effects& out) {
-    for (MomentsMessage& part : contributions) {
-      const size_t before = out.size();
-      const ReduceKey key = part.key;
-      COHORT_RETURN_IF_ERROR(core.Reduce(sender, std::move(part), now, out));
-      if (trace_ == nullptr) continue;
-      const std::vector<BatchNormSpec>& layers =
-          core.model()->layout.batch_norms;
-      trace_->Arrived(key, CallNameOf(key.place, layers), sender.rank, now,
-                      absl::MakeConstSpan(out).subspan(before));
-    }
-    displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
-    return absl::OkStatus();
-  });
+  absl::Status status =
+      Handle([&](Coordinator& core, Instant now, Effects& out) {
+        const size_t before = out.size();
+        std::vector<ReduceKey> traced;
+        if (trace_ != nullptr) {
+          for (const MomentsMessage& part : contributions) {
+            traced.push_back(part.key);
+          }
+        }
+        COHORT_RETURN_IF_ERROR(
+            core.Reduce(sender, std::move(contributions), now, out));
+        for (const ReduceKey& key : traced) {
+          trace_->Arrived(
+              key, CallNameOf(key.place, core.model()->layout.batch_norms),
+              sender.rank, now, absl::MakeConstSpan(out).subspan(before));
+        }
+        displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
+        return absl::OkStatus();
+      });
   EndDisplaced(displaced);
   return status;
 }

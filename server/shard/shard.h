@@ -188,8 +188,8 @@ class Shard {
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing,
                      const std::shared_ptr<ExchangeStream>& from);
-  // Handles the contributions one after another, as if each had arrived alone,
-  // up to the first that is refused.
+  // Handles the contributions one after another, up to the first that is
+  // refused.
   absl::Status Reduce(const Sender& sender,
                       std::vector<MomentsMessage> contributions,
                       const std::shared_ptr<ReduceStream>& from);

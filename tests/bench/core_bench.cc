@@ -140,7 +140,8 @@ class MeasuredCore {
     for (int32_t r : Order()) {
       PushClosing closing{.labels = 1,
                           .batch_norm_calls = std::vector<int32_t>(
-                              layout_.batch_norms.size(), 1)};
+                              layout_.batch_norms.size(), 1),
+                          .contributions = 2 * std::ssize(layout_.batch_norms)};
       COHORT_RETURN_IF_ERROR(Event("close", [&](Effects& out) {
         return core_.Close(SenderOf(r), KeyOf(r), std::move(closing), now_,
                            out);
@@ -224,7 +225,7 @@ class MeasuredCore {
                       .second = std::vector<double>(channels, 1)};
       COHORT_RETURN_IF_ERROR(Event(kind, [&](Effects& out) {
         return core_.Reduce(SenderOf(r),
-                            {.key = key, .moments = std::move(moments)}, now_,
+                            {{.key = key, .moments = std::move(moments)}}, now_,
                             out);
       }));
     }

@@ -1,4 +1,4 @@
-// Members of a step whose batch-norm calls differ.
+// Members of a step that make different batch-norm calls.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,8 +17,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr Rank kRank3{3};
-
 // Workers with batches of one, and layers "bn" and "bn2".
 FakeSetup Setup(FakeSetup setup, int32_t workers) {
   setup.options.workers = workers;
@@ -36,11 +34,7 @@ FakeSetup OnLossContinue(FakeSetup setup) {
 
 absl::Status Reduce(FakeCohort& cohort, Rank rank, int32_t layer,
                     int32_t call = 0) {
-  return cohort.Reduce(rank,
-                       {.step = cohort.told(rank).version,
-                        .attempt = cohort.told(rank).attempt,
-                        .place = {.layer = layer, .call = call}},
-                       {.count = 1, .first = {0}, .second = {0}});
+  return cohort.Meet(rank, {.layer = layer, .call = call});
 }
 
 // Pushes everything of `rank`, and reports these calls.
@@ -70,255 +64,428 @@ void ReduceAll(FakeCohort& cohort, const std::vector<Rank>& ranks) {
   }
 }
 
-std::vector<effect::SendVerdict> VerdictsOn(const FakeCohort& cohort,
-                                            Rank rank) {
-  std::vector<effect::SendVerdict> found;
-  for (const auto& sent : cohort.All<effect::SendVerdict>()) {
-    if (sent.rank == rank) found.push_back(sent);
-  }
-  return found;
+CallPlace BackwardOf(int32_t layer) {
+  return {.layer = layer, .phase = ReducePhase::kBackward};
 }
 
-// Rank 1 reports that it called bn2 twice; ranks 0 and 2 agree on once.
-TEST(CoordinatorCallsTest, TheOneThatAllOthersAgreeAgainstIsFenced) {
-  FakeCohort cohort(Local(3));
-  cohort.Start();
-  const PushKey key = cohort.key(kRank0);
-  PushWith(cohort, kRank1, {1, 2});
-  PushWith(cohort, kRank0, {1, 1});
-  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
-  PushWith(cohort, kRank2, {1, 1});
-  const auto ended = cohort.All<effect::EndSession>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].session, cohort.session(kRank1));
-  EXPECT_EQ(ended[0].status,
-            absl::AbortedError("bn2: rank 1 made 2 calls in step 0, rank 0 "
-                               "made 1; the other members agree"));
-  EXPECT_FALSE(cohort.core().ended());
-  EXPECT_EQ(cohort.snapshot()->version, Version(0));
-  EXPECT_EQ(cohort.counter("workers_lost"), 1);
-  EXPECT_EQ(
-      cohort.core().Status(cohort.now()).vacancies.at(VacancyReason::kMismatch),
-      1);
-  // Each push of the attempt is answered once.
-  for (Rank rank : {kRank0, kRank2}) {
-    const auto verdicts = VerdictsOn(cohort, rank);
-    ASSERT_EQ(verdicts.size(), 1);
-    EXPECT_EQ(verdicts[0].key, key);
-    EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kDropped);
-    EXPECT_FALSE(verdicts[0].verdict.duplicate);
-    EXPECT_THAT(verdicts[0].verdict.reason, HasSubstr("bn2: rank 1 made 2"));
-    EXPECT_EQ(verdicts[0].verdict.next.attempt, Attempt(1));
-  }
+const LayerStatistics& StatisticsOf(const FakeCohort& cohort, size_t layer) {
+  return cohort.snapshot()->statistics->front().layers[layer];
 }
 
-TEST(CoordinatorCallsTest, UnderWaitItsReplacementMakesTheStepWithTheOthers) {
-  FakeCohort cohort(Local(3));
-  cohort.Start();
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {1, 2});
-  PushWith(cohort, kRank2, {1, 1});
-  for (Rank rank : {kRank0, kRank2}) PushWith(cohort, rank, {1, 1});
-  EXPECT_EQ(cohort.snapshot()->version, Version(0));
-  cohort.StartOne(kRank1);
-  EXPECT_EQ(cohort.told(kRank1).attempt, Attempt(1));
-  PushWith(cohort, kRank1, {1, 1});
-  EXPECT_EQ(cohort.snapshot()->version, Version(1));
-}
-
-TEST(CoordinatorCallsTest, UnderContinueTheOthersMakeTheStepWithoutIt) {
-  FakeCohort cohort(OnLossContinue(Local(3)));
-  cohort.Start();
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {0, 1});
-  PushWith(cohort, kRank2, {1, 1});
-  EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank2));
-  for (Rank rank : {kRank0, kRank2}) PushWith(cohort, rank, {1, 1});
-  EXPECT_EQ(cohort.snapshot()->version, Version(1));
-}
-
-// A later step and a new incarnation, which has not made a step in between.
-TEST(CoordinatorCallsTest, AReplacementThatDoesItAgainEndsTheRun) {
-  FakeSetup setup = OnLossContinue(Local(3));
-  setup.options.epochs = 5;
-  FakeCohort cohort(setup);
-  cohort.Start();
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {0, 1});
-  PushWith(cohort, kRank2, {1, 1});
-  cohort.StartOne(kRank1);
-  for (Rank rank : {kRank0, kRank2}) PushWith(cohort, rank, {1, 1});
-  ASSERT_EQ(cohort.snapshot()->version, Version(1));
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {0, 1});
-  PushWith(cohort, kRank2, {1, 1});
+std::string EndOf(const FakeCohort& cohort) {
   const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
+  if (ended.size() != 1) return "";
   EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
-  EXPECT_EQ(ended[0].reason,
-            "bn: rank 1 made 0 calls in step 1, rank 0 made 1; rank 1 was "
-            "already replaced because of such a difference; start all workers "
-            "with the same program and model");
+  return ended[0].reason;
 }
 
-TEST(CoordinatorCallsTest, ARankThatHasMadeAStepSinceIsFencedAgain) {
-  FakeSetup setup = Local(3);
-  setup.options.epochs = 5;
+// ---- local normalisation
+
+TEST(CoordinatorCallsTest, StatisticsAreThoseOfTheSamplesThatReachALayer) {
+  FakeCohort cohort(Local(3));
+  cohort.Start();
+  const auto push = [&cohort](Rank rank, std::vector<CallMoments> moments,
+                              std::vector<int32_t> calls) {
+    ASSERT_TRUE(cohort.Open(rank, {}).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 0, {0, 0}).ok());
+    ASSERT_TRUE(cohort.Gradient(rank, 1, {0}).ok());
+    ASSERT_TRUE(cohort
+                    .Close(rank, {.labels = 1,
+                                  .batch_norm_calls = std::move(calls),
+                                  .moments = std::move(moments)})
+                    .ok());
+  };
+  const auto one = [](int32_t layer, int32_t call, double mean) {
+    return CallMoments{.layer = layer,
+                       .call = call,
+                       .moments = {.count = 1, .first = {mean}, .second = {0}}};
+  };
+  // Rank 1 leaves out bn. In part 0 rank 2 leaves out bn2, so that its only
+  // call meets the second ones of the others.
+  push(kRank0, {one(0, 0, 2), one(1, 0, 1), one(1, 1, 4)}, {1, 1, 0, 1});
+  push(kRank1, {one(1, 0, 3), one(1, 1, 6)}, {0, 1, 0, 1});
+  push(kRank2, {one(0, 0, 4), one(1, 0, 8)}, {1, 0, 0, 1});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_DOUBLE_EQ(StatisticsOf(cohort, 0).mean[0], 0.1 * 3);
+  EXPECT_DOUBLE_EQ(StatisticsOf(cohort, 0).variance[0], 0.9 + 0.1 * 2);
+  EXPECT_EQ(StatisticsOf(cohort, 1).num_batches_tracked, 2);
+  EXPECT_DOUBLE_EQ(StatisticsOf(cohort, 1).mean[0], 0.9 * 0.1 * 2 + 0.1 * 6);
+}
+
+TEST(CoordinatorCallsTest, ALayerThatNoRankCalledIsNotUpdated) {
+  FakeCohort cohort(Local(2));
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1}) PushWith(cohort, rank, {1, 0});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(StatisticsOf(cohort, 0).num_batches_tracked, 1);
+  EXPECT_EQ(StatisticsOf(cohort, 1).num_batches_tracked, 0);
+}
+
+TEST(CoordinatorCallsTest, UnderChiefALayerThatTheChiefSkipsDoesNotMove) {
+  FakeSetup setup = Local(2);
+  setup.options.policy.statistics = {StatisticsKind::kChief};
   FakeCohort cohort(setup);
   cohort.Start();
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {0, 1});
-  PushWith(cohort, kRank2, {1, 1});
-  cohort.StartOne(kRank1);
-  for (Rank rank : {kRank0, kRank1, kRank2}) PushWith(cohort, rank, {1, 1});
+  PushWith(cohort, kRank0, {0, 1});
+  PushWith(cohort, kRank1, {1, 1});
   ASSERT_EQ(cohort.snapshot()->version, Version(1));
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {0, 1});
-  PushWith(cohort, kRank2, {1, 1});
-  EXPECT_FALSE(cohort.core().ended());
-  EXPECT_EQ(cohort.counter("workers_lost"), 2);
+  EXPECT_EQ(StatisticsOf(cohort, 0).num_batches_tracked, 0);
+  EXPECT_EQ(StatisticsOf(cohort, 1).num_batches_tracked, 1);
 }
 
-// Rank 1 skips bn2, where the others wait for it.
-TEST(CoordinatorCallsTest, AMemberThatClosesWithoutALayerIsFencedAndItIsNamed) {
+TEST(CoordinatorCallsTest, DifferentNumbersOfCallsEndTheRunByName) {
+  FakeCohort cohort(Local(3));
+  cohort.Start();
+  PushWith(cohort, kRank0, {1, 1});
+  PushWith(cohort, kRank1, {1, 2});
+  PushWith(cohort, kRank2, {1, 0});
+  EXPECT_EQ(EndOf(cohort),
+            "bn2: rank 0 called it 1 time in step 0, rank 1 2 times; calls of "
+            "a layer are paired by their number, so make equally many of them "
+            "on all ranks that make any");
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+}
+
+// ---- members that do not come
+
+TEST(CoordinatorCallsTest, ACallIsCompletedWithoutAMemberThatHasClosed) {
   FakeCohort cohort(Global(3));
   cohort.Start();
   for (Rank rank : {kRank0, kRank1, kRank2}) {
     ASSERT_TRUE(Reduce(cohort, rank, 0).ok());
   }
-  PushWith(cohort, kRank1, {1, 0});
-  ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
-  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
-  ASSERT_TRUE(Reduce(cohort, kRank2, 1).ok());
-  const auto ended = cohort.All<effect::EndSession>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].session, cohort.session(kRank1));
-  EXPECT_EQ(ended[0].status.message(),
-            "bn2: rank 0 waits in call 0 of step 0, but rank 1 has closed its "
-            "push without this call; the other members agree");
-  const auto aborted = cohort.All<effect::ReduceAborted>();
-  ASSERT_EQ(aborted.size(), 2);
-  EXPECT_EQ(aborted[0].rank, kRank0);
-  EXPECT_EQ(aborted[1].rank, kRank2);
-}
-
-// It reports the right counts, but has sent no moments.
-TEST(CoordinatorCallsTest, AMemberThatClosesWithoutItsMomentsIsFenced) {
-  FakeCohort cohort(OnLossContinue(Global(3)));
-  cohort.Start();
-  PushWith(cohort, kRank2, {1, 1});
-  ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
-  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
-  ASSERT_EQ(cohort.All<effect::EndSession>().size(), 1);
-  EXPECT_EQ(cohort.All<effect::EndSession>()[0].session,
-            cohort.session(kRank2));
-  ReduceAll(cohort, {kRank0, kRank1});
-  for (Rank rank : {kRank0, kRank1}) PushWith(cohort, rank, {1, 1});
-  EXPECT_EQ(cohort.snapshot()->version, Version(1));
-}
-
-// With two members, it is unknown which one is right.
-TEST(CoordinatorCallsTest, TwoMembersRepeatTheStepOnceAndThenTheRunEnds) {
-  FakeCohort cohort(Local(2));
-  cohort.Start();
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {0, 1});
-  EXPECT_FALSE(cohort.core().ended());
-  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
-  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
-  for (Rank rank : {kRank0, kRank1}) {
-    EXPECT_EQ(cohort.told(rank).attempt, Attempt(1));
-    EXPECT_EQ(VerdictsOn(cohort, rank).size(), 1);
-  }
+  cohort.Push(kRank1, {});
   cohort.Clear();
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {0, 1});
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
-  EXPECT_EQ(ended[0].reason,
-            "bn: rank 1 made 0 calls in step 0, rank 0 made 1; step 0 was "
-            "already repeated because of such a difference; start all workers "
-            "with the same program and model");
-  // Closed pushes are answered at the end of a run, too.
-  for (Rank rank : {kRank0, kRank1}) {
-    const auto verdicts = VerdictsOn(cohort, rank);
-    ASSERT_EQ(verdicts.size(), 1);
-    EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kDropped);
-    EXPECT_EQ(verdicts[0].verdict.next.kind, AssignmentKind::kFinished);
+  ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
+  EXPECT_THAT(cohort.All<effect::ReduceResult>(), IsEmpty());
+  ASSERT_TRUE(Reduce(cohort, kRank2, 1).ok());
+  const auto results = cohort.All<effect::ReduceResult>();
+  ASSERT_EQ(results.size(), 2);
+  EXPECT_EQ(results[0].rank, kRank0);
+  EXPECT_EQ(results[1].rank, kRank2);
+  EXPECT_EQ(results[0].moments->count, 2);
+  // The backward pass of the call is that of its members.
+  cohort.Clear();
+  for (Rank rank : {kRank0, kRank2}) {
+    ASSERT_TRUE(cohort.Meet(rank, BackwardOf(1)).ok());
   }
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 2);
+  for (Rank rank : {kRank0, kRank2}) cohort.Push(rank, {});
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(StatisticsOf(cohort, 1).num_batches_tracked, 1);
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
 }
 
-TEST(CoordinatorCallsTest, ARepetitionThatAgreesIsCommitted) {
+// Rank 0 makes bn2 only, rank 1 both.
+TEST(CoordinatorCallsTest, TheCallThatIsRegisteredFirstIsCompletedFirst) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
+  cohort.Clear();
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  ASSERT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::ReduceResult>()[0].rank, kRank1);
+  ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().back().moments->count, 2);
+  for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, {});
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+}
+
+// Rank 0 makes bn only; rank 1 bn2, then bn.
+void AgainstTheOrderOfRegistration(FakeCohort& cohort) {
+  ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
+  ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
+}
+
+TEST(CoordinatorCallsTest, AnOrderThatWasNotKnownIsLearntByRepeatingTheStep) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  AgainstTheOrderOfRegistration(cohort);
+  // bn was completed with rank 0 alone.
+  cohort.Push(kRank0, {});
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  EXPECT_EQ(cohort.counter("steps_repeated_for_order"), 1);
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("rank 1 reached call 0 of bn after it was completed "
+                        "without it; the step is repeated"));
+  EXPECT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
+  cohort.Clear();
+  AgainstTheOrderOfRegistration(cohort);
+  ASSERT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::ReduceResult>()[0].rank, kRank1);
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().back().moments->count, 2);
+  for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, {});
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
+}
+
+// Only rank 0 has reached rank 1's second call, so nothing is known yet.
+TEST(CoordinatorCallsTest, ADoomedAttemptGoesOnUntilNoMemberComputes) {
+  FakeCohort cohort(Global(3));
+  cohort.Start();
+  ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
+  ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
+  ASSERT_TRUE(Reduce(cohort, kRank2, 1).ok());
+  // bn was completed with rank 0 alone.
+  ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+  // The replacement of rank 0 has to catch up, too.
+  cohort.Leave(kRank0);
+  ASSERT_TRUE(Reduce(cohort, kRank2, 0).ok());
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+  cohort.StartOne(kRank0);
+  ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
+  ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+  cohort.Push(kRank0, {});
+  EXPECT_EQ(cohort.counter("steps_repeated_for_order"), 1);
+}
+
+TEST(CoordinatorCallsTest, OrdersThatContradictEachOtherEndTheRun) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  for (int attempt : {0, 1}) {
+    EXPECT_EQ(cohort.counter("steps_repeated_for_order"), attempt);
+    AgainstTheOrderOfRegistration(cohort);
+    ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
+    ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+    cohort.Push(kRank0, {});
+  }
+  EXPECT_EQ(EndOf(cohort),
+            "the members of step 0 call layers in orders that contradict each "
+            "other: rank 0 makes call 0 of bn before call 0 of bn2, rank 1 "
+            "after it");
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+}
+
+TEST(CoordinatorCallsTest, WhatWasLearntIsPartOfTheRunsState) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  AgainstTheOrderOfRegistration(cohort);
+  cohort.Push(kRank0, {});
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  const absl::StatusOr<RunState> state = cohort.core().State();
+  ASSERT_TRUE(state.ok());
+  FakeCohort again(Global(2), &*state);
+  again.Start();
+  AgainstTheOrderOfRegistration(again);
+  ASSERT_EQ(again.All<effect::ReduceResult>().size(), 1);
+  EXPECT_EQ(again.All<effect::ReduceResult>()[0].rank, kRank1);
+}
+
+// Its replacement is told what the first process was told.
+TEST(CoordinatorCallsTest, ALostMemberIsWaitedFor) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
+  cohort.Leave(kRank1);
+  cohort.Pass(absl::Minutes(1));
+  EXPECT_THAT(cohort.All<effect::ReduceResult>(), IsEmpty());
+  cohort.StartOne(kRank1);
+  EXPECT_THAT(cohort.All<effect::ReduceResult>(), IsEmpty());
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
+}
+
+TEST(CoordinatorCallsTest, AContributionThatComesWithAnotherIsWaitedFor) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
+  const Moments one{.count = 1, .first = {0}, .second = {0}};
+  ASSERT_TRUE(
+      cohort
+          .Reduce(kRank1, {{.key = {.place = {.layer = 0}}, .moments = one},
+                           {.key = {.place = {.layer = 1}}, .moments = one}})
+          .ok());
+  const auto results = cohort.All<effect::ReduceResult>();
+  ASSERT_EQ(results.size(), 2);
+  EXPECT_EQ(results[0].key.place.layer, 1);
+  EXPECT_EQ(results[0].moments->count, 2);
+  // Rank 1 still waits for bn, but rank 0 computes.
+  cohort.Push(kRank0, {});
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().back().key.place.layer, 0);
+}
+
+// Both call bn once, but not in the same part.
+TEST(CoordinatorCallsTest, CallsOfDifferentPartsDoNotMeet) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  ASSERT_TRUE(cohort.Meet(kRank0, {.part = 1}).ok());
+  ASSERT_TRUE(cohort.Meet(kRank1, {.part = 0}).ok());
+  cohort.Push(kRank1, {});
+  const auto results = cohort.All<effect::ReduceResult>();
+  ASSERT_EQ(results.size(), 2);
+  EXPECT_EQ(results[0].rank, kRank1);
+  EXPECT_EQ(results[0].moments->count, 1);
+  EXPECT_EQ(results[1].moments->count, 1);
+  cohort.Push(kRank0, {});
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(StatisticsOf(cohort, 0).num_batches_tracked, 2);
+}
+
+TEST(CoordinatorCallsTest, AVisitThatAMemberDoesNotMakeEndsTheRunByName) {
   FakeCohort cohort(Global(2));
   cohort.Start();
   for (Rank rank : {kRank0, kRank1}) {
     ASSERT_TRUE(Reduce(cohort, rank, 0).ok());
   }
-  PushWith(cohort, kRank1, {1, 0});
-  ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
-  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
-  ReduceAll(cohort, {kRank0, kRank1});
-  for (Rank rank : {kRank0, kRank1}) PushWith(cohort, rank, {1, 1});
-  EXPECT_EQ(cohort.snapshot()->version, Version(1));
-  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+  cohort.Push(kRank0, {});
+  ASSERT_TRUE(cohort.Meet(kRank1, BackwardOf(0)).ok());
+  EXPECT_EQ(EndOf(cohort),
+            "step 0 cannot end, because every member of a rendezvous must "
+            "come: rank 1 waits in the backward pass of call 0 of bn; rank 0 "
+            "has closed its push");
 }
 
-// Two against two: no majority.
-TEST(CoordinatorCallsTest, WithoutAMajorityNobodyIsFenced) {
-  FakeCohort cohort(Local(4));
-  cohort.Start();
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {1, 0});
-  PushWith(cohort, kRank2, {1, 1});
-  PushWith(cohort, kRank3, {1, 0});
-  EXPECT_EQ(cohort.counter("workers_lost"), 0);
-  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
-}
-
-// Rank 0 calls bn twice, and rank 1 goes on to bn2. Neither call can ever be
-// answered, and neither rank holds up the other more than it is held up.
-TEST(CoordinatorCallsTest, CrossedCallsOfTwoRepeatTheStepAtTheStepDeadline) {
+TEST(CoordinatorCallsTest, CallsThatAreNotRegisteredWaitForAllMembers) {
   FakeCohort cohort(Global(2));
   cohort.Start();
-  for (int attempt : {0, 1}) {
-    for (Rank rank : {kRank0, kRank1}) {
-      ASSERT_TRUE(Reduce(cohort, rank, 0).ok());
-    }
-    ASSERT_TRUE(Reduce(cohort, kRank0, 0, 1).ok());
-    ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
-    cohort.Pass(absl::Minutes(5));
-    EXPECT_EQ(cohort.counter("steps_aborted"), attempt);
-    cohort.Pass(absl::Seconds(1));
-  }
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
-  EXPECT_THAT(ended[0].reason,
-              HasSubstr("the members of step 0 wait for each other: rank 0 in "
-                        "call 1 of bn, rank 1 in call 0 of bn2; step 0 was "
-                        "already repeated"));
-  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+  const CallPlace place{.layer = -1, .site = "net.py:attention"};
+  ASSERT_TRUE(cohort.Meet(kRank0, place).ok());
+  EXPECT_EQ(cohort.Reduce(kRank1, {.place = place},
+                          {.count = 1, .first = {0, 0}, .second = {0, 0}}),
+            absl::InvalidArgumentError(
+                "call 0 of net.py:attention: got moments of 2 channels from "
+                "rank 1, want 1 as from the first member that came"));
+  ASSERT_TRUE(cohort.Meet(kRank1, place).ok());
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 2);
+  CallPlace second = place;
+  second.call = 1;
+  ASSERT_TRUE(cohort.Meet(kRank1, second).ok());
+  ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
+  // Rank 0 goes on by itself, and ends without the second one.
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 3);
+  cohort.Push(kRank0, {});
+  EXPECT_THAT(EndOf(cohort),
+              HasSubstr("rank 1 waits in call 1 of net.py:attention; rank 0 "
+                        "has closed its push"));
 }
 
-TEST(CoordinatorCallsTest, TheOneThatWaitsElsewhereThanAllOthersIsFenced) {
-  FakeCohort cohort(Global(3));
+TEST(CoordinatorCallsTest, ABackwardPassWithoutItsForwardPassIsRefused) {
+  FakeCohort cohort(Global(2));
   cohort.Start();
-  ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
+  EXPECT_EQ(cohort.Meet(kRank0, BackwardOf(0)),
+            absl::FailedPreconditionError(
+                "rendezvous: got the backward pass of call 0 of bn from rank "
+                "0, want it after the answer to its forward pass"));
+}
+
+// ---- how calls are paired
+
+TEST(CoordinatorCallsTest, UnevenCallsEndTheRunByName) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(Reduce(cohort, rank, 0).ok());
+  }
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0, 1).ok());
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  EXPECT_EQ(EndOf(cohort),
+            "bn: rank 0 called it 1 time in step 0, rank 1 2 times; calls of a "
+            "layer are paired by their number, so make equally many of them on "
+            "all ranks that make any, or name each call with "
+            "`cohort.call(name)`");
+}
+
+TEST(CoordinatorCallsTest, CallsWithNamesMayBeLeftOutOneByOne) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  for (Rank rank : {kRank0, kRank1}) {
+    ASSERT_TRUE(cohort.Meet(rank, {.layer = 0, .site = "P4"}, {4, 4}).ok());
+  }
+  ASSERT_TRUE(cohort.Meet(kRank1, {.layer = 0, .site = "P5"}, {2, 2}).ok());
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(StatisticsOf(cohort, 0).num_batches_tracked, 2);
+}
+
+TEST(CoordinatorCallsTest, CallsThatMayBePairedWronglyEndTheRunByName) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  for (int32_t call : {0, 1}) {
+    ASSERT_TRUE(cohort.Meet(kRank0, {.layer = 0, .call = call}, {8, 8}).ok());
+    const int64_t extent = call == 0 ? 8 : 4;
+    ASSERT_TRUE(
+        cohort.Meet(kRank1, {.layer = 0, .call = call}, {extent, 8}).ok());
+  }
   ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
-  ASSERT_TRUE(Reduce(cohort, kRank2, 0).ok());
-  cohort.Pass(absl::Minutes(5));
-  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
-  cohort.Pass(absl::Seconds(1));
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  EXPECT_EQ(EndOf(cohort),
+            "bn: in call 1 of step 0 the input of rank 0 has the extents [8, "
+            "8], that of rank 1 [4, 8]; a rank left out calls in this step, so "
+            "these may be different calls: name each call with "
+            "`cohort.call(name)`");
+}
+
+// ---- closings that are not true
+
+TEST(CoordinatorCallsTest, AProcessThatContradictsItselfIsFencedAlsoOfTwo) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  ReduceAll(cohort, {kRank0, kRank1});
+  PushWith(cohort, kRank0, {1, 1});
+  PushWith(cohort, kRank1, {1, 2});
   const auto ended = cohort.All<effect::EndSession>();
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].session, cohort.session(kRank1));
-  EXPECT_THAT(std::string(ended[0].status.message()),
-              HasSubstr("rank 1 in call 0 of bn2"));
+  EXPECT_EQ(ended[0].status,
+            absl::AbortedError("rank 1 reports for step 0 2 calls of bn2, but "
+                               "took part in 1"));
+  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
+  EXPECT_EQ(
+      cohort.core().Status(cohort.now()).vacancies.at(VacancyReason::kMismatch),
+      1);
+  // Its replacement does it again.
+  cohort.StartOne(kRank1);
+  ReduceAll(cohort, {kRank0, kRank1});
+  PushWith(cohort, kRank1, {1, 2});
+  EXPECT_EQ(EndOf(cohort),
+            "rank 1 reports for step 0 2 calls of bn2, but took part in 1; "
+            "rank 1 was already replaced because of such a difference; start "
+            "all workers with the same program and model");
+}
+
+TEST(CoordinatorCallsTest, AProcessThatMiscountsItsContributionsIsFenced) {
+  FakeCohort cohort(OnLossContinue(Global(2)));
+  cohort.Start();
+  ReduceAll(cohort, {kRank0, kRank1});
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  ASSERT_TRUE(cohort
+                  .Close(kRank1, PushClosing{.batch_norm_calls = {1, 1},
+                                             .contributions = 3})
+                  .ok());
+  ASSERT_EQ(cohort.All<effect::EndSession>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::EndSession>()[0].status.message(),
+            "rank 1 reports for step 0 3 contributions to rendezvous, but made "
+            "2");
+  // The other one goes on.
+  ReduceAll(cohort, {kRank0});
+  PushWith(cohort, kRank0, {1, 1});
+  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+}
+
+TEST(CoordinatorCallsTest, ACallAfterTheClosingIsAContradiction) {
+  FakeCohort cohort(Global(2));
+  cohort.Start();
+  ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  PushWith(cohort, kRank1, {1, 0});
+  ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
+  ASSERT_EQ(cohort.All<effect::EndSession>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::EndSession>()[0].status.message(),
+            "rank 1 took part in call 0 of bn2 of step 0 after it had closed "
+            "its push");
 }
 
 // The first incarnation of rank 0 made a call that its replacement omits.
-TEST(CoordinatorCallsTest, ACallThatNobodyWaitsInAnyMoreIsNotCommitted) {
+TEST(CoordinatorCallsTest, AReplacementThatDiffersRepeatsTheStepOnly) {
   FakeCohort cohort(Global(2));
   cohort.Start();
   for (Rank rank : {kRank0, kRank1}) {
@@ -328,119 +495,112 @@ TEST(CoordinatorCallsTest, ACallThatNobodyWaitsInAnyMoreIsNotCommitted) {
   cohort.Leave(kRank0);
   cohort.StartOne(kRank0);
   ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
-  PushWith(cohort, kRank1, {1, 0});
-  PushWith(cohort, kRank0, {1, 0});
+  cohort.Push(kRank1, {});
+  cohort.Push(kRank0, {});
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
-  EXPECT_THAT(
-      cohort.log(),
-      HasSubstr("bn: call 1 of step 0 is missing rank 1, which has closed "
-                "its push without it"));
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("rank 0 made 1 contributions in step 0, but the "
+                        "process before it made others"));
 }
 
-// Ranks 0 and 1 are one group; rank 2 is alone in the other.
+TEST(CoordinatorCallsTest, ARankThatHasMadeAStepSinceIsFencedAgain) {
+  FakeSetup setup = Global(2);
+  setup.options.epochs = 5;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  const auto lie = [&cohort] {
+    ReduceAll(cohort, {kRank0, kRank1});
+    PushWith(cohort, kRank1, {0, 1});
+    cohort.StartOne(kRank1);
+  };
+  lie();
+  ReduceAll(cohort, {kRank0, kRank1});
+  for (Rank rank : {kRank0, kRank1}) PushWith(cohort, rank, {1, 1});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  lie();
+  EXPECT_FALSE(cohort.core().ended());
+  EXPECT_EQ(cohort.counter("workers_lost"), 2);
+}
+
+// ---- the first K
+
+TEST(CoordinatorCallsTest, RanksWithoutCallsMakeAStepOfTheFirstK) {
+  FakeSetup setup = Global(3);
+  setup.options.policy.pushes_min = 2;
+  FakeCohort cohort(setup);
+  cohort.Start();
+  // One claims by its moments, one by its closing.
+  ASSERT_TRUE(Reduce(cohort, kRank2, 0).ok());
+  EXPECT_THAT(cohort.All<effect::ReduceResult>(), IsEmpty());
+  cohort.Push(kRank0, {});
+  ASSERT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
+  EXPECT_EQ(cohort.All<effect::ReduceResult>()[0].rank, kRank2);
+  EXPECT_EQ(cohort.All<effect::StepAborted>().size(), 1);
+  cohort.Push(kRank2, {});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_THAT(cohort.All<effect::Committed>()[0].record.members,
+              ElementsAre(kRank0, kRank2));
+  // Two closings do, too.
+  cohort.Push(kRank1, {});
+  cohort.Push(kRank2, {});
+  EXPECT_EQ(cohort.snapshot()->version, Version(2));
+}
+
+// ---- groups: ranks 0 and 1 are one; rank 2 is alone in the other
+
 FakeSetup Grouped() {
   FakeSetup setup = Global(3);
   setup.options.policy.normalization_group = 2;
   return setup;
 }
 
-// Rank 2 has finished the step; the pair never can.
-TEST(CoordinatorCallsTest, CrossedCallsOfOneGroupRepeatTheStep) {
+TEST(CoordinatorCallsTest, AGroupThatDoesNotMakeACallLeavesItToTheOther) {
   FakeCohort cohort(Grouped());
   cohort.Start();
   ReduceAll(cohort, {kRank2});
-  PushWith(cohort, kRank2, {1, 1});
+  cohort.Push(kRank2, {});
   ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
-  ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  cohort.Push(kRank0, {});
+  cohort.Push(kRank1, {});
+  ASSERT_EQ(cohort.snapshot()->version, Version(1));
+  EXPECT_EQ(StatisticsOf(cohort, 0).num_batches_tracked, 1);
+  EXPECT_EQ(StatisticsOf(cohort, 1).num_batches_tracked, 1);
+}
+
+TEST(CoordinatorCallsTest, ADoomedGroupLetsTheOtherOneFinishItsPart) {
+  FakeCohort cohort(Grouped());
+  cohort.Start();
+  AgainstTheOrderOfRegistration(cohort);
+  cohort.Push(kRank0, {});
+  ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
+  // Rank 2 computes.
   EXPECT_EQ(cohort.counter("steps_aborted"), 0);
-  cohort.Pass(absl::Minutes(5));
-  cohort.Pass(absl::Seconds(2));
-  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
-  EXPECT_THAT(cohort.log(),
-              HasSubstr("the members of step 0 wait for each other: rank 0 in "
-                        "call 0 of bn, rank 1 in call 0 of bn2"));
-  ASSERT_EQ(VerdictsOn(cohort, kRank2).size(), 1);
-}
-
-// Within the pair it is one against one, so rank 2's counts decide.
-TEST(CoordinatorCallsTest, AnotherGroupsCountsMakeTheMajority) {
-  FakeCohort cohort(Grouped());
-  cohort.Start();
-  PushWith(cohort, kRank1, {0, 0});
-  ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
-  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
   ReduceAll(cohort, {kRank2});
-  PushWith(cohort, kRank2, {1, 1});
-  const auto ended = cohort.All<effect::EndSession>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].session, cohort.session(kRank1));
-  EXPECT_THAT(std::string(ended[0].status.message()),
-              HasSubstr("bn: rank 0 waits in call 0 of step 0, but rank 1 has "
-                        "closed its push without this call"));
+  EXPECT_EQ(cohort.counter("steps_aborted"), 0);
+  cohort.Push(kRank2, {});
+  EXPECT_EQ(cohort.counter("steps_repeated_for_order"), 1);
 }
 
-// Alone in its group, rank 2 keeps no rank waiting, and it counts the same
-// calls as the others.
-TEST(CoordinatorCallsTest, AGroupOfOneThatCountsCallsItNeverMetInIsFenced) {
-  FakeCohort cohort(Grouped());
-  cohort.Start();
-  PushWith(cohort, kRank2, {1, 1});
-  ReduceAll(cohort, {kRank0, kRank1});
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank1, {1, 1});
-  EXPECT_EQ(cohort.snapshot()->version, Version(0));
-  const auto ended = cohort.All<effect::EndSession>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].session, cohort.session(kRank2));
-  EXPECT_THAT(std::string(ended[0].status.message()),
-              HasSubstr("bn: rank 2 reports 1 calls in step 0, but took no "
-                        "part in the rendezvous of call 0"));
-}
+// ---- for people
 
-// It is unknown which of the two is wrong.
-TEST(CoordinatorCallsTest, AGroupThatDoesNotCountACallItMetInRepeatsTheStep) {
-  FakeCohort cohort(Grouped());
+TEST(CoordinatorCallsTest, StatusNamesTheCallThatARankWaitsIn) {
+  FakeCohort cohort(Global(2));
   cohort.Start();
-  ReduceAll(cohort, {kRank0, kRank1});
-  PushWith(cohort, kRank0, {1, 0});
-  PushWith(cohort, kRank1, {1, 0});
-  ASSERT_TRUE(Reduce(cohort, kRank2, 0).ok());
-  PushWith(cohort, kRank2, {1, 0});
-  EXPECT_THAT(cohort.All<effect::EndSession>(), IsEmpty());
-  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
-  EXPECT_THAT(cohort.log(),
-              HasSubstr("bn2: rank 0 reports 0 calls in step 0, but took part "
-                        "in the rendezvous of call 0"));
-}
-
-// The rank's push is complete, but its process is gone. There is no session to
-// end, but the push does not count.
-TEST(CoordinatorCallsTest, TheClosedPushOfALostRankDoesNotCountEither) {
-  FakeCohort cohort(Local(3));
-  cohort.Start();
-  PushWith(cohort, kRank1, {0, 1});
-  cohort.Leave(kRank1);
-  PushWith(cohort, kRank0, {1, 1});
-  PushWith(cohort, kRank2, {1, 1});
-  EXPECT_EQ(cohort.snapshot()->version, Version(0));
-  EXPECT_EQ(cohort.counter("workers_lost"), 1);
-  EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
-}
-
-// The first moments would fix the members, but the only remaining candidate has
-// closed its push without moments.
-TEST(CoordinatorCallsTest, ACandidateThatClosedWithoutMomentsIsNotStuck) {
-  FakeSetup setup = OnLossContinue(Global(3));
-  setup.options.policy.pushes_min = 1;
-  FakeCohort cohort(setup);
-  cohort.Start();
-  PushWith(cohort, kRank1, {1, 1});
-  EXPECT_EQ(cohort.snapshot()->version, Version(0));
-  cohort.Leave(kRank0);
-  cohort.Leave(kRank2);
+  ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
+  EXPECT_EQ(cohort.core().Status(cohort.now()).workers[1].waits_in,
+            "call 0 of bn2");
   cohort.Pass(absl::Seconds(1));
-  EXPECT_EQ(cohort.snapshot()->version, Version(1));
+  const StatusView status = cohort.core().Status(cohort.now());
+  EXPECT_EQ(status.state,
+            "training, 2 of 2 workers; rank 1 waits in call 0 of bn2");
+  EXPECT_EQ(status.workers[0].waits_in, "");
+  cohort.Pass(absl::Seconds(2));
+  EXPECT_THAT(cohort.core().Status(cohort.now()).state,
+              HasSubstr("waiting for worker 0, 3 s, gives up in 4 min 57 s; "
+                        "rank 1 waits in call 0 of bn2"));
 }
 
 }  // namespace

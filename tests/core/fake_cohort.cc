@@ -334,16 +334,44 @@ absl::Status FakeCohort::Close(Rank rank, const FakePush& push) {
                       .measures = push.measures};
   if (!told_[rank].global_normalization) {
     closing.moments = {{.layer = 0, .call = 0, .moments = push.moments}};
+    return Close(rank, std::move(closing));
+  }
+  const size_t layers = setup_.layout.batch_norms.size();
+  closing.batch_norm_calls.assign(layers, 0);
+  for (const CallPlace& place : MadeBy(rank).places) {
+    if (place.phase != ReducePhase::kForward || place.layer < 0) continue;
+    const size_t at = static_cast<size_t>(place.part) * layers +
+                      static_cast<size_t>(place.layer);
+    if (at >= closing.batch_norm_calls.size()) {
+      closing.batch_norm_calls.resize(layers *
+                                      (static_cast<size_t>(place.part) + 1));
+    }
+    ++closing.batch_norm_calls[at];
   }
   return Close(rank, std::move(closing));
 }
 
 absl::Status FakeCohort::Close(Rank rank, PushClosing closing) {
+  if (told_[rank].global_normalization && closing.contributions == 0) {
+    closing.contributions = static_cast<int64_t>(MadeBy(rank).places.size());
+  }
   Effects out;
   const absl::Status status =
       core_.Close(sender(rank), key(rank), std::move(closing), now_, out);
   Absorb(std::move(out));
   return status;
+}
+
+FakeCohort::Made& FakeCohort::MadeBy(Rank rank) {
+  Made& made = made_[rank];
+  const Assignment& told = told_[rank];
+  if (made.incarnation != incarnations_[rank] || made.step != told.version ||
+      made.attempt != told.attempt) {
+    made = {.incarnation = incarnations_[rank],
+            .step = told.version,
+            .attempt = told.attempt};
+  }
+  return made;
 }
 
 void FakeCohort::Push(Rank rank, const FakePush& push) {
@@ -360,11 +388,32 @@ void FakeCohort::Push(Rank rank, const FakePush& push) {
 
 absl::Status FakeCohort::Reduce(Rank rank, const ReduceKey& key,
                                 const Moments& moments) {
+  return Reduce(rank, {{.key = key, .moments = moments}});
+}
+
+absl::Status FakeCohort::Reduce(Rank rank,
+                                std::vector<MomentsMessage> messages) {
+  Made& made = MadeBy(rank);
+  for (const MomentsMessage& message : messages) {
+    if (message.key.step == made.step && message.key.attempt == made.attempt) {
+      made.places.insert(message.key.place);
+    }
+  }
   Effects out;
   const absl::Status status =
-      core_.Reduce(sender(rank), {.key = key, .moments = moments}, now_, out);
+      core_.Reduce(sender(rank), std::move(messages), now_, out);
   Absorb(std::move(out));
   return status;
+}
+
+absl::Status FakeCohort::Meet(Rank rank, const CallPlace& place,
+                              const std::vector<int64_t>& extents) {
+  const Assignment& told = told_[rank];
+  return Reduce(
+      rank,
+      {{.key = {.step = told.version, .attempt = told.attempt, .place = place},
+        .moments = {.count = 1, .first = {0}, .second = {0}},
+        .extents = extents}});
 }
 
 absl::StatusOr<Assignment> FakeCohort::Report(Rank rank) {

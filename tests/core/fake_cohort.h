@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -103,11 +104,18 @@ class FakeCohort {
                         const std::vector<float>& values,
                         const std::vector<int32_t>& absent_slices = {},
                         std::optional<ElementType> type = std::nullopt);
+  // Under global normalisation with the calls that the incarnation has made.
   absl::Status Close(Rank rank, const FakePush& push);
+  // Without a number of contributions, that of the incarnation is filled in.
   absl::Status Close(Rank rank, PushClosing closing);
   // Sends a whole push. Fails the test if a part is refused.
   void Push(Rank rank, const FakePush& push);
   absl::Status Reduce(Rank rank, const ReduceKey& key, const Moments& moments);
+  // Several contributions in one request.
+  absl::Status Reduce(Rank rank, std::vector<MomentsMessage> messages);
+  // One element with the value 0 at a place of the present step.
+  absl::Status Meet(Rank rank, const CallPlace& place,
+                    const std::vector<int64_t>& extents = {});
   absl::StatusOr<Assignment> Report(Rank rank);
   // Reports moments for a collected batch.
   absl::StatusOr<Assignment> ReportMoments(Rank rank,
@@ -188,6 +196,16 @@ class FakeCohort {
   std::map<Rank, SessionId> sessions_;
   std::map<Rank, Incarnation> incarnations_;
   std::map<Rank, Assignment> told_;
+  // Contributions of an incarnation in one attempt.
+  struct Made {
+    Incarnation incarnation;
+    Version step;
+    Attempt attempt;
+    std::set<CallPlace> places;
+  };
+  // Those of the present attempt.
+  Made& MadeBy(Rank rank);
+  std::map<Rank, Made> made_;
   std::map<Rank, std::optional<absl::StatusOr<RegisterAnswer>>> answers_;
   std::vector<Rank> asked_;
 };

@@ -51,6 +51,7 @@ TEST(RendezvousTest, FoldsInRankOrderWhateverTheOrderOfArrival) {
   std::vector<double> sums;
   for (const std::vector<Rank>& order : orders) {
     RendezvousTable table({kA, kB, kC});
+    for (Rank rank : order) table.Contribute(Key(0, 0), rank, One(1, 0, 0));
     RendezvousTable::Outcome last;
     for (Rank rank : order) {
       const double value = rank == kA ? 0.1 : rank == kB ? 0.2 : 0.3;
@@ -142,28 +143,215 @@ TEST(RendezvousTest, AnyOrderOfArrivalGivesTheBitsOfAFoldInRankOrder) {
       EXPECT_EQ(outcome.result->first, want.first);
       EXPECT_EQ(outcome.result->second, want.second);
     }
-    EXPECT_EQ(table.open_count(), 0);
-    EXPECT_EQ(table.waiting_count(), 0);
+    EXPECT_TRUE(table.AllPending().empty());
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(RendezvousTest, CountsWhoWaitsAndWhatIsOpen) {
+TEST(RendezvousTest, TellsWhoWaitsWhere) {
   RendezvousTable table({kA, kB});
   table.Contribute(Key(0, 0), kA, One(1, 1, 0));
   table.Contribute(Key(1, 0), kA, One(1, 1, 0));
-  EXPECT_EQ(table.waiting_count(), 1);
-  EXPECT_EQ(table.open_count(), 2);
-  EXPECT_EQ(table.WaitsOf(kA).size(), 2);
-  EXPECT_EQ(table.LackedBy(kB),
+  EXPECT_EQ(table.WaitsOf(kA),
             (std::vector<CallPlace>{{.layer = 0}, {.layer = 1}}));
-  table.Contribute(Key(0, 0), kB, One(1, 1, 0));
+  EXPECT_EQ(*table.WaitOf(kA), (CallPlace{.layer = 1}));
+  EXPECT_EQ(table.WaitOf(kB), nullptr);
+  EXPECT_EQ(table.Missing(), std::vector<Rank>{kB});
+  table.Contribute(Key(1, 0), kB, One(1, 1, 0));
   EXPECT_TRUE(table.Waits(kA));
-  EXPECT_EQ(table.open_count(), 1);
+  EXPECT_EQ(*table.WaitOf(kA), (CallPlace{.layer = 0}));
   table.Forget(kA);
   EXPECT_FALSE(table.Waits(kA));
-  EXPECT_EQ(table.waiting_count(), 0);
-  // The call's moments are held nevertheless.
-  EXPECT_EQ(table.open_count(), 1);
+  EXPECT_TRUE(table.Has({.layer = 0}, kA));
+}
+
+// ---- members that do not come
+
+TEST(RendezvousTest, AGroupIsAtRestWhenEachMemberWaitsOrHasClosed) {
+  RendezvousTable table({kA, kB, kC});
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  table.NoteClosed(kB);
+  EXPECT_FALSE(table.AllAtRest());
+  EXPECT_TRUE(table.TakeRested().empty());
+  table.Contribute(Key(1, 0), kC, One(1, 1, 0));
+  EXPECT_TRUE(table.AllAtRest());
+  EXPECT_EQ(table.TakeRested(), std::vector<size_t>{0});
+  EXPECT_TRUE(table.TakeRested().empty());
+  EXPECT_EQ(table.OpenForward(0),
+            (std::vector<CallPlace>{{.layer = 0}, {.layer = 1}}));
+  // A lost rank computes until its replacement waits again.
+  table.Forget(kC);
+  EXPECT_FALSE(table.AllAtRest());
+  table.Contribute(Key(1, 0), kC, One(1, 1, 0));
+  EXPECT_EQ(table.TakeRested(), std::vector<size_t>{0});
+}
+
+TEST(RendezvousTest, AForwardCallCompletesWithThoseThatAreThere) {
+  RendezvousTable table({kA, kB, kC});
+  table.Contribute(Key(0, 0), kC, One(1, 4, 0));
+  table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+  table.NoteClosed(kB);
+  const auto done = table.CompleteWith({.layer = 0}, 0);
+  ASSERT_NE(done.result, nullptr);
+  EXPECT_EQ(done.answer, (std::vector<Rank>{kA, kC}));
+  EXPECT_EQ(done.result->count, 4);
+  EXPECT_DOUBLE_EQ(done.result->first[0], 1);
+  EXPECT_DOUBLE_EQ(done.result->second[0], 18);
+  EXPECT_FALSE(table.AllAtRest());
+}
+
+// 0.1 and 0.3 sum to other bits than 0.3 and 0.1 with something between them.
+TEST(RendezvousTest, ABackwardCallHasExactlyTheMembersOfItsForwardCall) {
+  RendezvousTable table({kA, kB, kC});
+  table.Contribute(Key(0, 0), kC, One(1, 4, 0));
+  table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+  table.NoteClosed(kB);
+  table.CompleteWith({.layer = 0}, 0);
+  ReduceKey second = Key(0, 0, ReducePhase::kBackward);
+  second.place.path = {2};
+  for (const ReduceKey& key : {Key(0, 0, ReducePhase::kBackward), second}) {
+    EXPECT_EQ(table.Contribute(key, kC, One(1, 0.3, 1)).result, nullptr);
+    const auto done = table.Contribute(key, kA, One(3, 0.1, 2));
+    ASSERT_NE(done.result, nullptr);
+    EXPECT_EQ(done.answer, (std::vector<Rank>{kA, kC}));
+    EXPECT_EQ(done.result->first[0], 0.1 + 0.3);
+  }
+}
+
+TEST(RendezvousTest, ALateContributionDoomsTheAttemptAndIsNotAnswered) {
+  RendezvousTable table({kA, kB, kC});
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  table.Contribute(Key(1, 0), kB, One(1, 1, 0));
+  table.Contribute(Key(1, 0), kC, One(1, 1, 0));
+  const auto done = table.CompleteWith({.layer = 0}, 0);
+  EXPECT_EQ(done.answer, std::vector<Rank>{kA});
+  EXPECT_FALSE(table.AnyDoomed());
+  table.Contribute(Key(1, 0), kA, One(1, 1, 0));
+  for (int time : {0, 1}) {
+    const auto late = table.Contribute(Key(0, 0), kC, One(1, 1, 0));
+    EXPECT_EQ(late.repeated, time == 1);
+    EXPECT_TRUE(late.answer.empty());
+  }
+  EXPECT_TRUE(table.IsDoomed(0));
+  EXPECT_EQ(table.FirstLate()->rank, kC);
+  EXPECT_EQ(table.FirstLate()->place, (CallPlace{.layer = 0}));
+  EXPECT_TRUE(table.Waits(kC));
+  EXPECT_EQ(table.AllPending().size(), 1);
+  // One that is in it gets the stored answer.
+  EXPECT_EQ(table.Contribute(Key(0, 0), kA, One(1, 1, 0)).result, done.result);
+  EXPECT_EQ(table.Sequences(), (std::vector<std::vector<CallPlace>>{
+                                   {{.layer = 0}, {.layer = 1}},
+                                   {{.layer = 1}},
+                                   {{.layer = 1}, {.layer = 0}}}));
+}
+
+TEST(RendezvousTest, CallsThatAreNotRegisteredNeverCompleteWithoutAMember) {
+  RendezvousTable table({kA, kB});
+  ReduceKey key = Key(-1, 0);
+  key.place.site = "net.py:f";
+  table.Contribute(key, kA, One(1, 1, 0));
+  table.NoteClosed(kB);
+  EXPECT_TRUE(table.AllAtRest());
+  EXPECT_TRUE(table.OpenForward(0).empty());
+  EXPECT_TRUE(table.TakeForward().calls.empty());
+}
+
+TEST(RendezvousTest, AFoldThatRunsIsNoRest) {
+  RendezvousTable table({kA, kB, kC}, {.inline_max = 1});
+  table.NoteClosed(kC);
+  table.Contribute(Key(0, 0), kB, One(1, 4, 0));
+  auto outcome = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
+  ASSERT_TRUE(outcome.fold.has_value());
+  EXPECT_FALSE(table.AllAtRest());
+  table.Folded(RunMomentsFold(*std::move(outcome.fold)));
+  EXPECT_TRUE(table.AllAtRest());
+  EXPECT_EQ(table.CompleteWith({.layer = 0}, 0).result->count, 4);
+}
+
+// The second of three is absent, and the rest is folded on the pool.
+TEST(RendezvousTest, ALongFoldWithoutAMemberHasTheBitsOfAShortOne) {
+  std::vector<Moments> results;
+  for (int64_t inline_max : {1 << 20, 1}) {
+    RendezvousTable table({kA, kB, kC, Rank(7)}, {.inline_max = inline_max});
+    table.Contribute(Key(0, 0), Rank(7), One(3, 0.7, 2));
+    table.Contribute(Key(0, 0), kC, One(2, 0.1, 1));
+    table.Contribute(Key(0, 0), kA, One(1, 0.3, 0));
+    table.NoteClosed(kB);
+    auto done = table.CompleteWith({.layer = 0}, 0);
+    EXPECT_EQ(done.fold.has_value(), inline_max == 1);
+    if (done.fold.has_value()) {
+      EXPECT_FALSE(table.AllAtRest());
+      done = table.Folded(RunMomentsFold(*std::move(done.fold)));
+    }
+    ASSERT_NE(done.result, nullptr);
+    EXPECT_EQ(done.answer, (std::vector<Rank>{kA, kC, Rank(7)}));
+    results.push_back(*done.result);
+    EXPECT_EQ(MomentsByMember(table.TakeForward())[3].size(), 1);
+  }
+  EXPECT_EQ(results[0].first, results[1].first);
+  EXPECT_EQ(results[0].second, results[1].second);
+}
+
+TEST(RendezvousTest, CountsWhatEachIncarnationHasMade) {
+  RendezvousTable table({kA, kB});
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  table.Contribute(Key(0, 0), kB, One(1, 1, 0));
+  table.Contribute(Key(0, 0, ReducePhase::kBackward), kA, One(1, 1, 0));
+  EXPECT_EQ(table.MadeBy(kA).contributions, 2);
+  EXPECT_EQ(table.MadeBy(kA).calls.at({0, 0}), 1);
+  table.Forget(kA);
+  EXPECT_EQ(table.MadeBy(kA).contributions, 0);
+  EXPECT_EQ(table.MadeBy(kA).by_all, 2);
+  table.Contribute(Key(0, 0), kA, One(1, 1, 0));
+  EXPECT_EQ(table.MadeBy(kA).contributions, 1);
+  EXPECT_EQ(table.MadeBy(kA).by_all, 2);
+}
+
+// ---- how calls are paired
+
+TEST(RendezvousTest, OneMayLeaveOutAllCallsOfALayerOrNone) {
+  RendezvousTable table({kA, kB});
+  for (int32_t call : {0, 1}) {
+    table.Contribute(Key(0, call), kA, One(1, 1, 0));
+    table.Contribute(Key(1, call), kA, One(1, 1, 0));
+    table.Contribute(Key(1, call), kB, One(1, 1, 0));
+  }
+  EXPECT_FALSE(table.FindUneven().has_value());
+  table.Contribute(Key(0, 0), kB, One(1, 1, 0));
+  const auto uneven = table.FindUneven();
+  ASSERT_TRUE(uneven.has_value());
+  EXPECT_EQ(uneven->place.layer, 0);
+  EXPECT_EQ(uneven->fewer, kB);
+  EXPECT_EQ(uneven->fewer_calls, 1);
+  EXPECT_EQ(uneven->more, kA);
+  EXPECT_EQ(uneven->more_calls, 2);
+}
+
+TEST(RendezvousTest, ExtentsMatterWhereALayerIsCalledTwiceAndSomeoneSkipped) {
+  const auto contribute = [](RendezvousTable& table, int32_t layer,
+                             int32_t call, Rank rank, int64_t extent,
+                             const std::string& site = "") {
+    ReduceKey key = Key(layer, call);
+    key.place.site = site;
+    table.Contribute(key, rank, One(1, 1, 0), Instant(), {extent, 4});
+  };
+  for (const std::string site : {"", "P4"}) {
+    RendezvousTable table({kA, kB});
+    for (int32_t call : {0, 1}) {
+      contribute(table, 0, call, kA, 8, site);
+      contribute(table, 0, call, kB, call == 0 ? 8 : 4, site);
+    }
+    // Ranks may crop their images differently.
+    EXPECT_FALSE(table.FindOtherExtents().has_value());
+    contribute(table, 1, 0, kA, 8);
+    const auto other = table.FindOtherExtents();
+    EXPECT_EQ(other.has_value(), site.empty());
+    if (!other.has_value()) continue;
+    EXPECT_EQ(other->place.call, 1);
+    EXPECT_EQ(other->extents, (std::vector<int64_t>{8, 4}));
+    EXPECT_EQ(other->other, kB);
+    EXPECT_EQ(other->other_extents, (std::vector<int64_t>{4, 4}));
+  }
 }
 
 TEST(RendezvousTest, TakeForwardHandsOverForwardMomentsOfEachMemberInOrder) {
@@ -258,14 +446,12 @@ TEST(RendezvousTest, AFoldOfAnotherAttemptIsIgnored) {
   table.Contribute(key, kB, One(1, 4, 0));
   EXPECT_EQ(table.Folded(RunMomentsFold(*std::move(outcome.fold))).result,
             nullptr);
-  EXPECT_EQ(table.open_count(), 1);
+  EXPECT_TRUE(table.Waits(kB));
 }
 
 TEST(RendezvousTest, EachGroupIsAnsweredByItself) {
   RendezvousTable table({kA, kB, kC}, {.group_size = 2});
   EXPECT_EQ(table.Groups(), (std::vector<std::vector<Rank>>{{kA, kB}, {kC}}));
-  EXPECT_EQ(table.GroupOf(kA), table.GroupOf(kB));
-  EXPECT_NE(table.GroupOf(kB), table.GroupOf(kC));
   // The last group has one member, which waits for no other.
   const auto alone = table.Contribute(Key(0, 0), kC, One(2, 7, 1));
   EXPECT_EQ(alone.answer, std::vector<Rank>{kC});
@@ -284,28 +470,6 @@ TEST(RendezvousTest, EachGroupIsAnsweredByItself) {
   const auto again = table.Contribute(Key(0, 0), kC, One(2, 7, 1));
   EXPECT_TRUE(again.repeated);
   EXPECT_EQ(again.result, alone.result);
-}
-
-// Groups of two and one. The second group has no rendezvous.
-TEST(RendezvousTest, AGroupThatCountsACallItNeverMetInIsFound) {
-  RendezvousTable table({kA, kB, kC}, {.group_size = 2});
-  table.Contribute(Key(0, 0), kA, One(1, 0, 0));
-  table.Contribute(Key(0, 0), kB, One(1, 0, 0));
-  const auto found = table.FindMiscounted({1}, 1);
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->place, (CallPlace{.layer = 0, .call = 0}));
-  EXPECT_EQ(found->at_fault, std::vector<Rank>{kC});
-  table.Contribute(Key(0, 0), kC, One(1, 0, 0));
-  EXPECT_FALSE(table.FindMiscounted({1}, 1).has_value());
-}
-
-TEST(RendezvousTest, AGroupThatDoesNotCountACallItMetInIsFound) {
-  RendezvousTable table({kA, kB, kC}, {.group_size = 2});
-  table.Contribute(Key(0, 0), kA, One(1, 0, 0));
-  table.Contribute(Key(0, 0), kB, One(1, 0, 0));
-  const auto found = table.FindMiscounted({0}, 1);
-  ASSERT_TRUE(found.has_value());
-  EXPECT_EQ(found->at_fault, (std::vector<Rank>{kA, kB}));
 }
 
 TEST(RendezvousTest, GroupsAreOfTheMembersThatWereFixed) {

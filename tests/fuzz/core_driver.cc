@@ -306,7 +306,7 @@ void CoreDriver::Contribute(const Sender& sender, const ReduceKey& key,
       std::clamp(key.place.layer, 0, layers - 1))];
   const absl::Status status = Handle([&](Effects& out) {
     return core_->Reduce(
-        sender, {.key = key, .moments = MomentsOf(layer, count, sender.rank)},
+        sender, {{.key = key, .moments = MomentsOf(layer, count, sender.rank)}},
         now_, out);
   });
   RequireCode(status, {StatusCode::kInvalidArgument, StatusCode::kAborted,

@@ -198,6 +198,9 @@ v1::ExchangeRequest HandWorker::Closing(const v1::Assignment& assignment,
   closing->set_correct(1);
   closing->set_labels(assignment.range_end() - assignment.range_begin());
   for (int32_t calls : batch_norm_calls) closing->add_batch_norm_calls(calls);
+  if (assignment.global_normalization()) {
+    closing->set_contributions(contributions);
+  }
   return request;
 }
 

@@ -126,6 +126,8 @@ class HandWorker {
   v1::Admin::Stub& admin() { return *admin_; }
   // Batch-norm calls that Closing reports, by layer.
   std::vector<int32_t> batch_norm_calls;
+  // Contributions that it reports under global normalisation.
+  int64_t contributions = 0;
 
  private:
   std::shared_ptr<grpc::Channel> channel_;

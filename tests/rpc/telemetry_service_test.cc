@@ -182,7 +182,10 @@ TEST_F(TelemetryServiceTest, TimelineHasFoldsCommitsRendezvousAndCheckpoints) {
   // Two calls each, which meet at once.
   first.stream->Write(TwoContributions(*workers_[0], assignments_[0], 1));
   second.stream->Write(TwoContributions(*workers_[1], assignments_[1], 3));
-  for (auto& worker : workers_) worker->batch_norm_calls = {2};
+  for (auto& worker : workers_) {
+    worker->batch_norm_calls = {2};
+    worker->contributions = 2;
+  }
   ASSERT_TRUE(first.Read().has_value());
   ASSERT_TRUE(second.Read().has_value());
   TrainOneStep();

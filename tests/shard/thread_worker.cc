@@ -390,7 +390,9 @@ bool ThreadWorker::Train(const Assignment& assignment) {
   PushClosing closing{.loss_sum = static_cast<double>(samples),
                       .labels = samples,
                       .batch_norm_calls = {1}};
-  if (!assignment.global_normalization) {
+  if (assignment.global_normalization) {
+    closing.contributions = 2;
+  } else {
     closing.moments = {
         {.moments = {.count = 4, .first = {1, 1}, .second = {0, 4}}}};
   }

@@ -321,8 +321,8 @@ Scenario MakeMiscount(uint64_t seed) {
   do {
     scenario = MakeScenario(random.Next());
   } while (scenario.run.coordinator.workers < 2 ||
-           scenario.run.coordinator.policy.aggregation !=
-               AggregationKind::kSync);
+           Resolve(scenario.run.coordinator.policy).normalization !=
+               NormalizationKind::kGlobal);
   scenario.seed = seed;
   scenario.changes.clear();
   const Rank rank(static_cast<int32_t>(
@@ -335,6 +335,20 @@ Scenario MakeMiscount(uint64_t seed) {
   scenario.faults.push_back({.kind = FaultKind::kMiscount,
                              .at = scenario.delay_max * 60 * random.Uniform(),
                              .rank = rank});
+  return scenario;
+}
+
+Scenario MakeSkips(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 11));
+  Scenario scenario;
+  do {
+    scenario = MakeScenario(random.Next());
+  } while (scenario.run.coordinator.policy.aggregation !=
+           AggregationKind::kSync);
+  scenario.seed = seed;
+  // Policies under which ranks do not meet would refuse nothing.
+  scenario.changes.clear();
+  scenario.run.extras.skips = true;
   return scenario;
 }
 
@@ -427,6 +441,7 @@ std::string Describe(const Scenario& scenario) {
       scenario.run.extras.masked ? ", masked" : "",
       scenario.run.extras.clipped ? ", clipped" : "",
       scenario.run.extras.adapted ? ", lars" : "",
+      scenario.run.extras.skips ? ", skips" : "",
       scenario.in_order ? " in order" : "",
       scenario.run.extras.own_data ? ", own data" : "",
       o.max_steps > 0 ? absl::StrCat(", at most ", o.max_steps, " steps") : "",

@@ -38,6 +38,8 @@ struct RunExtras {
   // By norms over all shards: gradients are clipped, rates are adapted.
   bool clipped = false;
   bool adapted = false;
+  // Ranks leave out layers, and the order of the calls changes with the step.
+  bool skips = false;
 
   friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
 };
@@ -86,7 +88,7 @@ enum class FaultKind {
   kLeave,
   // The server is gone and comes back with its last checkpoint.
   kRestartServer,
-  // In its next step, the process makes other batch-norm calls than the others.
+  // In its next step, the process reports other batch-norm calls than it made.
   kMiscount,
   // A data shard is gone and comes back with nothing.
   kKillShard,
@@ -136,9 +138,13 @@ struct Scenario {
 };
 
 Scenario MakeScenario(uint64_t seed);
-// A synchronous run of two workers or more. One of them makes other batch-norm
-// calls than the others in one step; faults hit the others.
+// A synchronous run of two workers or more under global normalisation. One of
+// them reports other batch-norm calls than it made in one step; faults hit the
+// others.
 Scenario MakeMiscount(uint64_t seed);
+// A synchronous run whose ranks leave out layers, in an order that changes with
+// the step.
+Scenario MakeSkips(uint64_t seed);
 // An elastic run of up to 64 ranks, with storms of losses and joins.
 Scenario MakeElastic(uint64_t seed);
 // The base scenario or an elastic one with two to four shards, which die, or

@@ -84,6 +84,31 @@ std::vector<int32_t> CallCounts(const ModelLayout& layout) {
   return counts;
 }
 
+std::vector<size_t> MadeCalls(const StepInput& input) {
+  const std::vector<BatchNormCall> calls = CallsOf(input.spec->layout);
+  std::vector<size_t> made;
+  const bool skips = input.spec->extras.skips;
+  const auto number = [](int64_t a, int64_t b, int64_t c) {
+    return MixSeed(static_cast<uint64_t>(a), static_cast<uint64_t>(b),
+                   static_cast<uint64_t>(c));
+  };
+  for (size_t i = 0; i < calls.size(); ++i) {
+    // All calls of a layer, or none.
+    if (!skips ||
+        number(input.epoch, input.range.begin, 50 + calls[i].layer) % 3 != 0) {
+      made.push_back(i);
+    }
+  }
+  if (!skips) return made;
+  // The same order for all ranks. Calls of one layer stay in order.
+  std::stable_sort(made.begin(), made.end(), [&](size_t a, size_t b) {
+    const int64_t version = input.version.value();
+    return number(version, calls[a].layer, 7) <
+           number(version, calls[b].layer, 7);
+  });
+  return made;
+}
+
 std::vector<SharedFloats> InitialValues(
     const RunSpec& spec, const std::vector<Partition>& partitions, Rank rank) {
   std::vector<SharedFloats> values;
@@ -140,9 +165,11 @@ std::vector<float> Gradient(const StepInput& input, int32_t partition,
   const SharedFloats& weights = input.weights[static_cast<size_t>(partition)];
   const auto samples = static_cast<double>(input.range.size());
   const double total = static_cast<double>(std::max<int64_t>(forward.count, 1));
-  const double shared = 0.1 * forward.first[0] +
-                        0.1 * std::sqrt(forward.second[0] / total) +
-                        0.1 * backward.first[0] / total;
+  const double shared = forward.first.empty()
+                            ? 0
+                            : 0.1 * forward.first[0] +
+                                  0.1 * std::sqrt(forward.second[0] / total) +
+                                  0.1 * backward.first[0] / total;
   std::vector<float> gradient;
   if (LossWeight(input.range) == 0) {
     gradient.resize(static_cast<size_t>(weights->size()));
@@ -166,8 +193,8 @@ std::vector<int32_t> AbsentSlices(const StepInput& input,
   return {1};
 }
 
-size_t GradientCall(const ModelLayout& layout, int32_t partition) {
-  return static_cast<size_t>(partition) % CallsOf(layout).size();
+size_t GradientCall(size_t calls, int32_t partition) {
+  return calls == 0 ? 0 : static_cast<size_t>(partition) % calls;
 }
 
 double LossWeight(const IndexRange& range) {

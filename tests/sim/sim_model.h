@@ -73,6 +73,8 @@ struct StepInput {
   const RunSpec* spec = nullptr;
   int64_t epoch = 0;
   IndexRange range;
+  // Of the weights that are read; under sync that of the step.
+  Version version;
   // One buffer a partition.
   std::vector<SharedFloats> weights;
 };
@@ -81,6 +83,9 @@ struct StepInput {
 // twice.
 std::vector<BatchNormCall> CallsOf(const ModelLayout& layout);
 std::vector<int32_t> CallCounts(const ModelLayout& layout);
+// The calls that a rank makes with this input, in order, as indices into
+// CallsOf.
+std::vector<size_t> MadeCalls(const StepInput& input);
 
 // Different for each rank, to show where training began.
 std::vector<SharedFloats> InitialValues(
@@ -88,18 +93,20 @@ std::vector<SharedFloats> InitialValues(
 
 // Deterministic replacements for a network's arithmetic. `combined` holds the
 // moments that earlier calls were normalised with, so that a wrong one changes
-// everything that follows.
+// everything that follows. `call` is an index into CallsOf.
 Moments ForwardMoments(const StepInput& input, size_t call,
                        const std::vector<Moments>& combined);
 Moments BackwardMoments(const StepInput& input, size_t call,
                         const Moments& forward);
-// `forward` and `backward` are those of call GradientCall(partition).
+// `forward` and `backward` are those of call GradientCall(partition), or have
+// no samples if the rank makes no call.
 std::vector<float> Gradient(const StepInput& input, int32_t partition,
                             const Moments& forward, const Moments& backward);
 // Slices without a gradient in this batch; their values are zeros.
 std::vector<int32_t> AbsentSlices(const StepInput& input,
                                   const Partition& partition);
-size_t GradientCall(const ModelLayout& layout, int32_t partition);
+// One of so many calls that the rank makes; 0 if it makes none.
+size_t GradientCall(size_t calls, int32_t partition);
 // 0 for every fourth possible begin of a range: a batch whose labels are all
 // ignored.
 double LossWeight(const IndexRange& range);

@@ -235,7 +235,7 @@ void SimServer::Close(const SharedConnection& connection, const Sender& sender,
 void SimServer::Reduce(const SharedConnection& connection, const Sender& sender,
                        const ReduceKey& key, const Moments& moments) {
   Handle([&](Effects& out) {
-    Accept(core_->Reduce(sender, {.key = key, .moments = moments},
+    Accept(core_->Reduce(sender, {{.key = key, .moments = moments}},
                          world_.scheduler.now(), out),
            connection, StreamKind::kReduce, sender);
   });

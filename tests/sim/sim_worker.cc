@@ -278,6 +278,7 @@ void SimWorker::Compute(const Assignment& assignment) {
   step_->input = {.spec = &world_.scenario.run,
                   .epoch = assignment.data_epoch,
                   .range = range,
+                  .version = assignment.version,
                   .weights = weights_};
   step_->opening = {
       .version = version_,
@@ -291,12 +292,11 @@ void SimWorker::Compute(const Assignment& assignment) {
     step_->state = NextState(state_);
     step_->closing.front_end_state = Encode(step_->state, rank_);
   }
-  // In a step with one member the calls would count as right.
-  if (assignment.members.size() > 1 && std::exchange(miscounts_, false)) {
-    step_->miscounts = static_cast<Miscounts>(
-        1 + world_.random.Below(assignment.global_normalization ? 3 : 2));
+  step_->calls = MadeCalls(step_->input);
+  if (assignment.global_normalization && std::exchange(miscounts_, false)) {
+    step_->miscounts = static_cast<Miscounts>(1 + world_.random.Below(3));
   }
-  step_->backward_left = CallsOf(layout()).size();
+  step_->backward_left = step_->calls.size();
   step_->backward.resize(step_->backward_left);
   step_->unsent = SendOrder(partitions_);
   std::vector<int32_t>& unsent = step_->unsent;
@@ -309,10 +309,9 @@ void SimWorker::Compute(const Assignment& assignment) {
 
 void SimWorker::Forward() {
   Step& step = *step_;
-  const std::vector<BatchNormCall> calls = CallsOf(layout());
-  while (step.forward.size() < calls.size()) {
-    const Moments local =
-        ForwardMoments(step.input, step.forward.size(), step.forward);
+  while (step.forward.size() < step.calls.size()) {
+    const Moments local = ForwardMoments(
+        step.input, step.calls[step.forward.size()], step.forward);
     step.local.push_back(local);
     if (MeetsOthers()) return Contribute(ReducePhase::kForward, local);
     step.forward.push_back(local);
@@ -330,11 +329,11 @@ void SimWorker::Contribute(ReducePhase phase, const Moments& moments) {
   const size_t at = phase == ReducePhase::kForward ? step_->forward.size()
                                                    : step_->backward_left - 1;
   step_->phase = Phase::kReducing;
-  step_->reduce = {
-      .step = step_->assignment.version,
-      .attempt = step_->assignment.attempt,
-      .place = {
-          .layer = calls[at].layer, .call = calls[at].call, .phase = phase}};
+  step_->reduce = {.step = step_->assignment.version,
+                   .attempt = step_->assignment.attempt,
+                   .place = {.layer = calls[step_->calls[at]].layer,
+                             .call = calls[step_->calls[at]].call,
+                             .phase = phase}};
   const int copies =
       world_.random.Uniform() < world_.scenario.duplicates ? 2 : 1;
   for (int i = 0; i < copies; ++i) {

@@ -82,13 +82,13 @@ class SimWorker {
 
  private:
   enum class Phase { kComputing, kReducing, kAwaitingVerdict };
-  // How its batch-norm calls differ from those of the others.
+  // How what it reports of its batch-norm calls differs from what it does.
   enum class Miscounts {
     kNothing,
     // It reports one call more than it made, or one fewer.
     kOneMore,
     kOneFewer,
-    // It takes part in no rendezvous, and does not report that.
+    // It takes part in no rendezvous, and reports that it did.
     kNoRendezvous,
   };
 
@@ -102,7 +102,9 @@ class SimWorker {
     // Set when the step became void; acted on where the client would notice.
     bool aborted = false;
     ReduceKey reduce;
-    // By call: the moments of this batch, and the combined ones.
+    // Indices into CallsOf. What follows is by position in it.
+    std::vector<size_t> calls;
+    // The moments of this batch, and the combined ones.
     std::vector<Moments> local;
     std::vector<Moments> forward;
     std::vector<std::optional<Moments>> backward;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -46,7 +47,7 @@ void SimWorker::Backward() {
     const size_t call = step.backward_left - 1;
     if (!step.backward[call].has_value()) {
       const Moments local =
-          BackwardMoments(step.input, call, step.forward[call]);
+          BackwardMoments(step.input, step.calls[call], step.forward[call]);
       if (MeetsOthers()) return Contribute(ReducePhase::kBackward, local);
       step.backward[call] = local;
     }
@@ -61,7 +62,8 @@ void SimWorker::SendGradients(bool all) {
   std::vector<int32_t> later;
   for (int32_t partition : step_->unsent) {
     const bool ready =
-        GradientCall(layout(), partition) >= step_->backward_left;
+        step_->backward_left == 0 ||
+        GradientCall(step_->calls.size(), partition) >= step_->backward_left;
     const bool next = later.empty() || !world_.scenario.in_order;
     if (next && ready && (all || world_.random.Below(2) == 0)) {
       SendGradient(partition);
@@ -75,10 +77,12 @@ void SimWorker::SendGradients(bool all) {
 void SimWorker::SendGradient(int32_t partition) {
   const Step& step = *step_;
   const auto p = static_cast<size_t>(partition);
-  const size_t call = GradientCall(layout(), partition);
+  const size_t call = GradientCall(step.calls.size(), partition);
   auto block = std::make_shared<GradientBlock>();
-  block->values =
-      Gradient(step.input, partition, step.forward[call], *step.backward[call]);
+  block->values = step.calls.empty()
+                      ? Gradient(step.input, partition, {}, {})
+                      : Gradient(step.input, partition, step.forward[call],
+                                 *step.backward[call]);
   block->rank = rank_;
   block->incarnation = incarnation_;
   block->key = step.key;
@@ -127,19 +131,28 @@ void SimWorker::Send(const SharedConnection& connection, const Sender& sender,
 
 void SimWorker::ClosePush() {
   Step& step = *step_;
-  step.closing = {.loss_sum = 2 * step.opening.loss_weight,
-                  .correct = 1,
-                  .labels = step.opening.samples,
-                  .batch_norm_calls = CallCounts(layout()),
-                  .front_end_state = step.closing.front_end_state};
-  if (!step.assignment.global_normalization) {
-    const std::vector<BatchNormCall> calls = CallsOf(layout());
-    for (size_t i = 0; i < calls.size(); ++i) {
-      step.closing.moments.push_back({.layer = calls[i].layer,
-                                      .call = calls[i].call,
-                                      .moments = step.local[i]});
+  step.closing = {
+      .loss_sum = 2 * step.opening.loss_weight,
+      .correct = 1,
+      .labels = step.opening.samples,
+      .batch_norm_calls = std::vector<int32_t>(layout().batch_norms.size()),
+      .front_end_state = step.closing.front_end_state};
+  const std::vector<BatchNormCall> calls = CallsOf(layout());
+  for (size_t i = 0; i < step.calls.size(); ++i) {
+    const BatchNormCall& call = calls[step.calls[i]];
+    ++step.closing.batch_norm_calls[static_cast<size_t>(call.layer)];
+    if (step.assignment.global_normalization) {
+      // Forward and backward.
+      step.closing.contributions += 2;
+    } else {
+      step.closing.moments.push_back(
+          {.layer = call.layer, .call = call.call, .moments = step.local[i]});
     }
   }
+  std::sort(step.closing.moments.begin(), step.closing.moments.end(),
+            [](const CallMoments& a, const CallMoments& b) {
+              return std::tie(a.layer, a.call) < std::tie(b.layer, b.call);
+            });
   MiscountClosing();
   world_.network.ToServer(
       connection_, StreamKind::kExchange,
@@ -162,13 +175,6 @@ void SimWorker::MiscountClosing() {
   if (!more && step_->miscounts != Miscounts::kOneFewer) return;
   int32_t& count = closing.batch_norm_calls.back();
   count += more ? 1 : -1;
-  if (closing.moments.empty()) return;
-  if (more) {
-    closing.moments.push_back(closing.moments.back());
-    ++closing.moments.back().call;
-  } else {
-    closing.moments.pop_back();
-  }
 }
 
 // Sends the whole push again on the same stream, now or during the next step.

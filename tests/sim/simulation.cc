@@ -203,6 +203,7 @@ void Simulation::Count() {
   const StatusView status = server_->core().Status(scheduler_.now());
   outcome_.workers_lost += status.counts.workers_lost;
   outcome_.steps_aborted += status.counts.steps_aborted;
+  outcome_.repeated_for_order += status.counts.steps_repeated_for_order;
   outcome_.duplicates += status.counts.pushes_duplicate;
   outcome_.replay_mismatches += status.counts.replay_mismatches;
   outcome_.dropped += status.counts.pushes_dropped;

@@ -39,8 +39,10 @@ struct Outcome {
   int64_t results_lost = 0;
   int64_t dropped = 0;
   int64_t policy_changes = 0;
-  // Workers whose batch-norm calls differed from those of the others.
+  // Workers that reported other batch-norm calls than they had made.
   int64_t fenced = 0;
+  // Attempts that were repeated because of the order of calls.
+  int64_t repeated_for_order = 0;
   // Changes of the number of workers.
   int64_t resizes = 0;
   // All processes of workers.

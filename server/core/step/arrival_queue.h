@@ -68,6 +68,7 @@ class ArrivalQueue final : public StepDriver {
     return parts_.ranks.InFlight();
   }
   bool IsHeldUp(const Worker& worker) const override { return worker.waiting; }
+  std::string WaitsIn(const Worker&) const override { return ""; }
   std::vector<Rank> HeldUpBy(const Worker& worker) const override {
     return Behind(worker.rank);
   }

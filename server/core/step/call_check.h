@@ -1,26 +1,50 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
-#include "absl/functional/function_ref.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
-#include "server/core/policy/call_agreement.h"
 #include "server/core/step/round.h"
 
-// Whether the members of a round have made the same batch-norm calls.
+// Whether what members say of their batch-norm calls is what the server has
+// seen, and whether their calls can make one step.
 namespace cohort {
 
-// A disagreement in which a closed push takes part. Call it once every member
-// has closed its push or waits in a rendezvous. Absent: there is none.
-std::optional<CallDissent> FindClosedDissent(
+// A closing that differs from what its rank has contributed in this attempt.
+struct ClosingFault {
+  std::string text;
+  // It differs from what the same incarnation has contributed, so the process
+  // contradicts itself. Otherwise an earlier incarnation of the rank made other
+  // calls.
+  bool contradicts_itself = false;
+};
+// The push of `rank` has just been closed; moments meet in rendezvous.
+std::optional<ClosingFault> FindClosingFault(
+    const Round& round, Rank rank, const std::vector<BatchNormSpec>& layers);
+// `rank` has contributed to a call that is new after its push was closed.
+ClosingFault CallAfterClosing(const Round& round, Rank rank,
+                              const CallPlace& place,
+                              const std::vector<BatchNormSpec>& layers);
+
+// Why the calls of the members, which have all closed their pushes, cannot be
+// paired: one made more calls of a layer than another that made some, or calls
+// that may be paired wrongly have inputs of different sizes. `global`: moments
+// meet in rendezvous.
+std::optional<std::string> FindUnpairedCalls(
     const Round& round, const std::vector<BatchNormSpec>& layers, bool global);
 
-// That of a group whose members have all been `stuck`: waiting for each other
-// for so long that no contribution can be under way any more.
-std::optional<CallDissent> FindCrossedDissent(
-    const Round& round, const std::vector<BatchNormSpec>& layers,
-    absl::FunctionRef<bool(Rank)> stuck);
+// Members of the group wait, and no rendezvous can be completed. Names who
+// waits in what.
+std::string StuckText(const Round& round, size_t group,
+                      const std::vector<BatchNormSpec>& layers);
+
+// Why a doomed attempt is repeated.
+std::string LateText(const Round& round,
+                     const std::vector<BatchNormSpec>& layers);
+// The members reach calls in orders that contradict each other.
+std::string ContradictionText(const Round& round,
+                              const std::vector<BatchNormSpec>& layers);
 
 }  // namespace cohort

@@ -1,6 +1,8 @@
 #include "server/core/step/reduce_checks.h"
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -37,6 +39,28 @@ absl::Status CheckHeldMoments(const RendezvousTable& table, size_t layers,
   return absl::OkStatus();
 }
 
+// The layout does not say how many channels a call has that is not registered.
+absl::Status CheckFits(const RendezvousTable& table,
+                       const std::vector<BatchNormSpec>& layers, Rank rank,
+                       const CallPlace& place, size_t channels) {
+  const std::optional<size_t> wanted =
+      place.layer < 0 ? table.ChannelsOf(place) : std::nullopt;
+  if (wanted.has_value() && *wanted != channels) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(CallTextOf(place, layers), ": got moments of ", channels,
+                     " channels from rank ", rank.value(), ", want ", *wanted,
+                     " as from the first member that came"));
+  }
+  if (place.phase == ReducePhase::kForward) return absl::OkStatus();
+  CallPlace forward = place;
+  forward.phase = ReducePhase::kForward;
+  forward.path.clear();
+  if (table.IsAnswered(forward, rank)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rendezvous: got ", CallTextOf(place, layers), " from rank ",
+      rank.value(), ", want it after the answer to its forward pass"));
+}
+
 }  // namespace
 
 absl::Status CheckStep(const ReduceKey& key, Rank rank, Version newest) {
@@ -58,6 +82,8 @@ absl::Status CheckReduce(const Round& round,
                      round.attempt().value(), " from one of its members"));
   }
   COHORT_RETURN_IF_ERROR(CheckContribution(key.place, moments, layers));
+  COHORT_RETURN_IF_ERROR(CheckFits(round.rendezvous, layers, rank, key.place,
+                                   moments.first.size()));
   COHORT_RETURN_IF_ERROR(
       CheckHeldMoments(round.rendezvous, layers.size(), rank, key));
   if (key.place.phase != ReducePhase::kForward) return absl::OkStatus();

@@ -75,6 +75,7 @@ void Round::Remove(Rank rank) {
 void Round::Restart(Rank rank) {
   pushes.Erase(rank);
   pushes.Add(rank);
+  rendezvous.NoteReopened(rank);
 }
 
 RoundView ViewOf(const Round& round) {
@@ -86,26 +87,61 @@ RoundView ViewOf(const Round& round) {
   return view;
 }
 
-bool AllClosedOrWaiting(const Round& round) {
-  const std::map<Rank, Push>& pushes = round.pushes.all();
-  // A quick test first: it is almost always false. A member may be counted
-  // twice, so it does not replace the loop.
-  if (round.pushes.closed_count() + round.rendezvous.waiting_count() <
-      pushes.size()) {
-    return false;
+namespace {
+
+// The largest number of calls of each part and layer.
+std::vector<int32_t> MostCalls(const std::map<Rank, Push>& pushes) {
+  std::vector<int32_t> most;
+  for (const auto& [rank, push] : pushes) {
+    const std::vector<int32_t>& counts = push.closing().batch_norm_calls;
+    most.resize(std::max(most.size(), counts.size()));
+    for (size_t at = 0; at < counts.size(); ++at) {
+      most[at] = std::max(most[at], counts[at]);
+    }
   }
-  return std::all_of(pushes.begin(), pushes.end(), [&round](const auto& push) {
-    return push.second.closed() || round.rendezvous.Waits(push.first);
-  });
+  return most;
 }
 
-std::vector<RankMoments> TakeMoments(Round& round, bool global) {
+// Numbers the calls of a rank, which made `own` of them by part and layer, as
+// if it had made `most`.
+void Renumber(const std::vector<int32_t>& own, const std::vector<int32_t>& most,
+              size_t layers, std::vector<CallMoments>& calls) {
+  // The part of the call before, and the calls of its layer in the parts before
+  // that.
+  size_t part = 0;
+  int32_t own_before = 0;
+  int32_t most_before = 0;
+  int32_t layer = -1;
+  for (CallMoments& call : calls) {
+    if (call.layer != layer) {
+      layer = call.layer;
+      part = 0;
+      own_before = 0;
+      most_before = 0;
+    }
+    const auto at = [&] { return part * layers + static_cast<size_t>(layer); };
+    while (call.call >= own_before + own[at()]) {
+      own_before += own[at()];
+      most_before += most[at()];
+      ++part;
+    }
+    call.call += most_before - own_before;
+  }
+}
+
+}  // namespace
+
+std::vector<RankMoments> TakeMoments(Round& round, bool global, size_t layers) {
+  const std::vector<int32_t> most =
+      global ? std::vector<int32_t>() : MostCalls(round.pushes.all());
   std::vector<RankMoments> moments;
   for (const auto& [rank, push] : round.pushes.all()) {
-    moments.push_back({.rank = rank,
-                       .samples = push.opening().samples,
-                       .calls = global ? std::vector<CallMoments>()
-                                       : round.pushes.TakeMoments(rank)});
+    RankMoments& of = moments.emplace_back(
+        RankMoments{.rank = rank, .samples = push.opening().samples});
+    if (global) continue;
+    of.calls = round.pushes.TakeMoments(rank);
+    const std::vector<int32_t>& own = push.closing().batch_norm_calls;
+    if (own != most) Renumber(own, most, layers, of.calls);
   }
   return moments;
 }

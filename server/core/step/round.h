@@ -47,8 +47,17 @@ class Round {
   };
   // On the way to the commit.
   struct Progress {
-    // All are closed, and have made the same batch-norm calls.
+    // All are closed, and their batch-norm calls make one step.
     bool calls_agree = false;
+    // A rank's closing, or what it did after it, is not what the rank has
+    // contributed; the first that was seen.
+    struct Fault {
+      Rank rank;
+      std::string text;
+      // Of one incarnation, which must end.
+      bool contradicts_itself = false;
+    };
+    std::optional<Fault> fault;
     // Set once all members have opened.
     std::optional<PendingCommit> commit;
     std::optional<Instant> first_fold;
@@ -123,14 +132,12 @@ class Round {
 // The round as a policy sees it.
 RoundView ViewOf(const Round& round);
 
-// Every member has closed its push, or waits in a rendezvous.
-bool AllClosedOrWaiting(const Round& round);
-
 // ---- the commit
 // The members with the moments that they reported on closing, which the round
 // hands over. `global`: without moments, as those of the rendezvous stand by
-// call.
-std::vector<RankMoments> TakeMoments(Round& round, bool global);
+// call. Calls of one layer have the same number on all ranks that make them,
+// also where a rank left out those of a whole part. `layers`: of the model.
+std::vector<RankMoments> TakeMoments(Round& round, bool global, size_t layers);
 // Sums over the members, but for the numbers of the run as a whole.
 CommitRecord RecordOf(const Round& round);
 // The observations of the round, which it hands over, without the drift.

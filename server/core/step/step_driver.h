@@ -116,6 +116,9 @@ class StepDriver {
   // the sake of others.
   virtual bool IsHeldUp(const Worker& worker) const = 0;
   virtual std::vector<Rank> HeldUpBy(const Worker& worker) const = 0;
+  // The rendezvous that `worker` waits in, such as "call 0 of bn1"; empty if
+  // there is none.
+  virtual std::string WaitsIn(const Worker& worker) const = 0;
 
  protected:
   explicit StepDriver(const RunParts& parts) : parts_(parts) {}

@@ -7,7 +7,6 @@
 #include "common/status_macros.h"
 #include "server/core/call_names.h"
 #include "server/core/run_progress.h"
-#include "server/core/step/call_check.h"
 #include "server/core/step/push_outcome.h"
 #include "server/core/step/reduce_checks.h"
 #include "server/core/step/sync_rounds.h"
@@ -25,31 +24,32 @@ bool SyncRounds::IsOver(const ReduceKey& key, Rank rank) const {
 
 absl::Status SyncRounds::Reduce(Worker& worker, MomentsMessage message,
                                 Turn& turn) {
-  const ReduceKey key = std::move(message.key);
-  Moments moments = std::move(message.moments);
+  const ReduceKey& key = message.key;
   if (IsOver(key, worker.rank)) {
     return RefuseReduce(parts_, worker, key, turn);
   }
   const std::vector<BatchNormSpec>& layers = parts_.model.batch_norms();
   COHORT_RETURN_IF_ERROR(
-      CheckReduce(*round_, layers, worker.rank, key, moments));
-  const bool finite = IsFinite(moments);
+      CheckReduce(*round_, layers, worker.rank, key, message.moments));
+  const bool finite = IsFinite(message.moments);
   RendezvousTable::Outcome outcome = round_->rendezvous.Contribute(
-      key, worker.rank, std::move(moments), turn.now);
+      key, worker.rank, std::move(message.moments), turn.now, message.extents);
   if (outcome.repeated) {
     CountArrival(
         worker,
         outcome.mismatch ? Push::Arrival::kMismatch : Push::Arrival::kRepeated,
         parts_.ledger, turn);
   }
+  if (outcome.first && round_->pushes[worker.rank].closed()) {
+    NoteFault(worker.rank,
+              CallAfterClosing(*round_, worker.rank, key.place, layers));
+  }
   if (!finite && !outcome.repeated) {
     NoteNonfinite(absl::StrCat("rank ", worker.rank.value(), ": moments of ",
                                CallNameOf(key.place, layers)));
   }
   AnswerRendezvous(key, std::move(outcome), turn);
-  if (key.place.phase == ReducePhase::kForward && ClaimedByMoments()) {
-    Claim(worker.rank, turn);
-  }
+  if (key.place.phase == ReducePhase::kForward) Claim(worker.rank, turn);
   return absl::OkStatus();
 }
 
@@ -150,59 +150,89 @@ void SyncRounds::Folded(FoldReport report, Turn& turn) {
 }
 
 bool SyncRounds::SettleCalls(Turn& turn) {
-  if (round_->progress.calls_agree || round_->pushes.all().empty() ||
-      !AllClosedOrWaiting(*round_)) {
-    return true;
-  }
-  const std::optional<CallDissent> dissent = FindClosedDissent(
-      *round_, parts_.model.batch_norms(), parts_.settings.global());
-  if (dissent.has_value()) {
-    EndDissent(*dissent, turn);
+  Round::Progress& progress = round_->progress;
+  if (progress.calls_agree || round_->pushes.all().empty()) return true;
+  if (progress.fault.has_value()) {
+    EndFault(*std::exchange(progress.fault, std::nullopt), turn);
     return false;
   }
+  // Other ranks may still become members.
+  if (!round_->fixed()) return true;
+  const bool global = parts_.settings.global();
+  if (global && !CompleteWithoutAbsent(turn)) return false;
   // A closed push does not change any more.
   if (!round_->pushes.AllClosed()) return true;
-  round_->progress.calls_agree = true;
-  // Where the first pushes make a step, candidates that closed theirs without
-  // any moments would never claim it otherwise.
-  for (Rank rank : RankList(round_->members())) {
-    if (round_->fixed()) break;
-    Claim(rank, turn);
+  const std::optional<std::string> unpaired =
+      FindUnpairedCalls(*round_, parts_.model.batch_norms(), global);
+  if (unpaired.has_value()) {
+    EndMismatch(*unpaired, turn);
+    return false;
   }
+  progress.calls_agree = true;
   return true;
 }
 
-void SyncRounds::EndDissent(const CallDissent& dissent, Turn& turn) {
+// Each group goes on by itself, also if another one is doomed: so what an
+// attempt teaches does not depend on which of them is faster.
+bool SyncRounds::CompleteWithoutAbsent(Turn& turn) {
+  RendezvousTable& rendezvous = round_->rendezvous;
+  for (size_t group : rendezvous.TakeRested()) {
+    if (rendezvous.IsDoomed(group) || !rendezvous.AnyWaits(group)) continue;
+    const std::vector<CallPlace> open = rendezvous.OpenForward(group);
+    if (open.empty()) {
+      EndMismatch(StuckText(*round_, group, parts_.model.batch_norms()), turn);
+      return false;
+    }
+    const CallPlace& first = open[parts_.ledger.call_order.First(open)];
+    AnswerRendezvous(
+        {.step = round_->step(), .attempt = round_->attempt(), .place = first},
+        rendezvous.CompleteWith(first, group, turn.now), turn);
+  }
+  if (!rendezvous.AllAtRest() || !rendezvous.AnyDoomed()) return true;
+  EndDoomed(turn);
+  return false;
+}
+
+void SyncRounds::EndDoomed(Turn& turn) {
+  const std::vector<BatchNormSpec>& layers = parts_.model.batch_norms();
+  if (!parts_.ledger.call_order.Learn(round_->rendezvous.Sequences(),
+                                      round_->step())) {
+    EndMismatch(ContradictionText(*round_, layers), turn);
+    return;
+  }
+  ++parts_.ledger.counts.steps_repeated_for_order;
+  AbortAttempt(absl::StrCat(LateText(*round_, layers),
+                            "; the step is repeated in the order of calls "
+                            "that this has shown"),
+               turn);
+}
+
+void SyncRounds::EndMismatch(const std::string& text, Turn& turn) {
   turn.changed = true;
-  const bool fenced_before =
-      dissent.alone.has_value() && fenced_.contains(*dissent.alone);
-  if (fenced_before || dissent_step_ == round_->step()) {
-    turn.end = {
-        .outcome = RunOutcome::kModelMismatch,
-        .reason = absl::StrCat(
-            dissent.text, "; ",
-            fenced_before
-                ? absl::StrCat(
-                      "rank ", dissent.alone->value(),
-                      " was already replaced because of such a difference")
-                : absl::StrCat(
-                      "step ", round_->step().value(),
-                      " was already repeated because of such a difference"),
-            "; start all workers with the same program and model")};
+  turn.end = {.outcome = RunOutcome::kModelMismatch, .reason = text};
+}
+
+void SyncRounds::EndFault(const Round::Progress::Fault& fault, Turn& turn) {
+  turn.changed = true;
+  // The step is full without it.
+  if (!IsMember(fault.rank)) return;
+  if (!fault.contradicts_itself) {
+    AbortAttempt(absl::StrCat(fault.text, "; the step is repeated"), turn);
     return;
   }
-  dissent_step_ = round_->step();
-  if (!dissent.alone.has_value()) {
-    AbortAttempt(absl::StrCat(dissent.text, "; the step is repeated once"),
-                 turn);
+  if (fenced_.contains(fault.rank)) {
+    EndMismatch(absl::StrCat(fault.text, "; rank ", fault.rank.value(),
+                             " was already replaced because of such a "
+                             "difference; start all workers with the same "
+                             "program and model"),
+                turn);
     return;
   }
-  fenced_.insert(*dissent.alone);
-  fencing_ = {
-      .rank = *dissent.alone,
-      .step = round_->step(),
-      .attempt = round_->attempt(),
-      .reason = absl::StrCat(dissent.text, "; the other members agree")};
+  fenced_.insert(fault.rank);
+  fencing_ = {.rank = fault.rank,
+              .step = round_->step(),
+              .attempt = round_->attempt(),
+              .reason = fault.text};
   turn.fencing = {.rank = fencing_->rank, .reason = fencing_->reason};
 }
 
@@ -230,7 +260,20 @@ std::vector<std::pair<Rank, PushKey>> SyncRounds::EndAssignments() {
   return keys;
 }
 
+void SyncRounds::NoteFault(Rank rank, ClosingFault fault) {
+  if (round_->progress.fault.has_value()) return;
+  round_->progress.fault = {.rank = rank,
+                            .text = std::move(fault.text),
+                            .contradicts_itself = fault.contradicts_itself};
+}
+
 void SyncRounds::NoteClosing(Rank rank) {
+  round_->rendezvous.NoteClosed(rank);
+  if (parts_.settings.global()) {
+    std::optional<ClosingFault> fault =
+        FindClosingFault(*round_, rank, parts_.model.batch_norms());
+    if (fault.has_value()) NoteFault(rank, *std::move(fault));
+  }
   std::optional<std::string> bad =
       NonfiniteMoments(parts_.model, rank, round_->pushes[rank]);
   if (!bad.has_value()) return;
@@ -260,7 +303,7 @@ bool SyncRounds::UpdateStatistics(Turn& turn) {
     job.forward = round_->rendezvous.TakeForward();
   }
   job.moments = std::make_shared<const std::vector<RankMoments>>(
-      TakeMoments(*round_, global));
+      TakeMoments(*round_, global, parts_.model.batch_norms().size()));
   if (ChannelsOf(job) <= parts_.settings.options().moments_inline_max) {
     progress.statistics = RunStatisticsUpdate(std::move(job));
     return true;

@@ -9,10 +9,6 @@
 
 namespace cohort {
 
-bool SyncRounds::ClaimedByMoments() const {
-  return parts_.settings.global() && !parts_.model.batch_norms().empty();
-}
-
 void SyncRounds::Claim(Rank rank, Turn& turn) {
   if (!round_->Claim(rank)) return;
   const Decision decision =
@@ -20,6 +16,13 @@ void SyncRounds::Claim(Rank rank, Turn& turn) {
   if (decision.action == Decision::Action::kFix) {
     FixMembers(decision.members, turn);
   }
+}
+
+void SyncRounds::ClaimByPush(Rank rank, Turn& turn) {
+  const bool claims = parts_.settings.global()
+                          ? round_->pushes[rank].closed()
+                          : round_->pushes.IsComplete(rank);
+  if (claims) Claim(rank, turn);
 }
 
 void SyncRounds::FixMembers(const std::vector<Rank>& members, Turn& turn) {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/step/call_check.h"
+#include "server/core/call_names.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
 
@@ -220,9 +220,7 @@ absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
     HoldGradient({.rank = worker.rank, .key = KeyOf(*worker.outstanding)},
                  message, turn);
     NoteFoldIfComplete(partition, turn.now);
-    if (!ClaimedByMoments() && round_->pushes.IsComplete(worker.rank)) {
-      Claim(worker.rank, turn);
-    }
+    ClaimByPush(worker.rank, turn);
     // Another one may be furthest behind now.
     ResumePaused(turn);
   } else if (round_->progress.commit.has_value()) {
@@ -242,9 +240,7 @@ absl::Status SyncRounds::Close(Worker& worker, PushClosing closing,
       round_->pushes.Close(worker.rank, std::move(closing), turn.now);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (arrival == Push::Arrival::kNew) NoteClosing(worker.rank);
-  if (!ClaimedByMoments() && round_->pushes.IsComplete(worker.rank)) {
-    Claim(worker.rank, turn);
-  }
+  ClaimByPush(worker.rank, turn);
   return absl::OkStatus();
 }
 
@@ -253,10 +249,10 @@ absl::Status SyncRounds::Close(Worker& worker, PushClosing closing,
 // Where a step waits for all its members, somebody must always be let in, or
 // what is held would never be folded: those who have sent the fewest partitions
 // are. All workers send partitions in one order, so what the furthest behind
-// sends completes a partition that the others have sent, and frees it. Only a
-// rank that does not compute what the others do can keep them waiting in a
-// rendezvous for ever; all who are paused are let in then, so that their
-// closings show who differs. Where the first K pushes make a step they do not
+// sends completes a partition that the others have sent, and frees it. A rank
+// that leaves out batch-norm calls in which the others wait may be paused for a
+// partition that they send only later; all who are paused are let in then, so
+// that the step goes on. Where the first K pushes make a step they do not
 // complete each other, and each is let in whole.
 
 bool SyncRounds::MayTake(Rank rank, int64_t bytes) const {
@@ -298,14 +294,6 @@ void SyncRounds::Tick(Turn& turn) {
     parts_.flow.LetInPaused();
   }
   ResumePaused(turn);
-  const auto stuck = [&](Rank rank) {
-    return round_->rendezvous.Waits(rank) &&
-           turn.now - parts_.ranks[rank].last_progress >
-               parts_.settings.options().step_deadline;
-  };
-  const std::optional<CallDissent> crossed =
-      FindCrossedDissent(*round_, parts_.model.batch_norms(), stuck);
-  if (crossed.has_value()) EndDissent(*crossed, turn);
 }
 
 // ---- for people
@@ -325,6 +313,13 @@ bool SyncRounds::WaitsForOthers(const Worker& worker) const {
 bool SyncRounds::IsHeldUp(const Worker& worker) const {
   return IsMember(worker.rank) &&
          (parts_.flow.IsPaused(worker.rank) || WaitsForOthers(worker));
+}
+
+std::string SyncRounds::WaitsIn(const Worker& worker) const {
+  if (!IsMember(worker.rank)) return "";
+  const CallPlace* const place = round_->rendezvous.WaitOf(worker.rank);
+  if (place == nullptr) return "";
+  return CallTextOf(*place, parts_.model.batch_norms());
 }
 
 std::vector<Rank> SyncRounds::WaitedFor() const {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "server/core/policy/call_agreement.h"
 #include "server/core/rendezvous.h"
+#include "server/core/step/call_check.h"
 #include "server/core/step/round.h"
 #include "server/core/step/step_driver.h"
 
@@ -67,6 +67,7 @@ class SyncRounds final : public StepDriver {
   std::vector<Rank> HeldUpBy(const Worker&) const override {
     return WaitedFor();
   }
+  std::string WaitsIn(const Worker& worker) const override;
 
  private:
   bool IsMember(Rank rank) const {
@@ -81,9 +82,12 @@ class SyncRounds final : public StepDriver {
   void AbortAttempt(const std::string& reason, Turn& turn);
 
   // ---- members of the first K
-  // The first moments make a member; otherwise a complete push does.
-  bool ClaimedByMoments() const;
+  // `rank` has done what makes a member.
   void Claim(Rank rank, Turn& turn);
+  // Its push is closed, or a gradient has come. Under global normalisation a
+  // closing makes a member, as the first moments do; otherwise a complete push
+  // does.
+  void ClaimByPush(Rank rank, Turn& turn);
   void FixMembers(const std::vector<Rank>& members, Turn& turn);
   // The step is full without `rank`, which takes a new assignment.
   void DropFromStep(Rank rank, Turn& turn);
@@ -111,19 +115,27 @@ class SyncRounds final : public StepDriver {
   // ---- the commit
   // The first is named in the end.
   void NoteNonfinite(std::string what);
-  // The push of `rank` is closed: looks at its moments.
+  // The push of `rank` is closed: looks at its moments and calls.
   void NoteClosing(Rank rank);
+  void NoteFault(Rank rank, ClosingFault fault);
   // Tells the data shard what goes into the commit, once all members have
   // opened their pushes.
   void PrepareCommit(Turn& turn);
   // The data shard folds a partition as soon as all have sent it.
   void NoteFoldIfComplete(int32_t partition, Instant now);
-  // Compares the members' batch-norm calls, once no member computes any more.
-  // False: they differ, and the attempt is over, or the run.
+  // Completes rendezvous whose other members cannot come, and compares the
+  // members' batch-norm calls once all pushes are closed. False: the attempt is
+  // over, or the run.
   bool SettleCalls(Turn& turn);
-  // Repeats the step, and fences the member that is alone in the disagreement.
-  // The second time it ends the run.
-  void EndDissent(const CallDissent& dissent, Turn& turn);
+  // False: the attempt is over, or the run.
+  bool CompleteWithoutAbsent(Turn& turn);
+  // Repeats a doomed attempt with the order that it has taught, or ends the
+  // run if it has taught nothing.
+  void EndDoomed(Turn& turn);
+  // Repeats the step. A process that contradicts itself is fenced; if its
+  // replacement does so, too, the run ends.
+  void EndFault(const Round::Progress::Fault& fault, Turn& turn);
+  void EndMismatch(const std::string& text, Turn& turn);
   // Computes the statistics of the commit, unless it will be skipped. False:
   // they are being computed on the pool.
   bool UpdateStatistics(Turn& turn);
@@ -142,9 +154,8 @@ class SyncRounds final : public StepDriver {
 
   std::optional<Round> round_;
   std::optional<Fenced> fencing_;
-  // The step that was repeated because its members' batch-norm calls differed.
-  std::optional<Version> dissent_step_;
-  // Ranks that were fenced for theirs and have not made a step since.
+  // Ranks that were fenced because they contradicted themselves, and have not
+  // made a step since.
   std::set<Rank> fenced_;
 };
 
