@@ -209,6 +209,21 @@ absl::Status Coordinator::BeginRegister(const Sender& sender,
   return absl::OkStatus();
 }
 
+absl::Status Coordinator::RegisterProgress(const Sender& sender, Instant now) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, roster_.Check(sender, now));
+  // Each partition is taken once.
+  if (registrar_.asked() == sender.rank) worker->last_progress = now;
+  return absl::OkStatus();
+}
+
+void Coordinator::RegisterClosed(const Sender& sender, Instant now,
+                                 Effects& out) {
+  if (!roster_.Check(sender, now).ok() || ledger_.ended()) return;
+  Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
+  registrar_.NoteClosed(sender.rank);
+  Settle(turn);
+}
+
 absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
     std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
@@ -246,6 +261,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   if (!under_way) return absl::OkStatus();
   Turn turn{.now = now, .out = out};
   COHORT_RETURN_IF_ERROR(driver_->Open(*worker, opening, turn));
+  NoteProgress(*worker, key, AssignmentProgress::kOpening, now);
   Settle(turn);
   return absl::OkStatus();
 }
@@ -277,6 +293,9 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   Turn turn{.now = now, .out = out};
   COHORT_ASSIGN_OR_RETURN(const Admission admission,
                           driver_->Gradient(*worker, message, turn));
+  if (admission == Admission::kTaken) {
+    NoteProgress(*worker, key, partition, now);
+  }
   if (message.ticket != 0 && admission == Admission::kTaken) {
     // First: weights for this rank may follow.
     NoteTaken({.rank = sender.rank,
@@ -288,6 +307,13 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   }
   Settle(turn);
   return admission;
+}
+
+void Coordinator::NoteProgress(Worker& worker, const PushKey& key, int32_t part,
+                               Instant now) {
+  if (worker.progress.Note(worker.incarnation, key, part)) {
+    worker.last_progress = now;
+  }
 }
 
 bool Coordinator::AwaitsOpening(const Sender& sender,
@@ -312,6 +338,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
     COHORT_RETURN_IF_ERROR(
         CheckClosing(closing, model_.batch_norms(), settings_.global()));
     COHORT_RETURN_IF_ERROR(driver_->Close(*worker, std::move(closing), turn));
+    NoteProgress(*worker, key, AssignmentProgress::kClosing, now);
   } else {
     AnswerOldPush(parts(), *driver_, *worker, key, turn);
   }

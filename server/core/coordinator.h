@@ -76,9 +76,10 @@ class Coordinator {
   absl::Status BeginRegister(const Sender& sender, const ModelLayout& layout,
                              const RunPlan& plan, Instant now, Effects& out);
   // A part of the values has arrived: the deadline begins anew.
-  absl::Status RegisterProgress(const Sender& sender, Instant now) {
-    return roster_.Check(sender, now).status();
-  }
+  absl::Status RegisterProgress(const Sender& sender, Instant now);
+  // The client has closed its side of the registration, so it can send no
+  // values.
+  void RegisterClosed(const Sender& sender, Instant now, Effects& out);
   // Takes the values of the worker that was asked. `values` has one buffer a
   // partition; `statistics` one entry a layer or none.
   // Errors also: FailedPrecondition if it was not asked.
@@ -203,6 +204,9 @@ class Coordinator {
   // Does what the parts have asked for, and what follows from it, until nothing
   // more does; then answers pushes and gives out work.
   void Settle(Turn& turn);
+  // The part of a push has been taken; see AssignmentProgress.
+  static void NoteProgress(Worker& worker, const PushKey& key, int32_t part,
+                           Instant now);
   absl::Status ReduceOne(Worker& worker, MomentsMessage message, Turn& turn);
   // One thing that follows. False: nothing does.
   bool Advance(Turn& turn);

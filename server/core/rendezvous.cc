@@ -203,15 +203,16 @@ int32_t RendezvousTable::ExtentsIn(Entry& entry,
   return index;
 }
 
-bool RendezvousTable::NoteMade(Entry& entry, size_t position) {
+void RendezvousTable::NoteMade(Entry& entry, size_t position,
+                               Outcome& outcome) {
   Contribution& slot = entry.contributions[position];
   Member& member = states_[position];
-  if (slot.incarnation == member.incarnation) return false;
-  const bool first = slot.incarnation < 0;
-  if (first) member.made.push_back(&entry);
+  if (slot.incarnation == member.incarnation) return;
+  outcome.fresh = true;
+  outcome.first = slot.incarnation < 0;
+  if (outcome.first) member.made.push_back(&entry);
   slot.incarnation = member.incarnation;
   ++member.made_by_it;
-  return first;
 }
 
 RendezvousTable::Outcome RendezvousTable::Contribute(
@@ -222,7 +223,7 @@ RendezvousTable::Outcome RendezvousTable::Contribute(
   const size_t group = GroupAt(at);
   Contribution& slot = entry.contributions[at];
   Outcome outcome;
-  outcome.first = NoteMade(entry, at);
+  NoteMade(entry, at, outcome);
   const uint64_t checksum = ChecksumOf(moments);
   if (slot.present || slot.late) {
     outcome.mismatch = slot.checksum != checksum;

@@ -81,8 +81,10 @@ class RendezvousTable {
     std::shared_ptr<const Moments> result;
     // The ranks to answer with it now, ascending.
     std::vector<Rank> answer;
-    // The rank has not contributed to it before, in any incarnation.
+    // The rank has not contributed to it before, in any incarnation; its
+    // present incarnation has not.
     bool first = false;
+    bool fresh = false;
     bool repeated = false;
     // Repeated with other bits.
     bool mismatch = false;
@@ -345,8 +347,7 @@ class RendezvousTable {
                     Outcome& outcome);
   void NoteLate(Entry& entry, size_t position, Instant now);
   static int32_t ExtentsIn(Entry& entry, const std::vector<int64_t>& extents);
-  // Returns whether it is the first contribution of the member to the entry.
-  bool NoteMade(Entry& entry, size_t position);
+  void NoteMade(Entry& entry, size_t position, Outcome& outcome);
   void SetWaiting(Entry& entry, size_t position, bool waiting);
   void ChangeBusy(size_t group, int32_t change);
   // Sets the counts of all groups from the members.

@@ -38,7 +38,7 @@ enum class VacancyReason {
   kDeadline,
   kAdmin,
   kLeft,
-  // Its batch-norm calls were not those of the other members.
+  // It reported other batch-norm calls than it had made.
   kMismatch,
 };
 

@@ -52,7 +52,12 @@ bool TakeRegistration(const Run& run, const Sender& sender,
         effect::RegisterAnswered{.rank = sender.rank,
                                  .incarnation = sender.incarnation,
                                  .answer = run.registrar.AnswerOfModel()});
-    run.registrar.Admit(sender.rank);
+    // One that repeats its registration has its assignment; to give it that
+    // again would look like progress.
+    const Worker& known = run.parts.ranks[sender.rank];
+    if (!known.registered || !known.outstanding.has_value()) {
+      run.registrar.Admit(sender.rank);
+    }
     return true;
   }
   run.registrar.Await(sender, layout, plan);

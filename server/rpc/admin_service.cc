@@ -190,6 +190,7 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
     v1::WorkerStatus* to = proto.add_workers();
     to->set_rank(worker.rank.value());
     to->set_state(worker.state);
+    to->set_waits_in(worker.waits_in);
     to->set_incarnation(worker.incarnation.value());
     to->set_description(worker.description);
     to->set_build(worker.build);

@@ -65,11 +65,18 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
   // answer, or is gone, which OnCancel reports.
   void OnReadDone(bool ok) override ABSL_LOCKS_EXCLUDED(answer_mu_) {
     if (!ok) {
-      MutexLock lock(answer_mu_);
-      half_closed_ = true;
+      std::optional<Sender> waiting;
+      bool asked = false;
+      {
+        MutexLock lock(answer_mu_);
+        half_closed_ = true;
+        asked = answer_.has_value() && answer_->send_values;
+        waiting = waiting_;
+      }
+      // Another worker must be asked for its values.
+      if (waiting.has_value()) shard_.RegisterClosed(*waiting);
       // The answer will end the stream, unless values are still expected.
-      const bool asked = answer_.has_value() && answer_->send_values;
-      if (waiting_ && !asked) return;
+      if (waiting.has_value() && !asked) return;
     }
     ShardStream::OnReadDone(ok);
   }
@@ -117,7 +124,7 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
                             FromProto(request.statistics(), *layout_));
     {
       MutexLock lock(answer_mu_);
-      waiting_ = true;
+      waiting_ = sender;
     }
     return shard_.BeginRegister(sender, *layout_, plan_, SharedFrom(this));
   }
@@ -198,7 +205,7 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
 
   // The answer may come from any thread, long after the layout.
   Mutex answer_mu_;
-  bool waiting_ ABSL_GUARDED_BY(answer_mu_) = false;
+  std::optional<Sender> waiting_ ABSL_GUARDED_BY(answer_mu_);
   bool half_closed_ ABSL_GUARDED_BY(answer_mu_) = false;
   std::optional<RegisterAnswer> answer_ ABSL_GUARDED_BY(answer_mu_);
 };

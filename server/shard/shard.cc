@@ -275,6 +275,12 @@ absl::Status Shard::RegisterProgress(const Sender& sender) {
   });
 }
 
+void Shard::RegisterClosed(const Sender& sender) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.RegisterClosed(sender, now, out);
+  });
+}
+
 absl::StatusOr<RegisterAnswer> Shard::FinishRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
     std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics) {

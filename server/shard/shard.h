@@ -166,6 +166,7 @@ class Shard {
                              const RunPlan& plan,
                              const std::shared_ptr<RegisterStream>& from);
   absl::Status RegisterProgress(const Sender& sender);
+  void RegisterClosed(const Sender& sender);
   absl::StatusOr<RegisterAnswer> FinishRegister(
       const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
       std::vector<SharedFloats> values,

@@ -130,12 +130,33 @@ TEST_F(CheckpointTest, SaysThatTheRunIsOver) {
   ExpectSameState((*loaded)->state, state);
 }
 
+TEST_F(CheckpointTest, KeepsTheOrderOfCallsThatWasLearnt) {
+  RunState state = ExampleState(7);
+  const CallPlace bn{.layer = 1, .call = 2};
+  const CallPlace head{
+      .part = 1, .layer = -1, .site = "net.py:\"head\"", .call = 0};
+  CallPlace backward = head;
+  backward.phase = ReducePhase::kBackward;
+  backward.path = {2, 0, 1};
+  state.call_order = {.step = Version(5),
+                      .now = {{head, bn}, {bn, backward}},
+                      .old = {{backward, head}}};
+  ASSERT_TRUE(
+      WriteCheckpoint(files_, dir_.path(), kKeep, ExampleIdentity(), state)
+          .ok());
+  const auto loaded = Load();
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_THAT(problems_, IsEmpty());
+  ExpectSameState((*loaded)->state, state);
+}
+
 TEST_F(CheckpointTest, WhatARunDoesNotUseIsNotWritten) {
   Write(7);
   const std::string text =
       ReadText(dir_.File("checkpoint-000000000007/manifest.json"));
-  for (const char* name : {"front_end_state", "own_data", "rates_by_workers",
-                           "\"optimizer\"", "rate_group", "ended"}) {
+  for (const char* name :
+       {"front_end_state", "own_data", "rates_by_workers", "\"optimizer\"",
+        "rate_group", "ended", "call_order"}) {
     EXPECT_THAT(text, testing::Not(HasSubstr(name)));
   }
 }

@@ -193,6 +193,7 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_EQ(seen.lost, wanted.lost);
   EXPECT_EQ(seen.never_registered, wanted.never_registered);
   EXPECT_EQ(seen.next_incarnation, wanted.next_incarnation);
+  EXPECT_EQ(seen.call_order, wanted.call_order);
   ASSERT_EQ(seen.reissue.size(), wanted.reissue.size());
   for (size_t i = 0; i < seen.reissue.size(); ++i) {
     EXPECT_EQ(seen.reissue[i].epoch, wanted.reissue[i].epoch);

@@ -78,6 +78,45 @@ TEST(CoordinatorDeadlineTest, ProgressStartsItAgain) {
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
+TEST(CoordinatorDeadlineTest, HitsAWorkerThatOnlyRepeatsItself) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, Zero()).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, Zero()).ok());
+  cohort.Push(kRank0, {});
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  ASSERT_TRUE(cohort.Gradient(kRank1, 0, {0, 0}).ok());
+  for (int minute = 0; minute < 5; ++minute) {
+    cohort.Pass(absl::Minutes(1));
+    EXPECT_EQ(cohort.counter("workers_lost"), 0);
+    ASSERT_TRUE(cohort.Register(kRank1).ok());
+    ASSERT_TRUE(cohort.Reduce(kRank1, {}, Zero()).ok());
+    ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+    ASSERT_TRUE(cohort.Gradient(kRank1, 0, {0, 0}).ok());
+    EXPECT_FALSE(cohort.Report(kRank1).ok());
+  }
+  cohort.Pass(kABit);
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+}
+
+// Each part is new for the replacement, although the server has it.
+TEST(CoordinatorDeadlineTest, AReplacementThatCatchesUpMakesProgress) {
+  FakeCohort cohort(GlobalSetup());
+  cohort.Start();
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, Zero()).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, Zero()).ok());
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  cohort.Push(kRank0, {});
+  cohort.Leave(kRank1);
+  cohort.StartOne(kRank1);
+  cohort.Pass(absl::Minutes(4));
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, Zero()).ok());
+  cohort.Pass(absl::Minutes(4));
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  cohort.Pass(absl::Minutes(4));
+  EXPECT_EQ(cohort.counter("workers_lost"), 1);
+}
+
 TEST(CoordinatorDeadlineTest, HitsAnEvaluationThatDoesNotCome) {
   FakeSetup setup = SmallSetup();
   setup.plan.train_samples = 4;
@@ -133,10 +172,10 @@ TEST(CoordinatorDeadlineTest, NothingIsCommittedAfterTheEnd) {
   const Assignment before = cohort.told(kRank1);
   cohort.Push(kRank0, {});
   cohort.Leave(kRank0);
-  for (int i = 0; i < 4; ++i) {
-    cohort.Pass(absl::Minutes(2) + kABit);
-    ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
-  }
+  cohort.Pass(absl::Minutes(4));
+  ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+  cohort.Pass(absl::Minutes(4));
+  ASSERT_TRUE(cohort.Gradient(kRank1, 1, {0}).ok());
   cohort.Pass(absl::Minutes(2) + kABit);
   ASSERT_TRUE(cohort.core().ended());
   cohort.Clear();
@@ -159,7 +198,7 @@ TEST(CoordinatorDeadlineTest, ContinueGivesUpOnlyWithNobodyLeft) {
   cohort.Leave(kRank0);
   for (int i = 0; i < 4; ++i) {
     cohort.Pass(absl::Minutes(4));
-    ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
+    cohort.Push(kRank1, {});
   }
   EXPECT_FALSE(cohort.core().ended());
   cohort.Leave(kRank1);

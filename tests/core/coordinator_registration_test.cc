@@ -61,6 +61,48 @@ TEST(CoordinatorRegistrationTest, TheOrderOfArrivalDoesNotDecideTheValues) {
   }
 }
 
+// The stream of rank 0 can carry no values any more.
+TEST(CoordinatorRegistrationTest, AClientThatHasClosedItsSideIsNotAsked) {
+  FakeCohort cohort(ThreeWorkers());
+  cohort.HoldValues();
+  Offer(cohort, kRank0);
+  cohort.CloseRegistration(kRank0);
+  Offer(cohort, kRank1);
+  Offer(cohort, kRank2);
+  EXPECT_FALSE(cohort.answer(kRank0).has_value());
+  EXPECT_TRUE(Asked(cohort, kRank1));
+  ASSERT_TRUE(cohort.SendValues(kRank1, 5).ok());
+  EXPECT_EQ(cohort.weights(0)[0], 5);
+  for (Rank rank : {kRank0, kRank1, kRank2}) {
+    EXPECT_TRUE(Trains(cohort, rank));
+  }
+}
+
+TEST(CoordinatorRegistrationTest, WhoClosesItsSideAfterTheRequestIsReplaced) {
+  FakeCohort cohort(ThreeWorkers());
+  cohort.HoldValues();
+  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
+  ASSERT_TRUE(Asked(cohort, kRank0));
+  cohort.CloseRegistration(kRank0);
+  EXPECT_TRUE(Asked(cohort, kRank1));
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+}
+
+// The stream of the one that was asked ends with an error of its own.
+TEST(CoordinatorRegistrationTest, IfNoClientCanSendValuesTheOthersAreToldSo) {
+  FakeCohort cohort(SmallSetup());
+  cohort.HoldValues();
+  Offer(cohort, kRank0);
+  cohort.CloseRegistration(kRank0);
+  Offer(cohort, kRank1);
+  EXPECT_TRUE(Asked(cohort, kRank1));
+  cohort.CloseRegistration(kRank1);
+  ASSERT_TRUE(cohort.answer(kRank0).has_value());
+  EXPECT_THAT(std::string(cohort.answer(kRank0)->status().message()),
+              HasSubstr("can send the initial values; keep the stream open"));
+  EXPECT_EQ(cohort.counter("workers_lost"), 0);
+}
+
 TEST(CoordinatorRegistrationTest, StatusSaysWhoIsWaitedFor) {
   FakeCohort cohort(SmallSetup());
   cohort.HoldValues();

@@ -249,6 +249,12 @@ absl::Status FakeCohort::Register(Rank rank, const ModelLayout& layout) {
                                                    : status;
 }
 
+void FakeCohort::CloseRegistration(Rank rank) {
+  Effects out;
+  core_.RegisterClosed(sender(rank), now_, out);
+  Absorb(std::move(out));
+}
+
 void FakeCohort::StartOne(Rank rank) {
   const absl::Status joined = Join(rank);
   EXPECT_TRUE(joined.ok()) << joined;

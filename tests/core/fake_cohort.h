@@ -84,6 +84,8 @@ class FakeCohort {
   absl::Status Register(Rank rank);
   // Registers with another layout.
   absl::Status Register(Rank rank, const ModelLayout& layout);
+  // The client of `rank` closes its side of the registration.
+  void CloseRegistration(Rank rank);
   // From now on only SendValues sends values.
   void HoldValues() { hold_values_ = true; }
   // `first` is the first of the three values.

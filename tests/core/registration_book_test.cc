@@ -58,6 +58,21 @@ TEST(RegistrationBookTest, ARepeatedRegistrationWithdrawsTheRequest) {
   EXPECT_TRUE(book.Due(1));
 }
 
+TEST(RegistrationBookTest, ARankThatCanSendNoValuesIsNotAsked) {
+  RegistrationBook book;
+  for (int32_t rank : {0, 1, 2}) book.Add(Rank(rank), EntryOf(2));
+  book.NoteClosed(Rank(0));
+  EXPECT_EQ(book.AskLowest(), Rank(1));
+  // The one that was asked closes its side, too.
+  book.NoteClosed(Rank(1));
+  EXPECT_FALSE(book.Contains(Rank(1)));
+  ASSERT_TRUE(book.Due(3));
+  EXPECT_EQ(book.AskLowest(), Rank(2));
+  book.NoteClosed(Rank(2));
+  EXPECT_EQ(book.AskLowest(), std::nullopt);
+  EXPECT_TRUE(book.Contains(Rank(0)));
+}
+
 TEST(RegistrationBookTest, TheLowestRanksModelRules) {
   RegistrationBook book;
   book.Add(Rank(0), EntryOf(2));

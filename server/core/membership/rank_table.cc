@@ -5,6 +5,20 @@
 
 namespace cohort {
 
+bool AssignmentProgress::Note(Incarnation incarnation, const PushKey& key,
+                              int32_t part) {
+  if (incarnation_ != incarnation || key_ != key) {
+    incarnation_ = incarnation;
+    key_ = key;
+    sent_.clear();
+  }
+  const auto at = static_cast<size_t>(part - kOpening);
+  if (at >= sent_.size()) sent_.resize(at + 1);
+  if (sent_[at]) return false;
+  sent_[at] = true;
+  return true;
+}
+
 absl::string_view StateName(Worker::State state) {
   switch (state) {
     case Worker::State::kVacant:

@@ -10,6 +10,7 @@
 #include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "common/push.h"
 #include "common/worker_report.h"
 
 namespace cohort {
@@ -21,6 +22,24 @@ struct HeldWeights {
   Version next;
 
   friend bool operator==(const HeldWeights&, const HeldWeights&) = default;
+};
+
+// The parts of one push that one incarnation has sent. A part that it sends
+// again is no progress.
+class AssignmentProgress {
+ public:
+  // Parts besides the partitions.
+  enum Part : int32_t { kOpening = -2, kClosing = -1 };
+
+  // True if the incarnation has not sent this part of the push before. `part`
+  // is a partition or one of Part.
+  bool Note(Incarnation incarnation, const PushKey& key, int32_t part);
+
+ private:
+  Incarnation incarnation_;
+  PushKey key_;
+  // By part, from kOpening on.
+  std::vector<bool> sent_;
 };
 
 // One rank of the cohort, over all lives of its process.
@@ -40,6 +59,7 @@ struct Worker {
   Instant last_heard;
   // When it last moved the run forward, for the step deadline.
   Instant last_progress;
+  AssignmentProgress progress;
   // When it left kLive.
   Instant lost_at;
   // When the last life that was registered ended: a replacement that is

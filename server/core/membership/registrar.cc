@@ -64,7 +64,12 @@ bool Registrar::Ask(Turn& turn) {
   }
   // While layouts differ, the right one is unknown.
   if (!different.empty()) return true;
-  const Rank rank = book_.AskLowest();
+  const std::optional<Rank> asked = book_.AskLowest();
+  if (!asked.has_value()) {
+    RefuseAll(turn);
+    return true;
+  }
+  const Rank rank = *asked;
   const RegistrationBook::Entry& entry = book_.entries().at(rank);
   RegisterAnswer answer = AnswerOf(entry.layout, entry.plan);
   answer.send_values = true;
@@ -74,6 +79,21 @@ bool Registrar::Ask(Turn& turn) {
                                               .answer = std::move(answer)});
   turn.repeat_waits = true;
   return true;
+}
+
+void Registrar::RefuseAll(Turn& turn) {
+  std::vector<Rank> refused;
+  for (const auto& [rank, entry] : book_.entries()) {
+    refused.push_back(rank);
+    turn.out.push_back(effect::RegisterAnswered{
+        .rank = rank,
+        .incarnation = entry.incarnation,
+        .answer = absl::FailedPreconditionError(
+            "register: every client that waits has closed its side of the "
+            "stream, so none of them can send the initial values; keep the "
+            "stream open until the answer")});
+  }
+  for (Rank rank : refused) book_.Remove(rank);
 }
 
 std::optional<std::string> Registrar::OverdueText(Instant now) const {

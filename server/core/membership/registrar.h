@@ -40,6 +40,9 @@ class Registrar {
   // Asks the next worker for its values if it is time to. True if anything
   // changed.
   bool Ask(Turn& turn);
+  // The client of `rank` has closed its side of the registration: it is not
+  // asked for its values.
+  void NoteClosed(Rank rank) { book_.NoteClosed(rank); }
   // The worker that was asked makes no progress: since when, in words.
   std::optional<std::string> OverdueText(Instant now) const;
 
@@ -59,6 +62,9 @@ class Registrar {
   RegisterAnswer AnswerOfModel() const;
 
  private:
+  // No worker that waits can send its values.
+  void RefuseAll(Turn& turn);
+
   const RunSettings& settings_;
   const ModelStore& model_;
   RankTable& ranks_;

@@ -1,5 +1,6 @@
 #include "server/core/membership/registration_book.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -54,6 +55,13 @@ void RegistrationBook::Remove(Rank rank) {
   if (entries_.empty()) complete_ = false;
 }
 
+void RegistrationBook::NoteClosed(Rank rank) {
+  const auto at = entries_.find(rank);
+  if (at == entries_.end()) return;
+  at->second.closed = true;
+  if (asked_ == rank) Remove(rank);
+}
+
 bool RegistrationBook::Due(int32_t needed) const {
   if (asked_.has_value() || entries_.empty()) return false;
   return complete_ || static_cast<int32_t>(entries_.size()) >= needed;
@@ -75,12 +83,15 @@ std::map<Rank, absl::Status> RegistrationBook::TakeDifferent() {
   return different;
 }
 
-Rank RegistrationBook::AskLowest() {
+std::optional<Rank> RegistrationBook::AskLowest() {
   COHORT_CHECK(!entries_.empty() && !asked_.has_value(),
                "no registration is left to request values from");
   complete_ = true;
-  asked_ = entries_.begin()->first;
-  return *asked_;
+  const auto at =
+      std::find_if(entries_.begin(), entries_.end(),
+                   [](const auto& entry) { return !entry.second.closed; });
+  if (at != entries_.end()) asked_ = at->first;
+  return asked_;
 }
 
 const RegistrationBook::Entries::value_type* RegistrationBook::Ruling() const {

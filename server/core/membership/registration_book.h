@@ -22,6 +22,8 @@ class RegistrationBook {
     Incarnation incarnation;
     ModelLayout layout;
     RunPlan plan;
+    // The client has closed its side of the stream and can send no values.
+    bool closed = false;
   };
   // In rank order.
   using Entries = std::map<Rank, Entry>;
@@ -36,14 +38,19 @@ class RegistrationBook {
   bool Contains(Rank rank) const { return entries_.contains(rank); }
   const std::optional<Rank>& asked() const { return asked_; }
 
+  // The client of `rank` can send no values any more. If it was asked for them,
+  // its registration is gone. No-op if there is none.
+  void NoteClosed(Rank rank);
+
   // True if somebody is to be asked now: nobody is, and either `needed` ranks
   // have come or they had come before, and the one that was asked is lost.
   bool Due(int32_t needed) const;
   // Ranks whose model differs from the one that rules, and how. They are
   // removed.
   std::map<Rank, absl::Status> TakeDifferent();
-  // The lowest rank, which is asked from now on. There must be one.
-  Rank AskLowest();
+  // The lowest rank that can send its values, which is asked from now on.
+  // Absent if there is none.
+  std::optional<Rank> AskLowest();
 
   // The lowest rank's or, while one is asked, that one's. Null if empty.
   const Entries::value_type* Ruling() const;

@@ -91,7 +91,6 @@ absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
         sender.incarnation.value(), " is no longer current; join again"));
   }
   worker.last_heard = now;
-  worker.last_progress = now;
   return &worker;
 }
 

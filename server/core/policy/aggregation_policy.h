@@ -25,7 +25,7 @@ struct RoundView {
   bool fixed = true;
   // Sync, not fixed: ranks that have done what makes a member, in the order in
   // which they did: a complete push, or under global normalisation the first
-  // moments of the step.
+  // moments of the step or the closing.
   std::vector<Rank> claims;
 };
 

@@ -34,6 +34,7 @@ absl::Status SyncRounds::Reduce(Worker& worker, MomentsMessage message,
   const bool finite = IsFinite(message.moments);
   RendezvousTable::Outcome outcome = round_->rendezvous.Contribute(
       key, worker.rank, std::move(message.moments), turn.now, message.extents);
+  if (outcome.fresh) worker.last_progress = turn.now;
   if (outcome.repeated) {
     CountArrival(
         worker,
@@ -77,8 +78,9 @@ void SyncRounds::AnswerRendezvous(const ReduceKey& key,
   }
   for (Rank rank : outcome.answer) {
     Worker& worker = parts_.ranks[rank];
-    // Only from now on does it hold anyone up.
-    worker.last_progress = turn.now;
+    // Only from now on does it hold anyone up. A stored answer that it has had
+    // before is no news.
+    if (!outcome.repeated || outcome.fresh) worker.last_progress = turn.now;
     turn.out.push_back(effect::ReduceResult{.rank = rank,
                                             .incarnation = worker.incarnation,
                                             .key = key,
