@@ -384,4 +384,10 @@ class RendezvousTable {
 // True if every number is finite.
 bool IsFinite(const Moments& moments);
 
+inline bool IsForward(const CallPlace& place) {
+  return place.phase == ReducePhase::kForward;
+}
+// Of a layer of the model.
+inline bool IsRegistered(const CallPlace& place) { return place.layer >= 0; }
+
 }  // namespace cohort
