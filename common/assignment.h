@@ -64,8 +64,11 @@ struct Assignment {
   ElementType gradients = ElementType::kFloat32;
   DataSplit split = DataSplit::kTrain;
   // For kEvaluate: name of the version's moving statistics to read; the first
-  // if empty.
+  // if empty. For kTrain: the name of the first.
   std::string statistics;
+  // For kTrain: each training call moves the moving statistics at once, as in
+  // one process: those of the kind "sync", normalised over all members.
+  bool moves_statistics = false;
   // For kTrain: if true, moments go through the rendezvous; if false, the
   // worker normalises by the local batch and reports moments on closing. For
   // kEvaluate: how the policy trains.

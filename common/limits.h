@@ -70,6 +70,9 @@ inline constexpr int64_t kFrontEndStateMax = int64_t{64} << 10;
 // Measures of one push, and characters of the name of each.
 inline constexpr int32_t kMeasuresMax = 32;
 inline constexpr int32_t kMeasureNameMax = 64;
+// Sums over kWorkersMax ranks and kStepsMax steps stay inside float64.
+inline constexpr double kMeasureSumMax = 0x1p900;
+inline constexpr double kMeasureWeightMax = 0x1p100;
 
 // Parts of a step.
 inline constexpr int32_t kStepPartsMax = 1 << 20;

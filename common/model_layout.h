@@ -66,7 +66,7 @@ struct ModelLayout {
 
 // Errors: InvalidArgument naming the entry: no parameters, empty or repeated
 // name, non-positive or overflowing shape, non-positive channels or epsilon,
-// momentum outside (0, 1], a multiplier that is negative or not finite, a rate
+// momentum outside [0, 1], a multiplier that is negative or not finite, a rate
 // group outside 0 to limits::kRateGroupsMax.
 absl::Status Validate(const ModelLayout& layout);
 

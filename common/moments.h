@@ -26,10 +26,10 @@ struct CallPlace {
   int32_t call = 0;
   ReducePhase phase = ReducePhase::kForward;
   // Backward only: which visit of the call. Empty: the first one of the step's
-  // own backward pass. [v] with v = 2n + kind: visit n of that kind, where
-  // kind 0 is the step's own backward pass and kind 1 a pass of the training
-  // program. Each kind is counted separately. Longer: [v, i, v', ...] is visit
-  // v' of the derivative of sum i of the pass before it.
+  // own backward pass. [v] with v = 4n + kind: visit n of that kind, where
+  // kind 0 is the step's own backward pass, 1 a pass of the training program,
+  // 2 and 3 the same, recorded to be differentiated. Longer: [v, i, v', ...] is
+  // visit v' of the derivative of sum i of the pass before it.
   std::vector<int32_t> path;
 
   friend auto operator<=>(const CallPlace&, const CallPlace&) = default;

@@ -7,6 +7,7 @@
 
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "common/model_layout.h"
 #include "common/moments.h"
 
 namespace cohort {
@@ -39,6 +40,10 @@ struct PushOpening {
   std::vector<double> learning_rates;
   // The worker keeps the weights of `version` and can add a change to them.
   bool takes_changes = false;
+  // The verdict is to bring the moving statistics of its version.
+  bool takes_statistics = false;
+  // Of own data; 0: none.
+  uint64_t batch_digest = 0;
 };
 
 // A mean that the training program computes: sum / weight.
@@ -51,6 +56,47 @@ struct Measure {
   friend bool operator==(const Measure&, const Measure&) = default;
 };
 
+// One training call of a registered batch-norm layer, as its module was told.
+struct TrainingCall {
+  int32_t part = 0;
+  // The script's name of the call; mostly empty.
+  std::string site;
+  // Counts the calls of (part, layer, site), from 0.
+  int32_t call = 0;
+  // Absent: cumulative average, a = 1 / num_batches_tracked.
+  std::optional<double> momentum;
+  double epsilon = 0;
+  // It moves mean and variance; it counts in num_batches_tracked.
+  bool moves = true;
+  bool counts = true;
+
+  friend bool operator==(const TrainingCall&, const TrainingCall&) = default;
+};
+
+// Moving statistics that the training program put in place of those of a layer.
+struct StatisticsWrite {
+  // So many training calls came before.
+  int32_t after_calls = 0;
+  LayerStatistics values;
+
+  friend bool operator==(const StatisticsWrite&,
+                         const StatisticsWrite&) = default;
+};
+
+// What happened to the moving statistics of one layer in a step, in the order
+// of the program.
+struct LayerChanges {
+  int32_t layer = 0;
+  std::vector<TrainingCall> calls;
+  // Ascending.
+  std::vector<StatisticsWrite> writes;
+  // Evaluation passes read the statistics after so many calls: ascending, each
+  // number once.
+  std::vector<int32_t> reads;
+
+  friend bool operator==(const LayerChanges&, const LayerChanges&) = default;
+};
+
 struct PushClosing {
   double loss_sum = 0;
   int64_t correct = 0;
@@ -60,6 +106,9 @@ struct PushClosing {
   std::vector<int32_t> batch_norm_calls;
   // Ascending by (layer, call).
   std::vector<CallMoments> moments;
+  // Ascending by layer. Empty: each call moved the statistics with the momentum
+  // of the registered layer, and nothing else happened to them.
+  std::vector<LayerChanges> changes;
   // State of the training program after this step, such as its schedulers'.
   std::optional<std::string> front_end_state;
   // Ascending by name.
@@ -92,6 +141,9 @@ struct PushVerdict {
   double weight = 1;
   std::string reason;
   Assignment next;
+  // Of `version`, one entry a layer; empty unless the opening has asked for
+  // them. At the worker only: the server sends those that it shares.
+  std::vector<LayerStatistics> statistics;
 };
 
 }  // namespace cohort

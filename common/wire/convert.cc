@@ -203,6 +203,7 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto) {
   proto->set_unfinished(assignment.unfinished);
   proto->set_failed(assignment.failed);
   proto->set_statistics_kind(assignment.statistics);
+  proto->set_moves_statistics(assignment.moves_statistics);
   if (assignment.wait < absl::InfiniteDuration()) {
     proto->set_wait_ms(
         std::max<int64_t>(1, absl::ToInt64Milliseconds(assignment.wait)));
@@ -239,6 +240,7 @@ absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
   to.unfinished = proto.unfinished();
   to.failed = proto.failed();
   to.statistics = proto.statistics_kind();
+  to.moves_statistics = proto.moves_statistics();
   if (proto.wait_ms() > 0) to.wait = absl::Milliseconds(proto.wait_ms());
   return to;
 }

@@ -116,6 +116,10 @@ void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
   proto->mutable_learning_rates()->Add(opening.learning_rates.begin(),
                                        opening.learning_rates.end());
   proto->set_takes_changes(opening.takes_changes);
+  proto->set_takes_statistics(opening.takes_statistics);
+  if (opening.batch_digest != 0) {
+    proto->set_batch_digest(opening.batch_digest);
+  }
 }
 
 absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
@@ -128,7 +132,9 @@ absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
                      .loss_weight = proto.loss_weight(),
                      .learning_rates = {proto.learning_rates().begin(),
                                         proto.learning_rates().end()},
-                     .takes_changes = proto.takes_changes()};
+                     .takes_changes = proto.takes_changes(),
+                     .takes_statistics = proto.takes_statistics(),
+                     .batch_digest = proto.batch_digest()};
 }
 
 void ToProto(const CallMoments& call, v1::CallMoments* proto) {
@@ -158,6 +164,64 @@ absl::StatusOr<CallMoments> FromProto(const v1::CallMoments& proto) {
   return to;
 }
 
+namespace {
+
+void ToProto(const LayerChanges& changes, v1::LayerChanges* proto) {
+  proto->set_layer(changes.layer);
+  for (const TrainingCall& call : changes.calls) {
+    v1::TrainingCall* to = proto->add_calls();
+    to->set_part(call.part);
+    to->set_site(call.site);
+    to->set_call(call.call);
+    if (call.momentum.has_value()) to->set_momentum(*call.momentum);
+    to->set_epsilon(call.epsilon);
+    to->set_keeps_statistics(!call.moves);
+    to->set_keeps_count(!call.counts);
+  }
+  for (const StatisticsWrite& write : changes.writes) {
+    v1::StatisticsWrite* to = proto->add_writes();
+    to->set_after_calls(write.after_calls);
+    v1::MovingStatistics* values = to->mutable_values();
+    values->mutable_mean()->Add(write.values.mean.begin(),
+                                write.values.mean.end());
+    values->mutable_variance()->Add(write.values.variance.begin(),
+                                    write.values.variance.end());
+    values->set_num_batches_tracked(write.values.num_batches_tracked);
+  }
+  proto->mutable_reads()->Add(changes.reads.begin(), changes.reads.end());
+}
+
+// Whether the numbers fit the layer is checked where the layers are known.
+absl::StatusOr<LayerChanges> FromProto(const v1::LayerChanges& proto) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("changes.layer", proto.layer()));
+  LayerChanges to{.layer = proto.layer(),
+                  .reads = {proto.reads().begin(), proto.reads().end()}};
+  for (const v1::TrainingCall& from : proto.calls()) {
+    COHORT_RETURN_IF_ERROR(CheckNotNegative("changes.part", from.part()));
+    COHORT_RETURN_IF_ERROR(CheckNotNegative("changes.call", from.call()));
+    TrainingCall& call =
+        to.calls.emplace_back(TrainingCall{.part = from.part(),
+                                           .site = from.site(),
+                                           .call = from.call(),
+                                           .epsilon = from.epsilon(),
+                                           .moves = !from.keeps_statistics(),
+                                           .counts = !from.keeps_count()});
+    if (from.has_momentum()) call.momentum = from.momentum();
+  }
+  for (const v1::StatisticsWrite& from : proto.writes()) {
+    to.writes.push_back(
+        {.after_calls = from.after_calls(),
+         .values = {
+             .mean = {from.values().mean().begin(), from.values().mean().end()},
+             .variance = {from.values().variance().begin(),
+                          from.values().variance().end()},
+             .num_batches_tracked = from.values().num_batches_tracked()}});
+  }
+  return to;
+}
+
+}  // namespace
+
 void ToProto(const PushClosing& closing, v1::PushClosing* proto) {
   proto->set_loss_sum(closing.loss_sum);
   proto->set_correct(closing.correct);
@@ -175,6 +239,9 @@ void ToProto(const PushClosing& closing, v1::PushClosing* proto) {
     to->set_name(measure.name);
     to->set_sum(measure.sum);
     to->set_weight(measure.weight);
+  }
+  for (const LayerChanges& changes : closing.changes) {
+    ToProto(changes, proto->add_changes());
   }
   proto->set_contributions(closing.contributions);
 }
@@ -198,6 +265,9 @@ absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto) {
     to.measures.push_back({.name = measure.name(),
                            .sum = measure.sum(),
                            .weight = measure.weight()});
+  }
+  for (const v1::LayerChanges& changes : proto.changes()) {
+    COHORT_ASSIGN_OR_RETURN(to.changes.emplace_back(), FromProto(changes));
   }
   COHORT_RETURN_IF_ERROR(
       CheckNotNegative("closing.contributions", proto.contributions()));
@@ -227,6 +297,17 @@ absl::StatusOr<PushVerdict> FromProto(const v1::PushVerdict& proto) {
   COHORT_RETURN_IF_ERROR(CheckNotNegative("verdict.weights_partitions",
                                           proto.weights_partitions()));
   COHORT_ASSIGN_OR_RETURN(to.next, FromProto(proto.next()));
+  for (const v1::MovingStatistics& from : proto.statistics()) {
+    if (from.layer() != static_cast<int32_t>(to.statistics.size()) ||
+        from.mean_size() != from.variance_size()) {
+      return Refuse("verdict.statistics.layer", from.layer(),
+                    "each layer once, in order, with mean and variance");
+    }
+    to.statistics.push_back(
+        {.mean = {from.mean().begin(), from.mean().end()},
+         .variance = {from.variance().begin(), from.variance().end()},
+         .num_batches_tracked = from.num_batches_tracked()});
+  }
   to.duplicate = proto.duplicate();
   to.version = Version(proto.version());
   to.staleness_versions = proto.staleness_versions();

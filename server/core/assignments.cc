@@ -19,7 +19,13 @@ std::optional<Assignment> NextWork(const Run& run, Worker& worker) {
     next->kind = AssignmentKind::kTrain;
     next->version = run.parts.model.version();
     next->global_normalization = run.parts.settings.global();
-    next->gradients = run.parts.settings.policy().wire;
+    const PolicyOptions& policy = run.parts.settings.policy();
+    next->gradients = policy.wire;
+    const StatisticsKind first = policy.statistics.front();
+    next->statistics = std::string(StatisticsName(first));
+    next->moves_statistics =
+        first == StatisticsKind::kSync && !policy.mixture_variance &&
+        next->global_normalization && policy.normalization_group == 0;
     run.parts.ledger.pushes_of(worker.rank)
         .Give({.sequence = worker.next_sequence, .attempt = next->attempt});
   }
@@ -131,7 +137,8 @@ void SendAnswer(const Run& run, Turn::Answer answer, Turn& turn) {
                           .incarnation = answer.incarnation,
                           .key = answer.key,
                           .verdict = std::move(answer.verdict),
-                          .weights_partitions = answer.weights_partitions});
+                          .weights_partitions = answer.weights_partitions,
+                          .statistics = std::move(answer.statistics)});
 }
 
 }  // namespace

@@ -230,6 +230,9 @@ struct SendVerdict {
   PushVerdict verdict;
   // Partitions whose weights of verdict.version go to this push.
   int32_t weights_partitions = 0;
+  // Those of verdict.version; the first set goes to the worker. Null: none
+  // does.
+  std::shared_ptr<const StatisticsSets> statistics;
 };
 // The rank's stream of gradients was paused: its message may be handed over
 // once more, and others read.

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "common/ids.h"
 #include "common/push.h"
 #include "server/core/effects.h"
+#include "server/core/statistics_sets.h"
 
 namespace cohort {
 
@@ -26,6 +28,8 @@ struct Turn {
     PushVerdict verdict;
     // Partitions whose weights of verdict.version go to this push.
     int32_t weights_partitions = 0;
+    // Null: the verdict brings no moving statistics.
+    std::shared_ptr<const StatisticsSets> statistics;
     // The next assignment goes to the worker's session first: it may have given
     // up the stream of its push.
     bool session_first = false;

@@ -75,6 +75,10 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
     ToProto(verdict.key, reply.mutable_key());
     ToProto(verdict.verdict, verdict.weights_partitions,
             reply.mutable_verdict());
+    if (verdict.statistics != nullptr) {
+      ToProto(verdict.statistics->front().layers,
+              reply.mutable_verdict()->mutable_statistics());
+    }
     AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, ByteRope()));
   }

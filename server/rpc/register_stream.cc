@@ -73,8 +73,9 @@ class RegisterReactor final : public ShardStream<RegisterStream> {
         asked = answer_.has_value() && answer_->send_values;
         waiting = waiting_;
       }
-      // Another worker must be asked for its values.
-      if (waiting.has_value()) shard_.RegisterClosed(*waiting);
+      // Another worker must be asked for its values. A stream that a newer one
+      // has replaced says nothing about that.
+      if (waiting.has_value() && !ended()) shard_.RegisterClosed(*waiting);
       // The answer will end the stream, unless values are still expected.
       if (waiting.has_value() && !asked) return;
     }

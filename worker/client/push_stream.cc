@@ -70,12 +70,15 @@ absl::Status PushStream::SendGradient(int32_t partition,
   header->set_partition(partition);
   header->mutable_absent_slices()->Add(absent_slices.begin(),
                                        absent_slices.end());
+  const bool empty =
+      gradient.size_bytes() == 0 && absent_slices.size() == spec->slices.size();
   COHORT_RETURN_IF_ERROR(CheckPayload({.encoding = v1::ENCODING_FLOAT32},
-                                      gradient, spec->elements));
+                                      gradient, empty ? 0 : spec->elements));
   header->set_encoding(EncodingOf(type_));
   // In shared memory too, so that results do not depend on the way taken.
   const ByteRope payload = EncodeGradient(gradient, type_);
-  if (local_ != nullptr && !in_arena_[static_cast<size_t>(partition)]) {
+  if (local_ != nullptr && !empty &&
+      !in_arena_[static_cast<size_t>(partition)]) {
     return SendLocally(partition, payload, request);
   }
   if (checksums_) header->set_xxh3(payload.Checksum());

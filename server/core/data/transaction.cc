@@ -145,6 +145,8 @@ FoldJob Transaction::Fold(int32_t partition,
     for (int32_t slice : held.absent_slices) {
       ++absent[static_cast<size_t>(slice)];
     }
+    // The push has nothing of this partition.
+    if (held.gradient.size_bytes() == 0) continue;
     job.contributions.push_back({.rank = held.push.rank,
                                  .gradient = std::move(held.gradient),
                                  .type = held.type});

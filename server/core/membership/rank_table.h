@@ -91,6 +91,8 @@ struct Worker {
 
   // From its newest opening; absent: it takes no changes.
   std::optional<HeldWeights> holds;
+  // Its newest opening asks for the moving statistics.
+  bool takes_statistics = false;
 
   // Bounded: assignments ended since the last change of policy.
   int64_t assignments_finished = 0;

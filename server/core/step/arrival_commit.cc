@@ -105,21 +105,27 @@ void ArrivalQueue::Folded(FoldReport report, Turn& turn) {
   if (commit_.has_value()) commit_->Take(std::move(report));
 }
 
-void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit) {
+StatisticsSets ArrivalQueue::StatisticsWith(const Arrival& arrival) const {
   const std::vector<Rank> usable = parts_.ranks.Usable();
   StatisticsSets statistics = *parts_.model.current()->statistics;
-  CountStatistics(parts_,
-                  decision_.weight < 1 ? &StatisticsCounts::damped
-                                       : &StatisticsCounts::folded,
-                  1);
   parts_.model.statistics()->ApplyPush(
       {.rank = arrival.rank,
        .samples = arrival.push.opening().samples,
        .weight = decision_.weight,
-       .calls = arrival.push.closing().moments},
+       .calls = arrival.push.closing().moments,
+       .changes = arrival.push.closing().changes},
       usable.empty() ? arrival.rank : usable.front(),
       SamplesReference(parts_.settings.policy(), parts_.ranks),
       parts_.model.version(), statistics);
+  return statistics;
+}
+
+void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit,
+                         StatisticsSets statistics) {
+  CountStatistics(parts_,
+                  decision_.weight < 1 ? &StatisticsCounts::damped
+                                       : &StatisticsCounts::folded,
+                  1);
   parts_.model.PublishVersion(
       commit.Next({.statistics = std::move(statistics),
                    .front_end_state = arrival.push.TakeFrontEndState()}));
@@ -157,6 +163,12 @@ void ArrivalQueue::Commit(Turn& turn) {
   if (commit.nonfinite().has_value()) {
     nonfinite = NonfiniteText(model, *commit.nonfinite());
   }
+  StatisticsSets statistics;
+  if (!nonfinite.has_value()) {
+    statistics = StatisticsWith(arrival);
+    const std::optional<int32_t> overflow = FirstOverflow(statistics);
+    if (overflow.has_value()) nonfinite = OverflowText(model, *overflow);
+  }
   EndTransaction(commit,
                  nonfinite.has_value() ? TransactionEnd::kAborted
                                        : TransactionEnd::kCommitted,
@@ -175,7 +187,7 @@ void ArrivalQueue::Commit(Turn& turn) {
           PushDrift(model.batch_norms(), arrival.push.closing().moments,
                     model.current()->statistics->front().layers);
     }
-    Apply(arrival, commit);
+    Apply(arrival, commit, std::move(statistics));
   }
   End(arrival, &commit, std::move(verdict), turn);
 }
@@ -211,6 +223,13 @@ void ArrivalQueue::End(const Arrival& arrival, const PendingCommit* commit,
   if (closing.labels > 0) {
     record.accuracy = static_cast<double>(closing.correct) /
                       static_cast<double>(closing.labels);
+  }
+  if (opening.batch_digest != 0) {
+    WarnOfSameBatches(
+        parts_,
+        ledger.same_batches.NotePush(
+            {.rank = arrival.rank, .digest = opening.batch_digest}),
+        turn);
   }
   ledger.AddSamples(record.commit_samples);
   record.samples = ledger.samples();

@@ -26,6 +26,7 @@ absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
                              .rates = RatesWanted(),
                              .oldest = worker.outstanding->version,
                              .newest = parts_.model.version()}));
+  worker.takes_statistics = opening.takes_statistics;
   const Push::Arrival arrival =
       PushOf(worker).Open(KeyOf(*worker.outstanding), opening);
   CountArrival(worker, arrival, parts_.ledger, turn);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -64,10 +65,11 @@ absl::Status CheckMeasures(const std::vector<Measure>& measures) {
           absl::StrCat("closing: got the measure ", measure.name, " after ",
                        measures[i - 1].name, ", want ascending names"));
     }
-    if (!(measure.weight > 0) || !std::isfinite(measure.weight)) {
+    if (!(measure.weight > 0 && measure.weight <= limits::kMeasureWeightMax)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "closing: got weight ", measure.weight, " of the measure ",
-          measure.name, ", want a finite number above 0"));
+          measure.name, ", want above 0 and at most ",
+          limits::kMeasureWeightMax));
     }
   }
   return absl::OkStatus();
@@ -80,6 +82,80 @@ absl::Status CheckFrontEndState(const PushClosing& closing) {
   return absl::InvalidArgumentError(
       absl::StrCat("closing: got a front-end state of ", bytes,
                    " bytes, want at most ", limits::kFrontEndStateMax));
+}
+
+absl::Status CheckWrite(const StatisticsWrite& write,
+                        const BatchNormSpec& layer, size_t calls) {
+  const auto channels = static_cast<size_t>(layer.channels);
+  const LayerStatistics& values = write.values;
+  const auto fits = [](double value) {
+    return std::isfinite(static_cast<float>(value)) &&
+           static_cast<double>(static_cast<float>(value)) == value;
+  };
+  if (write.after_calls < 0 || static_cast<size_t>(write.after_calls) > calls ||
+      values.num_batches_tracked < 0 || values.mean.size() != channels ||
+      values.variance.size() != channels ||
+      !std::all_of(values.mean.begin(), values.mean.end(), fits) ||
+      !std::all_of(values.variance.begin(), values.variance.end(), fits)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: ", layer.name, ": got written statistics of ",
+        values.mean.size(), " and ", values.variance.size(),
+        " channels after call ", write.after_calls, ", want ", channels,
+        " finite float32 numbers each, after 0 to ", calls, " calls"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLayerChanges(const LayerChanges& changes,
+                               const BatchNormSpec& layer) {
+  for (const TrainingCall& call : changes.calls) {
+    const double momentum = call.momentum.value_or(0);
+    if (momentum >= 0 && momentum <= 1 && std::isfinite(call.epsilon)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: ", layer.name, ": got momentum ", momentum, " and epsilon ",
+        call.epsilon, ", want a momentum of 0 to 1 and a finite epsilon"));
+  }
+  const std::vector<StatisticsWrite>& writes = changes.writes;
+  for (size_t i = 0; i < writes.size(); ++i) {
+    COHORT_RETURN_IF_ERROR(CheckWrite(writes[i], layer, changes.calls.size()));
+    if (i == 0 || writes[i - 1].after_calls < writes[i].after_calls) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: ", layer.name, ": written statistics are out of order"));
+  }
+  const std::vector<int32_t>& reads = changes.reads;
+  const bool ascending =
+      std::adjacent_find(reads.begin(), reads.end(), std::greater_equal<>()) ==
+      reads.end();
+  if (ascending && (reads.empty() ||
+                    (reads.front() >= 0 && static_cast<size_t>(reads.back()) <=
+                                               changes.calls.size()))) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "closing: ", layer.name, ": got reads that are not ascending from 0 to ",
+      changes.calls.size(), " calls"));
+}
+
+absl::Status CheckChanges(const std::vector<LayerChanges>& changes,
+                          const std::vector<BatchNormSpec>& layers) {
+  int32_t last = -1;
+  size_t calls = 0;
+  for (const LayerChanges& layer : changes) {
+    if (layer.layer <= last ||
+        static_cast<size_t>(layer.layer) >= layers.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "closing: got changes of layer ", layer.layer, " after layer ", last,
+          ", want ascending layers below ", layers.size()));
+    }
+    last = layer.layer;
+    calls += layer.calls.size();
+    COHORT_RETURN_IF_ERROR(
+        CheckLayerChanges(layer, layers[static_cast<size_t>(last)]));
+  }
+  if (calls <= static_cast<size_t>(limits::kCallsMax)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("closing: got ", calls, " training calls, want at most ",
+                   limits::kCallsMax));
 }
 
 // The calls of each layer, all parts together. `calls` has one entry for each
@@ -158,8 +234,11 @@ absl::Status CheckGradient(const GradientMessage& message,
   }
   const Partition& partition =
       partitions[static_cast<size_t>(message.partition)];
+  // A partition of which the push has nothing takes no room.
+  const bool empty = message.size_bytes() == 0 &&
+                     message.absent_slices.size() == partition.slices.size();
   const int64_t wanted = partition.elements * BytesOf(message.type);
-  if (!partition.trainable || message.size_bytes() != wanted) {
+  if (!partition.trainable || (message.size_bytes() != wanted && !empty)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "gradient of partition ", message.partition, ": got ",
         message.size_bytes(), " bytes, want ",
@@ -198,6 +277,7 @@ absl::Status CheckClosing(const PushClosing& closing,
   }
   COHORT_RETURN_IF_ERROR(CheckFrontEndState(closing));
   COHORT_RETURN_IF_ERROR(CheckMeasures(closing.measures));
+  COHORT_RETURN_IF_ERROR(CheckChanges(closing.changes, layers));
   COHORT_RETURN_IF_ERROR(CheckContributions(closing, global));
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> calls_by_layer,
                           CallsByLayer(closing.batch_norm_calls, layers));
@@ -227,6 +307,20 @@ absl::Status CheckClosing(const PushClosing& closing,
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<std::string> TakeNonfiniteMeasures(PushClosing& closing) {
+  std::vector<std::string> taken;
+  std::erase_if(closing.measures, [&taken](const Measure& measure) {
+    // Both are false for NaN.
+    if (std::abs(measure.sum) <= limits::kMeasureSumMax &&
+        std::isfinite(measure.sum / measure.weight)) {
+      return false;
+    }
+    taken.push_back(measure.name);
+    return true;
+  });
+  return taken;
 }
 
 }  // namespace cohort

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/rendezvous.h"
+#include "server/core/moments_checks.h"
 
 namespace cohort {
 
@@ -81,11 +81,18 @@ void AnswerPush(const RunParts& parts, Worker& worker, const PushKey& key,
   history.Decide(key, verdict);
   if (PushHistory::Entry* entry = history.Find(key)) entry->answered = true;
   ++worker.pushes;
-  turn.answers.push_back({.rank = worker.rank,
-                          .incarnation = worker.incarnation,
-                          .key = key,
-                          .verdict = verdict,
-                          .weights_partitions = weights_partitions});
+  Turn::Answer& answer = turn.answers.emplace_back(
+      Turn::Answer{.rank = worker.rank,
+                   .incarnation = worker.incarnation,
+                   .key = key,
+                   .verdict = verdict,
+                   .weights_partitions = weights_partitions});
+  const ModelSnapshot& newest = *parts.model.current();
+  if (worker.takes_statistics && verdict.version == newest.version &&
+      (IsApplied(verdict.verdict) || verdict.verdict == Verdict::kSkipped) &&
+      newest.statistics->front().Describes(newest.version)) {
+    answer.statistics = newest.statistics;
+  }
 }
 
 void AnswerGivenUp(const RunParts& parts, Rank rank, const PushKey& key,
@@ -135,12 +142,17 @@ Assignment FinishedAssignment(const RunParts& parts,
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
                                             const Push& push) {
   for (const CallMoments& call : push.closing().moments) {
-    if (IsFinite(call.moments)) continue;
+    if (IsUsable(ReducePhase::kForward, call.moments)) continue;
     return absl::StrCat(
         "rank ", rank.value(), ": moments of ",
         model.batch_norms()[static_cast<size_t>(call.layer)].name);
   }
   return std::nullopt;
+}
+
+std::string OverflowText(const ModelStore& model, int32_t layer) {
+  return absl::StrCat("combined moments of ",
+                      model.batch_norms()[static_cast<size_t>(layer)].name);
 }
 
 std::string NonfiniteText(const ModelStore& model,
@@ -172,6 +184,14 @@ void CountNonfinite(const RunParts& parts, const std::string& what,
       .outcome = RunOutcome::kNonfinite,
       .reason = absl::StrCat(ledger.nonfinite_in_row(), " ", units,
                              " in a row were not finite; the last: ", what)};
+}
+
+void WarnOfSameBatches(const RunParts& parts, const std::vector<Rank>& ranks,
+                       Turn& turn) {
+  if (ranks.empty()) return;
+  parts.ledger.data_problem = SameBatchesText(ranks);
+  turn.out.push_back(effect::Log{.severity = Severity::kWarning,
+                                 .text = parts.ledger.data_problem});
 }
 
 void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
