@@ -14,11 +14,13 @@ std::string PassText(const CallPlace& place) {
   if (place.phase == ReducePhase::kForward) return "";
   if (place.path.empty()) return "the backward pass of ";
   const int32_t visit = place.path.front();
+  const bool of_script = visit % 2 == 1;
+  const bool recorded = visit / 2 % 2 == 1;
   std::string text =
-      visit % 2 == 0
-          ? absl::StrCat("visit ", visit / 2, " of the backward pass of ")
-          : absl::StrCat("visit ", visit / 2,
-                         " by a gradient that the script takes of ");
+      absl::StrCat("visit ", visit / 4,
+                   of_script ? " by a gradient that the script takes"
+                             : " of the backward pass",
+                   recorded ? ", with create_graph=True, of " : " of ");
   if (place.path.size() == 1) return text;
   return absl::StrCat("derivative ", absl::StrJoin(place.path, "."), " of ");
 }

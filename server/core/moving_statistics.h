@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "common/moments.h"
+#include "common/push.h"
 #include "server/core/options.h"
 
 namespace cohort {
@@ -23,11 +25,13 @@ struct RankMoments {
   // gradient.
   double weight = 1;
   std::vector<CallMoments> calls;
+  // See PushClosing::changes.
+  std::vector<LayerChanges> changes;
 };
 
 // One call, all ranks combined.
 struct CombinedCall {
-  int32_t layer = 0;
+  CallPlace place;
   std::shared_ptr<const Moments> moments;
 };
 using CombinedMoments = std::vector<CombinedCall>;
@@ -66,11 +70,13 @@ class MovingStatistics {
   // `samples_reference` is the samples of a nominal global step (kAsync).
   // `combined` has what kSync would combine, call by call, where a rendezvous
   // has done so already; else it is empty. Then kSync needs no moments of the
-  // ranks.
+  // ranks. `changes` are what kSync does in place of one update a call; see
+  // AgreeOnChanges.
   void ApplyStep(const std::vector<RankMoments>& ranks,
                  int64_t samples_reference,
                  std::vector<LayerStatistics>& statistics,
-                 const CombinedMoments& combined = {}) const;
+                 const CombinedMoments& combined = {},
+                 const std::vector<LayerChanges>& changes = {}) const;
 
   // One asynchronous push: a_k is multiplied by its weight. kChief ignores
   // ranks other than `chief`.
@@ -84,10 +90,20 @@ class MovingStatistics {
     // Multiplies the batch's weight.
     double damping = 1;
   };
-  // Weight of a layer's batch number `num_batches_tracked`, from 1.
-  static double BatchWeight(const BatchNormSpec& layer, Weighting weighting,
-                            int64_t num_batches_tracked);
-  void Update(int32_t layer, const Moments& moments, Weighting weighting,
+  // Weight of a layer's batch number `num_batches_tracked`, from 1. `momentum`
+  // is absent for the cumulative average.
+  static double BatchWeight(const std::optional<double>& momentum,
+                            Weighting weighting, int64_t num_batches_tracked);
+  // `call`: how its module was told to count it; null: as registered.
+  void Update(int32_t layer, const Moments& moments, const TrainingCall* call,
+              Weighting weighting, LayerStatistics& statistics) const;
+  void AddPush(const RankMoments& push,
+               const std::vector<LayerChanges>& changes,
+               int64_t samples_reference,
+               std::vector<LayerStatistics>& statistics) const;
+  // The changes of one layer, in their order. `combined` are its calls.
+  void Replay(const LayerChanges& changes,
+              const std::vector<const CombinedCall*>& combined,
               LayerStatistics& statistics) const;
 
   StatisticsKind kind_ = StatisticsKind::kSync;

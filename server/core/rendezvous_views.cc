@@ -196,8 +196,7 @@ CombinedMoments RendezvousTable::ForwardResults() const {
     if (!IsForward(place) || !IsRegistered(place)) continue;
     COHORT_CHECK(entry.meetings[0].result != nullptr,
                  "a rendezvous is not complete");
-    results.push_back(
-        {.layer = place.layer, .moments = entry.meetings[0].result});
+    results.push_back({.place = place, .moments = entry.meetings[0].result});
   }
   return results;
 }

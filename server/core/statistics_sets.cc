@@ -4,8 +4,12 @@
 #include <optional>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/status_macros.h"
+#include "server/core/moments_checks.h"
+#include "server/core/policy/statistics_agreement.h"
 
 namespace cohort {
 
@@ -64,6 +68,14 @@ std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
   return missing;
 }
 
+std::optional<int32_t> FirstOverflow(const StatisticsSets& sets) {
+  for (const StatisticsSet& set : sets) {
+    const std::optional<int32_t> layer = FirstOverflow(set.layers);
+    if (layer.has_value()) return layer;
+  }
+  return std::nullopt;
+}
+
 KeptStatistics::KeptStatistics(const PolicyOptions& policy, double ema_decay,
                                const std::vector<BatchNormSpec>& layers)
     : ema_decay_(ema_decay) {
@@ -80,10 +92,12 @@ void KeptStatistics::CheckCount(const StatisticsSets& sets) const {
 void KeptStatistics::ApplyStep(const std::vector<RankMoments>& ranks,
                                int64_t samples_reference, Version base,
                                StatisticsSets& sets,
-                               const CombinedMoments& combined) const {
+                               const CombinedMoments& combined,
+                               const std::vector<LayerChanges>& changes) const {
   CheckCount(sets);
   for (size_t i = 0; i < kinds_.size(); ++i) {
-    kinds_[i].ApplyStep(ranks, samples_reference, sets[i].layers, combined);
+    kinds_[i].ApplyStep(ranks, samples_reference, sets[i].layers, combined,
+                        changes);
   }
   UpdateAverage(base, sets);
 }
@@ -94,6 +108,8 @@ int64_t ChannelsOf(const StatisticsUpdate& job) {
     for (const CallMoments& call : rank.calls) {
       channels += static_cast<int64_t>(call.moments.first.size());
     }
+    // Comparing what happened to a layer takes about as long as a few channels.
+    channels += 16 * static_cast<int64_t>(rank.changes.size());
   }
   for (const KeptForward::Call& call : job.forward.calls) {
     for (const std::optional<Moments>& moments : call.moments) {
@@ -123,15 +139,45 @@ std::vector<RankMoments> WithForward(std::vector<RankMoments> moments,
   return moments;
 }
 
+// One value a channel has no variance; torch refuses it, too. Where members do
+// not meet, each of them sees that itself.
+absl::Status CheckValues(const StatisticsUpdate& job) {
+  for (const CombinedCall& call : job.combined) {
+    if (call.moments->count != 1) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        (*job.layers)[static_cast<size_t>(call.place.layer)].name, ": step ",
+        job.step.value(),
+        " has one value a channel, want more than 1 when training; use larger "
+        "batches, or leave an epoch's last one out"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<LayerChanges>> ChangesOf(
+    const StatisticsUpdate& job) {
+  COHORT_RETURN_IF_ERROR(CheckValues(job));
+  std::vector<MemberChanges> members;
+  for (const RankMoments& rank : *job.moments) {
+    members.push_back({.rank = rank.rank, .changes = &rank.changes});
+  }
+  return AgreeOnChanges(members, *job.layers);
+}
+
 }  // namespace
 
 StatisticsUpdate RunStatisticsUpdate(StatisticsUpdate job) {
+  const absl::StatusOr<std::vector<LayerChanges>> changes = ChangesOf(job);
+  if (!changes.ok()) {
+    job.status = changes.status();
+    return job;
+  }
   if (!job.forward.calls.empty()) {
     job.moments = std::make_shared<const std::vector<RankMoments>>(
         WithForward(*job.moments, std::exchange(job.forward, {})));
   }
   job.kept->ApplyStep(*job.moments, job.samples_reference, job.step, job.sets,
-                      job.combined);
+                      job.combined, *changes);
+  job.overflow = FirstOverflow(job.sets);
   return job;
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "server/core/kept_forward.h"
@@ -61,6 +62,10 @@ StatisticsSets CarryOver(const StatisticsSets& held,
 std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
                                     const std::vector<StatisticsKind>& kinds);
 
+// The first layer, in any set, with a mean or a variance that is not finite as
+// float32. Each rank's moments may be, and their variance together not.
+std::optional<int32_t> FirstOverflow(const StatisticsSets& sets);
+
 // Updates all sets of a run with the same moments. The sets passed in must be
 // those of KindsKept.
 class KeptStatistics {
@@ -74,7 +79,8 @@ class KeptStatistics {
   // `base` is the version before.
   void ApplyStep(const std::vector<RankMoments>& ranks,
                  int64_t samples_reference, Version base, StatisticsSets& sets,
-                 const CombinedMoments& combined = {}) const;
+                 const CombinedMoments& combined = {},
+                 const std::vector<LayerChanges>& changes = {}) const;
   void ApplyPush(const RankMoments& push, Rank chief, int64_t samples_reference,
                  Version base, StatisticsSets& sets) const;
 
@@ -98,11 +104,18 @@ struct StatisticsUpdate {
   // are in `forward`, and come here with the result.
   std::shared_ptr<const std::vector<RankMoments>> moments;
   KeptForward forward;
+  // Of the model.
+  std::shared_ptr<const std::vector<BatchNormSpec>> layers;
   int64_t samples_reference = 0;
   // See MovingStatistics::ApplyStep.
   CombinedMoments combined;
   // Those before the step; in the result, those after it.
   StatisticsSets sets;
+  // In the result: an error if the members contradict each other, or if a call
+  // had one value a channel; then `sets` are those before the step.
+  absl::Status status;
+  // In the result: FirstOverflow of them. They must then not be committed.
+  std::optional<int32_t> overflow;
 };
 
 // Channels of all moments in the job.

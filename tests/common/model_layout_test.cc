@@ -116,11 +116,17 @@ TEST(ModelLayoutTest, TellsTheFirstDifference) {
   seen.parameters[0].name = "conv1.weight";
   ExpectDiffers(seen, "parameter number 0: got conv1.weight, want conv.weight");
   seen = Example();
-  seen.batch_norms[0].momentum.reset();
-  ExpectDiffers(seen, "bn: got momentum cumulative, want 0.1");
-  seen = Example();
   seen.batch_norms[0].convention = StatisticsConvention::kKeras;
   ExpectDiffers(seen, "bn: affine, track_statistics or convention differ");
+}
+
+TEST(ModelLayoutTest, MomentumAndEpsilonMayDiffer) {
+  ModelLayout seen = Example();
+  seen.batch_norms[0].momentum.reset();
+  seen.batch_norms[0].epsilon = 0.5;
+  EXPECT_TRUE(CheckSameLayout(seen, Example()).ok());
+  seen.batch_norms[0].momentum = 0;
+  EXPECT_TRUE(Validate(seen).ok());
 }
 
 TEST(ModelLayoutTest, ReadersNeedNotKnowHowParametersLearn) {

@@ -50,7 +50,7 @@ void PushWith(FakeCohort& cohort, Rank rank,
       closing.moments.push_back(
           {.layer = static_cast<int32_t>(layer),
            .call = call,
-           .moments = {.count = 1, .first = {0}, .second = {0}}});
+           .moments = {.count = 2, .first = {0}, .second = {0}}});
     }
   }
   const absl::Status status = cohort.Close(rank, std::move(closing));
@@ -106,10 +106,10 @@ TEST(CoordinatorCallsTest, StatisticsAreThoseOfTheSamplesThatReachALayer) {
   push(kRank1, {one(1, 0, 3), one(1, 1, 6)}, {0, 1, 0, 1});
   push(kRank2, {one(0, 0, 4), one(1, 0, 8)}, {1, 0, 0, 1});
   ASSERT_EQ(cohort.snapshot()->version, Version(1));
-  EXPECT_DOUBLE_EQ(StatisticsOf(cohort, 0).mean[0], 0.1 * 3);
-  EXPECT_DOUBLE_EQ(StatisticsOf(cohort, 0).variance[0], 0.9 + 0.1 * 2);
+  EXPECT_FLOAT_EQ(StatisticsOf(cohort, 0).mean[0], 0.1 * 3);
+  EXPECT_FLOAT_EQ(StatisticsOf(cohort, 0).variance[0], 0.9 + 0.1 * 2);
   EXPECT_EQ(StatisticsOf(cohort, 1).num_batches_tracked, 2);
-  EXPECT_DOUBLE_EQ(StatisticsOf(cohort, 1).mean[0], 0.9 * 0.1 * 2 + 0.1 * 6);
+  EXPECT_FLOAT_EQ(StatisticsOf(cohort, 1).mean[0], 0.9 * 0.1 * 2 + 0.1 * 6);
 }
 
 TEST(CoordinatorCallsTest, ALayerThatNoRankCalledIsNotUpdated) {
@@ -163,7 +163,7 @@ TEST(CoordinatorCallsTest, ACallIsCompletedWithoutAMemberThatHasClosed) {
   ASSERT_EQ(results.size(), 2);
   EXPECT_EQ(results[0].rank, kRank0);
   EXPECT_EQ(results[1].rank, kRank2);
-  EXPECT_EQ(results[0].moments->count, 2);
+  EXPECT_EQ(results[0].moments->count, 4);
   // The backward pass of the call is that of its members.
   cohort.Clear();
   for (Rank rank : {kRank0, kRank2}) {
@@ -186,7 +186,7 @@ TEST(CoordinatorCallsTest, TheCallThatIsRegisteredFirstIsCompletedFirst) {
   ASSERT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
   EXPECT_EQ(cohort.All<effect::ReduceResult>()[0].rank, kRank1);
   ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
-  EXPECT_EQ(cohort.All<effect::ReduceResult>().back().moments->count, 2);
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().back().moments->count, 4);
   for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, {});
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(cohort.counter("steps_aborted"), 0);
@@ -216,7 +216,7 @@ TEST(CoordinatorCallsTest, AnOrderThatWasNotKnownIsLearntByRepeatingTheStep) {
   ASSERT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
   EXPECT_EQ(cohort.All<effect::ReduceResult>()[0].rank, kRank1);
   ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
-  EXPECT_EQ(cohort.All<effect::ReduceResult>().back().moments->count, 2);
+  EXPECT_EQ(cohort.All<effect::ReduceResult>().back().moments->count, 4);
   for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, {});
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
@@ -295,7 +295,7 @@ TEST(CoordinatorCallsTest, AContributionThatComesWithAnotherIsWaitedFor) {
   FakeCohort cohort(Global(2));
   cohort.Start();
   ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
-  const Moments one{.count = 1, .first = {0}, .second = {0}};
+  const Moments one{.count = 2, .first = {0}, .second = {0}};
   ASSERT_TRUE(
       cohort
           .Reduce(kRank1, {{.key = {.place = {.layer = 0}}, .moments = one},
@@ -304,7 +304,7 @@ TEST(CoordinatorCallsTest, AContributionThatComesWithAnotherIsWaitedFor) {
   const auto results = cohort.All<effect::ReduceResult>();
   ASSERT_EQ(results.size(), 2);
   EXPECT_EQ(results[0].key.place.layer, 1);
-  EXPECT_EQ(results[0].moments->count, 2);
+  EXPECT_EQ(results[0].moments->count, 4);
   // Rank 1 still waits for bn, but rank 0 computes.
   cohort.Push(kRank0, {});
   EXPECT_EQ(cohort.All<effect::ReduceResult>().back().key.place.layer, 0);
@@ -320,8 +320,8 @@ TEST(CoordinatorCallsTest, CallsOfDifferentPartsDoNotMeet) {
   const auto results = cohort.All<effect::ReduceResult>();
   ASSERT_EQ(results.size(), 2);
   EXPECT_EQ(results[0].rank, kRank1);
-  EXPECT_EQ(results[0].moments->count, 1);
-  EXPECT_EQ(results[1].moments->count, 1);
+  EXPECT_EQ(results[0].moments->count, 2);
+  EXPECT_EQ(results[1].moments->count, 2);
   cohort.Push(kRank0, {});
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(StatisticsOf(cohort, 0).num_batches_tracked, 2);
@@ -347,7 +347,7 @@ TEST(CoordinatorCallsTest, CallsThatAreNotRegisteredWaitForAllMembers) {
   const CallPlace place{.layer = -1, .site = "net.py:attention"};
   ASSERT_TRUE(cohort.Meet(kRank0, place).ok());
   EXPECT_EQ(cohort.Reduce(kRank1, {.place = place},
-                          {.count = 1, .first = {0, 0}, .second = {0, 0}}),
+                          {.count = 2, .first = {0, 0}, .second = {0, 0}}),
             absl::InvalidArgumentError(
                 "call 0 of net.py:attention: got moments of 2 channels from "
                 "rank 1, want 1 as from the first member that came"));

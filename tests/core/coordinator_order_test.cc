@@ -221,7 +221,7 @@ class Drive {
     const double value = static_cast<double>(1 << rank.value());
     const absl::Status status = cohort_.Reduce(
         rank, {.step = step_, .attempt = attempt_, .place = place},
-        {.count = 1, .first = {value}, .second = {0}});
+        {.count = 2, .first = {value}, .second = {0}});
     EXPECT_TRUE(status.ok()) << status;
   }
 
@@ -238,8 +238,10 @@ class Drive {
       member.waits = false;
       ++member.at;
       const Moments& moments = *result.moments;
-      const auto count = static_cast<double>(
-          result.key.place.phase == kBackward ? 1 : moments.count);
+      // A forward meeting has the mean, of two values a member.
+      const double count = result.key.place.phase == kBackward
+                               ? 1
+                               : static_cast<double>(moments.count) / 2;
       results_[{Group(result.rank), result.key.place}] =
           moments.first[0] * count;
     }

@@ -69,8 +69,8 @@ TEST(CoordinatorRendezvousTest, StatisticsAreUpdatedOnceFromTheCombined) {
   const LayerStatistics& statistics =
       cohort.snapshot()->statistics->front().layers.front();
   EXPECT_EQ(statistics.num_batches_tracked, 1);
-  EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 4);
-  EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 8);
+  EXPECT_FLOAT_EQ(statistics.mean[0], 0.1 * 4);
+  EXPECT_FLOAT_EQ(statistics.variance[0], 0.9 + 0.1 * 8);
 }
 
 TEST(CoordinatorRendezvousTest, RefusesWhatDoesNotFit) {
@@ -170,8 +170,8 @@ TEST(CoordinatorRendezvousTest, GroupsNormaliseApartAndStatisticsAreOfAll) {
   const LayerStatistics& statistics =
       cohort.snapshot()->statistics->front().layers.front();
   EXPECT_EQ(statistics.num_batches_tracked, 1);
-  EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 5);
-  EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 21);
+  EXPECT_FLOAT_EQ(statistics.mean[0], 0.1 * 5);
+  EXPECT_FLOAT_EQ(statistics.variance[0], 0.9 + 0.1 * 21);
 }
 
 }  // namespace

@@ -127,8 +127,8 @@ TEST(CoordinatorStatisticsTest, KindsAreKeptSideBySide) {
   const SharedSnapshot snapshot = cohort.snapshot();
   ASSERT_EQ(snapshot->statistics->size(), 2);
   EXPECT_EQ(snapshot->statistics->front().kind, kChief);
-  EXPECT_DOUBLE_EQ(Of(snapshot, kChief).mean[0], 0.2);
-  EXPECT_DOUBLE_EQ(Of(snapshot, kSync).mean[0], 0.36);
+  EXPECT_FLOAT_EQ(Of(snapshot, kChief).mean[0], 0.2);
+  EXPECT_FLOAT_EQ(Of(snapshot, kSync).mean[0], 0.36);
 }
 
 // One worker, each push a whole nominal step, never stale.
@@ -236,8 +236,8 @@ TEST(CoordinatorStatisticsTest, AfterIsCollectedAtTheEndThenAllAreEvaluated) {
   EXPECT_EQ(end->version, trained->version);
   EXPECT_EQ(WeightChecksums(*end), WeightChecksums(*trained));
   EXPECT_EQ(Of(end, kSync), Of(trained, kSync));
-  EXPECT_DOUBLE_EQ(Of(end, kAfter).mean[0], 4);
-  EXPECT_DOUBLE_EQ(Of(end, kAfter).variance[0], 44 / 7.0);
+  EXPECT_FLOAT_EQ(Of(end, kAfter).mean[0], 4);
+  EXPECT_FLOAT_EQ(Of(end, kAfter).variance[0], 44 / 7.0);
   EXPECT_EQ(Of(end, kAfter).num_batches_tracked, 4);
   const auto evaluated = cohort.All<effect::Evaluated>();
   ASSERT_EQ(evaluated.size(), 1);
@@ -294,7 +294,7 @@ TEST(CoordinatorStatisticsTest, ALostRanksBatchIsTakenByAnother) {
   Work(cohort, kRank0);
   cohort.EvaluateAll();
   EXPECT_TRUE(cohort.core().ended());
-  EXPECT_DOUBLE_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
+  EXPECT_FLOAT_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
 }
 
 TEST(CoordinatorStatisticsTest, AReplacementGetsTheLostRanksBatch) {
@@ -328,7 +328,7 @@ TEST(CoordinatorStatisticsTest, ARepeatedReportIsCountedOnce) {
   EXPECT_EQ(again->sequence, second.sequence);
   Work(cohort, kRank0);
   Work(cohort, kRank1);
-  EXPECT_DOUBLE_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
+  EXPECT_FLOAT_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
 }
 
 TEST(CoordinatorStatisticsTest, RefusesMomentsThatDoNotFit) {
@@ -400,7 +400,7 @@ TEST(CoordinatorStatisticsTest, ADrainedRunCollectsOnlyWhatItExports) {
     cohort.EvaluateAll();
     EXPECT_TRUE(cohort.core().ended());
     EXPECT_EQ(cohort.All<effect::RunEnded>()[0].outcome, RunOutcome::kDrained);
-    EXPECT_DOUBLE_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
+    EXPECT_FLOAT_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
   }
 }
 
@@ -422,6 +422,23 @@ TEST(CoordinatorStatisticsTest, WhatIsNotFiniteIsNamedAndLeavesAfterAsItWas) {
   const auto evaluated = cohort.All<effect::Evaluated>();
   ASSERT_EQ(evaluated.size(), 1);
   EXPECT_EQ(evaluated[0].record.results[0].statistics, kSync);
+}
+
+// Each batch's moments fit into float32, and those of all together do not.
+TEST(CoordinatorStatisticsTest, WhatOverflowsTogetherLeavesAfterAsItWas) {
+  FakeCohort cohort(SetupWith({kAfter, kSync}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  std::vector<CallMoments> calls = BatchMoments(cohort.told(kRank1));
+  calls[0].moments.first[0] = 1e30;
+  ASSERT_TRUE(cohort.ReportMoments(kRank1, calls).ok());
+  Work(cohort, kRank0);
+  Work(cohort, kRank1);
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("the 'after' statistics are unchanged: combined "
+                        "moments of bn are not finite at step 2"));
+  cohort.EvaluateAll();
+  EXPECT_EQ(Of(cohort.snapshot(), kAfter), (LayerStatistics{{0}, {1}, 0}));
 }
 
 TEST(CoordinatorStatisticsTest, WithoutBatchNormThereIsNothingToCollect) {
@@ -508,7 +525,7 @@ TEST(CoordinatorStatisticsTest,
   FakeCohort restored(SetupWith({kSync, kAsync}), &state);
   const SharedSnapshot snapshot = restored.snapshot();
   ASSERT_EQ(snapshot->statistics->size(), 2);
-  EXPECT_DOUBLE_EQ(Of(snapshot, kSync).mean[0], 0.36);
+  EXPECT_FLOAT_EQ(Of(snapshot, kSync).mean[0], 0.36);
   EXPECT_EQ(Of(snapshot, kAsync), Of(state.snapshot, kChief));
   // From here on each run continues alone.
   restored.Start();
@@ -535,7 +552,7 @@ TEST(CoordinatorStatisticsTest, AChangeOfTheLiveRunCarriesKindsOver) {
   EXPECT_EQ(sets[0].layers.front().num_batches_tracked, 2);
   EXPECT_EQ(sets[1].kind, kAfter);
   EXPECT_EQ(sets[1].layers.front().num_batches_tracked, 2);
-  EXPECT_DOUBLE_EQ(sets[1].layers.front().mean[0], 0.9 * 0.36);
+  EXPECT_FLOAT_EQ(sets[1].layers.front().mean[0], 0.9 * 0.36);
   EXPECT_THAT(cohort.log(),
               HasSubstr("the statistics after start from those of sync"));
 }

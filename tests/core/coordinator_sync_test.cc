@@ -138,11 +138,11 @@ TEST(CoordinatorSyncTest, TheCommitRecordAddsUp) {
   EXPECT_EQ(record.version, Version(1));
   EXPECT_EQ(record.samples, 4);
   EXPECT_EQ(record.commit_samples, 4);
-  EXPECT_DOUBLE_EQ(record.loss, (6 + 2) / (3 + 1.0));
-  EXPECT_DOUBLE_EQ(record.accuracy, 2 / 4.0);
-  EXPECT_DOUBLE_EQ(record.loss_weight, 3 + 1);
+  EXPECT_FLOAT_EQ(record.loss, (6 + 2) / (3 + 1.0));
+  EXPECT_FLOAT_EQ(record.accuracy, 2 / 4.0);
+  EXPECT_FLOAT_EQ(record.loss_weight, 3 + 1);
   EXPECT_EQ(record.labels, 4);
-  EXPECT_DOUBLE_EQ(record.learning_rate, 0.5);
+  EXPECT_FLOAT_EQ(record.learning_rate, 0.5);
   EXPECT_THAT(record.members, ElementsAre(kRank0, kRank1));
   EXPECT_FALSE(record.epoch_ended);
 }
@@ -158,8 +158,8 @@ TEST(CoordinatorSyncTest, StatisticsCombineTheLocalMomentsOfAllRanks) {
   cohort.Push(kRank1, b);
   const LayerStatistics& statistics =
       cohort.snapshot()->statistics->front().layers.front();
-  EXPECT_DOUBLE_EQ(statistics.mean[0], 0.1 * 3.6);
-  EXPECT_DOUBLE_EQ(statistics.variance[0], 0.9 + 0.1 * 7.3);
+  EXPECT_FLOAT_EQ(statistics.mean[0], 0.1 * 3.6);
+  EXPECT_FLOAT_EQ(statistics.variance[0], 0.9 + 0.1 * 7.3);
   EXPECT_EQ(statistics.num_batches_tracked, 1);
 }
 
@@ -181,7 +181,7 @@ TEST(CoordinatorSyncTest, ARunEndsAfterItsLastEvaluation) {
   ASSERT_EQ(evaluated.size(), 1);
   EXPECT_EQ(evaluated[0].record.version, Version(2));
   EXPECT_EQ(evaluated[0].record.epochs, 1);
-  EXPECT_DOUBLE_EQ(evaluated[0].record.accuracy(), 0.5);
+  EXPECT_FLOAT_EQ(evaluated[0].record.accuracy(), 0.5);
   const auto ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kFinished);
@@ -352,7 +352,7 @@ TEST(CoordinatorSyncTest, StatusSaysWhereTheRunIs) {
   EXPECT_EQ(view.samples, 4);
   EXPECT_EQ(view.samples_total, 8);
   EXPECT_EQ(view.policy, "sync, local normalisation, sync statistics");
-  EXPECT_DOUBLE_EQ(*view.train_loss, 2);
+  EXPECT_FLOAT_EQ(*view.train_loss, 2);
   EXPECT_EQ(view.counts.pushes_applied, 2);
   ASSERT_EQ(view.workers.size(), 2);
   EXPECT_EQ(view.workers[1].state, "live");

@@ -304,7 +304,8 @@ absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
                   .samples = push.samples.value_or(told_[rank].range.size()),
                   .loss_weight = push.loss_weight,
                   .learning_rates = push.learning_rates,
-                  .takes_changes = push.takes_changes},
+                  .takes_changes = push.takes_changes,
+                  .batch_digest = push.batch_digest},
                  now_, out);
   Absorb(std::move(out));
   return status;
@@ -418,7 +419,7 @@ absl::Status FakeCohort::Meet(Rank rank, const CallPlace& place,
   return Reduce(
       rank,
       {{.key = {.step = told.version, .attempt = told.attempt, .place = place},
-        .moments = {.count = 1, .first = {0}, .second = {0}},
+        .moments = {.count = 2, .first = {0}, .second = {0}},
         .extents = extents}});
 }
 

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -32,8 +34,8 @@ TEST(MovingStatisticsTest, PyTorchKeepsTheUnbiasedVarianceOfAllRanks) {
   std::vector<LayerStatistics> statistics = Fresh();
   MovingStatistics(StatisticsKind::kSync, {Layer()})
       .ApplyStep({Of(0, 3, kFirst), Of(1, 2, kSecond)}, 5, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.1 * 3.6);
-  EXPECT_DOUBLE_EQ(statistics[0].variance[0], 0.9 + 0.1 * 29.2 / 4);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 0.1 * 3.6);
+  EXPECT_FLOAT_EQ(statistics[0].variance[0], 0.9 + 0.1 * 29.2 / 4);
   EXPECT_EQ(statistics[0].num_batches_tracked, 1);
 }
 
@@ -41,7 +43,7 @@ TEST(MovingStatisticsTest, KerasKeepsTheBiasedVariance) {
   std::vector<LayerStatistics> statistics = Fresh();
   MovingStatistics(StatisticsKind::kSync, {Layer(StatisticsConvention::kKeras)})
       .ApplyStep({Of(0, 3, kFirst), Of(1, 2, kSecond)}, 5, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].variance[0], 0.9 + 0.1 * 29.2 / 5);
+  EXPECT_FLOAT_EQ(statistics[0].variance[0], 0.9 + 0.1 * 29.2 / 5);
 }
 
 TEST(MovingStatisticsTest, CumulativeOverwritesTheInitialValuesThenAverages) {
@@ -50,11 +52,11 @@ TEST(MovingStatisticsTest, CumulativeOverwritesTheInitialValuesThenAverages) {
   const MovingStatistics moving(StatisticsKind::kSync, {layer});
   std::vector<LayerStatistics> statistics = Fresh();
   moving.ApplyStep({Of(0, 3, kFirst)}, 3, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 2);
-  EXPECT_DOUBLE_EQ(statistics[0].variance[0], 1);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 2);
+  EXPECT_FLOAT_EQ(statistics[0].variance[0], 1);
   moving.ApplyStep({Of(0, 2, kSecond)}, 3, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], (2 + 6) / 2.0);
-  EXPECT_DOUBLE_EQ(statistics[0].variance[0], (1 + 8) / 2.0);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], (2 + 6) / 2.0);
+  EXPECT_FLOAT_EQ(statistics[0].variance[0], (1 + 8) / 2.0);
   EXPECT_EQ(statistics[0].num_batches_tracked, 2);
 }
 
@@ -62,8 +64,8 @@ TEST(MovingStatisticsTest, ChiefUsesTheFirstRankOnly) {
   const MovingStatistics moving(StatisticsKind::kChief, {Layer()});
   std::vector<LayerStatistics> statistics = Fresh();
   moving.ApplyStep({Of(2, 2, kSecond), Of(3, 3, kFirst)}, 5, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.6);
-  EXPECT_DOUBLE_EQ(statistics[0].variance[0], 0.9 + 0.1 * 8);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 0.6);
+  EXPECT_FLOAT_EQ(statistics[0].variance[0], 0.9 + 0.1 * 8);
   const std::vector<LayerStatistics> before = statistics;
   moving.ApplyPush(Of(3, 3, kFirst), Rank(2), 5, statistics);
   EXPECT_EQ(statistics, before);
@@ -85,9 +87,9 @@ TEST(MovingStatisticsTest, PushesOfAShareDecayLikeOneSynchronousStep) {
   MovingStatistics(StatisticsKind::kSync, {Layer()})
       .ApplyStep({Of(0, 8, whole)}, 8, stepped);
   // Rounding of pow and of four products.
-  EXPECT_NEAR(pushed[0].mean[0], stepped[0].mean[0], 1e-15);
-  EXPECT_NEAR(pushed[0].variance[0], stepped[0].variance[0], 1e-15);
-  EXPECT_NEAR(stepped[0].variance[0], 0.9 + 0.1 * 80 / 39.0, 1e-15);
+  EXPECT_NEAR(pushed[0].mean[0], stepped[0].mean[0], 1e-6);
+  EXPECT_NEAR(pushed[0].variance[0], stepped[0].variance[0], 1e-6);
+  EXPECT_NEAR(stepped[0].variance[0], 0.9 + 0.1 * 80 / 39.0, 1e-6);
 }
 
 TEST(MovingStatisticsTest, APushOfAWholeStepIsThatStepToTheBit) {
@@ -105,8 +107,8 @@ TEST(MovingStatisticsTest, OneElementKeepsTheUnbiasedVariance) {
   std::vector<LayerStatistics> statistics = Fresh();
   MovingStatistics(StatisticsKind::kSync, {Layer()})
       .ApplyStep({Of(0, 1, one)}, 1, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.5);
-  EXPECT_DOUBLE_EQ(statistics[0].variance[0], 1);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 0.5);
+  EXPECT_FLOAT_EQ(statistics[0].variance[0], 1);
   EXPECT_EQ(statistics[0].num_batches_tracked, 1);
 }
 
@@ -117,7 +119,7 @@ TEST(MovingStatisticsTest, NothingSeenChangesNothing) {
   moving.ApplyStep({Of(0, 1, none), Of(1, 1, none)}, 2, statistics);
   EXPECT_EQ(statistics, Fresh());
   moving.ApplyStep({Of(0, 1, none), Of(1, 3, kFirst)}, 4, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.2);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 0.2);
 }
 
 TEST(MovingStatisticsTest, UntrackedLayersStayAsTheyAre) {
@@ -138,7 +140,7 @@ TEST(MovingStatisticsTest, EachCallUpdatesOnceInCallOrder) {
   std::vector<LayerStatistics> statistics = Fresh();
   MovingStatistics(StatisticsKind::kSync, {Layer()})
       .ApplyStep({twice}, 3, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.9 * (0.1 * 2) + 0.1 * 6);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 0.9 * (0.1 * 2) + 0.1 * 6);
   EXPECT_EQ(statistics[0].num_batches_tracked, 2);
 }
 
@@ -181,9 +183,8 @@ TEST(MovingStatisticsTest, WorkersWithTheSameDataAreTheSynchronousAverage) {
       }
       sync.ApplyStep(ranks, 4 * workers, stepped);
     }
-    EXPECT_NEAR(pushed[0].mean[0], stepped[0].mean[0], 1e-12) << workers;
-    EXPECT_NEAR(pushed[0].variance[0], stepped[0].variance[0], 1e-12)
-        << workers;
+    EXPECT_NEAR(pushed[0].mean[0], stepped[0].mean[0], 1e-6) << workers;
+    EXPECT_NEAR(pushed[0].variance[0], stepped[0].variance[0], 1e-6) << workers;
   }
 }
 
@@ -223,8 +224,8 @@ TEST(MovingStatisticsTest, AStalePushCountsByItsWeight) {
   RankMoments push = Of(0, 3, kFirst);
   push.weight = 0.5;
   moving.ApplyPush(push, Rank(0), 3, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.05 * 2);
-  EXPECT_DOUBLE_EQ(statistics[0].variance[0], 0.95 + 0.05 * 1);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 0.05 * 2);
+  EXPECT_FLOAT_EQ(statistics[0].variance[0], 0.95 + 0.05 * 1);
   push.weight = 0;
   const std::vector<double> before = statistics[0].mean;
   moving.ApplyPush(push, Rank(0), 3, statistics);
@@ -239,10 +240,10 @@ TEST(MovingStatisticsTest, AStaleFirstBatchOverwritesACumulativeAverage) {
   RankMoments push = Of(0, 3, kFirst);
   push.weight = 0.5;
   moving.ApplyPush(push, Rank(0), 3, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 2);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 2);
   push.calls[0].moments = kSecond;
   moving.ApplyPush(push, Rank(0), 3, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 0.75 * 2 + 0.25 * 6);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 0.75 * 2 + 0.25 * 6);
 }
 
 // Held: the moments of 30 values. Arriving: 10 more, with another mean. With a
@@ -266,12 +267,12 @@ TEST(MovingStatisticsTest, MixtureVarianceIsThatOfTheConcatenation) {
         {.mean = before.first, .variance = {before.second[0] / 30}}};
     MovingStatistics(StatisticsKind::kSync, {layer}, mixture)
         .ApplyStep({Of(0, 10, TwoPassMomentsOf(batch))}, 10, statistics);
-    EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-12);
+    EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-6);
     const double error =
         std::abs(statistics[0].variance[0] - wanted.second[0] / 40);
     // Without this term the distance of the means, 41^2 * 3/16, is missing.
     if (mixture) {
-      EXPECT_LT(error, 1e-12 * wanted.second[0]);
+      EXPECT_LT(error, 1e-5 * wanted.second[0]);
     } else {
       EXPECT_GT(error, 100);
     }
@@ -293,8 +294,8 @@ TEST(MovingStatisticsTest, CumulativeMixtureVarianceIsThatOfTheWholeStream) {
     moving.ApplyStep({Of(0, 10, TwoPassMomentsOf(batch))}, 10, statistics);
   }
   const Moments wanted = TwoPassMomentsOf(all);
-  EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-10);
-  EXPECT_NEAR(statistics[0].variance[0], wanted.second[0] / 600, 1e-10);
+  EXPECT_NEAR(statistics[0].mean[0], wanted.first[0], 1e-4);
+  EXPECT_NEAR(statistics[0].variance[0], wanted.second[0] / 600, 1e-4);
 }
 
 TEST(MovingStatisticsTest, AfterIsNotTouchedByTraining) {
@@ -303,6 +304,73 @@ TEST(MovingStatisticsTest, AfterIsNotTouchedByTraining) {
   moving.ApplyStep({Of(0, 3, kFirst)}, 3, statistics);
   moving.ApplyPush(Of(0, 3, kFirst), Rank(0), 3, statistics);
   EXPECT_EQ(statistics, Fresh());
+}
+
+// ---- what the modules were told
+
+TrainingCall Told(int32_t call, std::optional<double> momentum) {
+  return {.call = call, .momentum = momentum, .epsilon = 1e-5};
+}
+
+CombinedMoments Met(const std::vector<Moments>& calls) {
+  CombinedMoments met;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    met.push_back({.place = {.call = static_cast<int32_t>(i)},
+                   .moments = std::make_shared<const Moments>(calls[i])});
+  }
+  return met;
+}
+
+TEST(MovingStatisticsTest, EachCallHasTheMomentumOfItsModule) {
+  std::vector<LayerStatistics> statistics = Fresh();
+  MovingStatistics(StatisticsKind::kSync, {Layer()})
+      .ApplyStep({Of(0, 3, kFirst)}, 3, statistics, Met({kFirst, kSecond}),
+                 {{.calls = {Told(0, 0.5), Told(1, std::nullopt)}}});
+  // 0 -> 1, then a = 1/2 with the second batch.
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], (1 + 6) / 2.0);
+  EXPECT_EQ(statistics[0].num_batches_tracked, 2);
+}
+
+TEST(MovingStatisticsTest, ACallMayMoveOrCountNothing) {
+  std::vector<LayerStatistics> statistics = Fresh();
+  TrainingCall first = Told(0, 0.5);
+  first.moves = false;
+  TrainingCall second = Told(1, 0.5);
+  second.counts = false;
+  MovingStatistics(StatisticsKind::kSync, {Layer()})
+      .ApplyStep({Of(0, 3, kFirst)}, 3, statistics, Met({kFirst, kSecond}),
+                 {{.calls = {first, second}}});
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 0.5 * 6);
+  EXPECT_EQ(statistics[0].num_batches_tracked, 1);
+}
+
+TEST(MovingStatisticsTest, WrittenValuesReplaceThoseBeforeTheirCall) {
+  std::vector<LayerStatistics> statistics = Fresh();
+  const LayerStatistics written{
+      .mean = {10}, .variance = {4}, .num_batches_tracked = 7};
+  MovingStatistics(StatisticsKind::kSync, {Layer()})
+      .ApplyStep({Of(0, 3, kFirst)}, 3, statistics, Met({kFirst, kSecond}),
+                 {{.calls = {Told(0, 0.5), Told(1, 0.5)},
+                   .writes = {{.after_calls = 1, .values = written}}}});
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], (10 + 6) / 2.0);
+  EXPECT_EQ(statistics[0].num_batches_tracked, 8);
+}
+
+TEST(MovingStatisticsTest, ValuesAreThoseOfFloat32) {
+  std::vector<LayerStatistics> statistics = Fresh();
+  MovingStatistics(StatisticsKind::kSync, {Layer()})
+      .ApplyStep({Of(0, 3, kFirst), Of(1, 2, kSecond)}, 5, statistics);
+  const double mean = statistics[0].mean[0];
+  EXPECT_EQ(mean, static_cast<double>(static_cast<float>(mean)));
+}
+
+TEST(MovingStatisticsTest, AMomentumOfThePushIsThatOfItsUpdate) {
+  std::vector<LayerStatistics> statistics = Fresh();
+  RankMoments push = Of(0, 3, kFirst);
+  push.changes = {{.calls = {Told(0, 0.5)}}};
+  MovingStatistics(StatisticsKind::kAsync, {Layer()})
+      .ApplyPush(push, Rank(0), 3, statistics);
+  EXPECT_FLOAT_EQ(statistics[0].mean[0], 1);
 }
 
 }  // namespace

@@ -133,9 +133,9 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
     EXPECT_TRUE(status.ok()) << status.error_message();
     return replies.at(0).header().statistics(0).mean(0);
   };
-  EXPECT_DOUBLE_EQ(mean_of("sync"), 0.1 * 2);
+  EXPECT_FLOAT_EQ(mean_of("sync"), 0.1 * 2);
   EXPECT_DOUBLE_EQ(mean_of(""), mean_of("sync"));
-  EXPECT_DOUBLE_EQ(mean_of("chief"), 0.1 * 1);
+  EXPECT_FLOAT_EQ(mean_of("chief"), 0.1 * 1);
   EXPECT_DOUBLE_EQ(mean_of("after"), 4);
   mean_of("async");
 

@@ -131,13 +131,24 @@ void Renumber(const std::vector<int32_t>& own, const std::vector<int32_t>& most,
 
 }  // namespace
 
+std::vector<BatchDigest> DigestsOf(const Round& round) {
+  std::vector<BatchDigest> digests;
+  for (const auto& [rank, push] : round.pushes.all()) {
+    const uint64_t digest = push.opening().batch_digest;
+    if (digest != 0) digests.push_back({.rank = rank, .digest = digest});
+  }
+  return digests;
+}
+
 std::vector<RankMoments> TakeMoments(Round& round, bool global, size_t layers) {
   const std::vector<int32_t> most =
       global ? std::vector<int32_t>() : MostCalls(round.pushes.all());
   std::vector<RankMoments> moments;
   for (const auto& [rank, push] : round.pushes.all()) {
-    RankMoments& of = moments.emplace_back(
-        RankMoments{.rank = rank, .samples = push.opening().samples});
+    RankMoments& of =
+        moments.emplace_back(RankMoments{.rank = rank,
+                                         .samples = push.opening().samples,
+                                         .changes = push.closing().changes});
     if (global) continue;
     of.calls = round.pushes.TakeMoments(rank);
     const std::vector<int32_t>& own = push.closing().batch_norm_calls;

@@ -6,6 +6,7 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/call_names.h"
+#include "server/core/moments_checks.h"
 #include "server/core/run_progress.h"
 #include "server/core/step/push_outcome.h"
 #include "server/core/step/reduce_checks.h"
@@ -31,7 +32,7 @@ absl::Status SyncRounds::Reduce(Worker& worker, MomentsMessage message,
   const std::vector<BatchNormSpec>& layers = parts_.model.batch_norms();
   COHORT_RETURN_IF_ERROR(
       CheckReduce(*round_, layers, worker.rank, key, message.moments));
-  const bool finite = IsFinite(message.moments);
+  const bool finite = IsUsable(key.place.phase, message.moments);
   RendezvousTable::Outcome outcome = round_->rendezvous.Contribute(
       key, worker.rank, std::move(message.moments), turn.now, message.extents);
   if (outcome.fresh) worker.last_progress = turn.now;
@@ -294,12 +295,14 @@ bool SyncRounds::UpdateStatistics(Turn& turn) {
     return true;
   }
   const bool global = parts_.settings.global();
-  StatisticsUpdate job{.step = round_->step(),
-                       .attempt = round_->attempt(),
-                       .kept = parts_.model.statistics(),
-                       .samples_reference = SamplesReference(
-                           parts_.settings.policy(), parts_.ranks),
-                       .sets = *parts_.model.current()->statistics};
+  StatisticsUpdate job{
+      .step = round_->step(),
+      .attempt = round_->attempt(),
+      .kept = parts_.model.statistics(),
+      .layers = {parts_.model.model(), &parts_.model.batch_norms()},
+      .samples_reference =
+          SamplesReference(parts_.settings.policy(), parts_.ranks),
+      .sets = *parts_.model.current()->statistics};
   if (global) {
     job.combined = round_->rendezvous.ForwardResults();
     job.forward = round_->rendezvous.TakeForward();
@@ -329,6 +332,10 @@ void SyncRounds::Commit(Turn& turn) {
   RunLedger& ledger = parts_.ledger;
   ModelStore& model = parts_.model;
   const PendingCommit& commit = *round_->progress.commit;
+  const std::optional<StatisticsUpdate>& updated = round_->progress.statistics;
+  if (updated.has_value() && updated->overflow.has_value()) {
+    NoteNonfinite(OverflowText(model, *updated->overflow));
+  }
   // If both are bad, the gradient is named.
   std::optional<std::string> nonfinite = round_->progress.nonfinite;
   if (commit.nonfinite().has_value()) {
@@ -354,6 +361,8 @@ void SyncRounds::Commit(Turn& turn) {
   EndTransaction(
       commit, skipped ? TransactionEnd::kSkipped : TransactionEnd::kCommitted,
       turn);
+  WarnOfSameBatches(parts_, ledger.same_batches.NoteStep(DigestsOf(*round_)),
+                    turn);
   CommitRecord record = RecordOf(*round_);
   record.version = model.version();
   CommitObservation observation = TakeObservation(*round_, turn.now);

@@ -80,6 +80,13 @@ bool SyncRounds::Advance(Turn& turn) {
     return false;
   }
   if (!UpdateStatistics(turn)) return false;
+  const std::optional<StatisticsUpdate>& update = round_->progress.statistics;
+  if (update.has_value() && !update->status.ok()) {
+    turn.changed = true;
+    turn.end = {.outcome = RunOutcome::kModelMismatch,
+                .reason = std::string(update->status.message())};
+    return true;
+  }
   Commit(turn);
   return true;
 }
@@ -182,6 +189,7 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
                              .oldest = round_->step(),
                              .newest = round_->step()}));
   worker.holds.reset();
+  worker.takes_statistics = opening.takes_statistics;
   if (opening.takes_changes) {
     worker.holds = {.incarnation = worker.incarnation,
                     .next = opening.version.Next()};

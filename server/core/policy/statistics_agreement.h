@@ -1,0 +1,33 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/ids.h"
+#include "common/model_layout.h"
+#include "common/push.h"
+
+namespace cohort {
+
+// What one member says happened to the moving statistics; see
+// PushClosing::changes. Borrowed.
+struct MemberChanges {
+  Rank rank;
+  const std::vector<LayerChanges>* changes = nullptr;
+};
+
+// What happened to the moving statistics of the layers in a step of these
+// members, ascending by layer.
+//
+// Members that made a call must have been told the same momentum and epsilon;
+// one that skipped calls follows the others. All must have written the same
+// values at the same places. Reads after different numbers of calls, and of a
+// member that made none of the calls, would have another value in one process.
+//
+// Errors: FailedPrecondition that names layer, ranks and both values.
+absl::StatusOr<std::vector<LayerChanges>> AgreeOnChanges(
+    const std::vector<MemberChanges>& members,
+    const std::vector<BatchNormSpec>& layers);
+
+}  // namespace cohort
