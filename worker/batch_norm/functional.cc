@@ -40,6 +40,12 @@ std::optional<BoundCall> Bound(const BatchNormUse& use) {
   const std::shared_ptr<BatchNormScope::Step>& step = BatchNormScope::Current();
   if (step == nullptr) return std::nullopt;
   const BatchNormOperands& layer = use.layer;
+  // In eval mode a layer without moving statistics normalises by its own batch,
+  // as in PyTorch: evaluation meets nobody.
+  if (!layer.training && !layer.running_mean.defined() &&
+      !step->context->normalises_by_batch_in_evaluation) {
+    return std::nullopt;
+  }
   const std::optional<int32_t> index =
       step->binding->LayerOf(layer.weight, layer.running_mean);
   if (!index.has_value()) return std::nullopt;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "common/permutation.h"
 #include "common/status_macros.h"
 #include "worker/batch_norm/scope.h"
@@ -36,6 +37,31 @@ class ClientRendezvous final : public Rendezvous {
   Client& client_;
   const Assignment& assignment_;
 };
+
+// What the layers were told at each call. `calls` has one entry for each part
+// and layer.
+std::vector<LayerChanges> ChangesOf(const std::vector<int32_t>& calls,
+                                    absl::Span<const BatchNormSpec> layers) {
+  std::vector<LayerChanges> changes;
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    const BatchNormSpec& spec = layers[layer];
+    LayerChanges one{.layer = static_cast<int32_t>(layer)};
+    for (size_t i = layer; i < calls.size(); i += layers.size()) {
+      const auto part = static_cast<int32_t>(i / layers.size());
+      for (int32_t call = 0; call < calls[i]; ++call) {
+        one.calls.push_back(
+            {.part = part,
+             .call = call,
+             .momentum = spec.track_statistics ? spec.momentum : 0,
+             .epsilon = spec.epsilon,
+             .moves = spec.track_statistics,
+             .counts = spec.track_statistics});
+      }
+    }
+    if (!one.calls.empty()) changes.push_back(std::move(one));
+  }
+  return changes;
+}
 
 }  // namespace
 
@@ -118,6 +144,8 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
   closing.batch_norm_calls = context.calls;
   closing.moments = std::move(context.moments);
   closing.contributions = context.contributions;
+  closing.changes =
+      ChangesOf(closing.batch_norm_calls, parts_.binding.layers());
   COHORT_ASSIGN_OR_RETURN(const PushResult result, client_.ClosePush(closing));
   report_ = {.version = result.verdict.version,
              .verdict = result.verdict.verdict,
