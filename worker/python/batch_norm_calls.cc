@@ -34,23 +34,52 @@ double Distance(const Moments& a, const Moments& b) {
 
 BatchNormCalls::BatchNormCalls(WorkerSession& session,
                                const kernels::Backend& backend,
-                               std::vector<std::string> names)
-    : session_(session), backend_(backend), names_(std::move(names)) {
-  Begin();
+                               std::vector<BatchNormSpec> layers)
+    : session_(session),
+      backend_(backend),
+      layers_(std::move(layers)),
+      buffers_(layers_),
+      counts_(layers_.size()),
+      made_(layers_.size() + 1) {}
+
+void BatchNormCalls::Begin(const Assignment& assignment) {
+  meets_ = assignment.kind == AssignmentKind::kTrain &&
+           assignment.global_normalization;
+  part_ = 0;
+  numbers_.clear();
+  counts_.assign(layers_.size(), 0);
+  made_.assign(layers_.size() + 1, {});
+  buffers_.Begin(assignment.moves_statistics);
 }
 
-void BatchNormCalls::Begin() {
-  counts_.assign(names_.size(), 0);
-  made_.assign(names_.size(), {});
+void BatchNormCalls::BeginPart() {
+  made_.assign(layers_.size() + 1, {});
+  if (!meets_) return;
+  ++part_;
+  numbers_.clear();
+  counts_.resize(counts_.size() + layers_.size());
+}
+
+std::vector<int32_t> BatchNormCalls::Counts() const { return counts_; }
+
+CallPlace BatchNormCalls::PlaceOf(const CallArgs& call) {
+  // Where members do not meet, a name would tell nobody anything.
+  const std::string site = meets_ || call.layer < 0 ? call.site : "";
+  if (call.layer >= 0) {
+    ++counts_[static_cast<size_t>(part_) * layers_.size() +
+              static_cast<size_t>(call.layer)];
+  }
+  return {.part = part_,
+          .layer = call.layer,
+          .site = site,
+          .call = numbers_[{.layer = call.layer, .name = site}]++};
 }
 
 std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Forward(
     absl::Span<const ForwardArgs> calls) {
   std::vector<LocalCall> local;
   for (const ForwardArgs& call : calls) {
-    local.push_back({.layer = call.layer,
-                     .epsilon = call.epsilon,
-                     .moments = LocalMoments(call)});
+    local.push_back({.call = call.call, .moments = LocalMoments(call)});
   }
   std::vector<SharedCall> all = Meet(std::move(local));
   for (size_t i = 0; i < calls.size(); ++i) Normalize(calls[i], *all[i]);
@@ -59,19 +88,23 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Forward(
 
 std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Meet(
     std::vector<LocalCall> calls) {
-  std::vector<CallMoments> local;
+  std::vector<Contribution> local;
   for (LocalCall& call : calls) {
-    local.push_back({.layer = call.layer,
-                     .call = counts_[static_cast<size_t>(call.layer)]++,
-                     .moments = std::move(call.moments)});
+    local.push_back({.place = PlaceOf(call.call),
+                     .moments = std::move(call.moments),
+                     .extents = call.call.extents});
   }
-  std::vector<Moments> all = session_.Reduce(ReducePhase::kForward, local);
+  std::vector<Moments> all = session_.Reduce(local);
   std::vector<SharedCall> result;
   for (size_t i = 0; i < calls.size(); ++i) {
+    const CallArgs& call = calls[i].call;
     Moments& by = all[i];
+    buffers_.Move({.place = local[i].place,
+                   .epsilon = call.epsilon,
+                   .update = call.update,
+                   .all = &by});
     auto saved = std::make_shared<Saved>();
-    saved->layer = calls[i].layer;
-    saved->call = local[i].call;
+    saved->place = std::move(local[i].place);
     saved->local = std::move(local[i].moments);
     saved->mean = std::move(by.first);
     saved->count = by.count;
@@ -80,9 +113,11 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Meet(
     const auto count = static_cast<double>(std::max<int64_t>(by.count, 1));
     for (const double m2 : by.second) {
       saved->variance.push_back(m2 / count);
-      saved->invstd.push_back(1.0 / std::sqrt(m2 / count + calls[i].epsilon));
+      saved->invstd.push_back(1.0 / std::sqrt(m2 / count + call.epsilon));
     }
-    made_[static_cast<size_t>(calls[i].layer)].push_back(saved);
+    const size_t at =
+        call.layer < 0 ? layers_.size() : static_cast<size_t>(call.layer);
+    made_[at].push_back(saved);
     result.push_back(std::move(saved));
   }
   return result;
@@ -90,30 +125,51 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Meet(
 
 absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Repeat(
     const ForwardArgs& call) {
-  absl::StatusOr<SharedCall> made = Recall(call.layer, LocalMoments(call), 0);
+  absl::StatusOr<SharedCall> made =
+      Recall(call.call.layer, LocalMoments(call), 0);
   if (made.ok()) Normalize(call, **made);
   return made;
 }
 
 absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Recall(
     int32_t layer, const Moments& local, double tolerance) const {
-  const auto index = static_cast<size_t>(layer);
+  const size_t index = layer < 0 ? layers_.size() : static_cast<size_t>(layer);
   const SharedCall* nearest = nullptr;
   double least = tolerance;
   for (const SharedCall& made : made_[index]) {
-    if (made->local.count != local.count) continue;
+    if (made->local.count != local.count ||
+        made->local.first.size() != local.first.size()) {
+      continue;
+    }
     const double distance = Distance(made->local, local);
     if (!(distance <= least)) continue;
-    if (nearest != nullptr && distance == least) continue;
+    // Of equal calls the last that was computed again least often: the backward
+    // pass goes through them in reverse.
+    if (nearest != nullptr && distance == least &&
+        made->repetitions > (*nearest)->repetitions) {
+      continue;
+    }
     nearest = &made;
     least = distance;
   }
-  if (nearest != nullptr) return *nearest;
+  if (nearest != nullptr) {
+    ++(*nearest)->repetitions;
+    return *nearest;
+  }
   return absl::FailedPreconditionError(absl::StrCat(
-      names_[index],
+      layer < 0 ? "a batch norm that is no layer of the model"
+                : layers_[index].name,
       ": was called during the backward pass with an input that it did not "
       "have in the forward pass; activation checkpointing must compute the "
       "same values again (preserve_rng_state=True)"));
+}
+
+double BatchNormCalls::Sum(const std::string& site, double own) {
+  // The mean of one value a member, as a forward call of one channel.
+  Contribution local{.place = PlaceOf({.layer = -1, .site = site}),
+                     .moments = {.count = 1, .first = {own}, .second = {0}}};
+  const std::vector<Moments> all = session_.Reduce({&local, 1});
+  return all[0].first[0] * static_cast<double>(all[0].count);
 }
 
 Moments BatchNormCalls::LocalMoments(const ForwardArgs& call) const {
@@ -147,8 +203,7 @@ void BatchNormCalls::Normalize(const ForwardArgs& call,
 std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
     absl::Span<const BackwardArgs> calls) {
   std::vector<AffineGradients> gradients;
-  std::vector<SharedCall> met;
-  std::vector<Moments> sums;
+  std::vector<LocalSums> met;
   for (const BackwardArgs& call : calls) {
     Moments local = BackwardSums(call);
     AffineGradients out{.gamma = local.second, .beta = local.first};
@@ -157,10 +212,10 @@ std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
     }
     gradients.push_back(std::move(out));
     if (!call.needs_dx) continue;
-    met.push_back(call.saved);
-    sums.push_back(std::move(local));
+    met.push_back(
+        {.saved = call.saved, .path = call.path, .sums = std::move(local)});
   }
-  const std::vector<Moments> all = MeetBackward(met, std::move(sums));
+  const std::vector<Moments> all = MeetBackward(std::move(met));
   auto next = all.begin();
   for (const BackwardArgs& call : calls) {
     if (call.needs_dx) InputGradient(call, *next++);
@@ -169,15 +224,16 @@ std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
 }
 
 std::vector<Moments> BatchNormCalls::MeetBackward(
-    absl::Span<const SharedCall> calls, std::vector<Moments> sums) {
+    std::vector<LocalSums> calls) {
   if (calls.empty()) return {};
-  std::vector<CallMoments> sent;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    sent.push_back({.layer = calls[i]->layer,
-                    .call = calls[i]->call,
-                    .moments = std::move(sums[i])});
+  std::vector<Contribution> sent;
+  for (LocalSums& call : calls) {
+    Contribution& one = sent.emplace_back(Contribution{
+        .place = call.saved->place, .moments = std::move(call.sums)});
+    one.place.phase = ReducePhase::kBackward;
+    one.place.path = std::move(call.path);
   }
-  return session_.Reduce(ReducePhase::kBackward, sent);
+  return session_.Reduce(sent);
 }
 
 Moments BatchNormCalls::BackwardSums(const BackwardArgs& call) const {

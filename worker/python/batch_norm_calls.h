@@ -1,6 +1,8 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,10 +11,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/assignment.h"
+#include "common/model_layout.h"
 #include "common/moments.h"
 #include "kernels/backend.h"
 #include "kernels/batch_norm_args.h"
 #include "kernels/data_type.h"
+#include "worker/python/moving_buffers.h"
 #include "worker/python/worker_session.h"
 
 namespace cohort {
@@ -27,8 +32,8 @@ class BatchNormCalls {
  public:
   // What the two passes of a call share.
   struct Saved {
-    int32_t layer = 0;
-    int32_t call = 0;
+    // Of the forward call.
+    CallPlace place;
     // Of the local batch, to recognise the call when it is computed again.
     Moments local;
     // Of all members; `variance` is 0 if no member has samples.
@@ -38,6 +43,8 @@ class BatchNormCalls {
     std::vector<double> invstd;
     // Elements per channel of all members.
     int64_t count = 0;
+    // How often the call was computed again.
+    mutable int32_t repetitions = 0;
   };
   using SharedCall = std::shared_ptr<const Saved>;
 
@@ -48,9 +55,20 @@ class BatchNormCalls {
     const void* beta = nullptr;
   };
 
-  struct ForwardArgs {
+  // What a call is, apart from its numbers.
+  struct CallArgs {
+    // -1: not registered.
     int32_t layer = 0;
+    // Name of a call that is not registered, or the script's name of a call.
+    std::string site;
     double epsilon = 1e-5;
+    // Extents behind batch and channels.
+    std::vector<int64_t> extents;
+    MovingBuffers::Update update;
+  };
+
+  struct ForwardArgs {
+    CallArgs call;
     kernels::BatchShape shape;
     kernels::DataType type = kernels::DataType::kFloat32;
     const void* x = nullptr;
@@ -61,6 +79,8 @@ class BatchNormCalls {
 
   struct BackwardArgs {
     SharedCall saved;
+    // Which visit of the call; see CallPlace.
+    std::vector<int32_t> path;
     kernels::BatchShape shape;
     kernels::DataType type = kernels::DataType::kFloat32;
     const void* x = nullptr;
@@ -79,14 +99,18 @@ class BatchNormCalls {
     std::vector<double> beta;
   };
 
-  // Both must outlive this object. `names` has one entry a layer.
+  // Both must outlive this object.
   BatchNormCalls(WorkerSession& session, const kernels::Backend& backend,
-                 std::vector<std::string> names);
+                 std::vector<BatchNormSpec> layers);
+
+  MovingBuffers& buffers() { return buffers_; }
 
   // Starts a step.
-  void Begin();
-  // Forward calls per layer in this step.
-  const std::vector<int32_t>& calls() const { return counts_; }
+  void Begin(const Assignment& assignment);
+  // Starts the next part of the step, whose calls are numbered by themselves.
+  void BeginPart();
+  // Forward calls in this step, by part and layer, as a closing has them.
+  std::vector<int32_t> Counts() const;
 
   // Calls that do not need each other's output; they meet in one rendezvous
   // request.
@@ -102,8 +126,7 @@ class BatchNormCalls {
   // ---- the same, computed by the caller
 
   struct LocalCall {
-    int32_t layer = 0;
-    double epsilon = 1e-5;
+    CallArgs call;
     Moments moments;
   };
   std::vector<SharedCall> Meet(std::vector<LocalCall> calls);
@@ -112,20 +135,44 @@ class BatchNormCalls {
   // Errors: FailedPrecondition if there is none.
   absl::StatusOr<SharedCall> Recall(int32_t layer, const Moments& local,
                                     double tolerance) const;
-  // Sums over all members; `sums` of the local batch, one a call.
-  std::vector<Moments> MeetBackward(absl::Span<const SharedCall> calls,
-                                    std::vector<Moments> sums);
+  // Sums of a visit of a call, or of a derivative of one.
+  struct LocalSums {
+    SharedCall saved;
+    std::vector<int32_t> path;
+    Moments sums;
+  };
+  // Over all members.
+  std::vector<Moments> MeetBackward(std::vector<LocalSums> calls);
+  // The sum of `own` over all members, under a name.
+  double Sum(const std::string& site, double own);
 
  private:
+  // Calls of one name. `layer` is -1 for those that are not registered.
+  struct Site {
+    int32_t layer = 0;
+    std::string name;
+    friend auto operator<=>(const Site&, const Site&) = default;
+  };
+
   Moments LocalMoments(const ForwardArgs& call) const;
+  CallPlace PlaceOf(const CallArgs& call);
   void Normalize(const ForwardArgs& call, const Saved& saved) const;
   Moments BackwardSums(const BackwardArgs& call) const;
   void InputGradient(const BackwardArgs& call, const Moments& all) const;
 
   WorkerSession& session_;
   const kernels::Backend& backend_;
-  const std::vector<std::string> names_;
+  const std::vector<BatchNormSpec> layers_;
+  MovingBuffers buffers_;
+
+  int32_t part_ = 0;
+  // Calls are numbered apart in each part where members meet, and through the
+  // step where they do not.
+  bool meets_ = true;
+  std::map<Site, int32_t> numbers_;
+  // By part and layer.
   std::vector<int32_t> counts_;
+  // By layer; the last has those that are not registered.
   std::vector<std::vector<SharedCall>> made_;
 };
 

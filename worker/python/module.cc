@@ -26,11 +26,13 @@
 #include "common/log/log.h"
 #include "common/mutex.h"
 #include "common/permutation.h"
+#include "common/status_macros.h"
 #include "common/thread_pool.h"
 #include "kernels/backend.h"
 #include "worker/device/host_memory.h"
 #include "worker/python/batch_norm_calls.h"
 #include "worker/python/loader_process.h"
+#include "worker/python/moving_buffers.h"
 #include "worker/python/values.h"
 #include "worker/python/worker_session.h"
 
@@ -173,20 +175,27 @@ class Worker {
   void Register(ModelLayout layout, const RunPlan& plan,
                 std::vector<WorkerSession::ParameterMemory> memory,
                 std::vector<LayerStatistics> statistics) {
-    std::vector<std::string> names;
-    for (const BatchNormSpec& layer : layout.batch_norms) {
-      names.push_back(layer.name);
-    }
     batch_norms_ = std::make_unique<BatchNormCalls>(
         *session_, threaded_ == nullptr ? kernels::CpuBackend() : *threaded_,
-        std::move(names));
+        layout.batch_norms);
     Check(session_->Register(std::move(layout), plan, std::move(memory),
                              std::move(statistics)));
   }
 
   void BeginStep(const Assignment& assignment) {
     session_->BeginStep(assignment);
-    batch_norms_->Begin();
+    batch_norms_->Begin(assignment);
+  }
+
+  absl::StatusOr<PushVerdict> CloseStep(PushClosing closing) {
+    closing.batch_norm_calls = batch_norms_->Counts();
+    COHORT_ASSIGN_OR_RETURN(closing.changes, batch_norms_->buffers().Close());
+    absl::StatusOr<PushVerdict> verdict =
+        session_->CloseStep(std::move(closing));
+    if (verdict.ok() && IsApplied(verdict->verdict)) {
+      batch_norms_->buffers().Committed();
+    }
+    return verdict;
   }
 
  private:
@@ -320,6 +329,38 @@ void DefineWorker(nb::module_& m) {
              cohort::Released().Drop();
              w.BeginStep(a);
            })
+      .def("begin_part", [](Worker& w) { w.batch_norms().BeginPart(); })
+      // Three addresses a layer: mean, variance and number of batches; 0: none.
+      .def("attach_statistics",
+           [](Worker& w, const std::vector<std::vector<uintptr_t>>& layers) {
+             std::vector<MovingBuffers::Place> places;
+             for (const std::vector<uintptr_t>& layer : layers) {
+               places.push_back({.mean = Pointer<float>(layer.at(0)),
+                                 .variance = Pointer<float>(layer.at(1)),
+                                 .tracked = Pointer<int64_t>(layer.at(2))});
+             }
+             w.batch_norms().buffers().Attach(std::move(places));
+           })
+      .def("load_statistics",
+           [](Worker& w) {
+             w.batch_norms().buffers().Load(w.session().statistics());
+           })
+      .def("show_statistics",
+           [](Worker& w, const WorkerSession::Pulled& pulled) {
+             w.batch_norms().buffers().Show(pulled.statistics);
+           })
+      .def("capture_statistics",
+           [](Worker& w) { w.batch_norms().buffers().Capture(); })
+      .def("note_read",
+           [](Worker& w, size_t layer) {
+             Check(w.batch_norms().buffers().Read(layer));
+           })
+      .def(
+          "sum_of_weights",
+          [](Worker& w, double own) {
+            return w.batch_norms().Sum("job.share", own);
+          },
+          Released())
       .def("step_status",
            [](Worker& w) {
              const absl::Status& status = w.session().step_status();
@@ -363,11 +404,16 @@ void DefineWorker(nb::module_& m) {
       // backward pass the two sums, which those of all members replace.
       .def(
           "meet",
-          [](Worker& w, int32_t layer, double epsilon, int64_t count,
-             size_t channels, uintptr_t moments) {
+          [](Worker& w, int32_t layer, const std::string& site, double epsilon,
+             int64_t count, size_t channels,
+             const std::vector<int64_t>& extents, uintptr_t moments,
+             const BufferUpdate& update) {
             std::vector<BatchNormCalls::LocalCall> calls(1);
-            calls[0] = {.layer = layer,
-                        .epsilon = epsilon,
+            calls[0] = {.call = {.layer = layer,
+                                 .site = site,
+                                 .epsilon = epsilon,
+                                 .extents = extents,
+                                 .update = update.args()},
                         .moments = MomentsAt(moments, count, channels)};
             return KeptCall{w.batch_norms().Meet(std::move(calls))[0]};
           },
@@ -382,11 +428,14 @@ void DefineWorker(nb::module_& m) {
           Released())
       .def(
           "meet_backward",
-          [](Worker& w, const KeptCall& saved, int64_t count, size_t channels,
-             uintptr_t sums) {
-            const BatchNormCalls::SharedCall calls[] = {saved.call};
-            const std::vector<Moments> all = w.batch_norms().MeetBackward(
-                calls, {MomentsAt(sums, count, channels)});
+          [](Worker& w, const KeptCall& saved, const std::vector<int32_t>& path,
+             int64_t count, size_t channels, uintptr_t sums) {
+            std::vector<BatchNormCalls::LocalSums> calls(1);
+            calls[0] = {.saved = saved.call,
+                        .path = path,
+                        .sums = MomentsAt(sums, count, channels)};
+            const std::vector<Moments> all =
+                w.batch_norms().MeetBackward(std::move(calls));
             auto* out = Pointer<double>(sums);
             out = std::copy(all[0].first.begin(), all[0].first.end(), out);
             std::copy(all[0].second.begin(), all[0].second.end(), out);
@@ -395,10 +444,11 @@ void DefineWorker(nb::module_& m) {
       .def(
           "open_step",
           [](Worker& w, int64_t samples, double loss_weight,
-             const std::vector<double>& rates) {
+             const std::vector<double>& rates, uint64_t batch_digest) {
             w.session().OpenStep({.samples = samples,
                                   .loss_weight = loss_weight,
-                                  .learning_rates = rates});
+                                  .learning_rates = rates,
+                                  .batch_digest = batch_digest});
           },
           Released())
       .def("take_gradient",
@@ -416,11 +466,10 @@ void DefineWorker(nb::module_& m) {
              const std::map<std::string, std::pair<double, double>>& measures) {
             PushClosing closing = MakeClosing(loss_sum, correct, labels,
                                               front_end_state, measures);
-            closing.batch_norm_calls = w.batch_norms().calls();
             absl::StatusOr<PushVerdict> verdict;
             {
               const nb::gil_scoped_release released;
-              verdict = w.session().CloseStep(std::move(closing));
+              verdict = w.CloseStep(std::move(closing));
             }
             cohort::Released().Drop();
             return Take(std::move(verdict));

@@ -4,9 +4,11 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "common/assignment.h"
 #include "common/evaluation_sums.h"
@@ -79,6 +81,7 @@ void DefineValues(nb::module_& m) {
       .def_ro("batches", &Assignment::batches)
       .def_ro("statistics", &Assignment::statistics)
       .def_ro("global_normalization", &Assignment::global_normalization)
+      .def_ro("moves_statistics", &Assignment::moves_statistics)
       .def_ro("reason", &Assignment::reason)
       .def_ro("unfinished", &Assignment::unfinished)
       .def_ro("failed", &Assignment::failed);
@@ -123,7 +126,13 @@ void DefineValues(nb::module_& m) {
         return nb::bytes(p.front_end_state.data(), p.front_end_state.size());
       });
   nb::class_<KeptCall>(m, "KeptCall")
-      .def_prop_ro("call", [](const KeptCall& s) { return s.call->call; })
+      // What tells the call from others of the step.
+      .def_prop_ro("key",
+                   [](const KeptCall& s) {
+                     const CallPlace& place = s.call->place;
+                     return std::make_tuple(place.part, place.layer, place.site,
+                                            place.call);
+                   })
       .def_prop_ro("count", [](const KeptCall& s) { return s.call->count; })
       // Mean and variance of all members, as two rows of float64 numbers.
       .def("write_to", [](const KeptCall& s, uintptr_t address) {
@@ -132,11 +141,15 @@ void DefineValues(nb::module_& m) {
         std::copy(s.call->variance.begin(), s.call->variance.end(), out);
       });
   nb::class_<NormGradient>(m, "NormGradient")
-      .def(nb::init<KeptCall, std::vector<int64_t>, std::string, uintptr_t,
-                    uintptr_t, std::string, uintptr_t, bool, uintptr_t>());
+      .def(nb::init<KeptCall, std::vector<int32_t>, std::vector<int64_t>,
+                    std::string, uintptr_t, uintptr_t, std::string, uintptr_t,
+                    bool, uintptr_t>());
+  nb::class_<BufferUpdate>(m, "BufferUpdate")
+      .def(nb::init<uintptr_t, uintptr_t, uintptr_t, double, bool>());
   nb::class_<NormCall>(m, "NormCall")
-      .def(nb::init<int32_t, double, std::vector<int64_t>, std::string,
-                    uintptr_t, std::string, uintptr_t, uintptr_t, uintptr_t>());
+      .def(nb::init<int32_t, std::string, double, std::vector<int64_t>,
+                    std::vector<int64_t>, std::string, uintptr_t, std::string,
+                    uintptr_t, uintptr_t, uintptr_t, BufferUpdate>());
 }
 
 }  // namespace cohort

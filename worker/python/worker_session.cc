@@ -18,22 +18,10 @@ PushKey KeyOf(const Assignment& assignment) {
   return {.sequence = assignment.sequence, .attempt = assignment.attempt};
 }
 
-// The step's calls are all in one part, and each has one backward pass.
-std::vector<Contribution> ContributionsOf(ReducePhase phase,
-                                          absl::Span<const CallMoments> local) {
-  std::vector<Contribution> contributions;
-  for (const CallMoments& call : local) {
-    contributions.push_back(
-        {.place = {.layer = call.layer, .call = call.call, .phase = phase},
-         .moments = call.moments});
-  }
-  return contributions;
-}
-
 bool SameShapes(absl::Span<const Moments> results,
-                absl::Span<const CallMoments> local) {
+                absl::Span<const Contribution> local) {
   return std::equal(results.begin(), results.end(), local.begin(), local.end(),
-                    [](const Moments& result, const CallMoments& call) {
+                    [](const Moments& result, const Contribution& call) {
                       const size_t channels = call.moments.first.size();
                       return result.first.size() == channels &&
                              result.second.size() == channels &&
@@ -107,6 +95,8 @@ absl::StatusOr<std::optional<WorkerSession::Pulled>> WorkerSession::ReadWeights(
   std::optional<PullOptions> missing =
       held_->MissingFor(assignment, client_->incarnation());
   if (!missing.has_value()) return std::nullopt;
+  // A version is weights and statistics.
+  missing->statistics = true;
   COHORT_ASSIGN_OR_RETURN(Pulled pulled, Read(*missing));
   return std::make_optional(std::move(pulled));
 }
@@ -118,6 +108,7 @@ absl::StatusOr<WorkerSession::Pulled> WorkerSession::Read(
     held_->Forget();
     Load(pulled.weights);
     Hold(pulled.version, options);
+    if (options.statistics) statistics_ = pulled.statistics;
   }
   return Pulled{.version = pulled.version,
                 .statistics = std::move(pulled.statistics),
@@ -164,23 +155,27 @@ void WorkerSession::Void(const absl::Status& status) {
 }
 
 std::vector<Moments> WorkerSession::Reduce(
-    ReducePhase phase, absl::Span<const CallMoments> local) {
+    absl::Span<const Contribution> local) {
   const bool meets = assignment_.kind == AssignmentKind::kTrain &&
                      assignment_.global_normalization;
   if (meets && step_status_.ok()) {
     contributions_ += static_cast<int64_t>(local.size());
     absl::StatusOr<std::vector<Moments>> all = timed_.Reduce(
-        {.step = assignment_.version, .attempt = assignment_.attempt},
-        ContributionsOf(phase, local));
+        {.step = assignment_.version, .attempt = assignment_.attempt}, local);
     if (all.ok() && SameShapes(*all, local)) return *std::move(all);
     Void(all.ok() ? absl::InternalError("a rendezvous returned results of "
                                         "another shape than its layers")
                   : all.status());
   }
   std::vector<Moments> own;
-  for (const CallMoments& call : local) {
+  for (const Contribution& call : local) {
     own.push_back(call.moments);
-    if (!meets && phase == ReducePhase::kForward) kept_.push_back(call);
+    const CallPlace& place = call.place;
+    if (meets || place.phase != ReducePhase::kForward || place.layer < 0) {
+      continue;
+    }
+    kept_.push_back(
+        {.layer = place.layer, .call = place.call, .moments = call.moments});
   }
   return own;
 }
@@ -188,6 +183,7 @@ std::vector<Moments> WorkerSession::Reduce(
 void WorkerSession::OpenStep(const PushOpening& opening) {
   opening_ = opening;
   opening_.version = held_->version().value_or(assignment_.version);
+  opening_.takes_statistics = !layout_.batch_norms.empty();
   if (!step_status_.ok()) return;
   const absl::Status status = timed_.OpenPush(opening_);
   opened_ = status.ok();
@@ -218,12 +214,18 @@ absl::Status WorkerSession::SendOne(int32_t partition) {
   const Partition& shape = partitions_[static_cast<size_t>(partition)];
   ByteRope bytes;
   std::vector<int32_t> absent;
+  const bool none = std::all_of(
+      shape.slices.begin(), shape.slices.end(), [this](const Slice& slice) {
+        return gradients_[static_cast<size_t>(slice.parameter)].data == nullptr;
+      });
   for (size_t i = 0; i < shape.slices.size(); ++i) {
     const Slice& slice = shape.slices[i];
     const Gradient& gradient = gradients_[static_cast<size_t>(slice.parameter)];
     const auto size = static_cast<size_t>(slice.count * kFloatBytes);
     if (gradient.data == nullptr) {
       absent.push_back(static_cast<int32_t>(i));
+      // A frozen partition sends no bytes.
+      if (none) continue;
       auto zeros = std::make_shared<const std::vector<std::byte>>(size);
       bytes.Append(absl::MakeConstSpan(*zeros), zeros);
       continue;
@@ -259,9 +261,25 @@ absl::StatusOr<PushVerdict> WorkerSession::Close(PushClosing& closing) {
     held_->Forget();
   } else {
     if (outcome == HeldVersion::Outcome::kArrived) Load(result.weights);
+    COHORT_RETURN_IF_ERROR(CheckStatistics(result.verdict.statistics));
+    statistics_ = result.verdict.statistics;
     Hold(result.verdict.version);
   }
   return result.verdict;
+}
+
+absl::Status WorkerSession::CheckStatistics(
+    absl::Span<const LayerStatistics> statistics) const {
+  if (statistics.empty()) return absl::OkStatus();
+  bool fits = statistics.size() == layout_.batch_norms.size();
+  for (size_t i = 0; fits && i < statistics.size(); ++i) {
+    const auto channels = static_cast<size_t>(layout_.batch_norms[i].channels);
+    fits = statistics[i].mean.size() == channels &&
+           statistics[i].variance.size() == channels;
+  }
+  if (fits) return absl::OkStatus();
+  return absl::InternalError(
+      "a verdict's moving statistics have another shape than the layers");
 }
 
 void WorkerSession::EndStep(const absl::StatusOr<PushVerdict>& verdict,

@@ -89,6 +89,8 @@ class WorkerSession {
   absl::StatusOr<Pulled> Read(const PullOptions& options);
   // The version of the weights in memory.
   const std::optional<Version>& version() const { return held_->version(); }
+  // The moving statistics of that version; empty if it has none.
+  const std::vector<LayerStatistics>& statistics() const { return statistics_; }
 
   // ---- one training step, in this order
   void BeginStep(const Assignment& assignment);
@@ -97,8 +99,7 @@ class WorkerSession {
   // Each call's moments of all members: a rendezvous under global
   // normalisation, otherwise the local ones, which are kept for the closing.
   // `local` must not be empty.
-  std::vector<Moments> Reduce(ReducePhase phase,
-                              absl::Span<const CallMoments> local);
+  std::vector<Moments> Reduce(absl::Span<const Contribution> local);
   void OpenStep(const PushOpening& opening);
   // The gradient of one parameter is final.
   // Errors: Internal if it was final before in this step.
@@ -149,6 +150,8 @@ class WorkerSession {
   void Send(absl::Span<const int32_t> partitions);
   absl::Status SendOne(int32_t partition);
   absl::StatusOr<PushVerdict> Close(PushClosing& closing);
+  absl::Status CheckStatistics(
+      absl::Span<const LayerStatistics> statistics) const;
   void EndStep(const absl::StatusOr<PushVerdict>& verdict, double loss_sum);
   void LeaveAllPhases();
 
@@ -166,6 +169,7 @@ class WorkerSession {
   double loss_reference_ = 1;
   std::optional<PartitionSchedule> schedule_;
   std::optional<HeldVersion> held_;
+  std::vector<LayerStatistics> statistics_;
 
   // The assignment in progress.
   Assignment assignment_;
