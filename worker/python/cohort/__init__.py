@@ -19,16 +19,18 @@ from cohort import _core
 from cohort._batch_norm import (BatchNorm, BatchNorm1d, BatchNorm2d,
                                 BatchNorm3d, batch_norm_together,
                                 convert_batch_norm)
+from cohort._doors import local
 from cohort._errors import (AccessDeniedError, CohortError,
                             ConfigurationError, RunMismatchError,
                             ServerUnreachableError, Stopped, TrainingError,
                             UsageError)
 from cohort._evaluation import Evaluation
 from cohort._job import Job
-from cohort._join import join
+from cohort._join import call, join
 from cohort._loop import Data
 from cohort._optimizer import LARS
 from cohort._step import StepResult
+from cohort._steps import steps
 
 # "0.1.0 (commit 0f79f3a0b1c2)".
 __version__ = _core.build_text()
@@ -38,5 +40,6 @@ __all__ = [
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CohortError",
     "ConfigurationError", "Data", "Evaluation", "Job", "LARS",
     "RunMismatchError", "ServerUnreachableError", "StepResult", "Stopped",
-    "TrainingError", "UsageError", "batch_norm_together", "convert_batch_norm", "join",
+    "TrainingError", "UsageError", "batch_norm_together", "call",
+    "convert_batch_norm", "join", "local", "steps",
 ]

@@ -1,60 +1,107 @@
-"""Batch norm over the whole cohort: torch's modules, with the moments of all
-workers in training mode."""
+"""Batch norm over the whole cohort: the modules of a model, converted in place,
+with the moments of all workers in training mode."""
 
 import copyreg
+import functools
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from cohort import _core, _devices, _errors, _operator
-from cohort._passes import TYPES, Call, Step
+from cohort._passes import TYPES, Call, Layer, Moves
+
+_TorchBatchNorm = nn.modules.batchnorm._BatchNorm
+_TorchNorm = nn.modules.batchnorm._NormBase
+_ScriptModule: Any = torch.jit.ScriptModule  # type: ignore[attr-defined]
 
 
-class _CohortBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """The common part of the three modules."""
+if TYPE_CHECKING:
+    _Before = nn.Module
+else:
+    _Before = object
 
-    _cohort_step: Step | None = None
+
+class _Cohort(_Before):
+    """What a converted module has before its own class."""
+
+    # The step of the job that the module belongs to.
+    _cohort_step: Any = None
     # The layer's number in the registered model.
     _cohort_layer: int
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        if not mode and self._cohort_step is not None:
-            self._cohort_step.refresh_statistics()
-        return self
+    # The class that it was, and whether its code is torch's own, which needs not
+    # be run.
+    _cohort_plain: type[nn.Module]
+    _cohort_direct = True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # A copy, in memory or in a file, is torch's own module: it takes part in
-        # no step, and can be loaded without this package.
+        # A copy, in memory or in a file, is a module of the class that it was:
+        # it takes part in no step, and can be loaded without this package.
         state = {name: value for name, value in vars(self).items()
                  if not name.startswith("_cohort_")}
-        plain = _PLAIN[type(self)]
-        if plain is nn.SyncBatchNorm:
+        plain = self._cohort_plain
+        if issubclass(plain, nn.SyncBatchNorm):
             state.setdefault("process_group", None)
         # object.__new__(plain), in a form that pickle can write.
         return (copyreg._reconstructor, (plain, object, None),  # type: ignore
                 state)
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         step = self._cohort_step
-        if step is None or not step.normalises_by_batch(self):
-            return super().forward(input)
-        return _operator.normalise(step, self._call(input))
+        if step is None:
+            return super().forward(*args, **kwargs)
+        if self._cohort_direct and step.normalises_by_batch(self):
+            return _operator.normalise(step, call_of(self, *args, **kwargs))
+        if self._cohort_direct and _operator.is_compiling():
+            return super().forward(*args, **kwargs)
+        return _run_own_code(step, self, super().forward, args, kwargs)
 
-    def _call(self, x: torch.Tensor) -> Call:
-        self._check_input_dim(x)  # type: ignore[no-untyped-call]
-        name = type(self).__name__
-        if x.shape[1] != self.num_features:
-            raise ValueError(f"{name}: got input with {x.shape[1]} channels, want "
-                             f"{self.num_features}")
-        if x.dtype not in TYPES:
-            raise _errors.ConfigurationError(
-                f"{name}: got input of {x.dtype}, want float32, float64, float16 "
-                "or bfloat16")
-        _devices.check(x.device, f"{name}: got input")
-        return Call(self._cohort_layer, self.eps, x, self.weight, self.bias)
+
+@_operator.not_compiled
+def _run_own_code(step: Any, module: Layer, forward: Any, args: Any,
+                  kwargs: Any) -> Any:
+    """The module's own code; the doors know its calls of torch.batch_norm."""
+    with step.inside(module):
+        return forward(*args, **kwargs)
+
+
+def call_of(module: Layer, input: torch.Tensor) -> Call:
+    """The training call that torch's own code would make.
+
+    Raises:
+        ValueError: the input has another shape than the layer.
+        ConfigurationError: it has a type or device that cannot be used.
+    """
+    module._check_input_dim(input)
+    name = type(module).__name__
+    if input.shape[1] != module.num_features:
+        raise ValueError(f"{name}: got input with {input.shape[1]} channels, want "
+                         f"{module.num_features}")
+    check_input(name, input)
+    step, layer = module._cohort_step, module._cohort_layer
+    # A compiled graph asks when it runs.
+    moves = None if _operator.is_compiling() else step.moves_of(layer)
+    return Call(layer, step.call_name, module.eps, input, module.weight,
+                module.bias, moves)
+
+
+def check_input(name: str, x: torch.Tensor) -> None:
+    """Raises ConfigurationError unless batch norm can be computed over `x`."""
+    if x.dtype not in TYPES:
+        raise _errors.ConfigurationError(
+            f"{name}: got input of {x.dtype}, want float32, float64, float16 "
+            "or bfloat16")
+    _devices.check(x.device, f"{name}: got input")
+
+
+def moves_of(module: Layer, own: bool) -> Moves | None:
+    """The moving statistics that a training call moves, as torch's own code
+    chooses them; None: none."""
+    if not module.track_running_stats or module.running_mean is None:
+        return None
+    return Moves(module.running_mean, module.running_var,
+                 module.num_batches_tracked, module.momentum, own)
 
 
 def batch_norm_together(layers: Sequence[nn.Module],
@@ -71,36 +118,41 @@ def batch_norm_together(layers: Sequence[nn.Module],
     Returns:
         The outputs, in the same order.
     """
-    steps = [layer._cohort_step if isinstance(layer, _CohortBatchNorm) and
-             layer._cohort_step is not None and
+    steps = [layer._cohort_step if isinstance(layer, _Cohort) and
+             layer._cohort_step is not None and layer._cohort_direct and
              layer._cohort_step.normalises_by_batch(layer) else None
              for layer in layers]
     step = steps[0] if steps else None
-    if step is None or any(other is not step for other in steps) or (
+    if (step is None or any(other is not step for other in steps) or
+            len(set(map(id, layers))) < len(layers) or
             _operator.is_compiling()):
         return [layer(x) for layer, x in zip(layers, inputs, strict=True)]
-    return _operator.together(step, [layer._call(x) for layer, x in
+    return _operator.together(step, [call_of(layer, x) for layer, x in
                                      zip(layers, inputs, strict=True)])
 
 
-class BatchNorm1d(_CohortBatchNorm, nn.BatchNorm1d):
+class BatchNorm1d(_Cohort, nn.BatchNorm1d):
     """nn.BatchNorm1d over the batches of all workers.
 
     Input [n, channels] or [n, channels, length]; outside of a job, and in eval
     mode, it is nn.BatchNorm1d.
     """
+    _cohort_plain = nn.BatchNorm1d
 
 
-class BatchNorm2d(_CohortBatchNorm, nn.BatchNorm2d):
+class BatchNorm2d(_Cohort, nn.BatchNorm2d):
     """nn.BatchNorm2d over the batches of all workers: [n, channels, h, w]."""
+    _cohort_plain = nn.BatchNorm2d
 
 
-class BatchNorm3d(_CohortBatchNorm, nn.BatchNorm3d):
+class BatchNorm3d(_Cohort, nn.BatchNorm3d):
     """nn.BatchNorm3d over the batches of all workers: [n, channels, d, h, w]."""
+    _cohort_plain = nn.BatchNorm3d
 
 
-class BatchNorm(_CohortBatchNorm):
+class BatchNorm(_Cohort, _TorchBatchNorm):
     """In place of nn.SyncBatchNorm, for 2 to 5 dimensions."""
+    _cohort_plain = nn.SyncBatchNorm
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if not 2 <= input.dim() <= 5:
@@ -108,18 +160,37 @@ class BatchNorm(_CohortBatchNorm):
                              "to 5")
 
 
-_CONVERTED: dict[type[nn.Module], type[_CohortBatchNorm]] = {
-    nn.BatchNorm1d: BatchNorm1d, nn.BatchNorm2d: BatchNorm2d,
-    nn.BatchNorm3d: BatchNorm3d, nn.SyncBatchNorm: BatchNorm}
-_PLAIN = {ours: torchs for torchs, ours in _CONVERTED.items()}
+@functools.cache
+def _converted(plain: type[nn.Module]) -> type[nn.Module]:
+    """The class of converted modules of the class `plain`."""
+    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNorm):
+        if ours._cohort_plain is plain:
+            return ours
+    return type(plain.__name__, (_Cohort, plain),
+                {"_cohort_plain": plain,
+                 "_cohort_direct": plain.forward is _TorchBatchNorm.forward,
+                 "__module__": plain.__module__, "__doc__": plain.__doc__})
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    """Whether the module keeps moving statistics as batch norm does: a batch
+    norm of torch's, a subclass, or a module of the same buffers."""
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm):
+        return False
+    if isinstance(module, _TorchNorm):
+        return True
+    mean, variance = (module._buffers.get(name)
+                      for name in ("running_mean", "running_var"))
+    return (mean is not None and variance is not None and mean.dim() == 1 and
+            mean.shape == variance.shape)
 
 
 def convert_batch_norm(model: nn.Module) -> nn.Module:
     """Turns every batch norm of `model` into the cohort's, in place.
 
     Modules keep their identity, parameters, buffers, hooks and names in the
-    state dict, so references to them stay valid. `cohort.join` does this; call
-    it yourself only to look at the result.
+    state dict, so references to them stay valid. Subclasses keep their code.
+    `cohort.join` does this; call it yourself only to look at the result.
 
     Args:
         model: any module; SyncBatchNorm is converted too.
@@ -128,46 +199,91 @@ def convert_batch_norm(model: nn.Module) -> nn.Module:
         `model`.
 
     Raises:
-        ConfigurationError: a subclass of a batch norm, or a lazy one, whose
-            code would be bypassed; the text names the module.
+        ConfigurationError: a lazy batch norm, or one in a scripted or traced
+            module, whose code cannot be followed; the text names the module.
     """
+    _check_scripted(model)
     for name, module in model.named_modules():
-        if isinstance(module, _CohortBatchNorm):
+        if isinstance(module, (_Cohort, _ScriptModule)) or (
+                not _is_batch_norm(module)):
             continue
-        if not isinstance(module, nn.modules.batchnorm._NormBase):
-            continue
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm):
-            continue
-        target = _CONVERTED.get(type(module))
-        if target is None:
+        if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             raise _errors.ConfigurationError(
-                f"{name}: got a {type(module).__name__}, want nn.BatchNorm1d, 2d "
-                "or 3d, or nn.SyncBatchNorm: run a lazy module once before "
-                "joining, and replace a class of your own")
-        module.__class__ = target
+                f"{name}: got a {type(module).__name__}, which has no shape yet; "
+                "run the model once before cohort.join()")
+        plain: Any = type(module)
+        module.__class__ = _converted(plain)
     return model
 
 
-def layers_of(model: nn.Module) -> list[tuple[str, _CohortBatchNorm]]:
-    """The batch-norm layers in module order, each once, under its first
-    name."""
-    return [(name, module) for name, module in model.named_modules()
-            if isinstance(module, _CohortBatchNorm)]
+def _check_scripted(model: nn.Module) -> None:
+    scripted = [(name, module) for name, module in model.named_modules()
+                if isinstance(module, _ScriptModule)]
+    found = [name for name, module in scripted if _has_batch_norm(module)]
+    if not found:
+        return
+    # The layer itself, where a module around it is scripted, too.
+    name = max(found, key=len) or "the model"
+    raise _errors.ConfigurationError(
+        f"{name}: got a scripted or traced module with batch norm, which would be "
+        "normalised on each worker by itself; join the model before "
+        "torch.jit.script() or trace()")
 
 
-def spec_of(name: str, module: _CohortBatchNorm) -> "_core.BatchNormSpec":
+def _has_batch_norm(module: Any) -> bool:
+    try:
+        return "batch_norm" in str(module.inlined_graph)
+    except (AttributeError, RuntimeError):  # it has no forward
+        return False
+
+
+def layers_of(model: nn.Module) -> list[tuple[str, Layer]]:
+    """The batch-norm layers in module order, each once, under its first name; a
+    model that is one layer is named after its class."""
+    return [(name or type(module).__name__, module)
+            for name, module in model.named_modules()
+            if isinstance(module, _Cohort)]
+
+
+def check_layers(layers: Sequence[tuple[str, Layer]]) -> None:
+    """Raises ConfigurationError for moving statistics that cannot be kept."""
+    owners: dict[int, str] = {}
+    for name, layer in layers:
+        for buffer in (layer.running_mean, layer.running_var):
+            if buffer is None:
+                continue
+            if buffer.dtype != torch.float32 or not buffer.is_contiguous():
+                raise _errors.ConfigurationError(
+                    f"{name}: got moving statistics of {buffer.dtype}, want "
+                    "contiguous torch.float32")
+            owner = owners.setdefault(buffer.data_ptr(), name)
+            if owner != name and buffer.numel():
+                raise _errors.ConfigurationError(
+                    f"{name}: shares its moving statistics with {owner}, which "
+                    "would count each call of either twice; share the module, or "
+                    "give each its own buffers")
+
+
+def channels_of(module: Layer) -> int:
+    """Of a layer."""
+    mean = module.running_mean
+    return int(module.num_features if mean is None else len(mean))
+
+
+def spec_of(name: str, module: Layer) -> "_core.BatchNormSpec":
     """A layer as it is registered."""
     spec = _core.BatchNormSpec()
     spec.name = name
-    spec.channels = module.num_features
-    spec.epsilon = module.eps
-    spec.momentum = module.momentum
-    spec.affine = module.affine
-    spec.track_statistics = module.track_running_stats
+    spec.channels = channels_of(module)
+    spec.epsilon = float(getattr(module, "eps", 1e-5))
+    momentum = getattr(module, "momentum", 0.1)
+    spec.momentum = None if momentum is None else float(momentum)
+    spec.affine = getattr(module, "weight", None) is not None
+    spec.track_statistics = module.running_mean is not None
     return spec
 
 
-def statistics_of(module: _CohortBatchNorm) -> "_core.LayerStatistics":
+def statistics_of(module: Layer) -> "_core.LayerStatistics":
     """The moving statistics that a module holds; mean 0 and variance 1 if it
     keeps none."""
     statistics = _core.LayerStatistics()
@@ -177,20 +293,7 @@ def statistics_of(module: _CohortBatchNorm) -> "_core.LayerStatistics":
         return statistics
     statistics.mean = module.running_mean.double().tolist()
     statistics.variance = module.running_var.double().tolist()
-    if module.num_batches_tracked is not None:
-        statistics.num_batches_tracked = int(module.num_batches_tracked)
+    tracked = getattr(module, "num_batches_tracked", None)
+    if tracked is not None:
+        statistics.num_batches_tracked = int(tracked)
     return statistics
-
-
-def load_statistics(module: _CohortBatchNorm,
-                    statistics: "_core.LayerStatistics") -> None:
-    """Overwrites the module's moving statistics; no-op if it keeps none."""
-    if module.running_mean is None or module.running_var is None:
-        return
-    with torch.no_grad():
-        module.running_mean.copy_(torch.tensor(statistics.mean,
-                                               dtype=torch.float64))
-        module.running_var.copy_(torch.tensor(statistics.variance,
-                                              dtype=torch.float64))
-        if module.num_batches_tracked is not None:
-            module.num_batches_tracked.fill_(statistics.num_batches_tracked)

@@ -115,28 +115,30 @@ def from_host(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class HostWeights:
-    """The parameters of a model as the network reads and writes them. Those on
-    a device have a copy in host memory.
+    """The parameters of a model as the network reads and writes them: row-major,
+    in host memory. Those that lie otherwise have a copy there.
 
     Args:
         parameters: all on one device.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
-        self._parameters = parameters
         self._device = parameters[0].device
-        self._mirrors = not on_host(self._device)
-        self.host = [parameter.detach() for parameter in parameters]
+        self.host = [parameter.detach()
+                     if on_host(parameter.device) and parameter.is_contiguous()
+                     else to_host(parameter.detach().contiguous())
+                     for parameter in parameters]
+        self._copied = [(host, parameter)
+                        for host, parameter in zip(self.host, parameters)
+                        if host.data_ptr() != parameter.data_ptr()]
         self._uploaded: Any = None
-        if self._mirrors:
-            self.host = [to_host(parameter) for parameter in self.host]
 
     def upload(self) -> None:
         """The network has written: the parameters get the values."""
-        if not self._mirrors:
+        if not self._copied:
             return
         with torch.no_grad():
-            for host, parameter in zip(self.host, self._parameters):
+            for host, parameter in self._copied:
                 parameter.copy_(host, non_blocking=True)
         if self._device.type == "cuda":
             self._uploaded = _cuda.Event()

@@ -5,12 +5,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
-from cohort import _core, _data, _errors, _evaluation, _loop
+from cohort import (_after_step, _core, _data, _errors, _evaluation, _loop,
+                    _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import OptimizerPlan, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -59,6 +60,7 @@ class Job:
         self._state = self._initial_state
         self._last: StepResult | None = None
         self._step = Step(self._model)
+        self._after_step = _after_step.AfterStep(self._step, model)
         atexit.register(self._at_exit)
 
     # ---- what is known of the run
@@ -266,8 +268,9 @@ class Job:
                 "job.step(): no gradients yet; call job.backward(loss) first")
         step.done += 1
         if step.done < step.parts:
+            step.end_part()
             return StepResult(version=None, verdict="part")
-        step.check_gradients()
+        step.gradients.check()
         self._schedulers.advance()
         state = self._schedulers.save()
         try:
@@ -277,9 +280,35 @@ class Job:
             self._last = StepResult(None, "void", reason=str(error.args[1]))
         if self._last.counts:
             self._state = state
+            self._after_step.run()
         else:
             self._schedulers.load(self._state)
         return self._last
+
+    def after_step(self, function: Callable[[], Any]) -> None:
+        """Calls `function` once for each version that this worker's steps
+        become part of, with the new weights and moving statistics in the model:
+        the place for an average of the weights. job.step() does it before it
+        returns; a void step does not.
+
+        State that the function keeps is this process's: a replacement of it
+        begins without.
+        """
+        self._after_step.add(function)
+
+    def share(self, loss: torch.Tensor, weight: float | None = None
+              ) -> torch.Tensor:
+        """A mean over this worker's samples as its share of the mean over all:
+        loss x own weight / weight of all workers. For gradients that the script
+        takes itself with torch.autograd.grad, which are those of the sum of what
+        the workers pass; job.backward weights by itself.
+
+        Args:
+            loss: a mean over what `weight` counts.
+            weight: by default the samples of the batch.
+        """
+        self._step.check_in_progress("job.share()")
+        return self._step.share(loss, weight)
 
     def report(self, weight: float = 1.0, **measures: float) -> None:
         """Adds measures of the step in progress to the live page, metrics and
@@ -289,7 +318,9 @@ class Job:
 
         Args:
             weight: what each value is a mean over, such as samples.
-            measures: values by name, at most 32 names a step.
+            measures: values by name, at most 32 names a step. One that is not
+                finite is left out of the mean, with a warning in the server's
+                log.
         """
         self._step.check_in_progress("job.report()")
         for name, value in measures.items():
@@ -316,8 +347,11 @@ class Job:
             pulled = self.worker.read(None, True, kind)
         except _errors.StatusError as error:
             _errors.raise_from(error)
-        self._step.load_statistics(pulled.statistics, newest=not kind)
         self._model.take_weights()
+        if kind:
+            self._step.show_statistics(pulled)
+        else:
+            self._step.load_statistics()
         if pulled.front_end_state:
             self._take_state(bytes(pulled.front_end_state))
         return int(pulled.version)
@@ -360,8 +394,6 @@ class Job:
         itself."""
         if not self._left and os.getpid() == self._pid:
             self._step.abandon(reason)
-            with contextlib.suppress(_errors.CohortError):
-                self._step.refresh_statistics()
         self._leave(reason)
 
     def _leave(self, reason: str) -> None:
@@ -369,6 +401,9 @@ class Job:
         if self._left or os.getpid() != self._pid:
             return
         self._left = True
+        if self._finished and self._membership is not None:
+            _server.finished_runs[self._joining.address] = str(
+                self._membership.run_id)
         atexit.unregister(self._at_exit)
         if self.worker is not None:
             self._step.abandon(reason)
@@ -404,19 +439,32 @@ class Job:
               dataset: Any) -> None:
         """Joins the run and registers the model; once."""
         self._watch.check()
+        address = self._joining.address
+        finished = _server.finished_runs.get(address)
         try:
             self.worker = self._joining.connect(self._model, batch_size)
             self._step.worker = self.worker
             self._watcher = StopWatcher(self._stop)
             self._membership = self.worker.join()
+            if self._membership.run_id == finished:
+                self._refuse_second(address, "it is over")
             if not plan.own_data:
                 plan.dataset_digest = _data.digest_of(dataset,
                                                       self._membership.seed)
             self.worker.register(
                 self._model.specs(self._plan), self._model.layer_specs(), plan,
-                self._model.memory(), self._model.statistics())
+                self._model.memory(), self._model.initial_statistics())
+            self._model.statistics.attach(self.worker)
+            self._after_step.joined(int(self._membership.version))
         except _errors.StatusError as error:
+            if finished is not None:
+                self._raise_if_stopped()
+                self._refuse_second(address, str(error.args[1]))
             self._ended_by(error)
+
+    def _refuse_second(self, address: str, why: str) -> NoReturn:
+        self._leave("its process has finished this run")
+        raise _server.second_join(address, why) from None
 
     def _run_plan(self, dataset: Any, by_number: bool, batch_size: int,
                   name: str) -> "_core.RunPlan":
@@ -465,12 +513,12 @@ class Job:
         with contextlib.suppress(_errors.CohortError):
             self.load()
         self._leave(assignment.reason)
+        if assignment.failed:
+            raise _errors.TrainingError(f"the run failed: {assignment.reason}")
         if assignment.unfinished:
             _core.log("warning", f"left before the run was done: "
                       f"{assignment.reason}")
             raise _errors.Stopped(_errors.STOPPED_EXIT_CODE)
-        if assignment.failed:
-            raise _errors.TrainingError(f"the run failed: {assignment.reason}")
 
     def _ended_by(self, error: _errors.StatusError) -> None:
         """A call ended with a status that is final."""
@@ -518,6 +566,7 @@ class Job:
             self._model.take_weights()
             self._take_state(bytes(pulled.front_end_state) or
                              self._initial_state)
+        self._step.load_statistics()
         return True
 
     def _take_state(self, state: bytes) -> None:
@@ -531,9 +580,11 @@ class Job:
     def _begin_step(self, assignment: "_core.Assignment", parts: int,
                     samples: int | None) -> None:
         self._model.check_weights()
+        self._after_step.check(self._last)
         self._schedulers.begin_step(assignment.data_epoch)
         self._last = None
         self._step.begin(assignment, parts, samples)
+        self._after_step.begin()
         _data.seed_everything(_core.mix_seed(
             self._joined().seed, self.worker.version() or 0, self.rank))
 

@@ -1,5 +1,6 @@
 """Joining a run: what is checked, and which server it is."""
 
+import contextlib
 import dataclasses
 import os
 import socket
@@ -14,6 +15,9 @@ from cohort import _batch_norm, _core, _errors, _server, _torchrun
 from cohort._job import Job
 from cohort._model import RegisteredModel
 from cohort._schedulers import Schedulers
+
+# Seconds to wait for an unreachable server, unless the script says how long.
+_TIMEOUT = 300.0
 
 # The job of this process that was made last.
 _newest: "weakref.ref[Job] | None" = None
@@ -84,6 +88,35 @@ def _check_alone(model: nn.Module) -> None:
             "first, or start another process: one process is one worker")
 
 
+# Wrappers that exchange gradients or parameters by themselves, by the names of
+# their classes: torch.distributed may be missing, and Apex has one, too.
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel",
+                       "FSDPModule", "DeepSpeedEngine"})
+
+
+def _check_wrappers(model: nn.Module) -> None:
+    """Raises ConfigurationError if the model, or a part of it, is a wrapper for
+    several processes or devices."""
+    for name, module in model.named_modules():
+        where = name or "model"
+        kinds = _WRAPPERS.intersection(kind.__name__
+                                       for kind in type(module).__mro__)
+        if kinds:
+            kind = min(kinds)
+            raise _errors.ConfigurationError(
+                f"{where}: got a {kind}, which exchanges gradients between "
+                "processes, as this package does; " + (
+                    "do not call fully_shard() on it" if kind == "FSDPModule" else
+                    f"pass the module in it, {where}.module, here and to the "
+                    "optimizer, and do not wrap it"))
+        if (isinstance(module, nn.DataParallel) and
+                len(module.device_ids) > 1):
+            raise _errors.ConfigurationError(
+                f"{where}: got a DataParallel over {len(module.device_ids)} "
+                f"devices, want one device a worker; pass {where}.module, and "
+                "start a worker for each device")
+
+
 def _check_optimizer(optimizer: object) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise _errors.ConfigurationError(
@@ -110,12 +143,25 @@ def leave_newest(reason: str) -> None:
         job.leave(reason)
 
 
+def call(name: str) -> contextlib.AbstractContextManager[None]:
+    """Names the batch-norm calls made in here, so that workers meet by name where
+    some of them skip calls of a layer that is called several times in a step.
+
+    Raises:
+        UsageError: this process has no job.
+    """
+    job = _newest() if _newest is not None else None
+    if job is None or job.left:
+        raise _errors.UsageError("cohort.call(): this process has no job")
+    return job._step.call(name)
+
+
 def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
          server_flags: Mapping[str, Any] | None = None,
-         server_timeout: float = 300.0, trace: str = "", ops_listen: str = "",
+         server_timeout: float = _TIMEOUT, trace: str = "", ops_listen: str = "",
          insecure: bool = False,
          tls_cert: str | None = None, tls_key: str | None = None,
          tls_ca: str | None = None, local: str | None = None,
@@ -146,7 +192,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         server_flags: flags of the server, with serve="rank0". {"listen":
             "0.0.0.0:7070"}, or COHORT_LISTEN on all machines, is another port.
             With "checkpoint_dir" a job that is started again goes on.
-        server_timeout: seconds to wait for an unreachable server.
+        server_timeout: seconds to wait for an unreachable server; by default
+            300, or 15 where this process has finished a run already.
         trace: file for the timeline of this worker.
         ops_listen: HOST:PORT for Prometheus metrics of this worker.
         insecure: allow plaintext on an address that others can reach: there,
@@ -165,10 +212,12 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         ConfigurationError: the model or optimizer cannot be used, or there is
             no server; the text says what to do.
         UsageError: the model has joined a run, or this process has another
-            job that has not left.
+            job that has not left. Also raised by `job.data`, if this process has
+            finished the run of that server.
     """
     global _newest
     _errors.install_exit_codes()
+    _check_wrappers(model)
     _check_alone(model)
     _check_optimizer(optimizer)
     _core.start_log(log_level)
@@ -178,6 +227,10 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     # A server of this process alone listens on loopback, in plaintext.
     tls = (_server.TlsFiles("", "", "") if reached.alone
            else _server.tls_files(tls_cert, tls_key, tls_ca))
+    # Such a server may be gone for good.
+    if (server_timeout == _TIMEOUT and serve is None and
+            reached.address in _server.finished_runs):
+        server_timeout = _server.AGAIN_TIMEOUT
     job = _job_with(reached.own, model, optimizer, planned,
                     Joining(reached.address, rank, server_timeout, trace,
                             ops_listen, insecure, tls, _local_mode(local)))

@@ -48,7 +48,9 @@ class Data:
         if membership is None:
             raise TypeError(
                 "len(job.data(...)): the number of workers is not known before "
-                "the run is joined; take it within `for epoch in job.epochs()`")
+                "the run is joined; take it within `for epoch in job.epochs()`, "
+                "or ask the server with cohort.steps(dataset, batch_size), which "
+                "counts the steps of the whole run, for a schedule")
         together = membership.workers * self._batch_size
         step = membership.global_batch or together
         batches = max(1, -(-step // together))
@@ -91,6 +93,7 @@ class Data:
             return None
         self._start()
         job._step.check_trained()
+        job._step.capture_statistics()
         while not job.finished:
             if self._next is None:
                 self._next = job._next_assignment()
@@ -144,6 +147,8 @@ class Data:
             return
         parts = self._accumulate * assignment.batches
         job._begin_step(assignment, parts, _data.samples_in(batch))
+        step.batch_digest = (0 if self._own is None else
+                             self._own.digest(assignment.version))
         for part in range(parts):
             share = _data.split(batch, part, parts)
             step.begin_forward()
@@ -187,6 +192,8 @@ class Data:
         finally:
             job._step.mode = Mode.IDLE
             job._step.forget_calls()
+            if not job.left:
+                job._step.load_statistics()
             # Layers that the script keeps in eval mode stay there.
             for module, training in modes:
                 module.training = training
@@ -206,7 +213,7 @@ class Data:
         else:
             pulled = job.worker.read(assignment.version, False,
                                      assignment.statistics)
-            job._step.load_statistics(pulled.statistics, newest=False)
+            job._step.show_statistics(pulled)
             job._step.mode = Mode.SCORE
         module = job._model.module
         module.eval()

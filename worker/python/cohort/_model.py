@@ -1,12 +1,13 @@
 """The model of a job: its parameters and batch-norm layers as they are
 registered, and checks that nobody changes them behind the server's back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _core, _devices, _errors
+from cohort import _batch_norm, _core, _devices, _errors, _statistics
 from cohort._optimizer import OptimizerPlan
 
 
@@ -25,25 +26,36 @@ class RegisteredModel:
         self.module = model
         _batch_norm.convert_batch_norm(model)
         self.layers = _batch_norm.layers_of(model)
+        self.statistics = _statistics.MovingStatistics(
+            [layer for _, layer in self.layers])
+        self.channels = [_batch_norm.channels_of(layer)
+                         for _, layer in self.layers]
         for number, (_, layer) in enumerate(self.layers):
             layer._cohort_layer = number
-        # Each parameter once, under its first name.
+        # Each parameter once, under its first name; those without elements have
+        # nothing to exchange.
         self.names: list[str] = []
         self.parameters: list[nn.Parameter] = []
+        # The numbers of those that the optimizer has.
+        self.trained: list[int] = []
         for name, parameter in model.named_parameters():
             self._check(name, parameter)
+            if not isinstance(parameter, nn.parameter.UninitializedParameter
+                              ) and not parameter.numel():
+                continue
             self.names.append(name)
             self.parameters.append(parameter)
+        _batch_norm.check_layers(self.layers)
         if not self.parameters:
             raise _errors.ConfigurationError("the model has no parameters")
         # As they are exchanged; made by `memory`.
         self._weights: _devices.HostWeights | None = None
         self._addresses: list[int] = []
-        statistics = {id(buffer) for _, layer in self.layers
+        buffers = {id(buffer) for _, layer in self.layers
                       for buffer in layer.buffers()}
         self._other_buffers = [
             (name, buffer) for name, buffer in model.named_buffers()
-            if id(buffer) not in statistics]
+            if id(buffer) not in buffers]
         self._buffer_versions: list[int] = []
         self._weight_versions: list[int] = []
 
@@ -58,21 +70,15 @@ class RegisteredModel:
             raise _errors.ConfigurationError(
                 f"{name}: got {parameter.dtype}, want torch.float32; compute in "
                 "half precision with torch.autocast")
-        if not parameter.is_contiguous():
-            raise _errors.ConfigurationError(
-                f"{name}: got strides {parameter.stride()}, want a contiguous "
-                "parameter; call model.to(memory_format=torch.contiguous_format)")
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises ConfigurationError unless the optimizer has every trainable
-        parameter, and no other."""
+        """Notes which parameters the optimizer has: the others are never trained,
+        as in torch. Raises ConfigurationError if it has one of another model."""
         held = {id(parameter) for group in optimizer.param_groups
-                for parameter in group["params"]}
-        for name, parameter in zip(self.names, self.parameters):
-            if parameter.requires_grad and id(parameter) not in held:
-                raise _errors.ConfigurationError(
-                    f"{name}: the optimizer does not have this parameter; add it "
-                    "to a group, or call requires_grad_(False) on it")
+                for parameter in group["params"] if parameter.numel()}
+        for number, parameter in enumerate(self.parameters):
+            if id(parameter) in held:
+                self.trained.append(number)
             held.discard(id(parameter))
         if held:
             raise _errors.ConfigurationError(
@@ -82,11 +88,14 @@ class RegisteredModel:
     def specs(self, plan: OptimizerPlan) -> list["_core.ParameterSpec"]:
         """The parameters as they are registered."""
         specs = []
-        for name, parameter in zip(self.names, self.parameters):
+        trained = set(self.trained)
+        for number, (name, parameter) in enumerate(
+                zip(self.names, self.parameters)):
             spec = _core.ParameterSpec()
             spec.name = name
             spec.shape = list(parameter.shape)
-            spec.trainable = parameter.requires_grad
+            # It may be frozen and unfrozen at any step.
+            spec.trainable = number in trained
             rates = plan.rates.get(id(parameter))
             if rates is not None:
                 spec.rate_multiplier = rates.rate_multiplier
@@ -119,15 +128,23 @@ class RegisteredModel:
         self._addresses = [parameter.data_ptr() for parameter in self.parameters]
         return [host.data_ptr() for host in self._weights.host]
 
-    def statistics(self) -> list["_core.LayerStatistics"]:
+    def initial_statistics(self) -> list["_core.LayerStatistics"]:
         """The moving statistics that the model holds."""
         return [_batch_norm.statistics_of(layer) for _, layer in self.layers]
 
-    def load_statistics(
-            self, statistics: Sequence["_core.LayerStatistics"]) -> None:
-        """Overwrites the moving statistics."""
-        for (_, layer), values in zip(self.layers, statistics):
-            _batch_norm.load_statistics(layer, values)
+    def is_of_parameters(self, x: torch.Tensor) -> bool:
+        """Whether a tensor is computed from the model's parameters alone: a view
+        of one, or all that its history leads to."""
+        if _storage_of(x) in map(_storage_of, self.parameters):
+            return True
+        known = {id(parameter) for parameter in self.parameters}
+        nodes = nodes_of([x])
+        # An operand without history may be samples.
+        if any(following is None for node in nodes
+               for following, _ in node.next_functions):
+            return False
+        leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+        return bool(leaves) and all(id(leaf) in known for leaf in leaves)
 
     def clear_gradients(self) -> None:
         """Releases all gradients; the next backward pass makes new ones."""
@@ -180,6 +197,28 @@ class RegisteredModel:
                     f"{name}: the forward pass writes this buffer, but it is not "
                     "exchanged, so the workers' copies would differ; make it a "
                     "parameter, or compute it without writing")
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    # Releases before 2.0 have one kind of storage.
+    storage: Any = (tensor.untyped_storage() if hasattr(tensor, "untyped_storage")
+                    else tensor.storage())  # type: ignore[no-untyped-call]
+    return int(storage.data_ptr())
+
+
+def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
+    """All nodes of the graph that a backward pass from these tensors visits."""
+    seen: set[Any] = set()
+    # A root may be an edge of the graph in place of a tensor.
+    todo: list[Any] = [getattr(tensor, "grad_fn", None) or
+                       getattr(tensor, "node", None) for tensor in tensors]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
+    return seen
 
 
 def accumulator_of(parameter: nn.Parameter) -> object:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cohort import _passes
+from cohort import _passes, _sums
 from cohort._passes import Step
 
 # Parts of torch that the releases before 2.4 do not have.
@@ -25,11 +25,12 @@ def new_handle(step: Step) -> int:
     return handle
 
 
-# All workers must meet in the same order, and all of them in each meeting, whether
-# or not a worker's loss depends on the call's output: the other workers' does,
-# through the moments that this one gave. So each call takes the token of the one
-# before and returns its own, and the backward pass starts at the loss and at the
-# last token. Its order is then the opposite of the calls', compiled or not.
+# All members of a call meet in its backward pass, whether or not a worker's loss
+# depends on its output: the other members' losses do, through the moments that
+# this one gave. So each call has a further output, its token, at which
+# job.backward starts too. Autograd visits in reverse order of creation, so all
+# members meet in one order. In a compiled graph, where nodes are created at once,
+# each call also takes the token of the one before.
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
@@ -37,19 +38,26 @@ def _dense(x: torch.Tensor) -> torch.Tensor:
     return dense
 
 
+def _like(dy: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a call's output, as `x` lies in memory."""
+    if dy is None:
+        return torch.zeros_like(x)
+    like: torch.Tensor = dy.to(x.dtype).contiguous(
+        memory_format=_passes.format_of(x))
+    return like
+
+
 class _Function(torch.autograd.Function):
-    """Calls that do not need each other's output. After the first three arguments:
+    """Calls that do not need each other's output. After the first two arguments:
     x, weight and bias of each; returns the token and the outputs."""
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, step: Step,
-                layers: list[tuple[int, float]], *tensors: torch.Tensor | None
-                ) -> tuple[torch.Tensor, ...]:
-        calls = []
-        for number, (layer, epsilon) in enumerate(layers):
+    def forward(ctx: Any, step: Step, calls: list[_passes.Call],
+                *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        for number, call in enumerate(calls):
             x, weight, bias = tensors[3 * number:3 * number + 3]
             assert x is not None
-            calls.append(_passes.Call(layer, epsilon, _dense(x), weight, bias))
+            call.x, call.weight, call.bias = _dense(x), weight, bias
         outputs = _passes.forward(step, calls)
         ctx.step = step
         ctx.kept = [kept for _, kept in outputs]
@@ -58,23 +66,29 @@ class _Function(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(tensor for call in calls
                                 for tensor in (call.x, call.weight)))
-        return (torch.zeros_like(token), *(y for y, _ in outputs))
+        for call in calls:  # autograd keeps what it needs
+            del call.x, call.weight, call.bias
+        return (torch.zeros(()), *(y for y, _ in outputs))
 
     @staticmethod
     def backward(ctx: Any, *token_and_grads: torch.Tensor | None) -> Any:
         grads = token_and_grads[1:]
         saved = ctx.saved_tensors
+        step: Step = ctx.step
         calls = []
         for number, (kept, dy) in enumerate(zip(ctx.kept, grads)):
             x, weight = saved[2 * number:2 * number + 2]
-            dy = torch.zeros_like(x) if dy is None else dy.to(x.dtype).contiguous(
-                memory_format=_passes.format_of(x))
             calls.append(_passes.BackwardCall(
-                kept, x, dy, weight, ctx.needs_input_grad[3 + 3 * number]))
+                kept, x, _like(dy, x), weight, step.visit(kept, ()),
+                ctx.needs_input_grad[2 + 3 * number]))
+        # Autograd records the pass if derivatives of its result are wanted.
+        if torch.is_grad_enabled():
+            gradients = [_sums.recorded_backward(step, call) for call in calls]
+        else:
+            gradients = _passes.backward(step, calls)
         result: list[torch.Tensor | None] = []
-        for number, (dx, gamma, beta) in enumerate(
-                _passes.backward(ctx.step, calls)):
-            needs = ctx.needs_input_grad[4 + 3 * number:6 + 3 * number]
+        for number, (dx, gamma, beta) in enumerate(gradients):
+            needs = ctx.needs_input_grad[3 + 3 * number:5 + 3 * number]
             if grads[number] is None:
                 # Nor may another worker use the output: then nothing has a
                 # gradient.
@@ -86,29 +100,30 @@ class _Function(torch.autograd.Function):
                        gamma.to(weight.dtype) if needs[0] and weight is not None
                        else None,
                        beta.to(ctx.bias_dtypes[number]) if needs[1] else None]
-        return (torch.zeros(()), None, None, *result)
+        return (None, None, *result)
 
 
 def together(step: Step, calls: list[_passes.Call]) -> list[torch.Tensor]:
     """Batch norm over the cohort, of calls that do not need each other's output;
     see `_passes.forward`."""
-    chained = not step.recomputes() and any(
-        tensor is not None and tensor.requires_grad for call in calls
-        for tensor in (call.x, call.weight, call.bias))
     token, *outputs = _Function.apply(
-        step.token if chained else step.token.detach(), step,
-        [(call.layer, call.epsilon) for call in calls],
-        *(tensor for call in calls
-          for tensor in (call.x, call.weight, call.bias)))
-    # Without a backward pass of its own here the call is not in the chain.
-    if chained and token.requires_grad:
-        step.token = token
+        step, calls, *(tensor for call in calls
+                       for tensor in (call.x, call.weight, call.bias)))
+    if token.grad_fn is not None and not step.recomputes():
+        step.add_root(token)
     return list(outputs)
 
 
 def is_compiling() -> bool:
     """Whether a compiler looks at this call."""
     return hasattr(torch, "compiler") and bool(_newer.compiler.is_compiling())
+
+
+def not_compiled(function: Any) -> Any:
+    """Compilers do not look into `function`: a graph ends at each call."""
+    if hasattr(torch, "compiler"):
+        return _newer.compiler.disable(function)
+    return function
 
 
 def _eager(step: Step, call: _passes.Call) -> torch.Tensor:
@@ -118,11 +133,13 @@ def _eager(step: Step, call: _passes.Call) -> torch.Tensor:
 # ---- for compilers: two operators, which keep numbers instead of objects
 
 def _forward(token: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None,
-             bias: torch.Tensor | None, handle: int, layer: int, epsilon: float
-             ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+             bias: torch.Tensor | None, handle: int, layer: int, site: str,
+             epsilon: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     step = _STEPS[handle]
+    # What the module says when the graph runs, not when it was compiled.
     (y, kept), = _passes.forward(
-        step, [_passes.Call(layer, epsilon, _dense(x), weight, bias)])
+        step, [_passes.Call(layer, site, epsilon, _dense(x), weight, bias,
+                            step.moves_of(layer))])
     number = len(step.kept)
     step.kept.append(kept)
     return y, torch.tensor(number), torch.zeros_like(token)
@@ -130,7 +147,7 @@ def _forward(token: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None,
 
 def _fake_forward(token: torch.Tensor, x: torch.Tensor,
                   weight: torch.Tensor | None, bias: torch.Tensor | None,
-                  handle: int, layer: int, epsilon: float
+                  handle: int, layer: int, site: str, epsilon: float
                   ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (torch.empty_like(x, memory_format=_passes.format_of(x)),
             torch.empty((), dtype=torch.int64), torch.empty_like(token))
@@ -142,10 +159,10 @@ def _backward(token: torch.Tensor, dy: torch.Tensor, x: torch.Tensor,
                                        torch.Tensor]:
     step = _STEPS[handle]
     x = _dense(x)
-    dy = dy.to(x.dtype).contiguous(memory_format=_passes.format_of(x))
+    kept = step.kept[int(number)]
     (dx, gamma, beta), = _passes.backward(
-        step, [_passes.BackwardCall(step.kept[int(number)], x, dy, weight,
-                                    needs_dx)])
+        step, [_passes.BackwardCall(kept, x, _like(dy, x), weight,
+                                    step.visit(kept, ()), needs_dx)])
     return (dx if dx is not None else x.new_empty(0), gamma.double(),
             beta.double(), torch.zeros_like(token))
 
@@ -161,7 +178,7 @@ def _fake_backward(token: torch.Tensor, dy: torch.Tensor, x: torch.Tensor,
 
 
 def _keep(ctx: Any, inputs: Any, output: Any) -> None:
-    _, x, weight, bias, handle, _, _ = inputs
+    _, x, weight, bias, handle, _, _, _ = inputs
     ctx.save_for_backward(x, weight, output[1])
     ctx.handle = handle
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -177,7 +194,8 @@ def _differentiate(ctx: Any, dy: torch.Tensor | None, _: Any,
         needs_dx)
     return (token, dx if needs_dx else None,
             gamma.to(weight.dtype) if needs_dweight else None,
-            beta.to(ctx.bias_dtype) if needs_dbias else None, None, None, None)
+            beta.to(ctx.bias_dtype) if needs_dbias else None, None, None, None,
+            None)
 
 
 def _define_operators() -> None:
@@ -198,7 +216,7 @@ def _eager_or_compiled(step: Step, call: _passes.Call) -> torch.Tensor:
                (bias is not None and bias.requires_grad))
     y, _, token = _newer.ops.cohort.batch_norm(
         step.token if chained else step.token.detach(), x, weight, bias,
-        step.handle, call.layer, call.epsilon)
+        step.handle, call.layer, call.site, call.epsilon)
     if token.requires_grad:
         step.token = token
     return y  # type: ignore[no-any-return]
@@ -209,6 +227,5 @@ normalise = _eager
 if hasattr(torch.library, "custom_op"):
     _define_operators()
     normalise = _eager_or_compiled
-elif hasattr(torch, "compiler"):
-    # Compilers do not look into it: one graph ends at each call.
-    normalise = _newer.compiler.disable(_eager)
+else:
+    normalise = not_compiled(_eager)

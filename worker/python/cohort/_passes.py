@@ -2,15 +2,22 @@
 rendezvous, and the arithmetic."""
 
 import dataclasses
+import math
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from cohort import _core, _devices
 
 # Operators that torch's stubs do not have.
 _aten: Any = torch.ops.aten  # type: ignore[attr-defined]
+
+# torch's own, whatever stands in its place while a run goes on.
+torch_batch_norm = torch.batch_norm
+
+# A converted batch norm. Its attributes are those of classes that have no common
+# base.
+Layer = Any
 
 TYPES = {torch.float32: "float32", torch.float64: "float64",
          torch.float16: "float16", torch.bfloat16: "bfloat16"}
@@ -27,17 +34,60 @@ class Step(Protocol):
     # Values for the backward pass of a call, by number; for compiled graphs.
     kept: list["Kept"]
 
-    def normalises_by_batch(self, module: nn.Module) -> bool:
-        """Whether the call uses batch statistics of the cohort, rather than the
-        module's own code."""
-
     def recomputes(self) -> bool:
         """Whether a forward call now repeats an earlier one (activation
         checkpointing)."""
 
-    def refresh_statistics(self) -> None:
-        """The model is put into eval mode: its moving statistics become the
-        server's, unless a step is in progress."""
+    def normalises_alone(self) -> bool:
+        """Whether each worker trains with the moments of its own batch."""
+
+    def add_root(self, root: torch.Tensor) -> None:
+        """An output that `job.backward` visits even if its loss does not depend
+        on it: the other members' losses may."""
+
+    def moves_of(self, layer: int) -> "Moves | None":
+        """What a training call of a registered layer moves now."""
+
+    def visit(self, kept: "Kept", path: tuple[int, ...]) -> tuple[int, ...]:
+        """The path of the next visit of what has this path."""
+
+
+@dataclasses.dataclass
+class Moves:
+    """The moving statistics that a training call moves.
+
+    Attributes:
+        mean, variance: [channels], float32.
+        tracked: number of batches, int64 []; None: the call does not count.
+        momentum: weight of the batch; None: cumulative average.
+        own: they are those of the registered layer, which the server keeps.
+    """
+    mean: torch.Tensor
+    variance: torch.Tensor
+    tracked: torch.Tensor | None
+    momentum: float | None
+    own: bool
+
+
+@dataclasses.dataclass
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        layer: its number in the registered model; -1: it is not registered.
+        site: name of a call that is not registered, or the script's name.
+        epsilon: added to the variance.
+        x: [n, channels, ...], dense in the layout of `format_of`.
+        weight, bias: scale and shift [channels], or None.
+        moves: None: the call moves no statistics.
+    """
+    layer: int
+    site: str
+    epsilon: float
+    x: torch.Tensor
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None
+    moves: Moves | None
 
 
 @dataclasses.dataclass
@@ -46,14 +96,14 @@ class Kept:
 
     Attributes:
         call: for the rendezvous.
+        epsilon: of the layer.
         mean, variance: [channels] of all workers, on the device; None if C++
             computes both passes.
-        epsilon: of the layer.
     """
     call: "_core.KeptCall"
+    epsilon: float
     mean: torch.Tensor | None = None
     variance: torch.Tensor | None = None
-    epsilon: float = 0.0
 
 
 # Gradients of the input, the scale and the shift.
@@ -72,23 +122,6 @@ def format_of(x: torch.Tensor) -> torch.memory_format:
 
 
 @dataclasses.dataclass
-class Call:
-    """One call of a layer.
-
-    Attributes:
-        layer: its number in the registered model.
-        epsilon: added to the variance.
-        x: [n, channels, ...], dense in the layout of `format_of`.
-        weight, bias: scale and shift [channels], or None.
-    """
-    layer: int
-    epsilon: float
-    x: torch.Tensor
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
-
-
-@dataclasses.dataclass
 class BackwardCall:
     """The backward pass of a call.
 
@@ -96,12 +129,14 @@ class BackwardCall:
         kept: of the forward pass.
         x, weight: as there.
         dy: gradient of the output, like `x`.
+        path: which visit of the call it is.
         needs_dx: whether the input's is wanted. It alone needs a rendezvous.
     """
     kept: Kept
     x: torch.Tensor
     dy: torch.Tensor
     weight: torch.Tensor | None
+    path: tuple[int, ...]
     needs_dx: bool
 
 
@@ -117,8 +152,15 @@ def forward(step: Step, calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
         For each the output, like its input; and what its backward pass needs.
     """
     if all(_devices.on_host(call.x.device) for call in calls):
-        return _forward_on_host(step, calls)
-    return [_forward_on_device(step, call) for call in calls]
+        outputs = _forward_on_host(step, calls)
+    else:
+        outputs = [_forward_on_device(step, call) for call in calls]
+    for y, kept in outputs:
+        # Where workers meet, the server looks at what all have.
+        if kept.call.count == 1 and step.normalises_alone():
+            raise ValueError("Expected more than 1 value per channel when "
+                             f"training, got input size {tuple(y.shape)}")
+    return outputs
 
 
 def backward(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
@@ -126,6 +168,25 @@ def backward(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
     if all(call.kept.mean is None for call in calls):
         return _backward_on_host(step, calls)
     return [_backward_on_device(step, call) for call in calls]
+
+
+def _extents(x: torch.Tensor) -> list[int]:
+    """The extents that all calls of a meeting have in common."""
+    return list(x.shape[2:])
+
+
+def _momentum(moves: Moves) -> float:
+    """For C++: NaN stands for the cumulative average."""
+    return math.nan if moves.momentum is None else moves.momentum
+
+
+def _update(moves: Moves | None) -> "_core.BufferUpdate":
+    """The same for C++, in host memory."""
+    if moves is None:
+        return _core.BufferUpdate(0, 0, 0, 0.0, False)
+    return _core.BufferUpdate(
+        moves.mean.data_ptr(), moves.variance.data_ptr(),
+        _address(moves.tracked), _momentum(moves), moves.own)
 
 
 # ---- in host memory, by the C++ kernels
@@ -155,22 +216,24 @@ def _forward_on_host(step: Step,
                      calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
     outputs = [torch.empty_like(call.x) for call in calls]
     asked = [_core.NormCall(
-        call.layer, call.epsilon, _shape_of(call.x), TYPES[call.x.dtype],
-        call.x.data_ptr(), _affine_type(call.weight, call.bias),
-        _address(call.weight), _address(call.bias), y.data_ptr())
+        call.layer, call.site, call.epsilon, _shape_of(call.x),
+        _extents(call.x), TYPES[call.x.dtype], call.x.data_ptr(),
+        _affine_type(call.weight, call.bias), _address(call.weight),
+        _address(call.bias), y.data_ptr(), _update(call.moves))
         for call, y in zip(calls, outputs)]
     if step.recomputes():
         kept = [step.worker.repeat(call) for call in asked]
     else:
         kept = step.worker.forward(asked)
-    return [(y, Kept(call)) for y, call in zip(outputs, kept)]
+    return [(y, Kept(saved, call.epsilon))
+            for y, saved, call in zip(outputs, kept, calls)]
 
 
 def _backward_on_host(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
     results = [torch.empty_like(call.x) if call.needs_dx else None
                for call in calls]
     affine = step.worker.backward([_core.NormGradient(
-        call.kept.call, _shape_of(call.x), TYPES[call.x.dtype],
+        call.kept.call, list(call.path), _shape_of(call.x), TYPES[call.x.dtype],
         call.x.data_ptr(), call.dy.data_ptr(), _affine_type(call.weight),
         _address(call.weight), call.needs_dx, _address(dx))
         for call, dx in zip(calls, results)])
@@ -185,48 +248,103 @@ def _backward_on_host(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
 _TOLERANCE = 1e-3
 
 
-def _wide(x: torch.Tensor) -> torch.Tensor:
-    """`x` in a type that sums can be computed in. CUDA's kernels widen while
-    they read."""
-    if x.device.type == "cuda" or x.dtype in (torch.float32, torch.float64):
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """`x` in a type that sums can be computed in."""
+    if x.dtype in (torch.float32, torch.float64):
         return x
-    wide: torch.Tensor = x.float()
-    return wide
+    widened: torch.Tensor = x.float()
+    return widened
 
 
-def _of_device(moments: Any, x: torch.Tensor) -> torch.Tensor:
-    """Two rows in host memory as they are used with `x`."""
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """The same for torch's kernels: CUDA's widen while they read."""
+    return x if x.device.type == "cuda" else wide(x)
+
+
+def of_device(moments: Any, x: torch.Tensor) -> torch.Tensor:
+    """Rows in host memory as they are used with `x`."""
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return _devices.from_host(moments.to(dtype), x.device)
 
 
-def _by_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def by_channel(values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[channels] as it broadcasts over `x`."""
     shaped: torch.Tensor = values.view([1, -1] + [1] * (x.dim() - 2))
     return shaped
+
+
+class _Fetched:
+    """Copies of a call's moments, and of the statistics that it moves, in host
+    memory; one copy and one wait.
+
+    Attributes:
+        moments: float64 [2, channels]: mean and sum of squared differences.
+        update: for C++; the moved statistics are in these copies.
+    """
+
+    def __init__(self, call: Call, count: int) -> None:
+        self._moves = call.moves
+        channels = call.x.shape[1]
+        rows = []
+        if count:
+            local = torch.batch_norm_update_stats(_wide(call.x), None, None, 0.0)
+            rows += [row.double() for row in local]
+        if call.moves is not None:
+            rows += [call.moves.mean.double(), call.moves.variance.double()]
+            if call.moves.tracked is not None:
+                rows.append(call.moves.tracked.double().view(1))
+        host = (_devices.to_host(torch.cat(rows)) if rows
+                else torch.zeros(0, dtype=torch.float64))
+        self.moments = torch.zeros(2, channels, dtype=torch.float64)
+        if count:
+            self.moments = host[:2 * channels].view(2, channels).clone()
+            self.moments[1] *= count
+            host = host[2 * channels:]
+        self.update = _update(None)
+        if call.moves is None:
+            return
+        self._statistics = host[:2 * channels].view(2, channels).float()
+        self._tracked = host[2 * channels:].long()
+        self.update = _core.BufferUpdate(
+            self._statistics.data_ptr(), self._statistics[1].data_ptr(),
+            self._tracked.data_ptr() if len(self._tracked) else 0,
+            _momentum(call.moves), call.moves.own)
+
+    def store(self) -> None:
+        """C++ has moved the copies: so do the statistics."""
+        moves = self._moves
+        if moves is None:
+            return
+        device = moves.mean.device
+        with torch.no_grad():
+            mean, variance = _devices.from_host(self._statistics, device)
+            moves.mean.copy_(mean)
+            moves.variance.copy_(variance)
+            if moves.tracked is not None:
+                moves.tracked.fill_(int(self._tracked))
 
 
 def _forward_on_device(step: Step, call: Call) -> tuple[torch.Tensor, Kept]:
     x = call.x
     channels = x.shape[1]
     count = x.numel() // channels
-    moments = torch.zeros(2, channels, dtype=torch.float64)
-    if count:
-        local = torch.batch_norm_update_stats(_wide(x), None, None, 0.0)
-        moments = _devices.to_host(torch.stack(local)).double()
-        moments[1] *= count
+    fetched = _Fetched(call, count)
     if step.recomputes():
-        met = step.worker.recall(call.layer, count, channels, moments.data_ptr(),
-                                 _TOLERANCE)
+        met = step.worker.recall(call.layer, count, channels,
+                                 fetched.moments.data_ptr(), _TOLERANCE)
     else:
-        met = step.worker.meet(call.layer, call.epsilon, count, channels,
-                               moments.data_ptr())
+        met = step.worker.meet(call.layer, call.site, call.epsilon, count,
+                               channels, _extents(x),
+                               fetched.moments.data_ptr(), fetched.update)
+        fetched.store()
+    moments = torch.empty(2, channels, dtype=torch.float64)
     met.write_to(moments.data_ptr())
-    mean, variance = _of_device(moments, x)
-    kept = Kept(met, mean, variance, call.epsilon)
+    mean, variance = of_device(moments, x)
+    kept = Kept(met, call.epsilon, mean, variance)
     if not count:
         return torch.empty_like(x), kept
-    y = nn.functional.batch_norm(_wide(x), mean, variance, call.weight, call.bias,
-                                 False, 0.0, call.epsilon)
+    y = torch_batch_norm(_wide(x), call.weight, call.bias, mean, variance, False,
+                         0.0, call.epsilon, torch.backends.cudnn.enabled)
     return y.to(x.dtype).contiguous(memory_format=format_of(x)), kept
 
 
@@ -250,10 +368,11 @@ def _backward_on_device(step: Step, call: BackwardCall) -> Gradients:
     sums = torch.zeros(2, channels, dtype=torch.float64)
     if count:
         sums = _devices.to_host(torch.stack((dbeta, dgamma / invstd))).double()
-    step.worker.meet_backward(kept.call, count, channels, sums.data_ptr())
+    step.worker.meet_backward(kept.call, list(call.path), count, channels,
+                              sums.data_ptr())
     if not count:
         return torch.empty_like(x), dgamma, dbeta
-    mean_dy, mean_dy_xmu = _of_device(sums / max(kept.call.count, 1), x)
+    mean_dy, mean_dy_xmu = of_device(sums / max(kept.call.count, 1), x)
     dx = _input_gradient(kept.mean, invstd, x, dy, call.weight, mean_dy,
                          mean_dy_xmu)
     return dx, dgamma, dbeta
@@ -273,9 +392,9 @@ def _input_gradient(mean: torch.Tensor, invstd: torch.Tensor, x: torch.Tensor,
             dy, x, mean, invstd, weight, mean_dy, mean_dy_xmu, once)
         return fused
     scale = invstd if weight is None else invstd * weight
-    dx: torch.Tensor = (_wide(x) - _by_channel(mean, x)).mul_(
-        _by_channel(-invstd * invstd * mean_dy_xmu, x))
+    dx: torch.Tensor = (_wide(x) - by_channel(mean, x)).mul_(
+        by_channel(-invstd * invstd * mean_dy_xmu, x))
     dx += _wide(dy)
-    dx -= _by_channel(mean_dy, x)
-    dx = dx.mul_(_by_channel(scale, x)).to(x.dtype)
+    dx -= by_channel(mean_dy, x)
+    dx = dx.mul_(by_channel(scale, x)).to(x.dtype)
     return dx

@@ -5,15 +5,19 @@ import contextlib
 import dataclasses
 import enum
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from cohort import _core, _devices, _errors, _operator
-from cohort._model import RegisteredModel, accumulator_of
-from cohort._passes import Kept
+from cohort import (_batch_norm, _core, _doors, _errors, _operator,
+                    _statistics)
+from cohort._beside import ModulesBeside
+from cohort._gradients import Gradients
+from cohort._model import RegisteredModel, nodes_of
+from cohort._passes import Kept, Layer, Moves
 
 # The phases of a step, as heartbeats, metrics and timeline name them.
 _PHASES = {"data": 0, "forward": 1, "rendezvous": 2, "backward": 3, "push": 4,
@@ -57,17 +61,6 @@ class StepResult:
         return self.verdict in ("applied", "damped", "skipped")
 
 
-class _NodeHook:
-    """A hook on an autograd node, which it keeps alive."""
-
-    def __init__(self, node: Any, hook: Any) -> None:
-        self._node = node
-        self._handle = node.register_hook(hook)
-
-    def remove(self) -> None:
-        self._handle.remove()
-
-
 class Step:
     """The step in progress of one model; the same object for all steps.
 
@@ -82,84 +75,282 @@ class Step:
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self.mode = Mode.IDLE
         self._pid = os.getpid()
-        # The version of the weights when the server's moving statistics were
-        # loaded; None: the module's are others.
-        self._statistics_of: int | None = None
+        # The process has had weights of the run: from now on training calls
+        # belong to steps.
+        self._started = False
+        self._thread = threading.get_ident()
+        # Layers whose own code runs, innermost last, with their number of
+        # batches before.
+        self._running = threading.local()
+        # Passes of autograd under way, and whether the outermost is the script's.
+        self._depth = 0
+        self._of_script = False
+        self._warned_of_shares = False
+        # The script's name of calls; see `call`.
+        self.call_name = ""
+        # What moved in this step and cannot be put back.
+        self._foreign: str | None = None
+        # Set by the job.
+        self.beside: ModulesBeside | None = None
         self._in_forward = False
         self.handle = _operator.new_handle(self)
         self.assignment: "_core.Assignment | None" = None
-        self._hooks: list[Any] = []
-        # Parameters that autograd adds to more than once in a backward pass
-        # (checkpointing with reentry): final only when the pass is over. The
-        # first pass finds them; None before it.
-        self._late: set[int] | None = None
-        self._seen: dict[int, int] = {}
         self._in_backward = False
-        self._sending = False
-        self._queue: _devices.GradientQueue | None = None
+        # Of own data; 0: none.
+        self.batch_digest = 0
         self._begin(1, None)
-        for number, parameter in enumerate(model.parameters):
-            if parameter.requires_grad:
-                self._watch(number, parameter)
+        self.gradients = Gradients(model, self._deliver, self.trains)
         for _, layer in model.layers:
             layer._cohort_step = self
-
-    def _watch(self, number: int, parameter: nn.Parameter) -> None:
-        if hasattr(parameter, "register_post_accumulate_grad_hook"):
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(
-                lambda _: self._on_gradient(number)))
-        else:
-            self._hooks.append(_NodeHook(accumulator_of(parameter),
-                                         lambda *_: self._on_gradient(number)))
+        _doors.open_doors(self)
 
     def detach(self) -> None:
         """The model is the script's alone again."""
-        for hook in self._hooks:
-            hook.remove()
+        self.gradients.detach()
         for _, layer in self._model.layers:
             layer._cohort_step = None
+        _doors.close_doors(self)
         self.mode = Mode.IDLE
 
     # ---- for batch norm
 
-    def normalises_by_batch(self, module: nn.Module) -> bool:
+    def is_served(self) -> bool:
+        """Whether this process computes for a run; a forked child does not."""
+        return (self.worker is not None and self._started and
+                os.getpid() == self._pid)
+
+    def is_watched(self) -> bool:
+        """Whether training calls belong to steps now."""
+        return self.mode in (Mode.TRAIN, Mode.IDLE)
+
+    def trains(self) -> bool:
+        """Whether a batch is being trained."""
+        return self.mode is Mode.TRAIN
+
+    def normalises_alone(self) -> bool:
+        """Whether each worker trains with the moments of its own batch."""
+        return (self.mode is Mode.TRAIN and self.assignment is not None and
+                not self.assignment.global_normalization)
+
+    def scores_by_batch(self) -> bool:
+        """Whether evaluation normalises by batch, too."""
+        return self.mode is Mode.SCORE_BY_BATCH
+
+    def normalises(self, training: bool) -> bool:
+        """Whether a call of a layer uses batch statistics of the cohort."""
         if self.mode is Mode.SCORE_BY_BATCH:
             return True
-        return (self.mode in (Mode.TRAIN, Mode.COLLECT) and
-                module.training)
+        return training and self.mode is not Mode.SCORE
+
+    def normalises_by_batch(self, module: Layer) -> bool:
+        """The same for a module, whose training calls must be in a step."""
+        if _operator.is_compiling():
+            return self._started and self.normalises(module.training)
+        if not self.is_served() or not self.normalises(module.training):
+            return False
+        self.check_training_call(self.layer_name(module._cohort_layer))
+        return True
+
+    def check_training_call(self, name: str) -> None:
+        """Raises UsageError unless a training call may be made now, here."""
+        if self.mode is Mode.IDLE:
+            raise _errors.UsageError(
+                f"{name}: a training call outside of a step would normalise by "
+                "this worker's batch alone; make it between the loop's beginning "
+                "and job.step(), or call eval() before it")
+        if self._depth == 0 and threading.get_ident() != self._thread:
+            raise _errors.UsageError(
+                f"{name}: a training call in another thread than the loop's, so "
+                "the order of calls would depend on time; make it in the loop's "
+                "thread")
+
+    def layer_name(self, layer: int) -> str:
+        """A registered layer's."""
+        return self._model.layers[layer][0]
+
+    @contextlib.contextmanager
+    def inside(self, module: Layer) -> Iterator[None]:
+        """The layer's own code runs."""
+        if not self.is_served():
+            yield
+            return
+        tracked = (getattr(module, "num_batches_tracked", None)
+                   if module.training else None)
+        running = self._running.__dict__.setdefault("stack", [])
+        running.append((module, None if tracked is None else int(tracked)))
+        # A repetition, and the moments of a batch that is not trained, count
+        # nothing.
+        unchanged = self.recomputes() or self.mode not in (Mode.TRAIN, Mode.IDLE)
+        try:
+            with (_statistics.uncounted(tracked) if unchanged
+                  else contextlib.nullcontext()):
+                yield
+        finally:
+            running.pop()
+
+    def current_module(self) -> Layer | None:
+        """The layer whose own code runs."""
+        stack = self._running.__dict__.get("stack")
+        return stack[-1][0] if stack else None
+
+    def uncount(self, layer: int) -> torch.Tensor | None:
+        """The layer's number of batches, as it was before its code counted this
+        call; None if it did not count it."""
+        stack = self._running.__dict__.get("stack")
+        if not stack or stack[-1][0]._cohort_layer != layer:
+            return None
+        module, before = stack[-1]
+        tracked: torch.Tensor | None = getattr(module, "num_batches_tracked",
+                                               None)
+        if tracked is None or before is None or int(tracked) != before + 1:
+            return None
+        tracked.fill_(before)
+        return tracked
+
+    def layer_of(self, mean: torch.Tensor | None) -> int | None:
+        """The registered layer whose moving mean this is."""
+        return self._model.statistics.layer_of(mean)
+
+    def owns(self, layer: int, mean: torch.Tensor | None) -> bool:
+        """Whether `mean` is that of the layer, which the server keeps."""
+        return self._model.statistics.owns(layer, mean)
+
+    def moves_of(self, layer: int) -> Moves | None:
+        """What a training call of a layer moves now."""
+        if self.mode is not Mode.TRAIN:
+            return None
+        name, module = self._model.layers[layer]
+        moves = _batch_norm.moves_of(module, self.owns(layer,
+                                                       module.running_mean))
+        if moves is not None and not moves.own:
+            self.check_foreign(f"{name} with other statistics",
+                               (moves.mean, moves.variance))
+        return moves
+
+    def note_read(self, layer: int) -> None:
+        """An evaluation pass reads the layer's statistics.
+
+        Raises:
+            UsageError: there are none that belong to the weights now.
+        """
+        if self.mode is not Mode.TRAIN or self.recomputes():
+            return
+        try:
+            self.worker.note_read(layer)
+        except _errors.StatusError as error:
+            raise _errors.UsageError(str(error.args[1])) from None
+
+    def channels_of(self, layer: int) -> int:
+        """Of a registered layer."""
+        return self._model.channels[layer]
+
+    def lasts(self, buffer: torch.Tensor) -> bool:
+        """Whether a tensor of the script has been there before the step."""
+        return self.beside is not None and self.beside.lasts(buffer)
+
+    def check_foreign(self, name: str, buffers: tuple[torch.Tensor, ...]
+                      ) -> None:
+        """Raises UsageError unless the cohort can normalise a module that is no
+        part of the model, such as a teacher."""
+        if not self.assignment or not self.assignment.moves_statistics:
+            raise _errors.UsageError(
+                f"{name}: is no part of the model, and its statistics would differ "
+                "between workers under this policy; use --aggregation=sync with "
+                "global normalisation, eval(), or `with cohort.local():`")
+        for buffer in buffers:
+            if buffer.dtype != torch.float32 or not buffer.is_contiguous():
+                raise _errors.UsageError(
+                    f"{name}: got moving statistics of {buffer.dtype}, want "
+                    "contiguous torch.float32")
+        self._foreign = name
+
+    def foreign_module(self) -> str | None:
+        """A module beside the model whose statistics have moved in this step."""
+        return self._foreign
+
+    def is_of_parameters(self, x: torch.Tensor) -> bool:
+        """Whether a tensor is computed from parameters alone."""
+        return self._model.is_of_parameters(x)
+
+    @contextlib.contextmanager
+    def call(self, name: str) -> Iterator[None]:
+        """See cohort.call."""
+        before, self.call_name = self.call_name, name
+        try:
+            yield
+        finally:
+            self.call_name = before
+
+    # ---- passes of autograd
 
     def recomputes(self) -> bool:
-        return self._in_backward
+        """Whether a forward call now repeats an earlier one."""
+        return self._depth > 0
+
+    def add_root(self, root: torch.Tensor) -> None:
+        """An output at which `backward` starts, too."""
+        self._roots.append(root)
+
+    def visit(self, kept: Kept, path: tuple[int, ...]) -> tuple[int, ...]:
+        """The path of the next visit of what has this path. Visits are numbered
+        apart by whether the pass is the script's and whether autograd records
+        it, so that passes of members which differ never meet."""
+        kind = 2 * torch.is_grad_enabled() + self._of_script
+        key = (kept.call.key, path, kind)
+        number = self._visits.get(key, 0)
+        self._visits[key] = number + 1
+        visit = 4 * number + kind
+        return () if not path and not visit else (*path, visit)
+
+    @contextlib.contextmanager
+    def pass_over(self, tensors: Any, inputs: Any, keeps: bool) -> Iterator[None]:
+        """Autograd visits the graph of `tensors`, and keeps it or not."""
+        if self.mode is not Mode.TRAIN:
+            yield
+            return
+        of_script = self._depth == 0 and not self._in_backward
+        seen: set[Any] = set()
+        if of_script:
+            self._of_script = True
+            self._note_shares(inputs)
+            if self._roots and not keeps:
+                seen = nodes_of(tensors)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if of_script:
+                self._of_script = False
+                self._freed |= seen
+
+    def _note_shares(self, inputs: Any) -> None:
+        if self._warned_of_shares or not inputs:
+            return
+        known = {id(parameter) for parameter in self._model.parameters}
+        if any(id(tensor) in known for tensor in inputs):
+            self._warned_of_shares = True
+            _core.log("info", "gradients of parameters that the script takes are "
+                      "this worker's shares: their sum over the workers is that "
+                      "of one process with all batches")
 
     # ---- moving statistics
 
-    def load_statistics(self, statistics: Sequence["_core.LayerStatistics"],
-                        newest: bool) -> None:
-        """Loads moving statistics into the model; `newest`: those that belong to
-        its weights."""
-        self._model.load_statistics(statistics)
-        self._statistics_of = self.worker.version() if newest else None
+    def show_statistics(self, pulled: "_core.Pulled") -> None:
+        """The model gets statistics of another kind for an evaluation."""
+        self._model.statistics.show(pulled)
 
-    def refresh_statistics(self) -> None:
-        """Loads the server's moving statistics, unless the model has those of its
-        weights. No-op within a step, in a forked child and without a run.
+    def load_statistics(self) -> None:
+        """The model gets the statistics that belong to its weights."""
+        self._model.statistics.load()
+        self._started = True
 
-        Raises:
-            CohortError: the server did not answer.
-        """
-        if (self.mode is not Mode.IDLE or self.worker is None or
-                os.getpid() != self._pid or self.worker.version() is None or
-                self.worker.version() == self._statistics_of):
-            return
-        try:
-            pulled = self.worker.read(None, False, "")
-        except _errors.StatusError as error:
-            if _errors.code_of(error) not in _errors.VOID | {"CANCELLED"}:
-                _errors.raise_from(error)
-            _core.log("warning", "the model keeps its moving statistics, which "
-                      f"are older than its weights: {error.args[1]}")
-            return
-        self.load_statistics(pulled.statistics, newest=True)
+    def capture_statistics(self) -> None:
+        """Notes what the script has written between two steps, at the loop's next
+        turn."""
+        self._thread = threading.get_ident()
+        if self._started and self.mode is Mode.IDLE:
+            self._model.statistics.capture()
 
     # ---- one step
 
@@ -171,12 +362,15 @@ class Step:
         self._weight = self._loss = 0.0
         self._correct = self._labels = 0
         self._measures: dict[str, tuple[float, float]] = {}
-        self._sent: dict[int, tuple[torch.Tensor, int]] = {}
+        self._visits: dict[Any, int] = {}
         self.forget_calls()
 
     def forget_calls(self) -> None:
         """No backward pass follows for the batch-norm calls so far."""
         self.kept: list[Kept] = []
+        self._roots: list[torch.Tensor] = []
+        # Nodes whose values a pass of the script has released.
+        self._freed: set[Any] = set()
         self.token = torch.zeros((), requires_grad=True)
 
     def begin(self, assignment: "_core.Assignment", parts: int,
@@ -191,11 +385,10 @@ class Step:
         self._begin(parts, samples)
         self.assignment = assignment
         self.mode = Mode.TRAIN
-        self._model.clear_gradients()
+        self._thread = threading.get_ident()
+        self._foreign = None
+        self.gradients.begin()
         self._model.note_buffers()
-        if self._queue is None:
-            self._queue = _devices.GradientQueue(self._model.device,
-                                                 self._deliver)
         self.worker.begin_step(assignment)
 
     def begin_forward(self) -> None:
@@ -274,32 +467,54 @@ class Step:
             self._model.check_buffers()
         self.passes += 1
         self._end_forward()
+        self.gradients.watch()
         scale = weight if reduction == "mean" else 1.0
         self._weight += weight
         last = self.passes == self.parts
         if last:
             with self.phase("push"):
-                self.worker.open_step(self._pushed_samples(), self._weight, rates)
+                self.worker.open_step(self._pushed_samples(), self._weight, rates,
+                                      self.batch_digest)
         root = scale / self.worker.loss_reference() if weight > 0 else 0.0
-        self._sending = last
-        self._in_backward = True
+        gradients = self.gradients
+        gradients.sending = last
+        gradients.expected = self._in_backward = True
         try:
             with self.phase("backward"):
-                roots, gradients = [loss], [torch.full_like(loss, root)]
-                if self.token.grad_fn is not None:
-                    # Batch norms that this loss does not depend on.
-                    roots.append(self.token)
-                    gradients.append(torch.zeros(()))
-                torch.autograd.backward(roots, gradients)
+                roots = [loss, *self._further_roots()]
+                torch.autograd.backward(
+                    roots, [torch.full_like(loss, root),
+                            *map(torch.zeros_like, roots[1:])])
                 if last:
-                    self._send_late()
-                    self._queue_of_step().finish()
+                    gradients.finish()
         finally:
-            self._in_backward = False
-            self._sending = False
+            gradients.expected = self._in_backward = False
+            gradients.sending = False
             self.forget_calls()
         if weight > 0:
             self._loss += float(loss.detach()) * scale
+
+    def _further_roots(self) -> list[torch.Tensor]:
+        """Outputs of calls that the loss may not depend on, but other members'
+        losses do. One behind which a pass of the script has released values
+        cannot be visited again."""
+        roots = [root for root in (*self._roots, self.token)
+                 if root.grad_fn is not None]
+        if self._freed:
+            roots = [root for root in roots
+                     if not nodes_of([root]) & self._freed]
+        return roots
+
+    def share(self, loss: torch.Tensor, weight: float | None) -> torch.Tensor:
+        """See Job.share."""
+        own = self._weight_of(weight)
+        total = float(self.worker.sum_of_weights(own))
+        share: torch.Tensor = loss.mul(own / total if total > 0 else 0.0)
+        return share
+
+    def end_part(self) -> None:
+        """A part of the step is over; its calls are numbered by themselves."""
+        self.worker.begin_part()
 
     def count(self, correct: int, labels: int) -> None:
         """Labels that were predicted, of so many."""
@@ -318,6 +533,7 @@ class Step:
             StatusError: the run cannot go on for this worker.
         """
         loss = self._loss / self._weight if self._weight else None
+        self._model.statistics.fetch()
         self.mode = Mode.IDLE
         self._model.await_weights()
         try:
@@ -326,80 +542,24 @@ class Step:
                 front_end_state=state, measures=self._measures)
         except _errors.StatusError as error:
             if _errors.code_of(error) in _errors.VOID:
+                self.load_statistics()
                 return StepResult(None, "void", loss, str(error.args[1]))
             raise
         finally:
-            self._model.clear_gradients()
-            self._sent = {}
+            self.gradients.clear()
         self._model.take_weights()
+        self.load_statistics()
         return StepResult(verdict.version, verdict.verdict, loss, verdict.reason)
 
     def abandon(self, reason: str) -> None:
         """The step in progress, if there is one, is not sent."""
         if self.mode is Mode.TRAIN:
             self.worker.abandon_step(reason)
-        if self._queue is not None:
-            self._queue.clear()
+            self.load_statistics()
+        self.gradients.clear()
         self._in_forward = False
         self.forget_calls()
         self.mode = Mode.IDLE
 
-    # ---- gradients
-
-    def _on_gradient(self, number: int) -> None:
-        """Autograd has added to a parameter's gradient."""
-        if self.mode is not Mode.TRAIN:
-            return
-        if not self._in_backward:
-            raise _errors.UsageError(
-                "loss.backward(): call job.backward(loss, weight=...), which "
-                "weights the loss and sends the gradients")
-        if not self._sending:
-            return
-        if self._late is None or number in self._late:
-            self._seen[number] = self._seen.get(number, 0) + 1
-            return
-        if number in self._sent:
-            raise _errors.UsageError(
-                f"{self._model.names[number]}: got a second gradient in this "
-                "backward pass, but not in the first one; the gradient may have "
-                "been sent. With torch.utils.checkpoint use use_reentrant=False")
-        self._send(number)
-
-    def _send_late(self) -> None:
-        if self._late is None:
-            self._late = {number for number, count in self._seen.items()
-                          if count > 1}
-        for number in sorted(self._seen, reverse=True):
-            self._send(number)
-        self._seen.clear()
-
-    def _send(self, number: int) -> None:
-        grad = self._model.parameters[number].grad
-        if grad is None:
-            return
-        if grad.is_sparse:
-            raise _errors.ConfigurationError(
-                f"{self._model.names[number]}: got a sparse gradient, want a "
-                "dense one; use sparse=False")
-        self._sent[number] = (grad, grad._version)
-        self._queue_of_step().add(number, grad)
-
-    def _queue_of_step(self) -> _devices.GradientQueue:
-        assert self._queue is not None
-        return self._queue
-
     def _deliver(self, number: int, gradient: torch.Tensor) -> None:
         self.worker.take_gradient(number, gradient, gradient.data_ptr())
-
-    def check_gradients(self) -> None:
-        """Raises UsageError if a gradient was changed after it was sent."""
-        for number, (grad, version) in self._sent.items():
-            now = self._model.parameters[number].grad
-            if now is grad and grad._version == version:
-                continue
-            raise _errors.UsageError(
-                f"{self._model.names[number]}: its gradient was changed after "
-                "job.backward(), but it has been sent; clip with the server's "
-                "--clip_norm (cohortctl policy set --clip_norm=1), and scale the "
-                "loss instead of gradients")

@@ -1,0 +1,96 @@
+"""Modules of the script beside the model, such as an average of its weights or a
+teacher, whose state the server does not keep."""
+
+import dataclasses
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+# They are looked for again before these steps of the process, as a script may
+# make them late. Looking takes tens of milliseconds.
+_LOOKS = (0, 1, 2)
+
+
+class ModulesBeside:
+    """Notices which of them change in a step. A repeated step would change them
+    twice, and a replacement of this process does not have them.
+
+    Args:
+        model: the modules in it are none of these.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._own = {id(module) for module in model.modules()}
+        # By address: name, tensor, and its state when it was noted.
+        self._tensors: dict[int, _Watched] = {}
+        # Vectors that the script holds outside of modules.
+        self._vectors: dict[int, "weakref.ref[torch.Tensor]"] = {}
+        self._steps = 0
+
+    def _find(self) -> None:
+        for thing in gc.get_objects():
+            if type(thing) is torch.Tensor:
+                if thing.dim() == 1:
+                    self._vectors[id(thing)] = weakref.ref(thing)
+            elif _is_module(thing) and id(thing) not in self._own:
+                for name, tensor in _state_of(thing):
+                    self._tensors.setdefault(
+                        id(tensor), _Watched(f"{type(thing).__name__}.{name}",
+                                             weakref.ref(tensor)))
+
+    def lasts(self, tensor: torch.Tensor) -> bool:
+        """Whether a vector was there before the step, as moving statistics in
+        the script's own hands are."""
+        known = self._vectors.get(id(tensor))
+        return known is not None and known() is tensor
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._steps in _LOOKS:
+            self._find()
+        self._steps += 1
+        self.note()
+
+    def note(self) -> None:
+        """What has changed so far is as it should be."""
+        for watched in self._tensors.values():
+            watched.noted = watched.state()
+
+    def changed(self) -> str | None:
+        """The first tensor that has changed since then."""
+        for watched in self._tensors.values():
+            if watched.state() not in (None, watched.noted):
+                return watched.name
+        return None
+
+
+@dataclasses.dataclass
+class _Watched:
+    """A tensor of a module; not kept alive."""
+    name: str
+    tensor: "weakref.ref[torch.Tensor]"
+    noted: tuple[int, int] | None = None
+
+    def state(self) -> tuple[int, int] | None:
+        """What changes with its content; None: it is gone."""
+        tensor = self.tensor()
+        return None if tensor is None else (tensor._version, tensor.data_ptr())
+
+
+def _is_module(thing: Any) -> bool:
+    # isinstance() would run code of proxies.
+    return issubclass(type(thing), nn.Module)
+
+
+def _state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of this module without its children."""
+    parts = (getattr(module, "_parameters", {}), getattr(module, "_buffers", {}))
+    for part in parts:
+        for name, tensor in part.items():
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference():
+                yield name, tensor
+

@@ -1,0 +1,268 @@
+"""Where a run looks into torch: batch norms that are called by hand, and passes
+of autograd that the script starts.
+
+While a process has a job, torch.batch_norm, through which all of torch's own
+code goes, and autograd's engine are replaced; after it they are torch's again.
+"""
+
+import contextlib
+import sys
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from cohort import _batch_norm, _errors, _operator
+from cohort._passes import Call, Moves, torch_batch_norm
+
+if TYPE_CHECKING:
+    from cohort._step import Step
+
+_functional: Any = nn.functional
+_variable: Any = torch.autograd.Variable
+
+# The step of this process's job.
+_step: "weakref.ref[Step] | None" = None
+_torch_verify_batch_size = _functional._verify_batch_size
+_torch_engine = _variable._execution_engine
+# Operators below torch.batch_norm, where they are found.
+_aten: Any = torch.ops.aten  # type: ignore[attr-defined]
+_torch_operators = [
+    (place, name, getattr(place, name))
+    for place, name in ((torch, "native_batch_norm"), (_aten, "batch_norm"),
+                        (_aten, "native_batch_norm"))]
+# `with cohort.local()`: how many.
+_local = 0
+
+
+def _active() -> "Step | None":
+    step = _step() if _step is not None else None
+    return step if step is not None and step.is_served() else None
+
+
+@contextlib.contextmanager
+def local() -> Iterator[None]:
+    """Batch norms called in here, other than the model's own layers, normalise
+    by this worker's batch alone, whatever that does to the result."""
+    global _local
+    _local += 1
+    try:
+        yield
+    finally:
+        _local -= 1
+
+
+# ---- batch norm
+
+def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
+                     bias: torch.Tensor | None,
+                     running_mean: torch.Tensor | None,
+                     running_var: torch.Tensor | None, training: bool,
+                     momentum: float, eps: float, cudnn_enabled: bool
+                     ) -> torch.Tensor:
+    """In the place of torch.batch_norm."""
+    step = _active()
+    if step is not None and _is_traced():
+        if training and step.trains() and not _local:
+            raise _errors.UsageError(
+                f"{_caller()}: F.batch_norm within a graph of torch.compile would "
+                "normalise by this worker's batch alone; call it outside, or use "
+                "a batch-norm module of the model")
+    elif step is not None:
+        served = _served(step, input, weight, bias, running_mean, running_var,
+                         training, momentum, eps)
+        if served is not None:
+            return served
+        if training:
+            _torch_verify_batch_size(input.size())
+    return torch_batch_norm(input, weight, bias, running_mean, running_var,
+                            training, momentum, eps, cudnn_enabled)
+
+
+def _verify_door(size: list[int]) -> None:
+    """In the place of a check for more than one value a channel: here those of
+    all workers count, and the server looks at them."""
+    if _active() is None:
+        _torch_verify_batch_size(size)
+
+
+def _served(step: "Step", x: torch.Tensor, weight: torch.Tensor | None,
+            bias: torch.Tensor | None, mean: torch.Tensor | None,
+            variance: torch.Tensor | None, training: bool, momentum: float,
+            epsilon: float) -> torch.Tensor | None:
+    """The result, if the cohort normalises; None: torch does."""
+    module = step.current_module()
+    layer = module._cohort_layer if module is not None else step.layer_of(mean)
+    # Code of a layer may normalise something else, such as an image at a time.
+    if layer is None or x.shape[1] != step.channels_of(layer):
+        return _served_unregistered(step, x, weight, bias, mean, variance,
+                                    training, momentum, epsilon)
+    own = step.owns(layer, mean)
+    if not step.normalises(training=training):
+        if not training and own:
+            step.note_read(layer)
+        return None
+    # Without moving statistics torch normalises by the batch in eval mode, too:
+    # locally, as evaluation never meets.
+    if (module is not None and not module.training and mean is None and
+            not step.scores_by_batch()):
+        return None
+    name = step.layer_name(layer)
+    if _local:
+        raise _errors.UsageError(
+            f"{name}: a layer of the model within cohort.local(); its statistics "
+            "are the cohort's, so call it outside")
+    step.check_training_call(name)
+    _batch_norm.check_input(name, x)
+    moves = None
+    if mean is not None and variance is not None:
+        if not own:
+            step.check_foreign(f"{name} with other statistics", (mean, variance))
+        tracked = step.uncount(layer) if own else None
+        given: float | None = float(momentum)
+        if module is not None and getattr(module, "momentum", given) is None:
+            given = None  # cumulative
+        moves = Moves(mean, variance, tracked, given, own)
+    return _operator.normalise(
+        step, Call(layer, step.call_name, float(epsilon), x, weight, bias, moves))
+
+
+def _served_unregistered(
+        step: "Step", x: torch.Tensor, weight: torch.Tensor | None,
+        bias: torch.Tensor | None, mean: torch.Tensor | None,
+        variance: torch.Tensor | None, training: bool, momentum: float,
+        epsilon: float) -> torch.Tensor | None:
+    """The same for a call of no registered layer."""
+    if not training or _local or not step.is_watched():
+        return None
+    where = _caller()
+    if mean is None or variance is None:
+        if not step.trains() or step.is_of_parameters(x):
+            return None
+        raise _errors.UsageError(
+            f"{where}: F.batch_norm without moving statistics would normalise by "
+            "this worker's batch alone; use a batch-norm module of the model, or "
+            "`with cohort.local():` if that is meant")
+    step.check_training_call(where)
+    owner = _owner_of(mean)
+    if owner is None and not step.lasts(mean):
+        raise _errors.UsageError(
+            f"{where}: F.batch_norm with buffers that belong to no module would "
+            "normalise by this worker's batch alone; use a batch-norm module, or "
+            "`with cohort.local():` if that is meant")
+    name = f"{type(owner).__name__} at {where}" if owner is not None else where
+    _batch_norm.check_input(name, x)
+    step.check_foreign(name, (mean, variance))
+    site = f"{name} {x.shape[1]} channels {x.dim()} dimensions"
+    return _operator.normalise(
+        step, Call(-1, site, float(epsilon), x, weight, bias,
+                   Moves(mean, variance, None, float(momentum), False)))
+
+
+def _is_traced() -> bool:
+    """Whether a compiler runs this code with stand-ins for tensors."""
+    guards = sys.modules.get("torch._guards")
+    context = getattr(guards, "TracingContext", None)
+    return context is not None and context.try_get() is not None
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _caller() -> str:
+    """The nearest line outside of torch and of this package, without its file's
+    folder: the same on all machines."""
+    for frame in _frames():
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package in ("torch", "cohort", "contextlib"):
+            continue
+        owner = frame.f_locals.get("self")
+        prefix = f"{type(owner).__name__}." if isinstance(owner, nn.Module) else ""
+        return f"{prefix}{frame.f_code.co_name}:{frame.f_lineno}"
+    return "?"
+
+
+def _owner_of(buffer: torch.Tensor) -> nn.Module | None:
+    """The module on the stack that has this buffer."""
+    for frame in _frames():
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            for module in owner.modules():
+                if any(held is buffer for held in module._buffers.values()):
+                    return module
+    return None
+
+
+class _Operator:
+    """In the place of an operator that torch.batch_norm calls."""
+
+    def __init__(self, name: str, operator: Any) -> None:
+        self._name, self._operator = name, operator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        step = _active()
+        training = kwargs.get("training", args[5] if len(args) > 5 else False)
+        if step is not None and training and step.trains() and not _local:
+            raise _errors.UsageError(
+                f"{_caller()}: {self._name}() would normalise by this worker's "
+                "batch alone; call F.batch_norm with a module's buffers, or use "
+                "`with cohort.local():` if that is meant")
+        return self._operator(*args, **kwargs)
+
+
+# ---- autograd
+
+class _Engine:
+    """In the place of autograd's engine."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_torch_engine, name)
+
+    def run_backward(self, tensors: Any, gradients: Any, keep_graph: bool,
+                     create_graph: bool, inputs: Any, *args: Any, **kwargs: Any
+                     ) -> Any:
+        step = _active()
+        if step is None:
+            return _torch_engine.run_backward(tensors, gradients, keep_graph,
+                                              create_graph, inputs, *args,
+                                              **kwargs)
+        with step.pass_over(tensors, inputs, keeps=keep_graph or create_graph):
+            return _torch_engine.run_backward(tensors, gradients, keep_graph,
+                                              create_graph, inputs, *args,
+                                              **kwargs)
+
+
+# ---- for the time of a run
+
+def open_doors(step: "Step") -> None:
+    """Batch norms and passes of this process are those of `step`."""
+    global _step
+    _step = weakref.ref(step)
+    torch.batch_norm = _batch_norm_door
+    for place, name, operator in _torch_operators:
+        setattr(place, name, _Operator(name, operator))
+    _functional._verify_batch_size = _verify_door
+    _variable._execution_engine = _Engine()
+
+
+def close_doors(step: "Step") -> None:
+    """Torch's own code applies again."""
+    global _step
+    if _step is None or _step() is not step:
+        return
+    _step = None
+    torch.batch_norm = torch_batch_norm
+    for place, name, operator in _torch_operators:
+        setattr(place, name, operator)
+    _functional._verify_batch_size = _torch_verify_batch_size
+    _variable._execution_engine = _torch_engine

@@ -1,0 +1,167 @@
+"""The gradients of a step: noticed while autograd adds to them, and handed on as
+soon as they are final."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from cohort import _devices, _errors
+from cohort._model import RegisteredModel, accumulator_of
+
+
+class _NodeHook:
+    """A hook on an autograd node, which it keeps alive."""
+
+    def __init__(self, node: Any, hook: Any) -> None:
+        self._node = node
+        self._handle = node.register_hook(hook)
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+class Gradients:
+    """Watches the parameters that the optimizer has.
+
+    Args:
+        model: their owner.
+        deliver: called with a parameter's number and its gradient in host
+            memory.
+        in_step: whether a batch is being trained.
+    """
+
+    def __init__(self, model: RegisteredModel,
+                 deliver: Callable[[int, torch.Tensor], None],
+                 in_step: Callable[[], bool]) -> None:
+        self._model = model
+        self._deliver = deliver
+        self._in_step = in_step
+        self._hooks: list[Any] = []
+        self._watched: set[int] = set()
+        # Hooks of the script that were tried; kept, so that addresses are not
+        # used again.
+        self._tried: dict[int, Any] = {}
+        # Parameters that autograd adds to once in a backward pass. The others
+        # (checkpointing with reentry) are final only when the pass is over, and
+        # so is what had no pass yet.
+        self._once: set[int] = set()
+        self._seen: dict[int, int] = {}
+        self._sent: dict[int, tuple[torch.Tensor, int]] = {}
+        self._queue: _devices.GradientQueue | None = None
+        # job.backward() computes them, and hands them on.
+        self.expected = False
+        self.sending = False
+
+    def watch(self) -> None:
+        """Parameters may be frozen and unfrozen at any time."""
+        for number in self._model.trained:
+            parameter = self._model.parameters[number]
+            if parameter.requires_grad and number not in self._watched:
+                self._watched.add(number)
+                self._watch(number, parameter)
+            for hook in (parameter._backward_hooks or {}).values():
+                if id(hook) not in self._tried:
+                    self._tried[id(hook)] = hook
+                    self._try_hook(number, hook)
+
+    def _try_hook(self, number: int, hook: Any) -> None:
+        """A hook gets this worker's share of a gradient, so only one that is
+        linear, such as a mask, does the same to the sum."""
+        share = torch.randn(self._model.parameters[number].shape)
+        share = share.to(self._model.device)
+        with torch.no_grad():
+            once = hook(share.clone())
+            # Powers of two are exact.
+            for scale in (-1.0, 2.0 ** 20, 2.0 ** -20):
+                if once is None or torch.equal(hook(share * scale), once * scale):
+                    continue
+                raise _errors.UsageError(
+                    f"{self._model.names[number]}: has a hook that is not linear in "
+                    "the gradient, but it would get this worker's share of it; "
+                    "use the server's --clip_norm, or change the loss")
+
+    def _watch(self, number: int, parameter: nn.Parameter) -> None:
+        if hasattr(parameter, "register_post_accumulate_grad_hook"):
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(
+                lambda _: self._on_gradient(number)))
+        else:
+            self._hooks.append(_NodeHook(accumulator_of(parameter),
+                                         lambda *_: self._on_gradient(number)))
+
+    def detach(self) -> None:
+        """Watches no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.watch()
+        self._model.clear_gradients()
+        self._sent = {}
+
+    def clear(self) -> None:
+        """The step is over."""
+        self._model.clear_gradients()
+        self._sent = {}
+        if self._queue is not None:
+            self._queue.clear()
+
+    def _on_gradient(self, number: int) -> None:
+        """Autograd has added to a parameter's gradient."""
+        if not self._in_step():
+            return
+        if not self.expected:
+            raise _errors.UsageError(
+                "loss.backward(): call job.backward(loss, weight=...), which "
+                "weights the loss and sends the gradients")
+        if not self.sending:
+            return
+        if number not in self._once:
+            self._seen[number] = self._seen.get(number, 0) + 1
+            return
+        if number in self._sent:
+            raise _errors.UsageError(
+                f"{self._model.names[number]}: got a second gradient in this "
+                "backward pass, but not in the first one; the gradient may have "
+                "been sent. With torch.utils.checkpoint use use_reentrant=False")
+        self._send(number)
+
+    def finish(self) -> None:
+        """The pass is over: sends the rest."""
+        self._once |= {number for number, count in self._seen.items()
+                       if count == 1}
+        self._seen.clear()
+        # Among them those of earlier parts of the step alone.
+        for number in reversed(self._model.trained):
+            if number not in self._sent:
+                self._send(number)
+        if self._queue is not None:
+            self._queue.finish()
+
+    def _send(self, number: int) -> None:
+        grad = self._model.parameters[number].grad
+        if grad is None:
+            return
+        if grad.is_sparse:
+            raise _errors.ConfigurationError(
+                f"{self._model.names[number]}: got a sparse gradient, want a "
+                "dense one; use sparse=False")
+        self._sent[number] = (grad, grad._version)
+        if self._queue is None:
+            self._queue = _devices.GradientQueue(self._model.device,
+                                                 self._deliver)
+        self._queue.add(number, grad)
+
+    def check(self) -> None:
+        """Raises UsageError if a gradient was changed after it was sent."""
+        for number, (grad, version) in self._sent.items():
+            now = self._model.parameters[number].grad
+            if now is grad and grad._version == version:
+                continue
+            raise _errors.UsageError(
+                f"{self._model.names[number]}: its gradient was changed after "
+                "job.backward(), but it has been sent; clip with the server's "
+                "--clip_norm (cohortctl policy set --clip_norm=1), and scale the "
+                "loss instead of gradients")
