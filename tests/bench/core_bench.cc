@@ -147,7 +147,8 @@ class MeasuredCore {
                            out);
       }));
     }
-    return absl::OkStatus();
+    // The statistics of many ranks are computed outside of the core.
+    return RunFolds();
   }
 
   void ForgetCosts() { costs_.clear(); }
@@ -220,7 +221,7 @@ class MeasuredCore {
     const std::string kind =
         phase == ReducePhase::kForward ? "forward moments" : "backward sums";
     for (int32_t r : Order()) {
-      Moments moments{.count = 1,
+      Moments moments{.count = 2,
                       .first = std::vector<double>(channels, r),
                       .second = std::vector<double>(channels, 1)};
       COHORT_RETURN_IF_ERROR(Event(kind, [&](Effects& out) {

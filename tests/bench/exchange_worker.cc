@@ -116,7 +116,7 @@ class BenchWorker {
   absl::Status Rendezvous(const Assignment& step) {
     const auto channels = static_cast<size_t>(shape_.channels);
     const Contribution one{
-        .moments = {.count = 1,
+        .moments = {.count = 2,
                     .first = std::vector<double>(channels, 1.0),
                     .second = std::vector<double>(channels, 1.0)}};
     std::vector<Contribution> local(static_cast<size_t>(shape_.together), one);

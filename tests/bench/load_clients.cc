@@ -61,7 +61,7 @@ class Pack {
                                      .affine = false});
     }
     const auto channels = static_cast<size_t>(shape.channels);
-    moments_ = {.count = 1,
+    moments_ = {.count = 2,
                 .first = std::vector<double>(channels, 1.0),
                 .second = std::vector<double>(channels, 1.0)};
     values_.resize(static_cast<size_t>(shape.elements));

@@ -323,10 +323,10 @@ class BatchNorm(unittest.TestCase):
 
         x, dy = torch.randn(4, 3, 5, 5), torch.randn(4, 3, 5, 5)
         mean, variance = x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)
-        kept = _passes.Kept(mock.Mock(), mean, variance, 1e-5)
+        kept = _passes.Kept(mock.Mock(), 1e-5, mean, variance)
         with Recorder():
             _, dgamma, dbeta = _passes._backward_on_device(
-                mock.Mock(), _passes.BackwardCall(kept, x, dy, None, False))
+                mock.Mock(), _passes.BackwardCall(kept, x, dy, None, (), False))
         (arguments,) = called
         self.assertTrue(torch.equal(arguments[5], mean))
         self.assertLess(distance(arguments[6], 1 / (variance + 1e-5).sqrt()), 1e-6)

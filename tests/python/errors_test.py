@@ -33,28 +33,48 @@ class BeforeJoining(unittest.TestCase):
         model = three_batch_norms().double()
         self.refuses(cohort.ConfigurationError, r"0\.weight: got torch.float64, "
                      "want torch.float32", model)
-        model = three_batch_norms()
-        model[0].to(memory_format=torch.channels_last)
-        model[3].to(memory_format=torch.channels_last)
-        self.refuses(cohort.ConfigurationError, r"3\.weight: got strides", model)
         lazy = nn.Sequential(nn.LazyLinear(4))
         self.refuses(cohort.ConfigurationError, r"0\.weight: a lazy parameter",
                      lazy, torch.optim.SGD([torch.zeros(1)], lr=0.1))
         lazy_norm = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())
         self.refuses(cohort.ConfigurationError, "LazyBatchNorm1d", lazy_norm,
                      torch.optim.SGD(lazy_norm[0].parameters(), lr=0.1))
+        norms = nn.ModuleList((nn.BatchNorm2d(2), nn.BatchNorm2d(2)))
+        norms[1].running_mean = norms[0].running_mean
+        self.refuses(cohort.ConfigurationError, "1: shares .* with 0", norms)
 
-        class Own(nn.BatchNorm2d):
-            pass
-        self.refuses(cohort.ConfigurationError, "got a Own",
-                     nn.Sequential(nn.Conv2d(1, 2, 1), Own(2)))
+    def test_wrappers(self):
+        model = three_batch_norms()
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            self.refuses(cohort.ConfigurationError, "^model: got a "
+                         r"DistributedDataParallel.*pass .*model\.module", wrapped)
+            self.refuses(cohort.ConfigurationError, "^0: got a Distributed",
+                         nn.Sequential(wrapped))
+        finally:
+            torch.distributed.destroy_process_group()
+
+        class FullyShardedDataParallel(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.module = three_batch_norms()
+        self.refuses(cohort.ConfigurationError, "got a FullyShardedDataParallel",
+                     FullyShardedDataParallel())
+        # Refused models are not changed.
+        self.assertIs(type(model[1]), nn.BatchNorm2d)
+        parallel = nn.DataParallel(model)
+        parallel.device_ids = [0, 1]
+        self.refuses(cohort.ConfigurationError, "DataParallel over 2 devices",
+                     parallel)
+        # On one device it calls its module.
+        parallel.device_ids = []
+        cohort.join(parallel, sgd(parallel), server="127.0.0.1:1").leave()
 
     def test_optimizers(self):
         model = three_batch_norms()
         some = list(model.parameters())[1:]
-        self.refuses(cohort.ConfigurationError,
-                     r"0\.weight: the optimizer does not have", model,
-                     torch.optim.SGD(some, lr=0.1))
         self.refuses(cohort.ConfigurationError, "not in the model",
                      model, torch.optim.SGD(
                          [*model.parameters(), nn.Parameter(torch.zeros(1))],
@@ -178,6 +198,8 @@ def misuse(rank, address, what):
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
             if what == "optimizer.step":
                 optimizer.step()
+            if what == "scaler":
+                torch.cuda.amp.GradScaler(enabled=False).step(optimizer)
             if what == "weights after backward":
                 model.load_state_dict(model.state_dict())
             job.step()
@@ -201,6 +223,7 @@ MISUSES = {
     "twice": "a second call in one step",
     "clip": r"bias: its gradient was changed.*--clip_norm",
     "optimizer.step": r"call job.step\(\)",
+    "scaler": r"GradScaler.*remove the scaler, call job.backward\(loss\)",
     "weights": "0.weight: its values were changed by hand",
     "weights before the pass": "0.weight: its values were changed by hand",
     "weights after backward": "0.weight: its values were changed by hand",
@@ -336,6 +359,66 @@ class Processes(unittest.TestCase):
                 timeout=120, check=False, env=self.environment())
         self.assertEqual(done.returncode, 8, done.stderr)
         self.assertNotIn("started again", done.stdout + done.stderr)
+
+    TWO_PHASES = """
+            import torch, cohort, networks
+            for phase in range(2):
+                model = networks.three_batch_norms()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                job = cohort.join(model, optimizer, log_level="error")
+                for x, y in job.data(networks.Shapes(16), batch_size=4):
+                    job.backward(torch.nn.functional.cross_entropy(model(x), y))
+                    job.step()
+                print("phase", phase, "at step", job.version, flush=True)
+            """
+
+    def test_a_second_join_under_cohortctl_run_says_what_to_do(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "script.py"
+            script.write_text(textwrap.dedent(self.TWO_PHASES))
+            done = subprocess.run(
+                [BIN / "cohortctl", "run", "--workers=2", "--epochs=1",
+                 "--listen=127.0.0.1:0", "--ops_listen=", "--",
+                 sys.executable, script], capture_output=True, text=True,
+                timeout=120, check=False, env=self.environment())
+        said = done.stdout + done.stderr
+        self.assertEqual(said.count("phase 0"), 2, said)
+        self.assertNotIn("phase 1", said)
+        self.assertIn("UsageError: cohort.join(): this process has finished the "
+                      "run of the server at", said)
+        self.assertIn("start the script once for each", said)
+        self.assertEqual(done.returncode, 3, said)
+
+    def test_a_second_join_alone_is_a_second_run(self):
+        script = self.TWO_PHASES.replace("log_level",
+                                         'serve={"epochs": 1}, log_level')
+        done = self.script(script)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("phase 1 at step 4", done.stdout)
+
+    def test_a_second_join_of_a_server_that_stays_is_refused(self):
+        with Server(1, "--epochs=1", "--exit_when_done=false") as server:
+            done = self.script(self.TWO_PHASES, COHORT_SERVER=server.address)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("phase 0 at step 4", done.stdout)
+        self.assertNotIn("phase 1", done.stdout)
+        self.assertIn("a server has one run", done.stderr)
+
+    def test_a_second_join_of_a_new_server_at_that_address_trains(self):
+        script = self.TWO_PHASES.replace("flush=True)",
+                                         "flush=True); input()")
+        with Server(1, "--epochs=1") as server:
+            process = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(script)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+                env=self.environment(COHORT_SERVER=server.address))
+            lines = [process.stdout.readline()]
+            server.wait()
+            server.start()
+            out, _ = process.communicate("\n\n", timeout=120)
+        self.assertEqual(process.returncode, 0, lines + [out])
+        self.assertIn("phase 1 at step 4", out)
 
     def test_two_scripts_with_servers_of_their_own(self):
         script = """

@@ -147,66 +147,68 @@ def lengths(rank, address):
     return before, inside, seen
 
 
+def one_cycle(rank, address):
+    """A schedule over the whole run: the steps counted before, those made, and
+    the rate of the last one."""
+    del rank
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    total = cohort.steps(Shapes(SAMPLES), 4, server=address)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total, cycle_momentum=False)
+    job = cohort.join(model, optimizer, schedulers=[scheduler], server=address,
+                      log_level="error")
+    made = 0
+    for batch in job.data(Shapes(SAMPLES), batch_size=4):
+        rate = optimizer.param_groups[0]["lr"]
+        # With --global_batch a step has two parts.
+        made += train(model, job, batch).counts
+    return total, made, rate
+
+
+class Lengths(unittest.TestCase):
+    def test_the_server_knows_the_steps_of_the_run(self):
+        for flags, wanted in ((["--epochs=3"], 12),
+                              (["--epochs=2", "--global_batch=12"], 6)):
+            with self.subTest(flags=flags):
+                for total, made, rate in run(one_cycle, 2, flags=flags):
+                    self.assertEqual(total, wanted)
+                    self.assertEqual(made, total)
+                    self.assertAlmostEqual(rate, 0.1 / 25 / 1e4)
+
+    def test_steps_of_a_server_that_the_script_starts(self):
+        self.assertEqual(cohort.steps(33, 4), 5 * 9)
+        self.assertEqual(cohort.steps(range(32), 4, server_flags={
+            "epochs": 2, "global_batch": 10}), 2 * 4)
+        self.assertEqual(cohort.steps(32, 4, workers=2, epochs=3), 12)
+
+    def test_steps_without_an_answer(self):
+        with self.assertRaisesRegex(cohort.ConfigurationError,
+                                    "steps.*workers= and epochs="):
+            cohort.steps(8, 2, server="unix:/nowhere")
+        with self.assertRaisesRegex(cohort.ConfigurationError, "0 samples"):
+            cohort.steps([], 2)
+
+
 # ---- moving statistics
 
-def statistics_at_eval(rank, address):
-    """Whether model.eval() between steps, and after an epoch, loads the server's
-    statistics; and the statistics of the end of each epoch."""
+def statistics_of_versions(rank, address):
+    """Whether the buffers between steps, and after an epoch, are those of the
+    server; and those of the end."""
     del rank
     model, job, data = joined(address)
     layer = model[1]
-    news, ends = [], []
+    same = []
     for _ in job.epochs():
         for number, batch in enumerate(data):
             train(model, job, batch)
-            if number != 1:
-                continue
-            stale = layer.running_mean.clone()
-            model.eval()
-            ours = layer.running_mean.clone()
-            model.train()
-            wanted = job.state_dict()["1.running_mean"]
-            news.append((torch.equal(ours, wanted), torch.equal(stale, wanted)))
-        ends.append(layer.running_mean.clone())
-        wanted = job.state_dict()["1.running_mean"]
-        news.append((torch.equal(ends[-1], wanted), False))
-    model.eval()
-    return news, digest(model.state_dict())
-
-
-def pulls_of_eval(rank, address):
-    """Pulls by model.eval() in and between steps, and after leaving."""
-    del rank
-    model, job, data = joined(address)
-    pulls = []
-    for number, (x, y) in enumerate(data):
-        if number == 0:
-            read = job.worker.read
-            real = job.worker
-
-            class Counting:
-                def __getattr__(self, name):
-                    return getattr(real, name)
-
-                def read(self, *arguments):
-                    pulls.append(arguments)
-                    return read(*arguments)
-
-            job.worker = job._step.worker = Counting()
-        model.eval()
-        model.train()
-        inside = len(pulls)
-        job.backward(nn.functional.cross_entropy(model(x), y))
-        job.step()
-        model.eval()
-        model.eval()
-        after = len(pulls)
-        model.train()
-        break
-    job.leave()
-    left = len(pulls)
-    model.eval()
-    return inside, after, left, len(pulls)
+            if number == 1:
+                ours = layer.running_mean.clone()
+                wanted = job.state_dict()["1.running_mean"]
+                same.append(torch.equal(ours, wanted))
+        ours = layer.running_mean.clone()
+        same.append(torch.equal(ours, job.state_dict()["1.running_mean"]))
+    return same, digest(model.state_dict())
 
 
 def frozen_layer(rank, address, dataset):
@@ -224,17 +226,15 @@ def frozen_layer(rank, address, dataset):
 
 
 class MovingStatistics(unittest.TestCase):
-    def test_eval_scores_with_those_of_the_server(self):
-        (first, end), (second, other) = run(statistics_at_eval, 2,
-                                            flags=["--epochs=2"])
-        self.assertEqual(first, [(True, False)] * 4)
-        self.assertEqual(second, first)
-        self.assertEqual(end, other)
-
-    def test_eval_pulls_once_a_version_and_only_between_steps(self):
-        with Server(1) as server:
-            counts = Rank(pulls_of_eval, 0, server.address).result()
-        self.assertEqual(counts, (0, 1, 1, 1))
+    def test_they_are_those_of_the_version_under_every_policy(self):
+        for policy in ("sync", "async", "chief"):
+            flags = {"sync": (), "async": ("--bn_statistics=async",),
+                     "chief": ("--bn_statistics=chief",)}[policy]
+            (first, end), (second, other) = run(
+                statistics_of_versions, 2, flags=["--epochs=2", *flags])
+            self.assertEqual(first, [True] * 4, policy)
+            self.assertEqual(second, first)
+            self.assertEqual(end, other)
 
     def test_an_evaluation_leaves_the_modes_of_layers_alone(self):
         with Server(1, "--epochs=2") as server:
@@ -348,8 +348,9 @@ def copies_in_a_step(rank, address):
                 kinds |= {type(module) for module in other.modules()
                           if isinstance(module, nn.modules.batchnorm._NormBase)}
                 other.train()
-                # Would wait for rank 1 if it took part in the step.
-                other(x[:2])
+                with cohort.local():
+                    # Otherwise it would wait for rank 1.
+                    other(x[:2])
                 same.append(list(other.state_dict()) == list(plain.state_dict()))
         job.backward(nn.functional.cross_entropy(model(x), y))
         job.step()
