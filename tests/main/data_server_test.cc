@@ -9,7 +9,11 @@
 #include <sstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "cohort/v1/admin.grpc.pb.h"
+#include "common/flags/flag_table.h"
+#include "server/main/server_options.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -34,6 +38,17 @@ TEST(DataServerTest, ClientsOfARunAreToldWhereTheyAre) {
   v1::Status status;
   EXPECT_THAT(admin->GetStatus(&context, {}, &status).error_message(),
               HasSubstr("this is a data shard"));
+}
+
+TEST(DataServerTest, TheHelpNamesEachFlagThatHasAnEffect) {
+  const FlagInfo* const help = FindFlag(ServerFlagTable(), "data_shard");
+  ASSERT_NE(help, nullptr);
+  for (const absl::string_view name : DataShardFlags()) {
+    const FlagInfo* const flag = FindFlag(ServerFlagTable(), name);
+    ASSERT_NE(flag, nullptr) << name;
+    if (flag == help || flag->subject == "security") continue;
+    EXPECT_THAT(std::string(help->help), HasSubstr(absl::StrCat("--", name)));
+  }
 }
 
 }  // namespace
