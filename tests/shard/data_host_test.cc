@@ -120,7 +120,8 @@ class DataHostTest : public ::testing::Test {
                                     int64_t generation) {
     return {.run_id = run,
             .generation = generation,
-            .place = {.index = 1, .count = 2}};
+            .place = {.index = 1, .count = 2},
+            .authenticated = true};
   }
 
   static shard_command::Install Model(int64_t version) {
@@ -431,6 +432,36 @@ TEST_F(DataHostTest, TheSameStartOfShardZeroMayAttachAgain) {
   EXPECT_TRUE(lost->end().has_value());
   EXPECT_TRUE(absl::IsAborted(host_.Handle(lost.get(), Model(0))));
   EXPECT_TRUE(host_.Handle(link.get(), Model(0)).ok());
+}
+
+TEST_F(DataHostTest, WithoutACertificateNobodyReplacesAShardZeroThatIsThere) {
+  const auto link = Attached(1);
+  ShardAttachment later = Attachment("run", 2);
+  later.authenticated = false;
+  const absl::Status refused =
+      host_.Attach(later, std::make_shared<KeptReports>());
+  EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("after that connection has ended"));
+  EXPECT_FALSE(link->end().has_value());
+  host_.Detach(link.get());
+  EXPECT_TRUE(host_.Attach(later, std::make_shared<KeptReports>()).ok());
+}
+
+// It would lock out every later start of the run's own shard 0.
+TEST_F(DataHostTest, AGenerationThatNoRunReachesIsRefused) {
+  const int64_t start = int64_t{1000} << 32;
+  const auto link = Attached(start);
+  const auto attach = [this](int64_t generation) {
+    return host_.Attach(Attachment("run", generation),
+                        std::make_shared<KeptReports>());
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(attach(int64_t{1} << 62)));
+  EXPECT_FALSE(link->end().has_value());
+  host_.Detach(link.get());
+  EXPECT_TRUE(absl::IsInvalidArgument(attach(int64_t{1} << 62)));
+  // Shard 0 was started many times while this process was away.
+  EXPECT_TRUE(attach(start + (int64_t{70000} << 32)).ok());
 }
 
 TEST_F(DataHostTest, AnotherRunIsRefusedOnlyWhileThisOneIsConnected) {
