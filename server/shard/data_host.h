@@ -154,7 +154,8 @@ class DataHost {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Passes the version to `done`, once it is here: shard 0 may have told the
   // client of it first. Also for shard 0.
-  // Errors: those of Serves; OutOfRange: it is no longer held.
+  // Errors: those of Serves; OutOfRange: it is no longer held, or further ahead
+  //   than shard 0 can be; Unavailable: it does not come in 30 s.
   void Read(const ReaderBelief& belief, Version version, OnRead done)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Null before there is one.

@@ -564,7 +564,7 @@ TEST_F(DataHostTest, ShardZeroIsToldBeforeTheProcessStops) {
 TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
   Attached(1);
   absl::Status told;
-  host_.Read({.run_id = "run"}, Version(5),
+  host_.Read({.run_id = "run"}, Version(1),
              [&told](auto answer) { told = answer.status(); });
   clock_.Advance(absl::Seconds(29));
   host_.CheckStreams();
@@ -572,6 +572,16 @@ TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
   clock_.Advance(absl::Seconds(1));
   host_.CheckStreams();
   EXPECT_TRUE(absl::IsUnavailable(told)) << told;
+}
+
+TEST_F(DataHostTest, AReadBeyondTheNextVersionIsRefusedAtOnce) {
+  Attached(1);
+  absl::Status told;
+  for (const int64_t version : {int64_t{2}, int64_t{1} << 60}) {
+    host_.Read({.run_id = "run"}, Version(version),
+               [&told](auto answer) { told = answer.status(); });
+    EXPECT_TRUE(absl::IsOutOfRange(told)) << told;
+  }
 }
 
 TEST_F(DataHostTest, AReadThatWaitsEndsWithItsShardZero) {
