@@ -284,6 +284,8 @@ class Shard {
   void NoteCommit(const effect::Commit& commit);
   // Passes waiting gradients of the rank to the core.
   void OfferRemote(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for ranks whose gradients have waited for an opening for too long.
+  void OfferOverdue() ABSL_LOCKS_EXCLUDED(mu_);
   // Hands a fold's report, complete, to the other shards and the core.
   void Report(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
 

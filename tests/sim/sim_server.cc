@@ -259,6 +259,7 @@ absl::StatusOr<Assignment> SimServer::ReportMoments(
 
 void SimServer::Tick() {
   Handle([&](Effects& out) { core_->Tick(world_.scheduler.now(), out); });
+  for (Rank rank : remote_.Overdue(world_.scheduler.now())) Offer(rank);
 }
 
 // The result looks up its server when it is done, because that may be gone by
