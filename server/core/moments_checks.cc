@@ -1,9 +1,21 @@
 #include "server/core/moments_checks.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "common/limits.h"
 
 namespace cohort {
+namespace {
+
+// False for NaN.
+bool FitsFloat(double value) {
+  return std::abs(value) <= std::numeric_limits<float>::max();
+}
+
+}  // namespace
 
 absl::Status CheckCallMoments(const CallMoments& call,
                               const std::vector<BatchNormSpec>& layers) {
@@ -40,6 +52,30 @@ absl::Status CheckSpread(const BatchNormSpec& layer, const Moments& moments) {
     }
   }
   return absl::OkStatus();
+}
+
+bool IsUsable(ReducePhase phase, const Moments& moments) {
+  if (phase == ReducePhase::kBackward) {
+    const auto finite = [](double v) { return std::isfinite(v); };
+    return std::all_of(moments.first.begin(), moments.first.end(), finite) &&
+           std::all_of(moments.second.begin(), moments.second.end(), finite);
+  }
+  const auto count = static_cast<double>(std::max<int64_t>(moments.count, 1));
+  return std::all_of(moments.first.begin(), moments.first.end(), FitsFloat) &&
+         std::all_of(moments.second.begin(), moments.second.end(),
+                     [count](double m2) { return FitsFloat(m2 / count); });
+}
+
+std::optional<int32_t> FirstOverflow(
+    const std::vector<LayerStatistics>& statistics) {
+  for (size_t i = 0; i < statistics.size(); ++i) {
+    const LayerStatistics& layer = statistics[i];
+    if (!std::all_of(layer.mean.begin(), layer.mean.end(), FitsFloat) ||
+        !std::all_of(layer.variance.begin(), layer.variance.end(), FitsFloat)) {
+      return static_cast<int32_t>(i);
+    }
+  }
+  return std::nullopt;
 }
 
 }  // namespace cohort

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <span>
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "common/byte_rope.h"
 #include "common/check.h"
 #include "kernels/moments_fold.h"
+#include "server/core/moments_checks.h"
 
 namespace cohort {
 namespace {
@@ -36,12 +36,6 @@ void AddTo(Moments& total, ReducePhase phase, const Moments& part) {
 }
 
 }  // namespace
-
-bool IsFinite(const Moments& moments) {
-  const auto finite = [](double v) { return std::isfinite(v); };
-  return std::all_of(moments.first.begin(), moments.first.end(), finite) &&
-         std::all_of(moments.second.begin(), moments.second.end(), finite);
-}
 
 MomentsFold RunMomentsFold(MomentsFold job) {
   for (const Moments& part : job.parts) {
@@ -222,7 +216,7 @@ void RendezvousTable::Complete(Entry& entry, size_t group, Instant now,
   entry.results[group] =
       std::make_shared<const Moments>(std::move(entry.folds[group].total));
   outcome.result = entry.results[group];
-  outcome.nonfinite = !IsFinite(*outcome.result);
+  outcome.nonfinite = !IsUsable(entry.key.phase, *outcome.result);
   for (size_t i = range.begin; i < range.end; ++i) {
     if (entry.waiting[i]) outcome.answer.push_back(members_[i]);
     SetWaiting(entry, i, false);

@@ -70,7 +70,7 @@ class RendezvousTable {
     bool repeated = false;
     // Repeated with other bits.
     bool mismatch = false;
-    // The rendezvous is complete with this contribution, and not finite.
+    // The rendezvous is complete with this contribution, and not IsUsable.
     bool nonfinite = false;
     // To be run, and handed to Folded. Until then nothing completes.
     std::optional<MomentsFold> fold;
@@ -227,8 +227,5 @@ class RendezvousTable {
   RendezvousWaits forward_;
   RendezvousWaits backward_;
 };
-
-// True if every number is finite.
-bool IsFinite(const Moments& moments);
 
 }  // namespace cohort

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "server/core/moments_checks.h"
 
 namespace cohort {
 
@@ -62,6 +63,14 @@ std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
     }
   }
   return missing;
+}
+
+std::optional<int32_t> FirstOverflow(const StatisticsSets& sets) {
+  for (const StatisticsSet& set : sets) {
+    const std::optional<int32_t> layer = FirstOverflow(set.layers);
+    if (layer.has_value()) return layer;
+  }
+  return std::nullopt;
 }
 
 KeptStatistics::KeptStatistics(const PolicyOptions& policy, double ema_decay,
@@ -132,6 +141,7 @@ StatisticsUpdate RunStatisticsUpdate(StatisticsUpdate job) {
   }
   job.kept->ApplyStep(*job.moments, job.samples_reference, job.step, job.sets,
                       job.combined);
+  job.overflow = FirstOverflow(job.sets);
   return job;
 }
 

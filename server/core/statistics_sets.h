@@ -61,6 +61,10 @@ StatisticsSets CarryOver(const StatisticsSets& held,
 std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
                                     const std::vector<StatisticsKind>& kinds);
 
+// The first layer, in any set, with a mean or a variance that is not finite as
+// float32. Each rank's moments may be, and their variance together not.
+std::optional<int32_t> FirstOverflow(const StatisticsSets& sets);
+
 // Updates all sets of a run with the same moments. The sets passed in must be
 // those of KindsKept.
 class KeptStatistics {
@@ -103,6 +107,8 @@ struct StatisticsUpdate {
   CombinedMoments combined;
   // Those before the step; in the result, those after it.
   StatisticsSets sets;
+  // In the result: FirstOverflow of them. They must then not be committed.
+  std::optional<int32_t> overflow;
 };
 
 // Channels of all moments in the job.

@@ -424,6 +424,23 @@ TEST(CoordinatorStatisticsTest, WhatIsNotFiniteIsNamedAndLeavesAfterAsItWas) {
   EXPECT_EQ(evaluated[0].record.results[0].statistics, kSync);
 }
 
+// Each batch's moments fit into float32, and those of all together do not.
+TEST(CoordinatorStatisticsTest, WhatOverflowsTogetherLeavesAfterAsItWas) {
+  FakeCohort cohort(SetupWith({kAfter, kSync}));
+  cohort.Start();
+  TrainEpoch(cohort);
+  std::vector<CallMoments> calls = BatchMoments(cohort.told(kRank1));
+  calls[0].moments.first[0] = 1e30;
+  ASSERT_TRUE(cohort.ReportMoments(kRank1, calls).ok());
+  Work(cohort, kRank0);
+  Work(cohort, kRank1);
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("the 'after' statistics are unchanged: combined "
+                        "moments of bn are not finite at step 2"));
+  cohort.EvaluateAll();
+  EXPECT_EQ(Of(cohort.snapshot(), kAfter), (LayerStatistics{{0}, {1}, 0}));
+}
+
 TEST(CoordinatorStatisticsTest, WithoutBatchNormThereIsNothingToCollect) {
   FakeSetup setup = SetupWith({kAfter, kSync});
   setup.layout.batch_norms[0].track_statistics = false;

@@ -95,10 +95,12 @@ TEST(LimitsTest, InitialStatisticsMustBeFiniteAndTheirVarianceNotNegative) {
   };
   EXPECT_EQ(refusal({.mean = {kNotANumber}, .variance = {1}}),
             "bn: got the initial mean nan and variance 1 in channel 0, want "
-            "finite values and a variance of at least 0");
-  for (double variance : {kNotANumber, kInfinity, -1.0}) {
+            "values that are finite in float32 and a variance of at least 0");
+  EXPECT_THAT(refusal({.mean = {1e40}, .variance = {1}}),
+              HasSubstr("finite in float32"));
+  for (double variance : {kNotANumber, kInfinity, -1.0, 1e40}) {
     EXPECT_THAT(refusal({.mean = {0}, .variance = {variance}}),
-                HasSubstr("want finite values"));
+                HasSubstr("finite in float32"));
   }
   EXPECT_THAT(
       refusal({.mean = {0}, .variance = {1}, .num_batches_tracked = kHuge}),

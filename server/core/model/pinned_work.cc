@@ -155,6 +155,17 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
   StatisticsSet set = *held;
   set.collected = version;
   collection.Write(model_.batch_norms(), set.layers);
+  const std::optional<int32_t> overflow = FirstOverflow(set.layers);
+  if (overflow.has_value()) {
+    uncollectable_ = version;
+    out.push_back(effect::Log{
+        .severity = Severity::kWarning,
+        .text = absl::StrCat(
+            "the 'after' statistics are unchanged: combined moments of ",
+            model_.batch_norms()[static_cast<size_t>(*overflow)].name,
+            " are not finite at step ", version.value())});
+    return;
+  }
   model_.PublishStatistics(Replaced(*model_.current()->statistics, set));
   out.push_back(effect::Log{
       .text = absl::StrCat("the 'after' statistics now come from step ",

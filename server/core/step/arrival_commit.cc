@@ -105,13 +105,9 @@ void ArrivalQueue::Folded(FoldReport report, Turn& turn) {
   if (commit_.has_value()) commit_->Take(std::move(report));
 }
 
-void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit) {
+StatisticsSets ArrivalQueue::StatisticsWith(const Arrival& arrival) const {
   const std::vector<Rank> usable = parts_.ranks.Usable();
   StatisticsSets statistics = *parts_.model.current()->statistics;
-  CountStatistics(parts_,
-                  decision_.weight < 1 ? &StatisticsCounts::damped
-                                       : &StatisticsCounts::folded,
-                  1);
   parts_.model.statistics()->ApplyPush(
       {.rank = arrival.rank,
        .samples = arrival.push.opening().samples,
@@ -120,6 +116,15 @@ void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit) {
       usable.empty() ? arrival.rank : usable.front(),
       SamplesReference(parts_.settings.policy(), parts_.ranks),
       parts_.model.version(), statistics);
+  return statistics;
+}
+
+void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit,
+                         StatisticsSets statistics) {
+  CountStatistics(parts_,
+                  decision_.weight < 1 ? &StatisticsCounts::damped
+                                       : &StatisticsCounts::folded,
+                  1);
   parts_.model.PublishVersion(
       commit.Next({.statistics = std::move(statistics),
                    .front_end_state = arrival.push.TakeFrontEndState()}));
@@ -157,6 +162,12 @@ void ArrivalQueue::Commit(Turn& turn) {
   if (commit.nonfinite().has_value()) {
     nonfinite = NonfiniteText(model, *commit.nonfinite());
   }
+  StatisticsSets statistics;
+  if (!nonfinite.has_value()) {
+    statistics = StatisticsWith(arrival);
+    const std::optional<int32_t> overflow = FirstOverflow(statistics);
+    if (overflow.has_value()) nonfinite = OverflowText(model, *overflow);
+  }
   EndTransaction(commit,
                  nonfinite.has_value() ? TransactionEnd::kAborted
                                        : TransactionEnd::kCommitted,
@@ -175,7 +186,7 @@ void ArrivalQueue::Commit(Turn& turn) {
           PushDrift(model.batch_norms(), arrival.push.closing().moments,
                     model.current()->statistics->front().layers);
     }
-    Apply(arrival, commit);
+    Apply(arrival, commit, std::move(statistics));
   }
   End(arrival, &commit, std::move(verdict), turn);
 }

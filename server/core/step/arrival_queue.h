@@ -10,6 +10,7 @@
 #include "server/core/policy/lead.h"
 #include "server/core/policy/staleness_rule.h"
 #include "server/core/push.h"
+#include "server/core/statistics_sets.h"
 #include "server/core/step/pending_commit.h"
 #include "server/core/step/step_driver.h"
 
@@ -112,7 +113,10 @@ class ArrivalQueue final : public StepDriver {
   void Commit(Turn& turn);
   // Pushes that were given out and are not decided.
   int64_t UnderWay() const;
-  void Apply(Arrival& arrival, const PendingCommit& commit);
+  // Those that the version would have which the push makes.
+  StatisticsSets StatisticsWith(const Arrival& arrival) const;
+  void Apply(Arrival& arrival, const PendingCommit& commit,
+             StatisticsSets statistics);
   // The verdict on the push being applied, as far as it is known yet.
   PushVerdict VerdictOn(const Arrival& arrival) const;
   void Drop(Turn& turn);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/rendezvous.h"
+#include "server/core/moments_checks.h"
 
 namespace cohort {
 
@@ -135,12 +135,17 @@ Assignment FinishedAssignment(const RunParts& parts,
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
                                             const Push& push) {
   for (const CallMoments& call : push.closing().moments) {
-    if (IsFinite(call.moments)) continue;
+    if (IsUsable(ReducePhase::kForward, call.moments)) continue;
     return absl::StrCat(
         "rank ", rank.value(), ": moments of ",
         model.batch_norms()[static_cast<size_t>(call.layer)].name);
   }
   return std::nullopt;
+}
+
+std::string OverflowText(const ModelStore& model, int32_t layer) {
+  return absl::StrCat("combined moments of ",
+                      model.batch_norms()[static_cast<size_t>(layer)].name);
 }
 
 std::string NonfiniteText(const ModelStore& model,

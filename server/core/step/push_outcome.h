@@ -68,6 +68,8 @@ Assignment FinishedAssignment(const RunParts& parts, const std::string& reason);
 // "rank 2: moments of bn1", if any of a closed push are not finite.
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
                                             const Push& push);
+// "combined moments of bn1".
+std::string OverflowText(const ModelStore& model, int32_t layer);
 std::string NonfiniteText(const ModelStore& model,
                           const NonfiniteGradient& where);
 // Counts a commit that was not finite; asks for the end of the run if there

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "server/core/moments_checks.h"
 #include "server/core/run_progress.h"
 #include "server/core/step/call_check.h"
 #include "server/core/step/push_outcome.h"
@@ -30,7 +31,7 @@ absl::Status SyncRounds::Reduce(Worker& worker, const ReduceKey& key,
   const std::vector<BatchNormSpec>& layers = parts_.model.batch_norms();
   COHORT_RETURN_IF_ERROR(
       CheckReduce(*round_, layers, worker.rank, key, moments));
-  const bool finite = IsFinite(moments);
+  const bool finite = IsUsable(key.phase, moments);
   RendezvousTable::Outcome outcome = round_->rendezvous.Contribute(
       key, worker.rank, std::move(moments), turn.now);
   if (outcome.repeated) {
@@ -68,9 +69,7 @@ void SyncRounds::AnswerRendezvous(const ReduceKey& key,
     turn.out.push_back(effect::FoldMoments{.job = *std::move(outcome.fold)});
   }
   if (outcome.nonfinite) {
-    NoteNonfinite(absl::StrCat(
-        "combined moments of ",
-        parts_.model.batch_norms()[static_cast<size_t>(key.layer)].name));
+    NoteNonfinite(OverflowText(parts_.model, key.layer));
   }
   for (Rank rank : outcome.answer) {
     Worker& worker = parts_.ranks[rank];
@@ -281,6 +280,10 @@ void SyncRounds::Commit(Turn& turn) {
   RunLedger& ledger = parts_.ledger;
   ModelStore& model = parts_.model;
   const PendingCommit& commit = *round_->progress.commit;
+  const std::optional<StatisticsUpdate>& updated = round_->progress.statistics;
+  if (updated.has_value() && updated->overflow.has_value()) {
+    NoteNonfinite(OverflowText(model, *updated->overflow));
+  }
   // If both are bad, the gradient is named.
   std::optional<std::string> nonfinite = round_->progress.nonfinite;
   if (commit.nonfinite().has_value()) {
