@@ -70,6 +70,9 @@ inline constexpr int64_t kFrontEndStateMax = int64_t{64} << 10;
 // Measures of one push, and characters of the name of each.
 inline constexpr int32_t kMeasuresMax = 32;
 inline constexpr int32_t kMeasureNameMax = 64;
+// Sums over kWorkersMax ranks and kStepsMax steps stay inside float64.
+inline constexpr double kMeasureSumMax = 0x1p900;
+inline constexpr double kMeasureWeightMax = 0x1p100;
 
 // Bytes of a partition. A message of protobuf holds less than 2 GiB.
 inline constexpr int64_t kPartitionBytesMax = int64_t{1} << 30;

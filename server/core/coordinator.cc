@@ -1,8 +1,11 @@
 #include "server/core/coordinator.h"
 
+#include <cmath>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/check.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
@@ -28,6 +31,24 @@ void NoteTaken(effect::GradientTaken taken, size_t at, Effects& out) {
     }
   }
   out.insert(out.begin() + static_cast<std::ptrdiff_t>(at), taken);
+}
+
+// Names what a closing says that is not finite. A loss is reported as it is,
+// because a model that diverges must show; measures are left out.
+void NameNonfinite(const Worker& worker, PushClosing& closing, Effects& out) {
+  const auto warn = [&](const std::string& what, absl::string_view rule) {
+    out.push_back(effect::Log{
+        .severity = Severity::kWarning,
+        .worker = WorkerProcess{.rank = worker.rank,
+                                .incarnation = worker.incarnation},
+        .text = absl::StrCat("rank ", worker.rank.value(), ": ", what,
+                             " is not finite at step ",
+                             worker.outstanding->version.value(), rule)});
+  };
+  if (!std::isfinite(closing.loss_sum)) warn("the loss", "");
+  for (const std::string& name : TakeNonfiniteMeasures(closing)) {
+    warn(absl::StrCat("measure ", name), "; it is left out of the mean");
+  }
 }
 
 }  // namespace
@@ -311,6 +332,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
     // may have been in force.
     COHORT_RETURN_IF_ERROR(
         CheckClosing(closing, model_.batch_norms(), settings_.global()));
+    NameNonfinite(*worker, closing, out);
     COHORT_RETURN_IF_ERROR(driver_->Close(*worker, std::move(closing), turn));
   } else {
     AnswerOldPush(parts(), *driver_, *worker, key, turn);

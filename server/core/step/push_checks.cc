@@ -62,10 +62,11 @@ absl::Status CheckMeasures(const std::vector<Measure>& measures) {
           absl::StrCat("closing: got the measure ", measure.name, " after ",
                        measures[i - 1].name, ", want ascending names"));
     }
-    if (!(measure.weight > 0) || !std::isfinite(measure.weight)) {
+    if (!(measure.weight > 0 && measure.weight <= limits::kMeasureWeightMax)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "closing: got weight ", measure.weight, " of the measure ",
-          measure.name, ", want a finite number above 0"));
+          measure.name, ", want above 0 and at most ",
+          limits::kMeasureWeightMax));
     }
   }
   return absl::OkStatus();
@@ -201,6 +202,20 @@ absl::Status CheckClosing(const PushClosing& closing,
     }
   }
   return absl::OkStatus();
+}
+
+std::vector<std::string> TakeNonfiniteMeasures(PushClosing& closing) {
+  std::vector<std::string> taken;
+  std::erase_if(closing.measures, [&taken](const Measure& measure) {
+    // Both are false for NaN.
+    if (std::abs(measure.sum) <= limits::kMeasureSumMax &&
+        std::isfinite(measure.sum / measure.weight)) {
+      return false;
+    }
+    taken.push_back(measure.name);
+    return true;
+  });
+  return taken;
 }
 
 }  // namespace cohort

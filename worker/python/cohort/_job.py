@@ -289,7 +289,9 @@ class Job:
 
         Args:
             weight: what each value is a mean over, such as samples.
-            measures: values by name, at most 32 names a step.
+            measures: values by name, at most 32 names a step. One that is not
+                finite is left out of the mean, with a warning in the server's
+                log.
         """
         self._step.check_in_progress("job.report()")
         for name, value in measures.items():
