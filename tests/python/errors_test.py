@@ -337,6 +337,66 @@ class Processes(unittest.TestCase):
         self.assertEqual(done.returncode, 8, done.stderr)
         self.assertNotIn("started again", done.stdout + done.stderr)
 
+    TWO_PHASES = """
+            import torch, cohort, networks
+            for phase in range(2):
+                model = networks.three_batch_norms()
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                job = cohort.join(model, optimizer, log_level="error")
+                for x, y in job.data(networks.Shapes(16), batch_size=4):
+                    job.backward(torch.nn.functional.cross_entropy(model(x), y))
+                    job.step()
+                print("phase", phase, "at step", job.version, flush=True)
+            """
+
+    def test_a_second_join_under_cohortctl_run_says_what_to_do(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "script.py"
+            script.write_text(textwrap.dedent(self.TWO_PHASES))
+            done = subprocess.run(
+                [BIN / "cohortctl", "run", "--workers=2", "--epochs=1",
+                 "--listen=127.0.0.1:0", "--ops_listen=", "--",
+                 sys.executable, script], capture_output=True, text=True,
+                timeout=120, check=False, env=self.environment())
+        said = done.stdout + done.stderr
+        self.assertEqual(said.count("phase 0"), 2, said)
+        self.assertNotIn("phase 1", said)
+        self.assertIn("UsageError: cohort.join(): this process has finished the "
+                      "run of the server at", said)
+        self.assertIn("start the script once for each", said)
+        self.assertEqual(done.returncode, 3, said)
+
+    def test_a_second_join_alone_is_a_second_run(self):
+        script = self.TWO_PHASES.replace("log_level",
+                                         'serve={"epochs": 1}, log_level')
+        done = self.script(script)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("phase 1 at step 4", done.stdout)
+
+    def test_a_second_join_of_a_server_that_stays_is_refused(self):
+        with Server(1, "--epochs=1", "--exit_when_done=false") as server:
+            done = self.script(self.TWO_PHASES, COHORT_SERVER=server.address)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("phase 0 at step 4", done.stdout)
+        self.assertNotIn("phase 1", done.stdout)
+        self.assertIn("a server has one run", done.stderr)
+
+    def test_a_second_join_of_a_new_server_at_that_address_trains(self):
+        script = self.TWO_PHASES.replace("flush=True)",
+                                         "flush=True); input()")
+        with Server(1, "--epochs=1") as server:
+            process = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(script)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+                env=self.environment(COHORT_SERVER=server.address))
+            lines = [process.stdout.readline()]
+            server.wait()
+            server.start()
+            out, _ = process.communicate("\n\n", timeout=120)
+        self.assertEqual(process.returncode, 0, lines + [out])
+        self.assertIn("phase 1 at step 4", out)
+
     def test_two_scripts_with_servers_of_their_own(self):
         script = """
             import torch, cohort, networks

@@ -5,12 +5,12 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
-from cohort import _core, _data, _errors, _evaluation, _loop
+from cohort import _core, _data, _errors, _evaluation, _loop, _server
 from cohort._model import RegisteredModel
 from cohort._optimizer import OptimizerPlan, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -371,6 +371,9 @@ class Job:
         if self._left or os.getpid() != self._pid:
             return
         self._left = True
+        if self._finished and self._membership is not None:
+            _server.finished_runs[self._joining.address] = str(
+                self._membership.run_id)
         atexit.unregister(self._at_exit)
         if self.worker is not None:
             self._step.abandon(reason)
@@ -406,11 +409,15 @@ class Job:
               dataset: Any) -> None:
         """Joins the run and registers the model; once."""
         self._watch.check()
+        address = self._joining.address
+        finished = _server.finished_runs.get(address)
         try:
             self.worker = self._joining.connect(self._model, batch_size)
             self._step.worker = self.worker
             self._watcher = StopWatcher(self._stop)
             self._membership = self.worker.join()
+            if self._membership.run_id == finished:
+                self._refuse_second(address, "it is over")
             if not plan.own_data:
                 plan.dataset_digest = _data.digest_of(dataset,
                                                       self._membership.seed)
@@ -418,7 +425,14 @@ class Job:
                 self._model.specs(self._plan), self._model.layer_specs(), plan,
                 self._model.memory(), self._model.statistics())
         except _errors.StatusError as error:
+            if finished is not None:
+                self._raise_if_stopped()
+                self._refuse_second(address, str(error.args[1]))
             self._ended_by(error)
+
+    def _refuse_second(self, address: str, why: str) -> NoReturn:
+        self._leave("its process has finished this run")
+        raise _server.second_join(address, why) from None
 
     def _run_plan(self, dataset: Any, by_number: bool, batch_size: int,
                   name: str) -> "_core.RunPlan":

@@ -15,6 +15,9 @@ from cohort._job import Job
 from cohort._model import RegisteredModel
 from cohort._schedulers import Schedulers
 
+# Seconds to wait for an unreachable server, unless the script says how long.
+_TIMEOUT = 300.0
+
 # The job of this process that was made last.
 _newest: "weakref.ref[Job] | None" = None
 
@@ -115,7 +118,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
          server_flags: Mapping[str, Any] | None = None,
-         server_timeout: float = 300.0, trace: str = "", ops_listen: str = "",
+         server_timeout: float = _TIMEOUT, trace: str = "", ops_listen: str = "",
          insecure: bool = False,
          tls_cert: str | None = None, tls_key: str | None = None,
          tls_ca: str | None = None, local: str | None = None,
@@ -146,7 +149,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         server_flags: flags of the server, with serve="rank0". {"listen":
             "0.0.0.0:7070"}, or COHORT_LISTEN on all machines, is another port.
             With "checkpoint_dir" a job that is started again goes on.
-        server_timeout: seconds to wait for an unreachable server.
+        server_timeout: seconds to wait for an unreachable server; by default
+            300, or 15 where this process has finished a run already.
         trace: file for the timeline of this worker.
         ops_listen: HOST:PORT for Prometheus metrics of this worker.
         insecure: allow plaintext on an address that others can reach: there,
@@ -165,7 +169,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         ConfigurationError: the model or optimizer cannot be used, or there is
             no server; the text says what to do.
         UsageError: the model has joined a run, or this process has another
-            job that has not left.
+            job that has not left. Also raised by `job.data`, if this process has
+            finished the run of that server.
     """
     global _newest
     _errors.install_exit_codes()
@@ -178,6 +183,10 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     # A server of this process alone listens on loopback, in plaintext.
     tls = (_server.TlsFiles("", "", "") if reached.alone
            else _server.tls_files(tls_cert, tls_key, tls_ca))
+    # Such a server may be gone for good.
+    if (server_timeout == _TIMEOUT and serve is None and
+            reached.address in _server.finished_runs):
+        server_timeout = _server.AGAIN_TIMEOUT
     job = _job_with(reached.own, model, optimizer, planned,
                     Joining(reached.address, rank, server_timeout, trace,
                             ops_listen, insecure, tls, _local_mode(local)))
