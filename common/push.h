@@ -39,6 +39,8 @@ struct PushOpening {
   std::vector<double> learning_rates;
   // The worker keeps the weights of `version` and can add a change to them.
   bool takes_changes = false;
+  // Of own data; 0: none.
+  uint64_t batch_digest = 0;
 };
 
 // A mean that the training program computes: sum / weight.

@@ -114,6 +114,9 @@ void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
   proto->mutable_learning_rates()->Add(opening.learning_rates.begin(),
                                        opening.learning_rates.end());
   proto->set_takes_changes(opening.takes_changes);
+  if (opening.batch_digest != 0) {
+    proto->set_batch_digest(opening.batch_digest);
+  }
 }
 
 absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
@@ -126,7 +129,8 @@ absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
                      .loss_weight = proto.loss_weight(),
                      .learning_rates = {proto.learning_rates().begin(),
                                         proto.learning_rates().end()},
-                     .takes_changes = proto.takes_changes()};
+                     .takes_changes = proto.takes_changes(),
+                     .batch_digest = proto.batch_digest()};
 }
 
 void ToProto(const CallMoments& call, v1::CallMoments* proto) {

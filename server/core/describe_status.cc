@@ -349,6 +349,7 @@ StatusView DescribeStatus(const RunView& run, Instant now) {
       .learning_rate = LearningRateNow(run.settings, run.ledger, run.model),
       .train_loss = run.ledger.train_loss,
       .measures = run.ledger.measures,
+      .data_problem = run.ledger.data_problem,
       .workers_live = run.ranks.live(),
       .workers_expected = run.ranks.size(),
       .workers_min = run.settings.workers_min(),

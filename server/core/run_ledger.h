@@ -13,6 +13,7 @@
 #include "common/measures/staleness_histogram.h"
 #include "server/core/data_cursor.h"
 #include "server/core/effects.h"
+#include "server/core/policy/same_batches.h"
 #include "server/core/push_history.h"
 #include "server/core/run_counts.h"
 
@@ -107,6 +108,10 @@ class RunLedger {
   // With RunPlan::rates_by_workers: the rate of the first group at the last
   // commit.
   double sent_learning_rate = 0;
+  // Of data of the workers' own.
+  SameBatches same_batches;
+  // What it has found; empty: nothing.
+  std::string data_problem;
 
  private:
   // By rank.

@@ -52,6 +52,8 @@ struct StatusView {
   std::optional<double> train_loss;
   // As in RunLedger.
   std::map<std::string, double> measures;
+  // Ranks that train the same batches, and what to do; empty: none.
+  std::string data_problem;
   // The newest evaluation at the end of an epoch, with the first kind of
   // statistics.
   std::optional<EvaluationSums> test;

@@ -178,6 +178,7 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
   proto.set_learning_rate(view.learning_rate);
   if (view.train_loss.has_value()) proto.set_train_loss(*view.train_loss);
   proto.mutable_measures()->insert(view.measures.begin(), view.measures.end());
+  proto.set_data_problem(view.data_problem);
   if (view.test.has_value()) ToProto(*view.test, proto);
   proto.set_samples_total(view.samples_total);
   proto.set_samples_per_second(samples_per_second);

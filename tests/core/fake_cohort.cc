@@ -298,7 +298,8 @@ absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
                   .samples = push.samples.value_or(told_[rank].range.size()),
                   .loss_weight = push.loss_weight,
                   .learning_rates = push.learning_rates,
-                  .takes_changes = push.takes_changes},
+                  .takes_changes = push.takes_changes,
+                  .batch_digest = push.batch_digest},
                  now_, out);
   Absorb(std::move(out));
   return status;

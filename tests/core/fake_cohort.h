@@ -59,6 +59,7 @@ struct FakePush {
   std::vector<Measure> measures;
   // It keeps the weights that it has read.
   bool takes_changes = false;
+  uint64_t batch_digest = 0;
 };
 
 // A coordinator, the calls that workers would cause, and its effects. Folds run

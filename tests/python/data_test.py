@@ -83,10 +83,64 @@ class Parts(unittest.TestCase):
         own.counted()
         with self.assertRaises(StopIteration):
             own.next()
+    def test_the_digest_of_a_batch_depends_on_its_content(self):
+        x, y = torch.randn(4, 3, 8, 8), torch.arange(4)
+        wanted = _data.digest_of_batch((x, y))
+        self.assertEqual(_data.digest_of_batch([x.clone(), {"y": y}]), wanted)
+        self.assertTrue(0 < wanted < 1 << 64)
+        for other in ((x, y.flip(0)), (x[:3], y), (x + 1e-6, y), x):
+            self.assertNotEqual(_data.digest_of_batch(other), wanted)
+        # A large one, by its beginning; and one that is not contiguous.
+        large = torch.zeros(1 << 20)
+        digest = _data.digest_of_batch(large)
+        large[-1] = 1
+        self.assertEqual(_data.digest_of_batch(large), digest)
+        large[0] = 1
+        self.assertNotEqual(_data.digest_of_batch(large), digest)
+        turned = torch.randn(512, 8, 64).permute(0, 2, 1)
+        digest = _data.digest_of_batch(turned)
+        self.assertEqual(_data.digest_of_batch(turned.contiguous()), digest)
+        self.assertNotEqual(_data.digest_of_batch(turned.flip(0)), digest)
+        for without in ("text", [], torch.zeros(0), None):
+            self.assertEqual(_data.digest_of_batch(without), 0)
+
+    def test_few_steps_have_a_digest(self):
+        own = _data.OwnBatches((torch.full((2,), i) for i in range(80)), False)
+        self.assertEqual(own.digest(0), 0)
+        steps = []
+        for version in range(70):
+            own.next()
+            if own.digest(version):
+                steps.append(version)
+            own.counted()
+        self.assertEqual(steps, [0, 1, 2, 16, 32, 48, 64])
+        # A replacement compares its first ones, and then with the others.
+        own = _data.OwnBatches((torch.full((2,), i) for i in range(80)), False)
+        steps = []
+        for version in range(100, 140):
+            own.next()
+            if own.digest(version):
+                steps.append(version)
+            own.counted()
+        self.assertEqual(steps, [100, 101, 102, 112, 116, 128, 132])
+
+    def test_own_batches_start_over(self):
         looping = _data.OwnBatches([5], loop=True)
         for _ in range(3):
             self.assertEqual(looping.next(), 5)
             looping.counted()
+
+
+def shuffled(rank, address, by_rank):
+    """Trains on a shuffled loader of its own."""
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = cohort.join(model, optimizer, server=address, log_level="error")
+    torch.manual_seed(3 + (rank if by_rank else 0))
+    loader = torch.utils.data.DataLoader(Shapes(64), batch_size=4, shuffle=True)
+    for x, y in job.data(loader, batch_size=4):
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        job.step()
 
 
 def seen(rank, address, accumulate, by_epoch):
@@ -193,6 +247,27 @@ class Jobs(unittest.TestCase):
             results = [rank.result() for rank in ranks]
             self.assertEqual(results, [(7, True), (7, True)], server.log())
             self.assertIn("the data of worker 0 has ended", server.log())
+
+    SAME = "ranks 0 and 1 train the same batches"
+
+    def test_ranks_that_train_the_same_batches_are_named(self):
+        for by_rank in (False, True):
+            with Server(2, "--max_steps=6") as server:
+                ranks = [Rank(shuffled, rank, server.address, by_rank)
+                         for rank in range(2)]
+                for rank in ranks:
+                    rank.result()
+                server.wait()
+                self.assertEqual(server.log().count(self.SAME),
+                                 0 if by_rank else 1, server.log())
+
+    def test_the_same_batches_are_named_under_async(self):
+        with Server(2, "--max_steps=24", "--aggregation=async") as server:
+            for rank in [Rank(shuffled, rank, server.address, False)
+                         for rank in range(2)]:
+                rank.result()
+            server.wait()
+            self.assertEqual(server.log().count(self.SAME), 1, server.log())
 
     def test_own_data_needs_a_number_of_steps(self):
         with Server(1) as server:

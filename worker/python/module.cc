@@ -395,10 +395,11 @@ void DefineWorker(nb::module_& m) {
       .def(
           "open_step",
           [](Worker& w, int64_t samples, double loss_weight,
-             const std::vector<double>& rates) {
+             const std::vector<double>& rates, uint64_t batch_digest) {
             w.session().OpenStep({.samples = samples,
                                   .loss_weight = loss_weight,
-                                  .learning_rates = rates});
+                                  .learning_rates = rates,
+                                  .batch_digest = batch_digest});
           },
           Released())
       .def("take_gradient",

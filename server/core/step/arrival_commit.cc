@@ -223,6 +223,13 @@ void ArrivalQueue::End(const Arrival& arrival, const PendingCommit* commit,
     record.accuracy = static_cast<double>(closing.correct) /
                       static_cast<double>(closing.labels);
   }
+  if (opening.batch_digest != 0) {
+    WarnOfSameBatches(
+        parts_,
+        ledger.same_batches.NotePush(
+            {.rank = arrival.rank, .digest = opening.batch_digest}),
+        turn);
+  }
   ledger.AddSamples(record.commit_samples);
   record.samples = ledger.samples();
   record.epoch_ended = ledger.cursor().Finish(arrival.piece).has_value();

@@ -179,6 +179,14 @@ void CountNonfinite(const RunParts& parts, const std::string& what,
                              " in a row were not finite; the last: ", what)};
 }
 
+void WarnOfSameBatches(const RunParts& parts, const std::vector<Rank>& ranks,
+                       Turn& turn) {
+  if (ranks.empty()) return;
+  parts.ledger.data_problem = SameBatchesText(ranks);
+  turn.out.push_back(effect::Log{.severity = Severity::kWarning,
+                                 .text = parts.ledger.data_problem});
+}
+
 void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
                      int64_t pushes) {
   // Precise statistics are collected after training, not from pushes.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/assignment.h"
@@ -77,6 +78,11 @@ std::string NonfiniteText(const ModelStore& model,
 // "steps".
 void CountNonfinite(const RunParts& parts, const std::string& what,
                     const std::string& units, Turn& turn);
+
+// Warns once about ranks that train the same batches. `ranks`: an answer of
+// SameBatches.
+void WarnOfSameBatches(const RunParts& parts, const std::vector<Rank>& ranks,
+                       Turn& turn);
 
 // Notes what became of the moments of so many pushes.
 void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,

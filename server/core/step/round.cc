@@ -99,6 +99,15 @@ bool AllClosedOrWaiting(const Round& round) {
   });
 }
 
+std::vector<BatchDigest> DigestsOf(const Round& round) {
+  std::vector<BatchDigest> digests;
+  for (const auto& [rank, push] : round.pushes.all()) {
+    const uint64_t digest = push.opening().batch_digest;
+    if (digest != 0) digests.push_back({.rank = rank, .digest = digest});
+  }
+  return digests;
+}
+
 std::vector<RankMoments> TakeMoments(Round& round, bool global) {
   std::vector<RankMoments> moments;
   for (const auto& [rank, push] : round.pushes.all()) {

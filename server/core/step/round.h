@@ -16,6 +16,7 @@
 #include "server/core/effects.h"
 #include "server/core/observation.h"
 #include "server/core/policy/aggregation_policy.h"
+#include "server/core/policy/same_batches.h"
 #include "server/core/rendezvous.h"
 #include "server/core/step/pending_commit.h"
 #include "server/core/step/round_pushes.h"
@@ -127,6 +128,8 @@ RoundView ViewOf(const Round& round);
 bool AllClosedOrWaiting(const Round& round);
 
 // ---- the commit
+// Of the pushes that have a digest, by rank.
+std::vector<BatchDigest> DigestsOf(const Round& round);
 // The members with the moments that they reported on closing, which the round
 // hands over. `global`: without moments, as those of the rendezvous stand by
 // call.

@@ -309,6 +309,8 @@ void SyncRounds::Commit(Turn& turn) {
   EndTransaction(
       commit, skipped ? TransactionEnd::kSkipped : TransactionEnd::kCommitted,
       turn);
+  WarnOfSameBatches(parts_, ledger.same_batches.NoteStep(DigestsOf(*round_)),
+                    turn);
   CommitRecord record = RecordOf(*round_);
   record.version = model.version();
   CommitObservation observation = TakeObservation(*round_, turn.now);

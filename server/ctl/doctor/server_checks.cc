@@ -217,6 +217,12 @@ Check CheckCheckpoints(const v1::Status& status) {
             "save then tries at once");
 }
 
+Check CheckData(const v1::Status& status) {
+  return Of("data", Check::Result::kWarning, Printable(status.data_problem()),
+            "seed each worker by its rank before its data is shuffled, or give "
+            "each its own part of the data");
+}
+
 Check CheckShards(const v1::Status& status) {
   const std::string missing = MissingShardsText(status);
   if (missing.empty()) {

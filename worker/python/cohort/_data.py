@@ -250,6 +250,57 @@ class RangeReader:
             self._seeded, batch_sampler=self._forecast(where), **allowed))
 
 
+# Of a batch, as much as tells it from others.
+_DIGEST_BYTES = 64 << 10
+_DIGEST_EVERY = 16
+_DIGEST_FIRST = 3
+
+
+def _tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, dict):
+        for value in batch.values():
+            yield from _tensors_in(value)
+    elif isinstance(batch, (list, tuple)):
+        for value in batch:
+            yield from _tensors_in(value)
+
+
+def _first_bytes(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` bytes of the values, on the CPU; about as many of a
+    tensor that is not contiguous."""
+    elements = -(-count // tensor.element_size())
+    if not tensor.is_contiguous() and tensor.dim() > 0 and tensor.shape[0] > 0:
+        # Without a copy of all.
+        row = max(1, tensor[0].numel())
+        tensor = tensor[:-(-elements // row)]
+    flat = tensor.detach().reshape(-1)[:elements]
+    first: torch.Tensor = flat.cpu().contiguous().view(torch.uint8)[:count]
+    return first
+
+
+def digest_of_batch(batch: Any) -> int:
+    """64 bits that two workers have in common only for equal batches: of the
+    shapes and the first 64 KiB of its tensors. 0: it has none."""
+    digest = hashlib.blake2b(digest_size=8)
+    left = _DIGEST_BYTES
+    for tensor in _tensors_in(batch):
+        if left <= 0:
+            break
+        if (tensor.numel() == 0 or tensor.is_sparse or tensor.is_quantized or
+                tensor.is_nested):
+            continue
+        part = _first_bytes(tensor, left)
+        left -= part.numel()
+        digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(bytes(part.tolist()) if numpy is None else
+                      part.numpy().tobytes())
+    if left == _DIGEST_BYTES:
+        return 0
+    return int.from_bytes(digest.digest(), "little") or 1
+
+
 class OwnBatches:
     """Batches of the worker's own, one after another. A batch is kept until
     its step counts, and comes again if the step was void.
@@ -264,6 +315,23 @@ class OwnBatches:
         self._loop = loop
         self._iterator = iter(source)
         self._kept: list[Any] = []
+        self._handed_out = 0
+        self._digest: int | None = None
+
+    def digest(self, version: int) -> int:
+        """A digest of the batch in progress, in the step from this version; 0 in
+        most steps: a tensor on a GPU must be waited for. All ranks of a
+        synchronous step choose the same ones, by the version; those of other
+        policies by their own number of batches.
+        """
+        if not self._kept or (
+                version >= _DIGEST_FIRST and version % _DIGEST_EVERY != 0 and
+                self._handed_out > _DIGEST_FIRST and
+                self._handed_out % _DIGEST_EVERY != 1):
+            return 0
+        if self._digest is None:
+            self._digest = digest_of_batch(self._kept[0])
+        return self._digest
 
     def next(self) -> Any:
         """The batch of the step in progress.
@@ -281,6 +349,8 @@ class OwnBatches:
             self._iterator = iter(self._source)
             batch = next(self._iterator)
         self._kept = [batch]
+        self._handed_out += 1
+        self._digest = None
         return batch
 
     def counted(self) -> None:

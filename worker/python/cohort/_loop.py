@@ -144,6 +144,8 @@ class Data:
             return
         parts = self._accumulate * assignment.batches
         job._begin_step(assignment, parts, _data.samples_in(batch))
+        step.batch_digest = (0 if self._own is None else
+                             self._own.digest(assignment.version))
         for part in range(parts):
             share = _data.split(batch, part, parts)
             step.begin_forward()

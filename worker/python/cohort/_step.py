@@ -96,6 +96,8 @@ class Step:
         self._seen: dict[int, int] = {}
         self._in_backward = False
         self._sending = False
+        # Of own data; 0: none.
+        self.batch_digest = 0
         self._queue: _devices.GradientQueue | None = None
         self._begin(1, None)
         for number, parameter in enumerate(model.parameters):
@@ -279,7 +281,8 @@ class Step:
         last = self.passes == self.parts
         if last:
             with self.phase("push"):
-                self.worker.open_step(self._pushed_samples(), self._weight, rates)
+                self.worker.open_step(self._pushed_samples(), self._weight, rates,
+                                      self.batch_digest)
         root = scale / self.worker.loss_reference() if weight > 0 else 0.0
         self._sending = last
         self._in_backward = True
