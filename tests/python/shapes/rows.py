@@ -9,6 +9,10 @@ from torch import nn
 
 from shapes.script import Script
 
+# Seconds after which a row counts as stuck; those of one that is compiled.
+PATIENCE = 20.0
+PATIENCE_TO_COMPILE = 120.0
+
 SIZES = {2: (3, 5), 3: (2, 3, 4)}
 TWO = {2: (3, 5)}
 
@@ -50,6 +54,11 @@ class Row:
     refused: Refusal | None
     or_right: bool
     needs: str
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which it counts as stuck."""
+        return PATIENCE_TO_COMPILE if self.needs == "compile" else PATIENCE
 
 
 TABLE: dict[str, Row] = {}

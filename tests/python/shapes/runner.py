@@ -19,11 +19,9 @@ from typing import Any
 
 import torch
 
-from shapes.rows import Row
+from shapes.rows import Refusal, Row
 from shapes.script import SEED, Alone, Script, Worker
 
-# Seconds after which a row counts as stuck.
-PATIENCE = 20.0
 # Of an error of one rank, that the others may follow with their own.
 GRACE = 0.5
 # The error of a float32 process times this is the limit.
@@ -46,21 +44,30 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of a row with a number of workers. `kind`: "right", "refused", "WRONG",
-    "HANG", "error"."""
+    """Of a trial.
+
+    Attributes:
+        row: the row.
+        title: what tells this trial from others of the row.
+        kind: "right", "refused", "WRONG", "HANG" or "error".
+        text: what differs most, or the error.
+        detail: traces and logs.
+        replaced: a worker was killed and replaced; then any error of the package
+            is a refusal.
+    """
     row: Row
-    workers: int
+    title: str
     kind: str
     text: str = ""
     detail: str = ""
-    seconds: float = 0.0
+    replaced: bool = False
 
     @property
     def passed(self) -> bool:
-        if self.row.refused is None:
+        if self.row.refused is None and not self.replaced:
             return self.kind == "right"
-        return self.kind == "refused" or (self.row.or_right and
-                                          self.kind == "right")
+        return self.kind == "refused" or (
+            (self.row.or_right or self.replaced) and self.kind == "right")
 
 
 # ---- the processes
@@ -79,9 +86,9 @@ def _child(function: Callable[[], Any], file: pathlib.Path) -> None:
     file.write_bytes(pickle.dumps(answer))
 
 
-def _run_worker(row: Row, sizes: Sequence[int], rank: int,
-                address: str) -> Values:
-    script = Worker(sizes, row.steps, rank, address)
+def _run_worker(row: Row, sizes: Sequence[int], rank: int, address: str,
+                dies: str | None) -> Values:
+    script = Worker(sizes, row.steps, rank, address, dies)
     try:
         row.script(script)
         script.finish()
@@ -117,6 +124,10 @@ class _Process:
     def ended(self) -> bool:
         return self.process.exitcode is not None
 
+    @property
+    def killed_itself(self) -> bool:
+        return self.process.exitcode == -signal.SIGKILL
+
     def answer(self) -> Any:
         if self._file.exists():
             return pickle.loads(self._file.read_bytes())
@@ -135,10 +146,19 @@ class _Process:
 
 
 class Trial:
-    """A row that is being run with a number of workers."""
+    """A row that is being run with a number of workers.
 
-    def __init__(self, row: Row, workers: int, bin_dir: pathlib.Path) -> None:
-        self.row, self.workers = row, workers
+    Args:
+        dies: rank 1 kills itself in the second step, after the pass "forward" or
+            "backward", and is replaced.
+    """
+
+    def __init__(self, row: Row, workers: int, bin_dir: pathlib.Path,
+                 dies: str | None = None) -> None:
+        self.row, self.workers, self._dies = row, workers, dies
+        self._title = dies or str(workers)
+        # A replacement has no values of the steps before.
+        self._replaced = dies is not None
         self.sizes = row.sizes[workers]
         self._folder = tempfile.TemporaryDirectory(prefix="cohort-shapes-")
         self._dir = pathlib.Path(self._folder.name)
@@ -183,26 +203,34 @@ class Trial:
             address = self._address.read_text().strip()
             if not address:
                 return None
-            row, sizes = self.row, self.sizes
             self._ranks = [
-                _Process(lambda rank=rank: _run_worker(row, sizes, rank, address),
-                         self._dir / f"rank{rank}")
+                self._rank(rank, address, self._dies if rank == 1 else None)
                 for rank in range(self.workers)]
+        if self._dies and self._ranks[1].ended:
+            self._dies = None
+            if self._ranks[1].killed_itself:
+                self._ranks[1] = self._rank(
+                    1, self._address.read_text().strip(), None)
         now = time.monotonic()
         if all(process.ended for process in self._processes()):
             return self._judge()
         if self._failed_at is None and any(
                 rank.ended and isinstance(rank.answer(), Failure)
-                for rank in self._ranks):
+                for rank in self._ranks[:1 if self._dies else None]):
             self._failed_at = now
         if self._failed_at is not None and now > self._failed_at + GRACE:
             return self._judge()
-        if now > self._began + PATIENCE:
+        if now > self._began + self.row.patience:
             for process in self._processes():
                 process.kill(stacks=True)
-            return self._end("HANG", f"after {PATIENCE:.0f} s", "\n".join(
+            return self._end("HANG", f"after {self.row.patience:.0f} s", "\n".join(
                 process.output() for process in self._processes()))
         return None
+
+    def _rank(self, rank: int, address: str, dies: str | None) -> _Process:
+        row, sizes = self.row, self.sizes
+        return _Process(lambda: _run_worker(row, sizes, rank, address, dies),
+                        self._dir / f"rank{rank}")
 
     def _log(self) -> str:
         return (self._dir / "log").read_text(errors="replace")
@@ -215,9 +243,8 @@ class Trial:
         self._folder.cleanup()
 
     def _end(self, kind: str, text: str = "", detail: str = "") -> Outcome:
-        return Outcome(self.row, self.workers, kind, text,
-                       f"{detail}\nserver: {self._log()}",
-                       time.monotonic() - self._began)
+        return Outcome(self.row, self._title, kind, text,
+                       f"{detail}\nserver: {self._log()}", self._replaced)
 
     def _judge(self) -> Outcome:
         answers = [rank.answer() for rank in self._ranks if rank.ended]
@@ -230,12 +257,12 @@ class Trial:
         if isinstance(reference, Failure):
             return self._end("error", f"of one process: {reference.text[:200]}",
                              reference.trace)
-        text, right = compare(answers, *reference)
+        text, right = compare(answers, *reference, replaced=self._replaced)
         return self._end("right" if right else "WRONG", text)
 
     def _judge_failures(self, failures: list[Failure]) -> Outcome:
         detail = "\n".join(failure.trace for failure in failures)
-        wanted = self.row.refused
+        wanted = Refusal("CohortError", ()) if self._replaced else self.row.refused
         for failure in failures:
             if wanted is not None and wanted.matches(failure.classes,
                                                      failure.text):
@@ -249,25 +276,27 @@ class Trial:
 
 # ---- the comparison
 
-def _grouped(values: Values) -> dict[tuple[str, str], list[torch.Tensor]]:
-    groups: dict[tuple[str, str], list[torch.Tensor]] = {}
-    for _, kind, name, value in values:
-        groups.setdefault((kind, name), []).append(value)
-    return groups
+# Kind and name of a value, its step, and which of that name in the step.
+Key = tuple[str, str, int, int]
 
 
-def _combined(kind: str, ranks: list[list[torch.Tensor]]
-              ) -> list[list[torch.Tensor]]:
-    """What is compared with one process's values, of one kind and name."""
+def _by_key(values: Values) -> dict[Key, torch.Tensor]:
+    found: dict[Key, torch.Tensor] = {}
+    for step, kind, name, value in values:
+        number = 0
+        while (kind, name, step, number) in found:
+            number += 1
+        found[kind, name, step, number] = value
+    return found
+
+
+def _combined(kind: str, values: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What is compared with one process's value, of those of the ranks."""
     if kind == "same":
-        return ranks
-    count = len(ranks[0])
-    if any(len(values) != count for values in ranks):
-        return [[]]
-    calls = list(zip(*ranks))
+        return values
     if kind == "own":
-        return [[torch.cat(pieces) for pieces in calls]]
-    return [[torch.stack(shares).double().sum(0) for shares in calls]]
+        return [torch.cat(values)]
+    return [torch.stack(values).double().sum(0)]
 
 
 def _distance(ours: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -276,54 +305,76 @@ def _distance(ours: torch.Tensor, wanted: torch.Tensor) -> float:
     return found if math.isfinite(found) else math.inf
 
 
-def compare(ranks: list[Values], single: Values,
-            double: Values) -> tuple[str, bool]:
-    """The greatest multiple of the limit's unit, and whether all values are
-    right."""
-    groups = [_grouped(values) for values in ranks]
-    singles, doubles = _grouped(single), _grouped(double)
-    worst, where = 0.0, "nothing"
-    if not doubles:
+@dataclasses.dataclass(frozen=True)
+class _Difference:
+    """In units, of which FACTOR are allowed; and as text."""
+    multiple: float
+    text: str
+
+
+def _difference(ours: torch.Tensor, single: torch.Tensor,
+                double: torch.Tensor) -> _Difference:
+    if ours.shape != double.shape:
+        return _Difference(math.inf, f"has shape {tuple(ours.shape)}, want "
+                           f"{tuple(double.shape)}")
+    if not double.dtype.is_floating_point:
+        return _Difference(0.0 if torch.equal(ours.long(), double.long())
+                           else math.inf,
+                           f"is {ours.tolist()}, want {double.tolist()}")
+    norm = float(double.double().norm())
+    unit = max(_distance(single, double), FLOOR * norm, 1e-30)
+    distance = _distance(ours, double)
+    return _Difference(distance / unit, f"off by {distance / (norm or 1):.1e}")
+
+
+def compare(ranks: list[Values], single: Values, double: Values, *,
+            replaced: bool = False) -> tuple[str, bool]:
+    """The greatest difference, and whether all values are right.
+
+    Args:
+        ranks: the values of each worker.
+        single: those of one process in float32.
+        double: in float64.
+        replaced: a worker may lack values.
+    """
+    found = [_by_key(values) for values in ranks]
+    singles, doubles = _by_key(single), _by_key(double)
+    worst, where = 0.0, ""
+    compared = 0
+    for key in sorted(set(doubles).union(*found)):
+        kind, name, step, _ = key
+        present = [values[key] for values in found if key in values]
+        if key not in doubles:
+            return f"{name} of step {step}: one process has no such value", False
+        if kind == "same" or replaced:
+            if len(present) < len(ranks) and not replaced:
+                return f"{name} of step {step}: a worker has no such value", False
+            if len(present) < len(ranks) and kind != "same":
+                continue
+        if not present:
+            return f"{name} of step {step}: no worker has such a value", False
+        for value in _combined(kind, present):
+            compared += 1
+            difference = _difference(value, singles[key], doubles[key])
+            if difference.multiple > worst or not where:
+                worst = difference.multiple
+                where = f"{name} of step {step} {difference.text}"
+    if compared == 0:
         return "nothing is compared", False
-    for (kind, name), wanted in doubles.items():
-        present = [group[kind, name] for group in groups if (kind, name) in group]
-        if not present or (kind == "same" and len(present) < len(ranks)):
-            return f"{name}: no value of a worker", False
-        for values in _combined(kind, present):
-            if len(values) != len(wanted):
-                return (f"{name}: {len(values)} values, want {len(wanted)}",
-                        False)
-            for number, (a, b, c) in enumerate(
-                    zip(values, singles[kind, name], wanted)):
-                if a.shape != c.shape:
-                    return (f"{name}: shape {tuple(a.shape)}, want "
-                            f"{tuple(c.shape)}", False)
-                if not c.dtype.is_floating_point:
-                    if not torch.equal(a.long(), c.long()):
-                        return f"{name}: {a.tolist()}, want {c.tolist()}", False
-                    continue
-                unit = max(_distance(b, c), FLOOR * float(c.double().norm()),
-                           1e-30)
-                multiple = _distance(a, c) / unit
-                if multiple > worst:
-                    of = float(c.double().norm()) or 1.0
-                    worst, where = multiple, (
-                        f"{name}[{number}] off by {multiple * unit / of:.1e}")
-    return f"{worst:.1f} of {FACTOR:.0f} ({where})", worst <= FACTOR
+    return f"{worst:.1f} of {FACTOR:.0f}: {where}", worst <= FACTOR
 
 
 # ---- many rows
 
-def run_all(rows: Sequence[Row], bin_dir: pathlib.Path, together: int
+def run_all(waiting: Sequence[Callable[[], Trial]], together: int
             ) -> Iterator[Outcome]:
-    """The outcomes, as they come; `together` trials at a time."""
-    waiting = [(row, workers) for row in rows for workers in row.sizes]
-    waiting.reverse()
+    """The outcomes of trials, as they come; `together` at a time."""
+    waiting = list(reversed(waiting))
     trials: list[Trial] = []
     try:
         while waiting or trials:
             while waiting and len(trials) < together:
-                trials.append(Trial(*waiting.pop(), bin_dir))
+                trials.append(waiting.pop()())
             sentinels = [s for trial in trials for s in trial.waits_for()]
             connection.wait(sentinels, 0.01 if any(
                 trial.starting for trial in trials) else 0.1)

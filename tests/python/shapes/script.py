@@ -3,6 +3,8 @@ a cohort, and as one process that has the batches of all workers."""
 
 import array
 import contextlib
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -87,17 +89,25 @@ class Script:
                 self.same(f"{name}.{key}", value)
 
     def finish(self) -> None:
-        """The script has ended."""
+        """The script has ended. (A rank may have had no part in the last steps.)
+        """
+        self.step_number = self.steps
         if self.trained is not None:
             self.same_state("model", self.trained)
 
 
 class Worker(Script):
-    """The row as a worker."""
+    """The row as a worker.
+
+    Args:
+        dies: "forward" or "backward": it kills itself in the second step, after
+            that pass.
+    """
 
     def __init__(self, sizes: Sequence[int], steps: int, rank: int,
-                 address: str) -> None:
+                 address: str, dies: str | None = None) -> None:
         super().__init__(sizes, steps)
+        self._dies = dies
         self.rank = rank
         self.address = address
         self.job: Any = None
@@ -116,10 +126,9 @@ class Worker(Script):
     def data(self, shape: Sequence[int] = (3, 6, 6), accumulate: int = 1
              ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         def own() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            number = 0
+            # A replacement goes on where the run is.
             while True:
-                yield batch_of(self.rank, number, self.size, shape)
-                number += 1
+                yield batch_of(self.rank, self.job.version, self.size, shape)
         yield from self._counted(self.job.data(
             own(), batch_size=max(self.size, 1), accumulate=accumulate))
 
@@ -140,13 +149,17 @@ class Worker(Script):
 
     def backward(self, loss: torch.Tensor, weight: float | None = None,
                  **options: Any) -> None:
+        self._die_after("forward")
         self.job.backward(loss, weight, **options)
+        self._die_after("backward")
+
+    def _die_after(self, phase: str) -> None:
+        if phase == self._dies and self.step_number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def step(self) -> None:
         result = self.job.step()
-        self._void = result.verdict == "void"
-        if result.verdict not in ("applied", "part", "void"):
-            raise AssertionError(f"a step is {result.verdict}: {result.reason}")
+        self._void = result.verdict != "part" and not result.counts
 
     # ---- what differs
 
