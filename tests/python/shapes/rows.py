@@ -45,6 +45,7 @@ class Row:
         refused: the error that it ends with; None: its numbers are right.
         or_right: right numbers are as good as the error.
         needs: what the installed torch must have, such as "func".
+        patience: seconds after which it counts as stuck.
     """
     name: str
     script: Callable[[Script], None]
@@ -54,11 +55,7 @@ class Row:
     refused: Refusal | None
     or_right: bool
     needs: str
-
-    @property
-    def patience(self) -> float:
-        """Seconds after which it counts as stuck."""
-        return PATIENCE_TO_COMPILE if self.needs == "compile" else PATIENCE
+    patience: float
 
 
 TABLE: dict[str, Row] = {}
@@ -85,7 +82,8 @@ def _adder(sizes: Any, steps: int, flags: Any, refusal: Refusal | None,
         name = script.__name__
         assert name not in TABLE, name
         TABLE[name] = Row(name, script, sizes, steps, flags, refusal, or_right,
-                          needs)
+                          needs, PATIENCE_TO_COMPILE if needs == "compile"
+                          else PATIENCE)
         return script
     return add
 

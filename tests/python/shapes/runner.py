@@ -300,7 +300,10 @@ def _combined(kind: str, values: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _distance(ours: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The 2-norm of the difference; inf if a number is not finite."""
+    """The 2-norm of the difference; inf if a number is not finite, or if there
+    are more of one."""
+    if ours.shape != wanted.shape:
+        return math.inf
     found = float((ours.double() - wanted.double()).norm())
     return found if math.isfinite(found) else math.inf
 
@@ -341,6 +344,8 @@ def compare(ranks: list[Values], single: Values, double: Values, *,
     singles, doubles = _by_key(single), _by_key(double)
     worst, where = 0.0, ""
     compared = 0
+    # Squares of our distances, of the float32 process's, and of the values.
+    squares = [0.0, 0.0, 0.0]
     for key in sorted(set(doubles).union(*found)):
         kind, name, step, _ = key
         present = [values[key] for values in found if key in values]
@@ -356,12 +361,20 @@ def compare(ranks: list[Values], single: Values, double: Values, *,
         for value in _combined(kind, present):
             compared += 1
             difference = _difference(value, singles[key], doubles[key])
+            for number, distance in enumerate((
+                    _distance(value, doubles[key]),
+                    _distance(singles[key], doubles[key]),
+                    float(doubles[key].double().norm()))):
+                squares[number] += distance * distance
             if difference.multiple > worst or not where:
                 worst = difference.multiple
                 where = f"{name} of step {step} {difference.text}"
     if compared == 0:
         return "nothing is compared", False
-    return f"{worst:.1f} of {FACTOR:.0f}: {where}", worst <= FACTOR
+    ours, theirs = (math.sqrt(square / (squares[2] or 1))
+                    for square in squares[:2])
+    return (f"{worst:.1f} of {FACTOR:.0f}: {where}; all {ours:.1e}, float32 "
+            f"{theirs:.1e}", worst <= FACTOR)
 
 
 # ---- many rows
