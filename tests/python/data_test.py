@@ -1,5 +1,9 @@
 """Batches: their order, their randomness, loader processes, own data."""
 
+import os
+import random
+import subprocess
+import sys
 import unittest
 
 import torch
@@ -58,6 +62,27 @@ class Parts(unittest.TestCase):
         self.assertNotEqual(_data.digest_of(Shapes(41), 1), wanted)
         self.assertNotEqual(_data.digest_of(Shapes(40, noise=1), 1), wanted)
 
+    def test_digests_of_samples_with_random_numbers_of_their_own(self):
+        def digest(size, seed, length=4, kind=float):
+            return _data.digest_of(Unseeded(size, seed, length, kind), 1)
+        wanted = digest(8, 1)
+        self.assertEqual(digest(8, 2), wanted)
+        self.assertNotEqual(digest(9, 1), wanted)
+        self.assertNotEqual(digest(8, 1, length=5), wanted)
+        self.assertNotEqual(digest(8, 1, kind=int), wanted)
+        # Lengths that change from reading to reading are not compared.
+        self.assertEqual(digest(8, 1, length=None), digest(8, 2, length=None))
+
+    def test_digests_do_not_depend_on_the_process(self):
+        """Addresses of objects, and the order of sets."""
+        code = ("import data_test, cohort._data as d; "
+                "print(d.digest_of(data_test.Objects(), 1))")
+        digests = {subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True,
+            text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}).stdout
+            for seed in range(3)}
+        self.assertEqual(len(digests), 1, digests)
+
     def test_loader_processes_change_nothing(self):
         order = _data.Order(seed=3, size=40)
         ranges = [(0, begin, begin + 4) for begin in range(2, 38, 8)]
@@ -87,6 +112,33 @@ class Parts(unittest.TestCase):
         for _ in range(3):
             self.assertEqual(looping.next(), 5)
             looping.counted()
+
+
+class Unseeded:
+    """Random numbers that no seed reaches."""
+
+    def __init__(self, size, seed, length, kind):
+        self._size, self._length, self._kind = size, length, kind
+        self._random = random.Random(seed)
+
+    def __len__(self):
+        return self._size
+
+    def __getitem__(self, index):
+        length = self._length or self._random.randrange(100)
+        return {"x": torch.full((length,), self._random.random()),
+                "y": [self._random.random() for _ in range(length)],
+                "z": self._kind(self._random.random())}
+
+
+class Objects:
+    """Samples that are no numbers."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return object(), {"one", "two", "three", "four"}, index
 
 
 def seen(rank, address, accumulate, by_epoch):
@@ -153,11 +205,11 @@ def reads(rank, address):
 
 
 class Jobs(unittest.TestCase):
-    def test_joining_reads_four_samples_once(self):
+    def test_joining_reads_four_samples_three_times(self):
         seen, = run(reads, 1, flags=["--epochs=1"])
         self.assertEqual([index for index, count in enumerate(seen) if count > 1],
                          [0, 5, 10, 15])
-        self.assertEqual(sum(seen), 16 + 4)
+        self.assertEqual(sum(seen), 16 + 3 * 4)
 
     def test_two_workers_share_each_epoch(self):
         results = run(seen, 2, 1, True, flags=["--epochs=2"])
