@@ -29,6 +29,7 @@ import argparse
 import collections
 import functools
 import pathlib
+import signal
 import sys
 import textwrap
 import time
@@ -92,6 +93,8 @@ def line_of(outcomes: list[runner.Outcome]) -> str:
 def report(trials: Sequence[Callable[[], runner.Trial]],
            options: argparse.Namespace) -> int:
     """Runs them and prints a line a row; the exit code."""
+    # Ends servers and workers, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     warnings.simplefilter("ignore")
     began = time.monotonic()
     wanted = collections.Counter(trial.args[0].name for trial in trials)

@@ -39,7 +39,7 @@ def training_of(network: networks.Network) -> Callable[[Script], None]:
     def script(t: Script) -> None:
         torch.manual_seed(3)
         model = t.model(networks.without_chance(network.make()))
-        t.join(model, rows.sgd(model, lr=1e-4))
+        t.join(model, rows.sgd(model, lr=1e-5))
         for x, y in t.data(network.shape):
             rows.train(t, rows.error_of(networks.outputs_of(model(x)), y))
     return script

@@ -76,6 +76,7 @@ def _child(function: Callable[[], Any], file: pathlib.Path) -> None:
     with open(file.with_suffix(".err"), "wb", buffering=0) as err:
         os.dup2(err.fileno(), 2)
         os.dup2(err.fileno(), 1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     try:
