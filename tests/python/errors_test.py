@@ -49,6 +49,35 @@ class BeforeJoining(unittest.TestCase):
         self.refuses(cohort.ConfigurationError, "got a Own",
                      nn.Sequential(nn.Conv2d(1, 2, 1), Own(2)))
 
+    def test_wrappers(self):
+        model = three_batch_norms()
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            wrapped = nn.parallel.DistributedDataParallel(model)
+            self.refuses(cohort.ConfigurationError, "^model: got a "
+                         r"DistributedDataParallel.*pass .*model\.module", wrapped)
+            self.refuses(cohort.ConfigurationError, "^0: got a Distributed",
+                         nn.Sequential(wrapped))
+        finally:
+            torch.distributed.destroy_process_group()
+
+        class FullyShardedDataParallel(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.module = three_batch_norms()
+        self.refuses(cohort.ConfigurationError, "got a FullyShardedDataParallel",
+                     FullyShardedDataParallel())
+        # Refused models are not changed.
+        self.assertIs(type(model[1]), nn.BatchNorm2d)
+        parallel = nn.DataParallel(model)
+        parallel.device_ids = [0, 1]
+        self.refuses(cohort.ConfigurationError, "DataParallel over 2 devices",
+                     parallel)
+        # On one device it calls its module.
+        parallel.device_ids = []
+        cohort.join(parallel, sgd(parallel), server="127.0.0.1:1").leave()
+
     def test_optimizers(self):
         model = three_batch_norms()
         some = list(model.parameters())[1:]
@@ -178,6 +207,8 @@ def misuse(rank, address, what):
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
             if what == "optimizer.step":
                 optimizer.step()
+            if what == "scaler":
+                torch.cuda.amp.GradScaler(enabled=False).step(optimizer)
             if what == "weights after backward":
                 model.load_state_dict(model.state_dict())
             job.step()
@@ -201,6 +232,7 @@ MISUSES = {
     "twice": "a second call in one step",
     "clip": r"bias: its gradient was changed.*--clip_norm",
     "optimizer.step": r"call job.step\(\)",
+    "scaler": r"GradScaler.*remove the scaler, call job.backward\(loss\)",
     "weights": "0.weight: its values were changed by hand",
     "weights before the pass": "0.weight: its values were changed by hand",
     "weights after backward": "0.weight: its values were changed by hand",

@@ -84,6 +84,35 @@ def _check_alone(model: nn.Module) -> None:
             "first, or start another process: one process is one worker")
 
 
+# Wrappers that exchange gradients or parameters by themselves, by the names of
+# their classes: torch.distributed may be missing, and Apex has one, too.
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel",
+                       "FSDPModule", "DeepSpeedEngine"})
+
+
+def _check_wrappers(model: nn.Module) -> None:
+    """Raises ConfigurationError if the model, or a part of it, is a wrapper for
+    several processes or devices."""
+    for name, module in model.named_modules():
+        where = name or "model"
+        kinds = _WRAPPERS.intersection(kind.__name__
+                                       for kind in type(module).__mro__)
+        if kinds:
+            kind = min(kinds)
+            raise _errors.ConfigurationError(
+                f"{where}: got a {kind}, which exchanges gradients between "
+                "processes, as this package does; " + (
+                    "do not call fully_shard() on it" if kind == "FSDPModule" else
+                    f"pass the module in it, {where}.module, here and to the "
+                    "optimizer, and do not wrap it"))
+        if (isinstance(module, nn.DataParallel) and
+                len(module.device_ids) > 1):
+            raise _errors.ConfigurationError(
+                f"{where}: got a DataParallel over {len(module.device_ids)} "
+                f"devices, want one device a worker; pass {where}.module, and "
+                "start a worker for each device")
+
+
 def _check_optimizer(optimizer: object) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise _errors.ConfigurationError(
@@ -169,6 +198,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     """
     global _newest
     _errors.install_exit_codes()
+    _check_wrappers(model)
     _check_alone(model)
     _check_optimizer(optimizer)
     _core.start_log(log_level)
