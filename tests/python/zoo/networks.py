@@ -116,16 +116,38 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def without_chance(model: nn.Module) -> nn.Module:
-    """Its dropout, of samples and of layers, is off: one process would draw other
-    numbers than several."""
-    for module in model.modules():
+# An activation whose derivative jumps, by the name of its class, and one like it
+# without a jump. Samples that are at rounding distance from the jump would make
+# float32 as wrong as a fault.
+_SMOOTH: dict[str, Callable[[], nn.Module]] = {
+    "ReLU": nn.ELU, "ReLU6": nn.ELU, "LeakyReLU": nn.ELU, "PReLU": nn.ELU,
+    "Hardswish": nn.SiLU, "HardSwish": nn.SiLU, "HardSwishMe": nn.SiLU,
+    "Hardsigmoid": nn.Sigmoid, "HardSigmoid": nn.Sigmoid,
+    "HardSigmoidMe": nn.Sigmoid,
+}
+
+
+def comparable(model: nn.Module) -> nn.Module:
+    """Without jumps, and without dropout of samples and of layers: one process
+    would draw other numbers than several."""
+    for module in list(model.modules()):
+        kind = type(module).__name__
         for name in ("p", "drop_prob", "drop_rate"):
-            if "Drop" in type(module).__name__ or (
-                    type(module).__name__ == "StochasticDepth"):
-                if isinstance(getattr(module, name, None), float):
-                    setattr(module, name, 0.0)
+            if ("Drop" in kind or kind == "StochasticDepth") and isinstance(
+                    getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+        for name, child in module.named_children():
+            if type(child).__name__ in _SMOOTH:
+                setattr(module, name, _SMOOTH[type(child).__name__]())
     return model
+
+
+def replace_functions() -> None:
+    """The same for networks that call the function, for this process."""
+    def elu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        return nn.functional.elu(x, inplace=inplace)
+    nn.functional.relu = nn.functional.relu6 = elu
+    torch.relu = nn.functional.elu
 
 
 def outputs_of(out: Any) -> torch.Tensor:
