@@ -93,7 +93,7 @@ def function_with_foreign_registered_buffers(t):
         train(t, error_of(model(x), y))
 
 
-@row()
+@refused("UsageError", "local()", or_right=True)
 def function_with_lasting_buffers(t):
     """Tensors of the script that are in no module."""
     model = started(t)
@@ -114,6 +114,14 @@ def function_with_lasting_buffers(t):
 def function_without_buffers(t):
     """Nothing says which layer it is; with one image a worker it would be an
     instance norm."""
+    model = started(t)
+    for x, y in t.data():
+        x = F.batch_norm(model.conv1(x), None, None, training=True)
+        train(t, error_of(model.out(model.second(torch.tanh(x))), y))
+
+
+@refused("UsageError", "local()", sizes={2: (1, 1)})
+def function_without_buffers_of_one_image(t):
     model = started(t)
     for x, y in t.data():
         x = F.batch_norm(model.conv1(x), None, None, training=True)
@@ -393,6 +401,42 @@ class Renormalised(nn.BatchNorm2d):
 def subclass_that_normalises_by_itself(t):
     """Its buffers differ from worker to worker."""
     model = started(t, Net(Renormalised))
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+def compiled(t, norm):
+    model = started(t, Net(norm) if norm else ByHand())
+    run = model if t.rank is None else torch.compile(model, backend="aot_eager")
+    for x, y in t.data():
+        train(t, error_of(run(x), y))
+
+
+@refused("CohortError", "compile", needs="compile", or_right=True)
+def function_compiled(t):
+    compiled(t, None)
+
+
+@refused("CohortError", "compile", needs="compile", or_right=True)
+def subclass_with_an_activation_compiled(t):
+    compiled(t, WithActivation)
+
+
+@row()
+def weight_norm(t):
+    net = Net()
+    net.conv1 = nn.utils.weight_norm(net.conv1)
+    model = started(t, net)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "weight_u", or_right=True)
+def spectral_norm(t):
+    """A buffer that the pass writes, which depends on the weights alone."""
+    net = Net()
+    net.conv1 = nn.utils.spectral_norm(net.conv1)
+    model = started(t, net)
     for x, y in t.data():
         train(t, error_of(model(x), y))
 

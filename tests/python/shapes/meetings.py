@@ -234,6 +234,27 @@ def a_layer_called_twice_by_one_rank_and_once_by_another(t):
         train(t, error_of(model.out(features), y))
 
 
+@row()
+def pyramid_levels_by_name(t):
+    """A shared head on several sizes, one of which a rank leaves out."""
+    model = started(t, TwoHeads())
+    for x, y in t.data():
+        features = model.features(x)
+        each = torch.zeros(len(x), dtype=x.dtype)
+        for number, ranks in enumerate((range(1, len(t.sizes)),
+                                        range(len(t.sizes)))):
+            if t.here(*ranks):
+                mine = t.of(x, *ranks)
+                level = features[mine]
+                if number:
+                    level = nn.functional.avg_pool2d(level, 2)
+                with t.call(f"level {number}"):
+                    out = model.out(model.third(level))
+                each = each.index_put((mine.nonzero()[:, 0],), (
+                    out - y[mine]).square().sum(1), accumulate=True)
+        summed(t, each)
+
+
 @refused("CohortError", "norm3")
 def pyramid_levels_that_differ(t):
     """A shared head on several sizes, one of which a rank leaves out: its second
@@ -246,6 +267,16 @@ def pyramid_levels_that_differ(t):
             levels = levels[1:]
         out = sum(model.out(model.third(level)) for level in levels)
         train(t, error_of(out, y))
+
+
+@row(sizes={2: (4, 6), 3: (2, 4, 6)})
+def a_layer_in_the_second_part_only(t):
+    model = started(t, TwoHeads())
+    for number, (x, y) in enumerate(t.data(accumulate=2)):
+        x = model.features(x)
+        if number % 2:
+            x = x + model.third(x)
+        train(t, error_of(model.out(x), y))
 
 
 @row(sizes={2: (4, 6), 3: (2, 4, 6)})

@@ -22,13 +22,14 @@ import torch
 from shapes.rows import Refusal, Row
 from shapes.script import SEED, Alone, Script, Worker
 
-# Of an error of one rank, that the others may follow with their own.
-GRACE = 0.5
+# After an error of one rank that is not the one of the table; another rank may
+# end with that.
+GRACE = 5.0
 # The error of a float32 process times this is the limit.
 FACTOR = 20.0
-# That error, relative to the values' norm, is taken as at least this: about two
+# That error, relative to the values' norm, is taken as at least this: about four
 # roundings.
-FLOOR = 2e-7
+FLOOR = 5e-7
 
 _fork = multiprocessing.get_context("fork")
 Values = list[tuple[int, str, str, torch.Tensor]]
@@ -215,11 +216,13 @@ class Trial:
         now = time.monotonic()
         if all(process.ended for process in self._processes()):
             return self._judge()
-        if self._failed_at is None and any(
-                rank.ended and isinstance(rank.answer(), Failure)
-                for rank in self._ranks[:1 if self._dies else None]):
+        failures = [answer for answer in (
+            rank.answer() for rank in self._ranks[:1 if self._dies else None]
+            if rank.ended) if isinstance(answer, Failure)]
+        if failures and self._failed_at is None:
             self._failed_at = now
-        if self._failed_at is not None and now > self._failed_at + GRACE:
+        if any(map(self._is_refusal, failures)) or (
+                failures and now > self._failed_at + GRACE):
             return self._judge()
         if now > self._began + self.row.patience:
             for process in self._processes():
@@ -261,13 +264,14 @@ class Trial:
         text, right = compare(answers, *reference, replaced=self._replaced)
         return self._end("right" if right else "WRONG", text)
 
+    def _is_refusal(self, failure: Failure) -> bool:
+        wanted = Refusal("CohortError", ()) if self._replaced else self.row.refused
+        return wanted is not None and wanted.matches(failure.classes, failure.text)
+
     def _judge_failures(self, failures: list[Failure]) -> Outcome:
         detail = "\n".join(failure.trace for failure in failures)
-        wanted = Refusal("CohortError", ()) if self._replaced else self.row.refused
-        for failure in failures:
-            if wanted is not None and wanted.matches(failure.classes,
-                                                     failure.text):
-                return self._end("refused", failure.text, detail)
+        for failure in filter(self._is_refusal, failures):
+            return self._end("refused", failure.text, detail)
         # The package's own errors say most.
         failures.sort(key=lambda failure: "CohortError" not in failure.classes)
         first = failures[0]

@@ -278,6 +278,76 @@ def eval_pass_between_steps(t):
 
 
 @row()
+def eval_pass_on_rank_0_only(t):
+    model = started(t)
+    for x, y in t.data():
+        out = model(x)
+        if t.here(0):
+            mine = t.of(x, 0)
+            model.eval()
+            with torch.no_grad():
+                t.own("eval", model(x[mine]))
+            model.train()
+        train(t, error_of(out, y))
+
+
+@refused("CohortError", "norm1")
+def eval_pass_at_another_place_by_rank(t):
+    """Rank 0 reads the statistics before the training call, others after it."""
+    model = started(t)
+    for x, y in t.data():
+        for place in range(2):
+            if place == (0 if t.rank == 0 else 1):
+                model.eval()
+                with torch.no_grad():
+                    labels = model(x)
+                model.train()
+            if place == 0:
+                out = model(x)
+        train(t, error_of(out, y + labels))
+
+
+@refused("CohortError", "norm1", or_right=True)
+def a_layer_in_eval_mode_on_rank_0_only(t):
+    """It is a layer that the other ranks call."""
+    model = started(t)
+    for x, y in t.data():
+        x = model.conv1(x)
+        parts = []
+        for ranks, training in (((0,), False),
+                                (tuple(range(1, len(t.sizes))), True)):
+            if t.here(*ranks):
+                model.norm1.train(training)
+                parts.append(model.norm1(x[t.of(x, *ranks)]))
+        x = torch.tanh(torch.cat(parts))
+        train(t, error_of(model.out(model.second(x)), y))
+
+
+@refused("CohortError", "norm1", flags=["--normalization=local"])
+def eval_pass_after_a_call_that_is_normalised_locally(t):
+    """There are no statistics of all in the step."""
+    model = started(t)
+    for x, y in t.data():
+        out = model(x)
+        model.eval()
+        with torch.no_grad():
+            labels = model(x)
+        model.train()
+        train(t, error_of(out, y + labels))
+
+
+@refused("CohortError", "norm1", flags=["--bn_statistics=after"])
+def eval_pass_without_statistics_of_a_version(t):
+    model = started(t)
+    for x, y in t.data():
+        model.eval()
+        with torch.no_grad():
+            labels = model(x)
+        model.train()
+        train(t, error_of(model(x), y + labels))
+
+
+@row()
 def a_layer_put_into_eval_mode_later(t):
     """Its statistics rest, and its scale is trained."""
     model = started(t)

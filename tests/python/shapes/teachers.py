@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from shapes.rows import CHANNELS, Net, error_of, row, started, train
+from shapes.rows import CHANNELS, Net, error_of, refused, row, started, train
 
 
 def frozen_copy(model):
@@ -136,6 +136,20 @@ def teacher_with_gradients_of_the_input(t):
         image = x + 0.1 * model(x)[:, :1, None, None]
         train(t, judge(image).square().mean() + error_of(model(x), y))
     t.same_state("judge", judge)
+
+
+@refused("CohortError", "teacher")
+def teacher_in_train_mode_on_rank_0_only(t):
+    """A layer that is not registered never meets without a member; the error
+    names the line."""
+    model = started(t)
+    teacher = frozen_copy(model)
+    for x, y in t.data():
+        labels = y
+        if t.here(0):
+            with torch.no_grad():
+                labels = y + teacher(x)
+        train(t, error_of(model(x), labels))
 
 
 @row()

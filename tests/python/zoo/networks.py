@@ -118,7 +118,8 @@ NETWORKS: dict[str, Network] = {
 
 # An activation whose derivative jumps, by the name of its class, and one like it
 # without a jump. Samples that are at rounding distance from the jump would make
-# float32 as wrong as a fault.
+# float32 as wrong as a fault. So would maxima of values that are nearly equal,
+# which become means.
 _SMOOTH: dict[str, Callable[[], nn.Module]] = {
     "ReLU": nn.ELU, "ReLU6": nn.ELU, "LeakyReLU": nn.ELU, "PReLU": nn.ELU,
     "Hardswish": nn.SiLU, "HardSwish": nn.SiLU, "HardSwishMe": nn.SiLU,
@@ -139,6 +140,11 @@ def comparable(model: nn.Module) -> nn.Module:
         for name, child in module.named_children():
             if type(child).__name__ in _SMOOTH:
                 setattr(module, name, _SMOOTH[type(child).__name__]())
+            if type(child) in (nn.MaxPool2d, nn.MaxPool3d):
+                kind = (nn.AvgPool2d if type(child) is nn.MaxPool2d
+                        else nn.AvgPool3d)
+                setattr(module, name, kind(child.kernel_size, child.stride,
+                                           child.padding, child.ceil_mode))
     return model
 
 
@@ -146,8 +152,14 @@ def replace_functions() -> None:
     """The same for networks that call the function, for this process."""
     def elu(x: torch.Tensor, inplace: bool = False) -> torch.Tensor:
         return nn.functional.elu(x, inplace=inplace)
+
+    def mean(x: torch.Tensor, kernel_size: Any, stride: Any = None,
+             padding: Any = 0, **options: Any) -> torch.Tensor:
+        return nn.functional.avg_pool2d(x, kernel_size, stride, padding,
+                                        options.get("ceil_mode", False))
     nn.functional.relu = nn.functional.relu6 = elu
     torch.relu = nn.functional.elu
+    nn.functional.max_pool2d = mean
 
 
 def outputs_of(out: Any) -> torch.Tensor:
