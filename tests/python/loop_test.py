@@ -147,6 +147,49 @@ def lengths(rank, address):
     return before, inside, seen
 
 
+def one_cycle(rank, address):
+    """A schedule over the whole run: the steps counted before, those made, and
+    the rate of the last one."""
+    del rank
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    total = cohort.steps(Shapes(SAMPLES), 4, server=address)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total, cycle_momentum=False)
+    job = cohort.join(model, optimizer, schedulers=[scheduler], server=address,
+                      log_level="error")
+    made = 0
+    for batch in job.data(Shapes(SAMPLES), batch_size=4):
+        rate = optimizer.param_groups[0]["lr"]
+        # With --global_batch a step has two parts.
+        made += train(model, job, batch).counts
+    return total, made, rate
+
+
+class Lengths(unittest.TestCase):
+    def test_the_server_knows_the_steps_of_the_run(self):
+        for flags, wanted in ((["--epochs=3"], 12),
+                              (["--epochs=2", "--global_batch=12"], 6)):
+            with self.subTest(flags=flags):
+                for total, made, rate in run(one_cycle, 2, flags=flags):
+                    self.assertEqual(total, wanted)
+                    self.assertEqual(made, total)
+                    self.assertAlmostEqual(rate, 0.1 / 25 / 1e4)
+
+    def test_steps_of_a_server_that_the_script_starts(self):
+        self.assertEqual(cohort.steps(33, 4), 5 * 9)
+        self.assertEqual(cohort.steps(range(32), 4, server_flags={
+            "epochs": 2, "global_batch": 10}), 2 * 4)
+        self.assertEqual(cohort.steps(32, 4, workers=2, epochs=3), 12)
+
+    def test_steps_without_an_answer(self):
+        with self.assertRaisesRegex(cohort.ConfigurationError,
+                                    "steps.*workers= and epochs="):
+            cohort.steps(8, 2, server="unix:/nowhere")
+        with self.assertRaisesRegex(cohort.ConfigurationError, "0 samples"):
+            cohort.steps([], 2)
+
+
 # ---- moving statistics
 
 def statistics_at_eval(rank, address):

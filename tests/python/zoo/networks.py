@@ -133,9 +133,11 @@ def comparable(model: nn.Module) -> nn.Module:
     would draw other numbers than several."""
     for module in list(model.modules()):
         kind = type(module).__name__
-        for name in ("p", "drop_prob", "drop_rate"):
-            if ("Drop" in kind or kind == "StochasticDepth") and isinstance(
-                    getattr(module, name, None), float):
+        # Some networks call the function with a rate of their own.
+        names = ("p", "drop_prob", "drop_rate") if (
+            "Drop" in kind or kind == "StochasticDepth") else ("drop_rate",)
+        for name in names:
+            if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
         for name, child in module.named_children():
             if type(child).__name__ in _SMOOTH:

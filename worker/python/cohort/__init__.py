@@ -29,6 +29,7 @@ from cohort._join import join
 from cohort._loop import Data
 from cohort._optimizer import LARS
 from cohort._step import StepResult
+from cohort._steps import steps
 
 # "0.1.0 (commit 0f79f3a0b1c2)".
 __version__ = _core.build_text()
@@ -38,5 +39,5 @@ __all__ = [
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CohortError",
     "ConfigurationError", "Data", "Evaluation", "Job", "LARS",
     "RunMismatchError", "ServerUnreachableError", "StepResult", "Stopped",
-    "TrainingError", "UsageError", "batch_norm_together", "convert_batch_norm", "join",
+    "TrainingError", "UsageError", "batch_norm_together", "convert_batch_norm", "join", "steps",
 ]

@@ -48,7 +48,9 @@ class Data:
         if membership is None:
             raise TypeError(
                 "len(job.data(...)): the number of workers is not known before "
-                "the run is joined; take it within `for epoch in job.epochs()`")
+                "the run is joined; take it within `for epoch in job.epochs()`, "
+                "or ask the server with cohort.steps(dataset, batch_size), which "
+                "counts the steps of the whole run, for a schedule")
         together = membership.workers * self._batch_size
         step = membership.global_batch or together
         batches = max(1, -(-step // together))
