@@ -339,7 +339,7 @@ def a_training_call_between_steps_without_gradients(t):
             model(x)
 
 
-@refused("UsageError", "batch_norm")
+@refused("UsageError", "norm1")
 def a_function_between_steps(t):
     model = started(t)
     for x, y in t.data():
