@@ -3,6 +3,7 @@ has imported torch; beside them one process for the reference."""
 
 import dataclasses
 import faulthandler
+import gc
 import math
 import multiprocessing
 import os
@@ -387,6 +388,9 @@ def compare(ranks: list[Values], single: Values, double: Values, *,
 def run_all(waiting: Sequence[Callable[[], Trial]], together: int
             ) -> Iterator[Outcome]:
     """The outcomes of trials, as they come; `together` at a time."""
+    # Forked processes then share these objects' memory.
+    gc.collect()
+    gc.freeze()
     waiting = list(reversed(waiting))
     trials: list[Trial] = []
     try:

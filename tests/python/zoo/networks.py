@@ -140,9 +140,12 @@ def comparable(model: nn.Module) -> nn.Module:
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
         for name, child in module.named_children():
-            if type(child).__name__ in _SMOOTH:
+            if name == "kernel_func":
+                # Of an attention that divides by the sum: positive.
+                setattr(module, name, nn.Softplus())
+            elif type(child).__name__ in _SMOOTH:
                 setattr(module, name, _SMOOTH[type(child).__name__]())
-            if type(child) in (nn.MaxPool2d, nn.MaxPool3d):
+            elif type(child) in (nn.MaxPool2d, nn.MaxPool3d):
                 kind = (nn.AvgPool2d if type(child) is nn.MaxPool2d
                         else nn.AvgPool3d)
                 setattr(module, name, kind(child.kernel_size, child.stride,
