@@ -407,5 +407,6 @@ def run_all(waiting: Sequence[Callable[[], Trial]], together: int
                     trial.close()
                     yield outcome
     finally:
+        gc.unfreeze()
         for trial in trials:
             trial.close()

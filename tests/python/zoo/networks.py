@@ -111,7 +111,9 @@ NETWORKS: dict[str, Network] = {
        for name, (shape, options) in _TORCHVISION.items()},
     **{f"timm.{name}": Network(_timm(name), shape)
        for name, shape in _TIMM.items()},
-    **{f"smp.{name}": Network(_smp(name, encoder), _IMAGE)
+    # PAN pools an image of 128 pixels to one.
+    **{f"smp.{name}": Network(_smp(name, encoder),
+                              (3, 128, 128) if name == "pan" else _IMAGE)
        for name, encoder in _SMP.items()},
 }
 
