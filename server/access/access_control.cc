@@ -38,7 +38,15 @@ absl::StatusOr<Caller> AccessControl::CheckCall(absl::string_view path,
   const MethodRights* rights = RightsOf(path);
   if (rights == nullptr) return Check(path, presented, {});
   if (rights->roles.empty()) return Caller{};
-  return Check(path, presented, rights->roles);
+  absl::StatusOr<Caller> caller = Check(path, presented, rights->roles);
+  if (!caller.ok() || !rights->server.has_value() ||
+      presented.identity->number == rights->server) {
+    return caller;
+  }
+  Note(caller->name, path, Refusal::kRole);
+  return absl::PermissionDeniedError(
+      absl::StrCat(caller->name, " may not call ", path,
+                   ", want the certificate of server/", *rights->server));
 }
 
 absl::StatusOr<Caller> AccessControl::CheckPage(absl::string_view page,

@@ -6,6 +6,7 @@ absl::Span<const MethodRights> RightsTable() {
   constexpr PeerRole kWorker = PeerRole::kWorker;
   constexpr PeerRole kViewer = PeerRole::kViewer;
   constexpr PeerRole kOperator = PeerRole::kOperator;
+  constexpr int32_t kFirstServer = 0;
   static const std::vector<MethodRights> table = {
       {"/cohort.v1.Membership/Session", {kWorker}},
       {"/cohort.v1.Membership/Report", {kWorker}},
@@ -14,8 +15,10 @@ absl::Span<const MethodRights> RightsTable() {
       // Operators score live runs. Viewers, who may hold no more than a token,
       // do not get the weights.
       {"/cohort.v1.Parameters/Pull", {kWorker, kOperator}},
-      {"/cohort.v1.DataShards/Attach", {PeerRole::kServer}},
-      {"/cohort.v1.DataShards/Fetch", {PeerRole::kServer}},
+      // A data shard has a server's certificate, too, and must not take the
+      // others over.
+      {"/cohort.v1.DataShards/Attach", {PeerRole::kServer}, kFirstServer},
+      {"/cohort.v1.DataShards/Fetch", {PeerRole::kServer}, kFirstServer},
       {"/cohort.v1.Moments/Reduce", {kWorker}},
       {"/cohort.v1.Admin/GetStatus", {kViewer, kOperator}},
       {"/cohort.v1.Admin/WatchStatus", {kViewer, kOperator}},

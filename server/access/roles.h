@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -14,6 +16,9 @@ struct MethodRights {
   absl::string_view path;
   // The roles that may call it. Empty: every client, even without an identity.
   std::vector<PeerRole> roles;
+  // The only server that may call it, by the number of its identity; absent:
+  // every client with one of the roles.
+  std::optional<int32_t> server;
 };
 
 // The one table of who may call which method. A method that is not in it is

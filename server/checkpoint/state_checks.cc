@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <tuple>
 #include <vector>
 
@@ -135,16 +136,18 @@ absl::Status CheckHistory(const RunState& state) {
 }
 
 absl::Status CheckLayer(const std::string& name, const LayerStatistics& layer) {
+  // Exported as float32. The comparisons are false for NaN.
+  constexpr double kMax = std::numeric_limits<float>::max();
   for (const double mean : layer.mean) {
-    if (!std::isfinite(mean)) {
+    if (!(std::abs(mean) <= kMax)) {
       return Refuse(absl::StrCat(name, "/mean"), absl::StrCat(mean),
-                    "finite numbers");
+                    "finite float32 numbers");
     }
   }
   for (const double variance : layer.variance) {
-    if (!std::isfinite(variance) || variance < 0) {
+    if (!(variance >= 0 && variance <= kMax)) {
       return Refuse(absl::StrCat(name, "/variance"), absl::StrCat(variance),
-                    "finite numbers of at least 0");
+                    "finite float32 numbers of at least 0");
     }
   }
   return CheckWithin(absl::StrCat(name, ": batches_tracked"),

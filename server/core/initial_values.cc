@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "common/limits.h"
@@ -16,13 +17,14 @@ absl::Status CheckStatisticsValues(const BatchNormSpec& layer,
   for (size_t c = 0; c < statistics.mean.size(); ++c) {
     const double mean = statistics.mean[c];
     const double variance = statistics.variance[c];
-    if (std::isfinite(mean) && std::isfinite(variance) && variance >= 0) {
-      continue;
-    }
+    // As float32, in which they are exported. False for NaN.
+    constexpr double kMax = std::numeric_limits<float>::max();
+    if (std::abs(mean) <= kMax && variance >= 0 && variance <= kMax) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(layer.name, ": got the initial mean ", mean,
                      " and variance ", variance, " in channel ", c,
-                     ", want finite values and a variance of at least 0"));
+                     ", want values that are finite in float32 and a variance "
+                     "of at least 0"));
   }
   const int64_t tracked = statistics.num_batches_tracked;
   if (tracked >= 0 && tracked <= limits::kBatchesTrackedMax) {

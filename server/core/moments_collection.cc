@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "kernels/moments_fold.h"
-#include "server/core/rendezvous.h"
+#include "server/core/moments_checks.h"
 
 namespace cohort {
 
@@ -77,7 +77,8 @@ void MomentsCollection::Finish(const Shard& shard, Rank rank,
 
 void MomentsCollection::Fold(const Batch& batch) {
   for (const CallMoments& call : batch.calls) {
-    if (!IsFinite(call.moments) && !nonfinite_.has_value()) {
+    if (!IsUsable(ReducePhase::kForward, call.moments) &&
+        !nonfinite_.has_value()) {
       nonfinite_ = {.rank = batch.rank, .layer = call.layer, .batch = folded_};
     }
     LayerTotal& total = totals_[static_cast<size_t>(call.layer)];

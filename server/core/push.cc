@@ -1,5 +1,6 @@
 #include "server/core/push.h"
 
+#include <bit>
 #include <utility>
 
 namespace cohort {
@@ -38,8 +39,11 @@ Push::Arrival Push::Add(int32_t partition, int64_t bytes,
 
 Push::Arrival Push::Close(PushClosing closing) {
   if (closing_.has_value()) {
-    return closing_->loss_sum == closing.loss_sum ? Arrival::kRepeated
-                                                  : Arrival::kMismatch;
+    // By bits, because the loss of a model that diverges may be NaN.
+    const auto bits = [](double v) { return std::bit_cast<uint64_t>(v); };
+    return bits(closing_->loss_sum) == bits(closing.loss_sum)
+               ? Arrival::kRepeated
+               : Arrival::kMismatch;
   }
   closing_ = std::move(closing);
   return Arrival::kNew;

@@ -310,6 +310,16 @@ int RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
                     "lists all verbs"),
                 io);
   }
+  const bool is_verb =
+      std::any_of(Verbs().begin(), Verbs().end(),
+                  [&](const Verb& verb) { return verb.name == words[0]; });
+  if (help && words.size() == 1 && !is_verb) {
+    const std::string group = GroupHelp(words[0]);
+    if (!group.empty()) {
+      io.out << group << std::flush;
+      return kExitOk;
+    }
+  }
   absl::Span<const std::string> operands = words;
   const absl::StatusOr<const Verb*> verb = FindVerb(operands);
   if (!verb.ok()) return Fail(kExitUsage, verb.status(), io);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
@@ -19,11 +20,16 @@ void AddFlags(absl::Span<const FlagSpec> flags, std::string& text) {
   }
 }
 
-std::string VerbList() {
+// `prefix`: of the names of those to list.
+std::string VerbList(absl::string_view prefix = "") {
   size_t width = 0;
-  for (const Verb& verb : Verbs()) width = std::max(width, verb.name.size());
+  for (const Verb& verb : Verbs()) {
+    if (!absl::StartsWith(verb.name, prefix)) continue;
+    width = std::max(width, verb.name.size());
+  }
   std::string text = "Verbs:\n";
   for (const Verb& verb : Verbs()) {
+    if (!absl::StartsWith(verb.name, prefix)) continue;
     absl::StrAppendFormat(&text, "  %-*s  %s\n", static_cast<int>(width),
                           verb.name, verb.summary);
   }
@@ -64,6 +70,17 @@ std::string FullHelp() {
       "gave up waiting; 7 a checkpoint is\ndamaged. `run` ends with the code "
       "of the server.\n");
   return text;
+}
+
+std::string GroupHelp(absl::string_view noun) {
+  const std::string prefix = absl::StrCat(noun, " ");
+  const Verb* first = nullptr;
+  for (const Verb& verb : Verbs()) {
+    if (first == nullptr && absl::StartsWith(verb.name, prefix)) first = &verb;
+  }
+  if (first == nullptr) return "";
+  return absl::StrCat(VerbList(prefix), "\n`cohortctl help ", first->name,
+                      "` has its flags and examples.\n");
 }
 
 std::string VerbHelp(const Verb& verb) {

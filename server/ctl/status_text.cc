@@ -136,6 +136,9 @@ std::string OverviewText(const Overview& overview, bool bold) {
   if (!status.checkpoint_problem().empty()) {
     line("checkpoint", Bold(Printable(status.checkpoint_problem()), bold));
   }
+  if (!status.data_problem().empty()) {
+    line("data", Bold(Printable(status.data_problem()), bold));
+  }
   absl::StrAppend(&text, "\n", WorkersText(status, bold));
   if (status.shards().empty()) return text;
   return absl::StrCat(text, "\n", ShardsText(status, bold));
@@ -187,7 +190,8 @@ std::string OverviewJson(const Overview& overview) {
        s.has_test_top5_accuracy() ? Json(s.test_top5_accuracy()) : Json()},
       {"test_miou", s.has_test_miou() ? Json(s.test_miou()) : Json()},
       {"test_class_iou", ClassIouToJson(s)},
-      {"checkpoint_problem", s.checkpoint_problem()}};
+      {"checkpoint_problem", s.checkpoint_problem()},
+      {"data_problem", s.data_problem()}};
   const ConnectionView& connection = overview.connection;
   json["connection"] = {
       {"encrypted", connection.encrypted},

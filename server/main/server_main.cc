@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
@@ -36,6 +35,7 @@
 #include "server/core/settings.h"
 #include "server/main/data_server.h"
 #include "server/main/server.h"
+#include "server/main/server_options.h"
 #include "server/rpc/handshake_log.h"
 #include "server/shard/fault.h"
 
@@ -269,29 +269,11 @@ int RunServer(ServerOptions options) {
 
 // A variable that is meant for another process may be among them.
 void WarnOfUnusedFlags(const std::set<std::string>& given) {
-  static constexpr absl::string_view kUsed[] = {"data_shard",
-                                                "workers",
-                                                "listen",
-                                                "address_file",
-                                                "ops_listen",
-                                                "ops_address_file",
-                                                "insecure",
-                                                "connections_per_address",
-                                                "tls_cert",
-                                                "tls_key",
-                                                "tls_ca",
-                                                "viewer_tokens",
-                                                "audit_log",
-                                                "trace",
-                                                "log_level",
-                                                "exit_when_done",
-                                                "stopped_exit_code",
-                                                "fold_threads",
-                                                "inflight_mib"};
+  const absl::Span<const absl::string_view> used_here = DataShardFlags();
   std::vector<std::string> unused;
   for (const std::string& name : given) {
     const bool used =
-        std::find(std::begin(kUsed), std::end(kUsed), name) != std::end(kUsed);
+        std::find(used_here.begin(), used_here.end(), name) != used_here.end();
     if (!used) unused.push_back(absl::StrCat("--", name));
   }
   if (unused.empty()) return;

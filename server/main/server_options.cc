@@ -111,6 +111,29 @@ absl::StatusOr<std::vector<std::string>> ParseShardAddresses(
   return addresses;
 }
 
+absl::Span<const absl::string_view> DataShardFlags() {
+  static constexpr absl::string_view kFlags[] = {"data_shard",
+                                                 "workers",
+                                                 "listen",
+                                                 "address_file",
+                                                 "ops_listen",
+                                                 "ops_address_file",
+                                                 "insecure",
+                                                 "connections_per_address",
+                                                 "tls_cert",
+                                                 "tls_key",
+                                                 "tls_ca",
+                                                 "viewer_tokens",
+                                                 "audit_log",
+                                                 "trace",
+                                                 "log_level",
+                                                 "exit_when_done",
+                                                 "stopped_exit_code",
+                                                 "fold_threads",
+                                                 "inflight_mib"};
+  return kFlags;
+}
+
 int64_t WithinMemory(int64_t inflight_bytes_max) {
   constexpr int64_t kMib = 1 << 20;
   const int64_t limit = MemoryLimitBytes();

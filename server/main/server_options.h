@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "server/core/options.h"
 #include "server/main/server_security.h"
 #include "server/metrics/run_stats.h"
@@ -101,6 +102,9 @@ struct ServerOptions {
 // optimizer and versions need some as well. Logs if that is less than
 // `inflight_bytes_max`.
 int64_t WithinMemory(int64_t inflight_bytes_max);
+
+// The flags that have an effect on a data shard.
+absl::Span<const absl::string_view> DataShardFlags();
 
 // Errors: InvalidArgument naming the flag, the value seen and those wanted.
 absl::Status Validate(const ServerOptions& options);

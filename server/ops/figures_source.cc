@@ -19,16 +19,6 @@ int64_t BytesOf(const SharedFloats& floats) {
              : floats->size() * static_cast<int64_t>(sizeof(float));
 }
 
-int64_t BytesOf(const Slots& slots) {
-  int64_t bytes = 0;
-  for (const SharedFloats* slot :
-       {&slots.velocity, &slots.scaled_velocity, &slots.first_moment,
-        &slots.second_moment, &slots.mean_square, &slots.remainder}) {
-    bytes += BytesOf(*slot);
-  }
-  return bytes;
-}
-
 int64_t BytesOf(const StatisticsSets& sets) {
   size_t numbers = 0;
   for (const StatisticsSet& set : sets) {

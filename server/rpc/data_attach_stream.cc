@@ -11,9 +11,11 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/data_shard.grpc.pb.h"
+#include "common/limits.h"
 #include "common/status_macros.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
+#include "server/rpc/caller.h"
 #include "server/rpc/data_messages.h"
 #include "server/rpc/data_streams.h"
 #include "server/rpc/queued_writes.h"
@@ -30,6 +32,9 @@ class AttachReactor final
       : QueuedWrites(host.links()), host_(host) {}
 
   void Start(grpc::CallbackServerContext* context) {
+    // The gate has admitted nobody but the first server, by the table of
+    // rights.
+    authenticated_ = !IdentityNameOf(*context).empty();
     const bool admitted = Begin(context, [this] {
       return host_.AdmitSpeaking(host_.links(), shared_from_this());
     });
@@ -106,12 +111,18 @@ class AttachReactor final
   absl::Status Attach(const v1::ShardCommand& message) {
     const v1::AttachShard& attach = message.attach();
     if (!message.has_attach() || attach.shard() < 1 ||
-        attach.shard() >= attach.shards() || attach.workers() < 1 ||
-        attach.run_id().empty()) {
+        attach.shard() >= attach.shards() || attach.run_id().empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat("attach: got shard ", attach.shard(), " of ",
                        attach.shards(), " of run '", attach.run_id(),
                        "', want the first command to name a shard from 1 on"));
+    }
+    if (attach.workers() < 1 || attach.workers() > limits::kWorkersMax ||
+        attach.generation() < 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "attach: got ", attach.workers(), " workers and generation ",
+          attach.generation(), ", want 1 to ", limits::kWorkersMax,
+          " workers and a generation from 1 on"));
     }
     const ShardPlace place{.index = attach.shard(), .count = attach.shards()};
     COHORT_RETURN_IF_ERROR(host_.Attach(
@@ -119,7 +130,8 @@ class AttachReactor final
          .run_name = attach.run_name(),
          .generation = attach.generation(),
          .place = place,
-         .workers = attach.workers()},
+         .workers = attach.workers(),
+         .authenticated = authenticated_},
         std::static_pointer_cast<CoordinatorStream>(
             std::static_pointer_cast<AttachReactor>(shared_from_this()))));
     reader_.emplace(place);
@@ -130,6 +142,8 @@ class AttachReactor final
   }
 
   DataHost& host_;
+  // Fixed by Start.
+  bool authenticated_ = false;
   // Used by the reading side only.
   grpc::ByteBuffer request_;
   // Absent before the stream is attached.

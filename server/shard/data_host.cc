@@ -15,6 +15,12 @@ namespace cohort {
 namespace {
 
 constexpr int64_t kPoolQueueMax = int64_t{1} << 24;
+// A data shard may have been away while shard 0 started, and a lost file lets
+// the number of starts leap by 2^16 (BootNumber), so generations do not rise
+// one by one. But a number that no run reaches would lock out all later starts.
+constexpr int64_t kStartsMissedMax = int64_t{1} << 20;
+constexpr int64_t kGenerationsMissedMax = kStartsMissedMax << 32;
+
 // Shard 0 has one stream and one fetch; the rest is room for the ends of those
 // before.
 constexpr StreamRegistry::Limits kLinks = {.sessions = 0, .streams = 64};
@@ -92,6 +98,22 @@ absl::Status DataHost::Attach(const ShardAttachment& attachment,
           "got generation ", attachment.generation, " of run ",
           attachment.run_id, ", want at least ", attachment_.generation,
           ": a later start of shard 0 has taken over"));
+    }
+    const int64_t before = same_run ? attachment_.generation : 0;
+    if (attachment.generation - before > kGenerationsMissedMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("got generation ", attachment.generation, " of run ",
+                       attachment.run_id, ", want at most ", kStartsMissedMax,
+                       " starts after generation ", before));
+    }
+    // Its connection may have been lost without a word. Then it ends soon, and
+    // shard 0 tries again until it has.
+    if (link_ != nullptr && !attachment.authenticated) {
+      return absl::UnavailableError(absl::StrCat(
+          "shard 0 of run ", attachment.run_id,
+          " is connected with generation ", attachment_.generation,
+          "; without certificates another start takes over only after that "
+          "connection has ended"));
     }
     ResetLocked(absl::AbortedError("shard 0 has attached again"), actions);
     link_ = link;

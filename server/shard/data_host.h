@@ -52,6 +52,9 @@ struct ShardAttachment {
   int64_t generation = 0;
   ShardPlace place;
   int32_t workers = 1;
+  // The certificate of the connection is that of the run's first server. False
+  // without encryption: any client may have sent it.
+  bool authenticated = false;
 };
 
 // The data shard that a reader wants to reach. Absent numbers: any.
@@ -122,7 +125,9 @@ class DataHost {
   DataShardFigures figures() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- shard 0
-  // Everything goes to `link` from now on. Errors: as DataShards.Attach.
+  // Everything goes to `link` from now on. One that is authenticated replaces
+  // the link of an earlier start; any other waits until that has ended.
+  // Errors: as DataShards.Attach.
   absl::Status Attach(const ShardAttachment& attachment,
                       const std::shared_ptr<CoordinatorStream>& link)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -149,7 +154,8 @@ class DataHost {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Passes the version to `done`, once it is here: shard 0 may have told the
   // client of it first. Also for shard 0.
-  // Errors: those of Serves; OutOfRange: it is no longer held.
+  // Errors: those of Serves; OutOfRange: it is no longer held, or further ahead
+  //   than shard 0 can be; Unavailable: it does not come in 30 s.
   void Read(const ReaderBelief& belief, Version version, OnRead done)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Null before there is one.

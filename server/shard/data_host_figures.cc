@@ -40,9 +40,7 @@ DataShardFigures DataHost::figures() const {
     figures.weights_bytes += bytes(weights);
   }
   for (const Slots& slots : newest->slots) {
-    for (const SlotKind& kind : AllSlots()) {
-      figures.optimizer_bytes += bytes(slots.*kind.buffer);
-    }
+    figures.optimizer_bytes += BytesOf(slots);
   }
   return figures;
 }

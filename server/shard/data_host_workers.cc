@@ -15,7 +15,7 @@
 namespace cohort {
 namespace {
 
-// A version that is read is committed already, or shard 0 is gone.
+// A version that may come is committed already, or shard 0 is gone.
 constexpr absl::Duration kReadPatience = absl::Seconds(30);
 
 }  // namespace
@@ -155,14 +155,15 @@ void DataHost::Read(const ReaderBelief& belief, Version version, OnRead done) {
       answer = serves;
     } else if (held != nullptr) {
       answer = held;
-    } else if (!node_.has_value() || version > node_->newest()) {
+    } else if (!node_.has_value() || node_->MayCome(version)) {
       waiting_.push_back({.version = version,
                           .until = clock_.Now() + kReadPatience,
                           .done = std::move(done)});
       return;
     } else {
-      answer = absl::OutOfRangeError(
-          absl::StrCat("version ", version.value(), " is not held"));
+      answer = absl::OutOfRangeError(absl::StrCat(
+          "got version ", version.value(),
+          ", which is not held; the newest is ", node_->newest().value()));
     }
   }
   done(std::move(answer));
@@ -176,7 +177,7 @@ void DataHost::FitStreams(int32_t workers) {
 void DataHost::AnswerReadsLocked(Actions& actions) {
   std::deque<Waiting> still;
   for (Waiting& waiting : waiting_) {
-    if (waiting.version > node_->newest()) {
+    if (node_->MayCome(waiting.version)) {
       still.push_back(std::move(waiting));
       continue;
     }

@@ -1,5 +1,6 @@
 #include "server/shard/remote_gradients.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -7,9 +8,10 @@
 
 namespace cohort {
 
-void RemoteGradients::Add(int32_t shard, RemoteGradient gradient) {
+void RemoteGradients::Add(int32_t shard, RemoteGradient gradient, Instant now) {
   const Rank rank = gradient.sender.rank;
-  waiting_[rank].push_back({.shard = shard, .gradient = std::move(gradient)});
+  waiting_[rank].push_back(
+      {.shard = shard, .gradient = std::move(gradient), .since = now});
 }
 
 int RemoteGradients::Offer(Rank rank, Coordinator& core, Instant now,
@@ -17,35 +19,64 @@ int RemoteGradients::Offer(Rank rank, Coordinator& core, Instant now,
   const auto at = waiting_.find(rank);
   if (at == waiting_.end()) return 0;
   std::deque<Entry>& queue = at->second;
-  while (!queue.empty()) {
+  std::deque<Entry> unopened;
+  int paused = 0;
+  for (; !queue.empty(); queue.pop_front()) {
     Entry& entry = queue.front();
     RemoteGradient& gradient = entry.gradient;
     const int32_t partition = gradient.message.partition;
-    const int64_t ticket = gradient.message.ticket;
+    const auto refuse = [&refused, &entry](absl::Status status) {
+      refused.push_back({.shard = entry.shard,
+                         .ticket = entry.gradient.message.ticket,
+                         .status = std::move(status)});
+    };
     if (partition < 0 ||
         ShardPlace::OwnerOf(partition, shards_) != entry.shard) {
-      refused.push_back(
-          {.shard = entry.shard,
-           .ticket = ticket,
-           .status = absl::InvalidArgumentError(absl::StrCat(
-               "gradient: got partition ", partition, " at shard ", entry.shard,
-               ", want it at the shard that owns it"))});
-      queue.pop_front();
+      refuse(absl::InvalidArgumentError(
+          absl::StrCat("gradient: got partition ", partition, " at shard ",
+                       entry.shard, ", want it at the shard that owns it")));
       continue;
     }
-    if (core.AwaitsOpening(gradient.sender, gradient.key)) return 0;
+    if (core.AwaitsOpening(gradient.sender, gradient.key)) {
+      if (now - entry.since < kOpeningDeadline) {
+        unopened.push_back(std::move(entry));
+      } else {
+        refuse(absl::DeadlineExceededError(absl::StrCat(
+            "gradient of partition ", partition,
+            ": got no opening of its push "
+            "in ",
+            absl::ToInt64Seconds(kOpeningDeadline),
+            " s; open the push at shard 0 and send the gradient again")));
+      }
+      continue;
+    }
     const absl::StatusOr<Admission> admission = core.Gradient(
         gradient.sender, gradient.key, gradient.message, now, out);
-    if (admission.ok() && *admission == Admission::kPaused) return 1;
-    if (!admission.ok()) {
-      refused.push_back({.shard = entry.shard,
-                         .ticket = ticket,
-                         .status = admission.status()});
+    if (admission.ok() && *admission == Admission::kPaused) {
+      entry.paused = true;
+      paused = 1;
+      break;
     }
-    queue.pop_front();
+    if (!admission.ok()) refuse(admission.status());
   }
-  waiting_.erase(at);
-  return 0;
+  queue.insert(queue.begin(), std::make_move_iterator(unopened.begin()),
+               std::make_move_iterator(unopened.end()));
+  if (queue.empty()) waiting_.erase(at);
+  return paused;
+}
+
+std::vector<Rank> RemoteGradients::Overdue(Instant now) const {
+  std::vector<Rank> ranks;
+  for (const auto& [rank, queue] : waiting_) {
+    for (const Entry& entry : queue) {
+      // Those behind it wait for room, too.
+      if (entry.paused) break;
+      if (now - entry.since < kOpeningDeadline) continue;
+      ranks.push_back(rank);
+      break;
+    }
+  }
+  return ranks;
 }
 
 }  // namespace cohort

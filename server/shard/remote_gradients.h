@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/ids.h"
 #include "server/core/coordinator.h"
@@ -18,9 +19,15 @@ namespace cohort {
 // taken yet, in the order of their arrival for each rank: their opening may
 // still be on its way, or there is no room for them.
 //
+// One that waits for its opening holds up no other, and is refused after
+// kOpeningDeadline: the opening may never come, and its stream and all later
+// ones of its worker would get no answer.
+//
 // Thread safety: none.
 class RemoteGradients {
  public:
+  static constexpr absl::Duration kOpeningDeadline = absl::Seconds(30);
+
   // A gradient that the coordinator has refused.
   struct Refusal {
     int32_t shard = 0;
@@ -30,18 +37,24 @@ class RemoteGradients {
 
   explicit RemoteGradients(int32_t shards) : shards_(shards) {}
 
-  void Add(int32_t shard, RemoteGradient gradient);
-  // Passes to `core` what waits for `rank`, up to the first that must wait on.
+  void Add(int32_t shard, RemoteGradient gradient, Instant now);
+  // Passes to `core` what waits for `rank`, up to the first that finds no room.
   // Those taken are answered by effect GradientTaken; appends the others that
   // are over to `refused`. Returns the number of gradients that are to wait
   // because there is no room: 0 or 1.
   int Offer(Rank rank, Coordinator& core, Instant now, Effects& out,
             std::vector<Refusal>& refused);
+  // Ranks with a gradient that has waited for its opening for too long, or
+  // whose incarnation has ended meanwhile. Offer answers these.
+  std::vector<Rank> Overdue(Instant now) const;
 
  private:
   struct Entry {
     int32_t shard = 0;
     RemoteGradient gradient;
+    Instant since;
+    // There is no room. An effect says when there is.
+    bool paused = false;
   };
 
   const int32_t shards_;

@@ -30,6 +30,7 @@ void Shard::CheckStreams(int64_t ticks) {
                           " of opening any other stream")));
   for (const auto& pull : pulls_.Tick(now)) pull->SendPartition();
   if (ticks % kTicksPerReaderCheck != 0) return;
+  OfferOverdue();
   for (const auto& stream : streams_.All()) stream->CheckReader(now);
 }
 

@@ -38,9 +38,18 @@ void Shard::RemoteArrived(int32_t shard, RemoteGradient gradient) {
   const Rank rank = gradient.sender.rank;
   {
     MutexLock lock(mu_);
-    remote_.Add(shard, std::move(gradient));
+    remote_.Add(shard, std::move(gradient), clock_.Now());
   }
   OfferRemote(rank);
+}
+
+void Shard::OfferOverdue() {
+  std::vector<Rank> overdue;
+  {
+    MutexLock lock(mu_);
+    overdue = remote_.Overdue(clock_.Now());
+  }
+  for (Rank rank : overdue) OfferRemote(rank);
 }
 
 absl::Status Shard::CheckRemoteFold(int32_t shard,

@@ -46,6 +46,20 @@ TEST_F(AccessControlTest, TheTableDecides) {
   EXPECT_EQ(access_->denied(Refusal::kUnknownToken), 0);
 }
 
+// A data shard's certificate is a server's as well.
+TEST_F(AccessControlTest, OnlyTheFirstServerTakesADataShard) {
+  for (const char* method : {"Attach", "Fetch"}) {
+    const std::string path = std::string("/cohort.v1.DataShards/") + method;
+    EXPECT_EQ(Call(path, With("server/0")), absl::StatusCode::kOk);
+    const absl::Status other =
+        access_->CheckCall(path, With("server/1")).status();
+    EXPECT_EQ(other.code(), absl::StatusCode::kPermissionDenied);
+    EXPECT_THAT(std::string(other.message()),
+                HasSubstr("want the certificate of server/0"));
+  }
+  EXPECT_EQ(access_->denied(Refusal::kRole), 2);
+}
+
 TEST_F(AccessControlTest, UnknownMethodsAreDeniedToAll) {
   const absl::Status status =
       access_->CheckCall("/cohort.v1.Admin/Missing", With("operator")).status();

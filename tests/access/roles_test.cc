@@ -30,10 +30,11 @@ TEST(RolesTest, WorkersTrainAndChangeNothingElse) {
   }
 }
 
-TEST(RolesTest, OnlyServersReachTheCallsBetweenShards) {
+TEST(RolesTest, OnlyTheFirstServerReachesTheCallsBetweenShards) {
   for (const char* path :
        {"/cohort.v1.DataShards/Attach", "/cohort.v1.DataShards/Fetch"}) {
     EXPECT_THAT(RightsOf(path)->roles, ElementsAre(PeerRole::kServer));
+    EXPECT_EQ(RightsOf(path)->server, 0);
   }
 }
 

@@ -285,6 +285,13 @@ TEST_F(DamagedCheckpointTest, AStateThatCouldNotBeReadBackIsNotWritten) {
   EXPECT_EQ(written.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(written.message()),
               HasSubstr("statistics/sync/bn/variance: got -1, want finite"));
+  // Nor would its export.
+  sets[0].layers[0].variance[0] = 1e40;
+  snapshot->statistics = std::make_shared<const StatisticsSets>(sets);
+  EXPECT_EQ(WriteCheckpoint(RealFileSystem(), dir_.path(), 1, ExampleIdentity(),
+                            state)
+                .code(),
+            absl::StatusCode::kDataLoss);
   EXPECT_EQ(Loaded(), kNewer);
   EXPECT_THAT(problems_, IsEmpty());
 }

@@ -342,19 +342,54 @@ TEST(FrontEndMeasuresTest, BadOnesAreRefused) {
            {{"a", 1, 0}},
            {{"a", 1, -1}},
            {{"a", 1, kInfinity}},
+           {{"a", 1, 2 * limits::kMeasureWeightMax}},
            {{"a", 1, static_cast<double>(kNan)}}}) {
     const absl::Status status = cohort.Close(kRank0, FakePush{.measures = bad});
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad[0].name;
     EXPECT_THAT(std::string(status.message()), HasSubstr("measure"));
   }
-  // A mean that diverged is still a mean.
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}).ok());
   ASSERT_TRUE(cohort.Gradient(kRank0, 1, {0}).ok());
-  EXPECT_TRUE(
-      cohort
-          .Close(kRank0, FakePush{.measures = {{"A-z_0./", kInfinity, 1},
-                                               {longest, 0, 0.5}}})
-          .ok());
+  EXPECT_TRUE(cohort
+                  .Close(kRank0, FakePush{.measures = {{"A-z_0./", 2, 1},
+                                                       {longest, 0, 0.5}}})
+                  .ok());
+}
+
+// One of them would hide those of all other ranks and steps.
+TEST(FrontEndMeasuresTest, WhatIsNotFiniteIsNamedAndLeftOut) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  const double nan = kNan;
+  cohort.Push(kRank0, {.measures = {{"a", nan, 1},
+                                    {"b", kInfinity, 1},
+                                    {"c", 1e300, 1},
+                                    {"d", 1, 1e-310},
+                                    {"e", 4, 2}}});
+  cohort.Push(kRank1, {.measures = {{"a", 3, 1}}});
+  const CommitRecord record = cohort.All<effect::Committed>()[0].record;
+  EXPECT_FALSE(record.skipped);
+  EXPECT_THAT(record.measures,
+              ElementsAre(Measure{"a", 3, 1}, Measure{"e", 4, 2}));
+  for (const char* name : {"a", "b", "c", "d"}) {
+    EXPECT_THAT(cohort.log(),
+                HasSubstr(absl::StrCat("rank 0: measure ", name,
+                                       " is not finite at step 0; it is left "
+                                       "out of the mean")));
+  }
+}
+
+// A model that diverges must show.
+TEST(FrontEndMeasuresTest, ALossThatIsNotFiniteIsNamedAndReported) {
+  FakeCohort cohort(LongSetup());
+  cohort.Start();
+  cohort.Push(kRank0, {.loss_sum = kInfinity});
+  cohort.Push(kRank1, {});
+  const CommitRecord record = cohort.All<effect::Committed>()[0].record;
+  EXPECT_FALSE(record.skipped);
+  EXPECT_EQ(record.loss, kInfinity);
+  EXPECT_THAT(cohort.log(),
+              HasSubstr("rank 0: the loss is not finite at step 0"));
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ TEST(CoordinatorNonfiniteTest, MomentsThatOverflowTogetherSkipTheStep) {
   FakeCohort cohort(LongRun(GlobalSetup()));
   cohort.Start();
   for (const auto& [rank, mean] :
-       {std::pair(kRank0, 1e200), std::pair(kRank1, -1e200)}) {
+       {std::pair(kRank0, 1e30), std::pair(kRank1, -1e30)}) {
     ASSERT_TRUE(
         cohort.Reduce(rank, {}, {.count = 1, .first = {mean}, .second = {0}})
             .ok());
@@ -118,6 +118,79 @@ TEST(CoordinatorNonfiniteTest, MomentsThatOverflowTogetherSkipTheStep) {
   const auto verdicts = cohort.All<effect::SendVerdict>();
   EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kSkipped);
   EXPECT_EQ(verdicts[0].verdict.reason, "combined moments of bn");
+}
+
+// Finite in float64 only: workers normalise and exports are written in float32.
+TEST(CoordinatorNonfiniteTest, MomentsBeyondFloat32AreNotFinite) {
+  for (const Moments& moments :
+       {Moments{.count = 1, .first = {1e40}, .second = {0}},
+        Moments{.count = 1, .first = {0}, .second = {1.7e308}}}) {
+    FakeCohort local(LongRun(SmallSetup()));
+    local.Start();
+    local.Push(kRank0, {});
+    local.Push(kRank1, {.moments = moments});
+    EXPECT_EQ(local.All<effect::SendVerdict>()[0].verdict.reason,
+              "rank 1: moments of bn");
+    FakeCohort global(LongRun(GlobalSetup()));
+    global.Start();
+    ASSERT_TRUE(global.Reduce(kRank0, {}, moments).ok());
+    ASSERT_TRUE(
+        global.Reduce(kRank1, {}, {.count = 1, .first = {0}, .second = {0}})
+            .ok());
+    global.Push(kRank0, {});
+    global.Push(kRank1, {});
+    EXPECT_EQ(global.All<effect::SendVerdict>()[0].verdict.reason,
+              "rank 0: moments of bn");
+    FakeCohort async(LongRun(AsyncSetup()));
+    async.Start();
+    async.Push(kRank1, {.moments = moments});
+    EXPECT_EQ(async.All<effect::SendVerdict>()[0].verdict.reason,
+              "rank 1: moments of bn");
+  }
+}
+
+// Each rank's mean fits, and the variance of both together does not.
+TEST(CoordinatorNonfiniteTest, MomentsTogetherBeyondFloat32AreNotFinite) {
+  const auto far = [](double mean) {
+    return Moments{.count = 2, .first = {mean}, .second = {0}};
+  };
+  for (const int64_t inline_max : {int64_t{1} << 20, int64_t{0}}) {
+    for (const bool global : {false, true}) {
+      FakeSetup setup = global ? GlobalSetup() : SmallSetup();
+      setup.options.moments_inline_max = inline_max;
+      FakeCohort cohort(LongRun(setup));
+      cohort.Start();
+      const auto before = *cohort.snapshot()->statistics;
+      if (global) {
+        ASSERT_TRUE(cohort.Reduce(kRank0, {}, far(1e30)).ok());
+        ASSERT_TRUE(cohort.Reduce(kRank1, {}, far(-1e30)).ok());
+      }
+      cohort.Push(kRank0, {.moments = far(1e30)});
+      cohort.Push(kRank1, {.moments = far(-1e30)});
+      const auto verdicts = cohort.All<effect::SendVerdict>();
+      ASSERT_EQ(verdicts.size(), 2u);
+      EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kSkipped);
+      EXPECT_EQ(verdicts[0].verdict.reason, "combined moments of bn");
+      EXPECT_TRUE(cohort.All<effect::Committed>()[0].record.skipped);
+      EXPECT_EQ(*cohort.snapshot()->statistics, before);
+      EXPECT_THAT(cohort.weights(1), ElementsAre(3));
+    }
+  }
+}
+
+// The variance of the push and of what is held is far from either.
+TEST(CoordinatorNonfiniteTest, APushThatOverflowsTheStatisticsIsRejected) {
+  FakeSetup setup = AsyncSetup();
+  setup.options.policy.mixture_variance = true;
+  FakeCohort cohort(LongRun(setup));
+  cohort.Start();
+  cohort.Push(kRank0,
+              {.moments = {.count = 2, .first = {1e30}, .second = {0}}});
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 1u);
+  EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kRejectedNonfinite);
+  EXPECT_EQ(verdicts[0].verdict.reason, "combined moments of bn");
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
 }
 
 // A repetition is ignored, so its non-finite values do not matter either.

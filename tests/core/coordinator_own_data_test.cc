@@ -18,6 +18,7 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 FakeSetup OwnData(FakeSetup setup, int64_t max_steps) {
   setup.options.max_steps = max_steps;
@@ -410,6 +411,47 @@ TEST(MaxStepsTest, ARestartAfterTheLastStepTestsAgain) {
     EXPECT_EQ(second.snapshot()->version, Version(max_steps));
     EXPECT_EQ(second.All<effect::Evaluated>().size(), 1);
   }
+}
+
+// ---- equal batches
+
+constexpr char kSameBatches[] = "ranks 0 and 1 train the same batches";
+
+TEST(OwnDataTest, RanksThatTrainTheSameBatchesAreNamedOnce) {
+  FakeCohort cohort(OwnData(SmallSetup(), 20));
+  cohort.Start();
+  const auto step = [&cohort](uint64_t zero, uint64_t one) {
+    FakePush push = SamplesOf(2);
+    push.batch_digest = zero;
+    cohort.Push(kRank0, push);
+    push.batch_digest = one;
+    cohort.Push(kRank1, push);
+  };
+  step(7, 7);
+  step(0, 0);
+  step(8, 8);
+  EXPECT_THAT(cohort.log(), Not(HasSubstr(kSameBatches)));
+  EXPECT_EQ(cohort.core().Status(cohort.now()).data_problem, "");
+  step(9, 9);
+  EXPECT_THAT(cohort.log(), HasSubstr(kSameBatches));
+  EXPECT_THAT(cohort.core().Status(cohort.now()).data_problem,
+              HasSubstr(kSameBatches));
+  const size_t logged = cohort.All<effect::Log>().size();
+  step(10, 10);
+  EXPECT_EQ(cohort.All<effect::Log>().size(), logged);
+}
+
+TEST(OwnDataTest, AsyncPushesAreComparedWithThoseOfOtherRanks) {
+  FakeCohort cohort(OwnData(AsyncSetup(), 20));
+  cohort.Start();
+  for (const Rank rank : {kRank0, kRank1}) {
+    for (uint64_t digest : {7, 8, 9}) {
+      FakePush push = SamplesOf(2);
+      push.batch_digest = digest;
+      cohort.Push(rank, push);
+    }
+  }
+  EXPECT_THAT(cohort.log(), HasSubstr(kSameBatches));
 }
 
 }  // namespace

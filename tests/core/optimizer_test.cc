@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "common/float_buffer.h"
 #include "server/core/data/transaction.h"
 #include "server/core/optimizer/slots.h"
 #include "tests/core/small_run.h"
@@ -239,6 +241,20 @@ TEST(OptimizerTest, FollowsItsFormulaInFloat64) {
       EXPECT_EQ(run.weights()[3], before[3]);
     }
   }
+}
+
+TEST(OptimizerTest, TheMemoryOfEveryKindOfSlotCounts) {
+  Slots all;
+  int64_t bytes = 0;
+  for (const SlotKind& kind : AllSlots()) {
+    Slots one;
+    one.*kind.buffer = std::make_shared<FloatBuffer>(3);
+    EXPECT_EQ(BytesOf(one), 12) << kind.name;
+    all.*kind.buffer = one.*kind.buffer;
+    bytes += 12;
+  }
+  EXPECT_EQ(BytesOf(all), bytes);
+  EXPECT_EQ(BytesOf(Slots()), 0);
 }
 
 TEST(OptimizerTest, BackendsAgreeToTheBit) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace cohort {
 namespace {
 
@@ -35,6 +37,13 @@ TEST(PushTest, ARepetitionIsToldFromAMismatch) {
   push.Close({.loss_sum = 1});
   EXPECT_EQ(push.Close({.loss_sum = 1}), Arrival::kRepeated);
   EXPECT_EQ(push.Close({.loss_sum = 2}), Arrival::kMismatch);
+}
+
+TEST(PushTest, ARepeatedLossThatIsNotANumberIsARepetition) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  Push push(1);
+  push.Close({.loss_sum = nan});
+  EXPECT_EQ(push.Close({.loss_sum = nan}), Arrival::kRepeated);
 }
 
 TEST(PushTest, BytesAreHeldUntilAFoldTakesThem) {

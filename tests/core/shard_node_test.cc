@@ -103,6 +103,18 @@ class ShardNodeTest : public ::testing::Test {
   FloatBufferPool pool_;
 };
 
+TEST_F(ShardNodeTest, OnlyTheNextVersionMayComeIfItTakesPartInCommits) {
+  const ShardNode node = *ShardNode::Install(install_);
+  EXPECT_FALSE(node.MayCome(Version(6)));
+  EXPECT_FALSE(node.MayCome(Version(7)));
+  EXPECT_TRUE(node.MayCome(Version(8)));
+  EXPECT_FALSE(node.MayCome(Version(9)));
+  auto frozen = std::make_shared<RegisteredModel>(*install_.model);
+  frozen->partitions[1].trainable = false;
+  install_.model = std::move(frozen);
+  EXPECT_TRUE(ShardNode::Install(install_)->MayCome(Version(9)));
+}
+
 TEST_F(ShardNodeTest, FoldsAndCommitsOnlyItsOwnPartitions) {
   ShardNode node = *ShardNode::Install(install_);
   PrepareOne(node, 1, 7);

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -96,6 +98,30 @@ TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
       EXPECT_THAT(std::string(example), StartsWith(name));
     }
   }
+}
+
+TEST(CtlCommandTest, HelpOfAGroupListsItsVerbs) {
+  CtlHarness ctl;
+  std::set<std::string> groups;
+  for (const Verb& verb : Verbs()) {
+    const std::vector<std::string> words =
+        absl::StrSplit(std::string(verb.name), ' ');
+    if (words.size() == 2) groups.insert(words[0]);
+  }
+  EXPECT_EQ(groups.count("certs"), 1u);
+  for (const std::string& group : groups) {
+    const CtlResult help = ctl.RunPlain(absl::StrCat("help ", group));
+    EXPECT_EQ(help.code, 0) << group;
+    EXPECT_EQ(help.err, "") << group;
+    EXPECT_EQ(ctl.RunPlain(absl::StrCat(group, " --help")).out, help.out);
+  }
+  EXPECT_EQ(ctl.RunPlain("help context").out, R"(Verbs:
+  context list  lists the servers that have a name
+  context set   gives a server a name
+  context use   makes a named server the default of all verbs
+
+`cohortctl help context list` has its flags and examples.
+)");
 }
 
 TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {

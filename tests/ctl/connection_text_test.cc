@@ -56,5 +56,13 @@ TEST(ConnectionTextTest, DoctorNamesACheckpointThatCannotBeWritten) {
   EXPECT_EQ(check.found, "checkpoint of step 7 failed; disk full");
 }
 
+TEST(ConnectionTextTest, DoctorNamesRanksThatTrainTheSameBatches) {
+  v1::Status status;
+  status.set_data_problem("ranks 0 and 1 train the same batches");
+  const Check check = CheckData(status);
+  EXPECT_EQ(check.result, Check::Result::kWarning);
+  EXPECT_EQ(check.found, "ranks 0 and 1 train the same batches");
+}
+
 }  // namespace
 }  // namespace cohort

@@ -292,6 +292,12 @@ TEST(VersionsCheckTest, SameReleaseOfAnotherCommitIsAWarning) {
   EXPECT_EQ(check.result, Result::kWarning);
   EXPECT_EQ(check.found,
             "cohortctl is 0.1.0 (commit a); worker 1 is 0.1.0 (commit b)");
+  // A worker in Python says so, and is no other version for that.
+  status.mutable_workers(1)->set_build("cohort (Python) 0.1.0 (commit a)");
+  EXPECT_EQ(CheckVersions("0.1.0 (commit a)", status).result, Result::kOk);
+  status.mutable_workers(1)->set_build("cohort (Python) 0.2.0 (commit a)");
+  EXPECT_EQ(CheckVersions("0.1.0 (commit a)", status).result, Result::kFailed);
+  status.mutable_workers(1)->set_build("0.1.0 (commit a)");
   status.mutable_workers(0)->clear_build();
   EXPECT_EQ(CheckVersions("0.1.0 (commit a)", status).result, Result::kFailed);
 }

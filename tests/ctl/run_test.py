@@ -137,11 +137,28 @@ class RunTest(unittest.TestCase):
 
     def test_run_that_goes_on_without_lost_workers_does_so(self):
         self.play("listen; await worker1.pid; await gone; sleep 0.2; exit 0",
-                  "[[ $rank == 1 ]] && touch gone && exit 1; sleep 0.3")
+                  "[[ $rank == 1 ]] && touch gone && exit 7; sleep 0.3")
         code, _, err = self.cohort("--on_worker_loss=continue")
-        self.assertEqual(code, 0, err)
-        self.assertIn("run: worker 1 ended with exit code 1: the run continues "
+        self.assertIn("run: worker 1 ended with exit code 7: the run continues "
                       "without it", err)
+        # The server's is 0, and not everything ended well.
+        self.assertEqual(code, 7, err)
+        self.assertEqual(err[-1], "run: the server ended well, but worker 1 "
+                         "ended with exit code 7, so the exit code is 7")
+
+    def test_a_worker_that_fails_after_the_run_is_no_success(self):
+        self.play("listen; await worker0.pid; await worker1.pid; touch over",
+                  "await over; sleep 0.3; [[ $rank == 0 ]] || exit 3")
+        code, _, err = self.cohort()
+        self.assertEqual(code, 3, err)
+        self.assertIn("run: worker 1 ended with exit code 3", err)
+
+    def test_a_worker_that_was_started_again_and_ends_well_is_a_success(self):
+        self.play("listen; await twice; sleep 0.3",
+                  "echo x >>lives; [[ $(wc -l <lives) == 1 ]] && exit 1\n"
+                  "touch twice; exit 0")
+        code, _, err = self.cohort("--workers=1")
+        self.assertEqual(code, 0, err)
 
     def test_an_elastic_run_brings_its_workers_back_while_it_may(self):
         self.play("listen; await done; sleep 0.5",
@@ -149,7 +166,7 @@ class RunTest(unittest.TestCase):
                   "echo x >>lives; [[ $rank == 1 && $(wc -l <lives) == 2 ]] && "
                   "touch done; exit 1")
         code, _, err = self.cohort("--workers=1:2", "--max_restarts=1")
-        self.assertEqual(code, 0, err)
+        self.assertEqual(code, 1, err)
         self.assertEqual(
             [line for line in err if "worker 1 ended" in line],
             ["run: worker 1 ended with exit code 1: it is started again, 1 of "

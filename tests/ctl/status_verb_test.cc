@@ -95,7 +95,7 @@ TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
           R"("learning_rate":0.05,"train_loss":0.4312,"measures":{},)"
           R"("test_accuracy":null,)"
           R"("test_top5_accuracy":null,"test_miou":null,"test_class_iou":[],)"
-          R"("checkpoint_problem":"",)"
+          R"("checkpoint_problem":"","data_problem":"",)"
           R"("connection":{"encrypted":false,"client":"",)"
           R"("own_certificate_end":null,"server_certificate_end":null},)"
           R"("policy":{"policy_epoch":1,"text":"sync, global normalisation, )"

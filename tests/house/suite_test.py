@@ -11,7 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "tls",
-         "fuzz", "wheel", "mutants", "soak", "engines")
+         "fuzz", "wheel", "zoo", "mutants", "soak", "engines")
 
 # Replaces cmake and ctest: records its arguments, and fails if told to.
 TOOL = r"""#!/bin/bash

@@ -9,7 +9,12 @@
 #include <sstream>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "cohort/v1/admin.grpc.pb.h"
+#include "common/flags/flag_table.h"
+#include "server/main/server_options.h"
+#include "tests/rpc/attach_call.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -34,6 +39,39 @@ TEST(DataServerTest, ClientsOfARunAreToldWhereTheyAre) {
   v1::Status status;
   EXPECT_THAT(admin->GetStatus(&context, {}, &status).error_message(),
               HasSubstr("this is a data shard"));
+}
+
+TEST(DataServerTest, TheHelpNamesEachFlagThatHasAnEffect) {
+  const FlagInfo* const help = FindFlag(ServerFlagTable(), "data_shard");
+  ASSERT_NE(help, nullptr);
+  for (const absl::string_view name : DataShardFlags()) {
+    const FlagInfo* const flag = FindFlag(ServerFlagTable(), name);
+    ASSERT_NE(flag, nullptr) << name;
+    if (flag == help || flag->subject == "security") continue;
+    EXPECT_THAT(std::string(help->help), HasSubstr(absl::StrCat("--", name)));
+  }
+}
+
+// Without certificates nothing tells the first server from another client.
+TEST(DataServerTest, AFirstServerThatIsConnectedIsNotReplaced) {
+  std::ostringstream out;
+  const absl::StatusOr<std::unique_ptr<DataServer>> server =
+      DataServer::Start(TinyOptions(), out);
+  ASSERT_TRUE(server.ok()) << server.status();
+  AttachCall first((*server)->address(), grpc::InsecureChannelCredentials());
+  ASSERT_TRUE(first.Attach(int64_t{1000} << 32));
+  for (const int64_t generation : {int64_t{1001} << 32, int64_t{1} << 62}) {
+    AttachCall other((*server)->address(), grpc::InsecureChannelCredentials());
+    EXPECT_FALSE(other.Attach(generation));
+    EXPECT_FALSE(other.End().ok());
+  }
+  first.Close();
+  // The data shard may notice a moment later that the connection has ended.
+  for (;;) {
+    AttachCall next((*server)->address(), grpc::InsecureChannelCredentials());
+    if (next.Attach(int64_t{1001} << 32)) break;
+    ASSERT_EQ(next.End().error_code(), grpc::StatusCode::UNAVAILABLE);
+  }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +24,9 @@
 #include "common/wire/channel.h"
 #include "common/wire/security.h"
 #include "server/access/roles.h"
+#include "server/main/data_server.h"
 #include "server/rpc/call_interceptor.h"
+#include "tests/rpc/attach_call.h"
 #include "tests/rpc/service_fixture.h"
 #include "tests/security/test_authority.h"
 
@@ -183,7 +186,7 @@ TEST_F(AccessTest, EveryServedMethodIsInTheTable) {
 TEST_F(AccessTest, EveryRoleMayCallWhatTheTableSays) {
   Start(OptionsWithTokens());
   const std::vector<std::pair<PeerRole, std::string>> roles = {
-      {PeerRole::kServer, "server/1"},
+      {PeerRole::kServer, "server/0"},
       {PeerRole::kWorker, "worker/0"},
       {PeerRole::kWorker, "worker/any"},
       {PeerRole::kViewer, "viewer"},
@@ -210,6 +213,31 @@ TEST_F(AccessTest, EveryRoleMayCallWhatTheTableSays) {
       }
     }
   }
+}
+
+// Another data shard of the run has a server's certificate, too.
+TEST_F(AccessTest, OnlyTheFirstServerTakesADataShard) {
+  ServerOptions options = SecureOptions();
+  options.security.audit_log.clear();
+  std::ostringstream out;
+  const auto shard = DataServer::Start(options, out);
+  ASSERT_TRUE(shard.ok()) << shard.status();
+  const auto call = [&](const std::string& role) {
+    return std::make_unique<AttachCall>((*shard)->address(),
+                                        Unchecked(authority_.Issue(role)));
+  };
+  const int64_t start = int64_t{1000} << 32;
+  const auto first = call("server/0");
+  ASSERT_TRUE(first->Attach(start));
+  const auto other = call("server/1");
+  EXPECT_FALSE(other->Attach(start + 1));
+  EXPECT_EQ(other->End().error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  // A restarted first server need not wait for the connection of the one
+  // before.
+  const auto restarted = call("server/0");
+  EXPECT_TRUE(restarted->Attach(int64_t{1001} << 32));
+  EXPECT_EQ(first->End().error_code(), grpc::StatusCode::ABORTED);
+  restarted->Close();
 }
 
 TEST_F(AccessTest, OtherRunsMayCallNothing) {

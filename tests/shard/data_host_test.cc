@@ -120,7 +120,8 @@ class DataHostTest : public ::testing::Test {
                                     int64_t generation) {
     return {.run_id = run,
             .generation = generation,
-            .place = {.index = 1, .count = 2}};
+            .place = {.index = 1, .count = 2},
+            .authenticated = true};
   }
 
   static shard_command::Install Model(int64_t version) {
@@ -433,6 +434,36 @@ TEST_F(DataHostTest, TheSameStartOfShardZeroMayAttachAgain) {
   EXPECT_TRUE(host_.Handle(link.get(), Model(0)).ok());
 }
 
+TEST_F(DataHostTest, WithoutACertificateNobodyReplacesAShardZeroThatIsThere) {
+  const auto link = Attached(1);
+  ShardAttachment later = Attachment("run", 2);
+  later.authenticated = false;
+  const absl::Status refused =
+      host_.Attach(later, std::make_shared<KeptReports>());
+  EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("after that connection has ended"));
+  EXPECT_FALSE(link->end().has_value());
+  host_.Detach(link.get());
+  EXPECT_TRUE(host_.Attach(later, std::make_shared<KeptReports>()).ok());
+}
+
+// It would lock out every later start of the run's own shard 0.
+TEST_F(DataHostTest, AGenerationThatNoRunReachesIsRefused) {
+  const int64_t start = int64_t{1000} << 32;
+  const auto link = Attached(start);
+  const auto attach = [this](int64_t generation) {
+    return host_.Attach(Attachment("run", generation),
+                        std::make_shared<KeptReports>());
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(attach(int64_t{1} << 62)));
+  EXPECT_FALSE(link->end().has_value());
+  host_.Detach(link.get());
+  EXPECT_TRUE(absl::IsInvalidArgument(attach(int64_t{1} << 62)));
+  // Shard 0 was started many times while this process was away.
+  EXPECT_TRUE(attach(start + (int64_t{70000} << 32)).ok());
+}
+
 TEST_F(DataHostTest, AnotherRunIsRefusedOnlyWhileThisOneIsConnected) {
   const auto link = Attached(1);
   EXPECT_TRUE(absl::IsAlreadyExists(
@@ -533,7 +564,7 @@ TEST_F(DataHostTest, ShardZeroIsToldBeforeTheProcessStops) {
 TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
   Attached(1);
   absl::Status told;
-  host_.Read({.run_id = "run"}, Version(5),
+  host_.Read({.run_id = "run"}, Version(1),
              [&told](auto answer) { told = answer.status(); });
   clock_.Advance(absl::Seconds(29));
   host_.CheckStreams();
@@ -541,6 +572,16 @@ TEST_F(DataHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
   clock_.Advance(absl::Seconds(1));
   host_.CheckStreams();
   EXPECT_TRUE(absl::IsUnavailable(told)) << told;
+}
+
+TEST_F(DataHostTest, AReadBeyondTheNextVersionIsRefusedAtOnce) {
+  Attached(1);
+  absl::Status told;
+  for (const int64_t version : {int64_t{2}, int64_t{1} << 60}) {
+    host_.Read({.run_id = "run"}, Version(version),
+               [&told](auto answer) { told = answer.status(); });
+    EXPECT_TRUE(absl::IsOutOfRange(told)) << told;
+  }
 }
 
 TEST_F(DataHostTest, AReadThatWaitsEndsWithItsShardZero) {

@@ -87,9 +87,9 @@ class RemoteGradientsTest : public ::testing::Test {
   }
 
   // The tickets that the coordinator takes, negative if it holds nothing new.
-  std::vector<int64_t> Offer() {
+  std::vector<int64_t> Offer(Instant now = Now()) {
     Effects out;
-    remote_.Offer(Rank(0), core_, Now(), out, refused_);
+    remote_.Offer(Rank(0), core_, now, out, refused_);
     std::vector<int64_t> taken;
     for (const Effect& e : out) {
       if (const auto* one = std::get_if<effect::GradientTaken>(&e)) {
@@ -116,7 +116,7 @@ class RemoteGradientsTest : public ::testing::Test {
     Effects out;
     GradientMessage own{.partition = 0, .gradient = RopeOf(Ones(1))};
     EXPECT_TRUE(core_.Gradient(sender_, Key(), own, Now(), out).ok());
-    remote_.Add(1, Gradient(1, 10 + transaction));
+    remote_.Add(1, Gradient(1, 10 + transaction), Now());
     EXPECT_THAT(Offer(), SizeIs(1));
     for (int32_t partition : {0, 1}) {
       FoldResult result{.transaction = transaction, .partition = partition};
@@ -150,23 +150,48 @@ class RemoteGradientsTest : public ::testing::Test {
 };
 
 TEST_F(RemoteGradientsTest, AGradientThatOvertakesItsOpeningWaitsForIt) {
-  remote_.Add(1, Gradient(1, 7));
+  remote_.Add(1, Gradient(1, 7), Now());
   EXPECT_THAT(Offer(), IsEmpty());
   Open();
   EXPECT_THAT(Offer(), ElementsAre(7));
   EXPECT_THAT(refused_, IsEmpty());
 }
 
+// What follows on a later stream of the same incarnation is answered.
+TEST_F(RemoteGradientsTest, AGradientThatIsNotOpenedHoldsUpNoOther) {
+  remote_.Add(1, Gradient(1, 7), Now());
+  RemoteGradient unknown = Gradient(1, 8);
+  unknown.key.sequence = Sequence(99);
+  remote_.Add(1, std::move(unknown), Now());
+  EXPECT_THAT(Offer(), IsEmpty());
+  ASSERT_THAT(refused_, SizeIs(1));
+  EXPECT_EQ(refused_[0].ticket, 8);
+  Open();
+  EXPECT_THAT(Offer(), ElementsAre(7));
+}
+
+TEST_F(RemoteGradientsTest, AGradientThatIsNeverOpenedIsRefusedInTheEnd) {
+  remote_.Add(1, Gradient(1, 7), Now());
+  const Instant late = Now() + RemoteGradients::kOpeningDeadline;
+  EXPECT_THAT(remote_.Overdue(late - absl::Seconds(1)), IsEmpty());
+  EXPECT_THAT(remote_.Overdue(late), ElementsAre(Rank(0)));
+  EXPECT_THAT(Offer(late), IsEmpty());
+  ASSERT_THAT(refused_, SizeIs(1));
+  EXPECT_EQ(refused_[0].ticket, 7);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(refused_[0].status));
+  EXPECT_THAT(remote_.Overdue(late), IsEmpty());
+}
+
 TEST_F(RemoteGradientsTest, ARepetitionIsTakenAndNotHeld) {
   Open();
-  remote_.Add(1, Gradient(1, 7));
-  remote_.Add(1, Gradient(1, 8));
+  remote_.Add(1, Gradient(1, 7), Now());
+  remote_.Add(1, Gradient(1, 8), Now());
   EXPECT_THAT(Offer(), ElementsAre(7, -8));
 }
 
 TEST_F(RemoteGradientsTest, APartitionOfAnotherShardIsRefused) {
   Open();
-  remote_.Add(1, Gradient(0, 7));
+  remote_.Add(1, Gradient(0, 7), Now());
   EXPECT_THAT(Offer(), IsEmpty());
   ASSERT_THAT(refused_, SizeIs(1));
   EXPECT_EQ(refused_[0].ticket, 7);
@@ -211,8 +236,10 @@ TEST_F(RoomForRemoteGradientsTest, APausedGradientDoesNotForgetThatItWaits) {
   ASSERT_EQ(*Own(0, 2, out), Admission::kTaken);
   RemoteGradient remote = Gradient(1, 7);
   remote.message.remote_bytes = 8;
-  remote_.Add(1, std::move(remote));
+  remote_.Add(1, std::move(remote), Now());
   ASSERT_THAT(Offer(), IsEmpty());
+  // An effect says when there is room, however long that takes.
+  EXPECT_THAT(remote_.Overdue(Now() + absl::Hours(1)), IsEmpty());
   ASSERT_EQ(*Own(2, 1, out), Admission::kTaken);
   out.clear();
   core_.Folded({.transaction = 1,
@@ -232,7 +259,7 @@ TEST_F(RemoteGradientsTest, AnIncarnationOfAnEarlierGenerationIsFenced) {
   Open();
   RemoteGradient old = Gradient(1, 7);
   old.sender.incarnation = Incarnation(sender_.incarnation.value() - 1);
-  remote_.Add(1, std::move(old));
+  remote_.Add(1, std::move(old), Now());
   EXPECT_THAT(Offer(), IsEmpty());
   ASSERT_THAT(refused_, SizeIs(1));
   EXPECT_TRUE(absl::IsAborted(refused_[0].status));

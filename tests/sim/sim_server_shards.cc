@@ -61,7 +61,7 @@ void SimServer::SendTo(int32_t shard, const ShardCommand& command) {
 
 void SimServer::RemoteArrived(int32_t shard, RemoteGradient gradient) {
   const Rank rank = gradient.sender.rank;
-  remote_.Add(shard, std::move(gradient));
+  remote_.Add(shard, std::move(gradient), world_.scheduler.now());
   Offer(rank);
 }
 
@@ -75,7 +75,8 @@ void SimServer::Offer(Rank rank) {
     remote_.Offer(rank, *core_, world_.scheduler.now(), out, refused);
   });
   for (const RemoteGradients::Refusal& refusal : refused) {
-    if (!absl::IsAborted(refusal.status)) {
+    if (!absl::IsAborted(refusal.status) &&
+        !absl::IsDeadlineExceeded(refusal.status)) {
       world_.checker.Fail(absl::StrCat("refused: ", refusal.status.ToString()));
     }
     SendTo(refusal.shard, shard_command::Refuse{.ticket = refusal.ticket,

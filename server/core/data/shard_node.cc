@@ -200,6 +200,20 @@ void ShardNode::Publish(SharedSnapshot next, const std::vector<Version>& held) {
   held_[current_->version] = current_;
 }
 
+bool ShardNode::MayCome(Version version) const {
+  if (version <= newest()) return false;
+  if (version == newest().Next()) return true;
+  // A commit needs the folds of every shard, so shard 0 is one version ahead at
+  // most, unless this shard folds nothing.
+  for (size_t p = 0; p < model_->partitions.size(); ++p) {
+    if (model_->partitions[p].trainable &&
+        place_.Owns(static_cast<int32_t>(p))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 SharedSnapshot ShardNode::Read(Version version) const {
   const auto at = held_.find(version);
   return at == held_.end() ? nullptr : at->second;

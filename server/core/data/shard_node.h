@@ -76,6 +76,9 @@ class ShardNode {
   absl::StatusOr<ShardWeights> WeightsOf(
       const shard_command::SendWeights& send) const;
   Version newest() const { return current_->version; }
+  // Shard 0 may have committed `version`, or be about to, while the command is
+  // on its way here.
+  bool MayCome(Version version) const;
   // As it was committed, with the slots of the settings of that time. Null if
   // it is not held.
   SharedSnapshot Read(Version version) const;

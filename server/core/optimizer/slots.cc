@@ -49,6 +49,16 @@ SharedFloats Slots::*VelocityOf(const Slots& slots) {
 
 absl::Span<const SlotKind> AllSlots() { return kAll; }
 
+int64_t BytesOf(const Slots& slots) {
+  int64_t bytes = 0;
+  for (const SlotKind& kind : kAll) {
+    const SharedFloats& floats = slots.*kind.buffer;
+    if (floats == nullptr) continue;
+    bytes += floats->size() * static_cast<int64_t>(sizeof(float));
+  }
+  return bytes;
+}
+
 std::vector<SlotKind> SlotsOf(OptimizerKind kind) {
   switch (kind) {
     case OptimizerKind::kAuto:

@@ -54,6 +54,9 @@ SharedFloats Slots::*VelocityOf(const Slots& slots);
 // All there are.
 absl::Span<const SlotKind> AllSlots();
 
+// Memory of all that are there.
+int64_t BytesOf(const Slots& slots);
+
 // Those that `kind` works with.
 std::vector<SlotKind> SlotsOf(OptimizerKind kind);
 // Those that a run works with: the optimizer's, the mean square if stale pushes

@@ -41,4 +41,9 @@ absl::Status CheckClosing(const PushClosing& closing,
                           const std::vector<BatchNormSpec>& layers,
                           bool global);
 
+// Removes the measures that are not finite, and returns their names. In the sum
+// over ranks, steps and a window of the history one of them would hide all
+// others. The push is as good without them, so it is not refused.
+std::vector<std::string> TakeNonfiniteMeasures(PushClosing& closing);
+
 }  // namespace cohort

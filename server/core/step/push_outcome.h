@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/assignment.h"
@@ -68,6 +69,8 @@ Assignment FinishedAssignment(const RunParts& parts, const std::string& reason);
 // "rank 2: moments of bn1", if any of a closed push are not finite.
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
                                             const Push& push);
+// "combined moments of bn1".
+std::string OverflowText(const ModelStore& model, int32_t layer);
 std::string NonfiniteText(const ModelStore& model,
                           const NonfiniteGradient& where);
 // Counts a commit that was not finite; asks for the end of the run if there
@@ -75,6 +78,11 @@ std::string NonfiniteText(const ModelStore& model,
 // "steps".
 void CountNonfinite(const RunParts& parts, const std::string& what,
                     const std::string& units, Turn& turn);
+
+// Warns once about ranks that train the same batches. `ranks`: an answer of
+// SameBatches.
+void WarnOfSameBatches(const RunParts& parts, const std::vector<Rank>& ranks,
+                       Turn& turn);
 
 // Notes what became of the moments of so many pushes.
 void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,

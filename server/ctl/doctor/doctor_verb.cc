@@ -82,6 +82,7 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
   if (!status->checkpoint_problem().empty()) {
     checks.push_back(CheckCheckpoints(*status));
   }
+  if (!status->data_problem().empty()) checks.push_back(CheckData(*status));
   checks.push_back(
       CheckOpsPort(OpsAddressOf(NamedOps(context), address, *status),
                    context.server.target().tls, timeout));

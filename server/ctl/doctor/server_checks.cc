@@ -97,6 +97,15 @@ Check CheckSocket(const std::string& address, absl::Duration timeout) {
             "same path");
 }
 
+// "0.1.0 (commit 0f79f3a0b1c2)" of "cohort (Python) 0.1.0 (commit ...)": a
+// program may say its name first.
+std::string WithoutName(const std::string& build) {
+  const size_t digit = build.find_first_of("0123456789");
+  const size_t commit = build.find("(commit");
+  return digit == std::string::npos || digit > commit ? build
+                                                      : build.substr(digit);
+}
+
 // The release of a build: "0.1.0" for "0.1.0 (commit 0f79f3a0b1c2)".
 absl::string_view ReleaseOf(absl::string_view build) {
   return build.substr(0, build.find(' '));
@@ -208,6 +217,12 @@ Check CheckCheckpoints(const v1::Status& status) {
             "save then tries at once");
 }
 
+Check CheckData(const v1::Status& status) {
+  return Of("data", Check::Result::kWarning, Printable(status.data_problem()),
+            "seed each worker by its rank before its data is shuffled, or give "
+            "each its own part of the data");
+}
+
 Check CheckShards(const v1::Status& status) {
   const std::string missing = MissingShardsText(status);
   if (missing.empty()) {
@@ -274,8 +289,8 @@ Check CheckVersions(absl::string_view own, const v1::Status& status) {
   // By build: the processes that have it.
   std::map<std::string, std::vector<std::string>> others;
   const auto add = [&](const std::string& build, const std::string& who) {
-    const std::string said =
-        build.empty() ? std::string("an older release") : Printable(build);
+    const std::string said = build.empty() ? std::string("an older release")
+                                           : WithoutName(Printable(build));
     if (said != own) others[said].push_back(who);
   };
   add(status.build(), "the server");

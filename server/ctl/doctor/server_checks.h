@@ -31,6 +31,7 @@ Check CheckRecord(const v1::Status& status);
 
 // The failed check of a server whose newest checkpoint could not be written.
 Check CheckCheckpoints(const v1::Status& status);
+Check CheckData(const v1::Status& status);
 
 // Checks whether all data shards of a model that several servers share are
 // connected; only a warning after the end of the run.

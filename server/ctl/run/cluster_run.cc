@@ -90,6 +90,7 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
     return;
   }
   if (!process.is_worker()) return OnDataShardEnded(process, end);
+  worker_ends_[process.rank] = end;
   if (end.code == 0) return OnWorkerLeft(process);
   if (cluster_->server_end().has_value() || stopping_ || given_up_) {
     // If it was stopped, its signal number needs no message.
@@ -271,7 +272,15 @@ absl::StatusOr<int> ClusterRun::Outcome() const {
     return given_up_->code;
   }
   if (server.signal != 0 && !cluster_->address().empty()) SayHowToGoOn();
-  return server.code;
+  if (server.code != 0) return server.code;
+  for (const auto& [rank, end] : worker_ends_) {
+    if (end.code == 0) continue;
+    screen_.Say(absl::StrCat("the server ended well, but ",
+                             ClusterProcess{.rank = rank}.Name(), " ",
+                             end.Text(), ", so the exit code is ", end.code));
+    return end.code;
+  }
+  return 0;
 }
 
 void ClusterRun::SayHowToGoOn() const {

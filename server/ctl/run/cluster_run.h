@@ -39,7 +39,9 @@ class ClusterRun {
 
   // Returns the exit code: the server's; or that of the worker for which the
   // run was stopped; or 128 + the signal's number if a signal stopped it and
-  // the server ended well.
+  // the server ended well. If the server ended well, that of the first rank
+  // whose last process did not, even if the run went on without it or was over
+  // by then: 0 means that everything ended well.
   // Errors: those of LocalCluster.
   absl::StatusOr<int> Run();
 
@@ -87,6 +89,8 @@ class ClusterRun {
   CtlIo& io_;
   std::unique_ptr<LocalCluster> cluster_;
   std::map<int32_t, int32_t> restarts_;
+  // How the last process of each rank ended.
+  std::map<int32_t, ProcessEnd> worker_ends_;
   std::optional<GivenUp> given_up_;
   absl::Status failure_;
   bool interrupted_ = false;

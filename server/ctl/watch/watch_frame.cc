@@ -160,6 +160,9 @@ void AddPolicy(const v1::GetPolicyReply& policy, const v1::Status& status,
   if (!status.checkpoint_problem().empty()) {
     frame.Value("checkpoint", Printable(status.checkpoint_problem()));
   }
+  if (!status.data_problem().empty()) {
+    frame.Value("data", Printable(status.data_problem()));
+  }
 }
 
 // The results of pushes, in the words of the counters: "applied 300".

@@ -19,7 +19,10 @@ _SETTINGS = {"lr": "learning_rate", "weight_decay": "weight_decay",
 
 # Methods that would change the script's optimizer, but not the server's.
 _METHODS = {
-    "step": "the server applies the optimizer; call job.step()",
+    "step": "the server applies the optimizer; call job.step(). A GradScaler calls "
+            "it, too: gradients are not scaled here, so remove the scaler, call "
+            "job.backward(loss) and job.step(), and use bfloat16 if float16 "
+            "underflows",
     "add_param_group": "the run has the parameters that the optimizer had when "
                        "it was joined; add the group before cohort.join()",
     "load_state_dict": "the server holds the optimizer's state; it continues "

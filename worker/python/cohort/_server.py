@@ -26,6 +26,24 @@ _PR_SET_PDEATHSIG = 1
 _PATIENCE = 60.0
 
 
+# The newest run that a job of this process has finished, by the address of its
+# server: a server has one run.
+finished_runs: dict[str, str] = {}
+# Seconds for such a server to answer again, unless the script says how long.
+AGAIN_TIMEOUT = 15.0
+
+
+def second_join(address: str, why: str) -> _errors.UsageError:
+    """The error of a job that joins where an earlier one of this process has
+    finished its run."""
+    return _errors.UsageError(
+        f"cohort.join(): this process has finished the run of the server at "
+        f"{address}, and a server has one run ({why}). Give each phase a server: "
+        "start the script once for each, with `cohortctl run ... -- python3 "
+        "train.py --phase=N`, and pass weights on in a file; or run it alone, "
+        "without COHORT_SERVER: then each cohort.join() starts a server")
+
+
 def _others() -> str | None:
     """The variable that says that there are other workers."""
     if os.environ.get("COHORT_RANK"):

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/ids.h"
+
+namespace cohort {
+
+// What one rank trained on in one step.
+struct BatchDigest {
+  Rank rank;
+  // Not 0.
+  uint64_t digest = 0;
+};
+
+// Finds ranks that train the same batches: with data of the workers' own
+// nothing else tells it, and the run is then no better than with fewer workers.
+// The usual cause is one seed for all.
+//
+// One equal batch may be chance (a small data set), so ranks must agree in
+// kInARow compared steps in a row; steps without digests are not compared. Each
+// rank is compared with the lowest rank of its digest, so a step costs
+// O(ranks).
+//
+// Thread safety: none.
+class SameBatches {
+ public:
+  static constexpr int32_t kInARow = 3;
+
+  // One step of several pushes, ascending by rank. Returns the ranks that train
+  // the same batches, ascending, the first time that this is certain; else
+  // nothing.
+  std::vector<Rank> NoteStep(const std::vector<BatchDigest>& step);
+  // One push that is applied alone. It is compared with the last pushes of the
+  // other ranks, because equal ranks are not equally fast. That it differs is
+  // known once it is kept no longer and no other rank has made the same.
+  std::vector<Rank> NotePush(const BatchDigest& push);
+
+ private:
+  // The digests of each rank that are kept for NotePush.
+  static constexpr size_t kRecent = 8;
+  struct Streak {
+    // The rank with the same batches, and in how many compared steps.
+    Rank twin;
+    int32_t steps = 0;
+  };
+
+  struct Recent {
+    uint64_t digest = 0;
+    // Another rank has had it, too.
+    bool matched = false;
+  };
+
+  // `rank` and its twin in a compared step; absent: it has none.
+  void Note(Rank rank, std::optional<Rank> twin);
+  // All that share the lowest twin whose streak is long enough.
+  std::vector<Rank> Certain();
+
+  std::map<Rank, Streak> streaks_;
+  std::map<Rank, std::deque<Recent>> recent_;
+  // It is told once.
+  bool told_ = false;
+};
+
+// "ranks 0, 1 and 2 train the same batches ...", and what to do.
+std::string SameBatchesText(const std::vector<Rank>& ranks);
+
+}  // namespace cohort

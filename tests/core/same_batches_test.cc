@@ -1,0 +1,125 @@
+#include "server/core/policy/same_batches.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace cohort {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// One digest a rank, from rank 0 on; 0: none.
+std::vector<BatchDigest> Step(const std::vector<uint64_t>& digests) {
+  std::vector<BatchDigest> step;
+  for (size_t i = 0; i < digests.size(); ++i) {
+    if (digests[i] == 0) continue;
+    step.push_back(
+        {.rank = Rank(static_cast<int32_t>(i)), .digest = digests[i]});
+  }
+  return step;
+}
+
+TEST(SameBatchesTest, EqualBatchesInThreeStepsInARowAreToldOnce) {
+  SameBatches same;
+  EXPECT_THAT(same.NoteStep(Step({7, 7, 5, 7})), IsEmpty());
+  EXPECT_THAT(same.NoteStep(Step({8, 8, 6, 8})), IsEmpty());
+  EXPECT_THAT(same.NoteStep(Step({9, 9, 4, 9})),
+              ElementsAre(Rank(0), Rank(1), Rank(3)));
+  for (uint64_t i = 10; i < 20; ++i) {
+    EXPECT_THAT(same.NoteStep(Step({i, i, i, i})), IsEmpty());
+  }
+}
+
+// A small data set has equal batches by chance.
+TEST(SameBatchesTest, OneStepThatDiffersStartsTheCountAgain) {
+  SameBatches same;
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_THAT(same.NoteStep(Step({7, 7})), IsEmpty());
+    EXPECT_THAT(same.NoteStep(Step({8, 8})), IsEmpty());
+    EXPECT_THAT(same.NoteStep(Step({9, 1})), IsEmpty());
+  }
+}
+
+TEST(SameBatchesTest, OtherTwinsInEachStepAreChance) {
+  SameBatches same;
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_THAT(same.NoteStep(Step({7, 8, 7})), IsEmpty());
+    EXPECT_THAT(same.NoteStep(Step({7, 8, 8})), IsEmpty());
+  }
+}
+
+TEST(SameBatchesTest, StepsWithoutDigestsAreNotCompared) {
+  SameBatches same;
+  for (uint64_t i = 1; i < 3; ++i) {
+    EXPECT_THAT(same.NoteStep(Step({i, i})), IsEmpty());
+    EXPECT_THAT(same.NoteStep(Step({0, 0})), IsEmpty());
+    EXPECT_THAT(same.NoteStep(Step({0, 4})), IsEmpty());
+  }
+  EXPECT_THAT(same.NoteStep(Step({3, 3})), ElementsAre(Rank(0), Rank(1)));
+}
+
+TEST(SameBatchesTest, APushIsComparedWithTheLastOnesOfOtherRanks) {
+  SameBatches same;
+  const auto push = [&same](int32_t rank, uint64_t digest) {
+    return same.NotePush({.rank = Rank(rank), .digest = digest});
+  };
+  // Rank 2 is ahead of rank 0, which makes the same batches later.
+  for (uint64_t i = 1; i <= 5; ++i) EXPECT_THAT(push(2, i), IsEmpty());
+  EXPECT_THAT(push(1, 77), IsEmpty());
+  EXPECT_THAT(push(0, 1), IsEmpty());
+  EXPECT_THAT(push(0, 2), IsEmpty());
+  EXPECT_THAT(push(0, 3), ElementsAre(Rank(0), Rank(2)));
+  EXPECT_THAT(push(0, 4), IsEmpty());
+}
+
+TEST(SameBatchesTest, RanksMayTakeTurnsToBeAhead) {
+  SameBatches same;
+  std::vector<Rank> told;
+  for (uint64_t i = 1; i <= 6 && told.empty(); ++i) {
+    for (int32_t k : {0, 1}) {
+      const int32_t rank = i % 2 == 0 ? k : 1 - k;
+      told = same.NotePush({.rank = Rank(rank), .digest = i});
+    }
+  }
+  EXPECT_THAT(told, ElementsAre(Rank(0), Rank(1)));
+}
+
+// Of few samples some are equal now and then.
+TEST(SameBatchesTest, EqualPushesAmongOthersAreChance) {
+  SameBatches same;
+  uint64_t next = 1'000;
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_THAT(same.NotePush({.rank = Rank(0), .digest = 5}), IsEmpty());
+    EXPECT_THAT(same.NotePush({.rank = Rank(1), .digest = 5}), IsEmpty());
+    for (int k = 0; k < 10; ++k) {
+      for (int32_t rank : {0, 1}) {
+        EXPECT_THAT(same.NotePush({.rank = Rank(rank), .digest = next++}),
+                    IsEmpty());
+      }
+    }
+  }
+}
+
+// With one full batch every step of a rank is the same.
+TEST(SameBatchesTest, ARankIsNotComparedWithItself) {
+  SameBatches same;
+  for (int i = 0; i < 9; ++i) {
+    EXPECT_THAT(same.NotePush({.rank = Rank(0), .digest = 5}), IsEmpty());
+    EXPECT_THAT(same.NotePush({.rank = Rank(1), .digest = 6}), IsEmpty());
+  }
+}
+
+TEST(SameBatchesTest, TheTextNamesTheRanksAndWhatToDo) {
+  const std::string text = SameBatchesText({Rank(0), Rank(1), Rank(3)});
+  EXPECT_THAT(text, HasSubstr("ranks 0, 1 and 3 train the same batches"));
+  EXPECT_THAT(text, HasSubstr("torch.manual_seed(seed + rank)"));
+}
+
+}  // namespace
+}  // namespace cohort

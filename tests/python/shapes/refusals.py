@@ -1,0 +1,280 @@
+"""Rows: what cannot be right, and is refused by name."""
+
+import torch
+from torch import nn
+
+import cohort
+from shapes.rows import Net, error_of, refused, row, sgd, started, train
+
+
+def one_step(t, model):
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+# ---- before the run
+
+@refused("ConfigurationError", "DistributedDataParallel", ".module")
+def distributed_data_parallel(t):
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    started(t, nn.parallel.DistributedDataParallel(Net()))
+
+
+@row()
+def data_parallel_on_one_device(t):
+    """Without GPUs it calls its module."""
+    net = t.model(Net())
+    model = nn.DataParallel(net) if t.rank is not None else net
+    t.join(model, sgd(model))
+    t.trained = net
+    one_step(t, model)
+
+
+@refused("ConfigurationError", "the model", "script")
+def scripted_model(t):
+    model = torch.jit.script(Net())
+    t.join(model, sgd(model))
+    one_step(t, model)
+
+
+@refused("ConfigurationError", "part", "script")
+def scripted_submodule(t):
+    net = Net()
+    net.part = torch.jit.script(nn.Sequential(nn.Conv2d(4, 4, 1),
+                                              nn.BatchNorm2d(4)))
+    model = started(t, net)
+    for x, y in t.data():
+        train(t, error_of(model.out(model.part(model.first(x))), y))
+
+
+@refused("ConfigurationError", "part", "trace")
+def traced_submodule(t):
+    net = Net()
+    net.part = torch.jit.trace(nn.Sequential(nn.Conv2d(4, 4, 1),
+                                             nn.BatchNorm2d(4)),
+                               torch.randn(2, 4, 4, 4))
+    model = started(t, net)
+    for x, y in t.data():
+        train(t, error_of(model.out(model.part(model.first(x))), y))
+
+
+@row()
+def scripted_submodule_without_batch_norm(t):
+    net = Net()
+    net.part = torch.jit.script(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Tanh()))
+    model = started(t, net)
+    for x, y in t.data():
+        train(t, error_of(model.out(model.second(model.part(model.first(x)))),
+                          y))
+
+
+@refused("ConfigurationError", "RMSprop")
+def another_optimizer(t):
+    model = t.model(Net())
+    t.join(model, torch.optim.RMSprop(model.parameters()))
+
+
+@refused("ConfigurationError", "LBFGS")
+def optimizer_with_a_closure(t):
+    model = t.model(Net())
+    t.join(model, torch.optim.LBFGS(model.parameters()))
+
+
+class Sam(torch.optim.SGD):
+    """Sharpness-aware minimisation, as published: a class of its own."""
+
+
+@refused("ConfigurationError", "Sam")
+def subclass_of_an_optimizer(t):
+    model = t.model(Net())
+    t.join(model, Sam(model.parameters(), lr=0.1))
+
+
+@refused("ConfigurationError", "ReduceLROnPlateau")
+def schedule_by_a_measure(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer, schedulers=[
+        torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)])
+
+
+@refused("ConfigurationError", "norm1", "lazy")
+def lazy_batch_norm(t):
+    net = Net()
+    net.norm1 = nn.LazyBatchNorm2d()
+    t.join(net, torch.optim.SGD(net.conv1.parameters(), lr=0.1))
+
+
+@refused("ConfigurationError", "float64")
+def a_model_in_float64(t):
+    started(t, Net().double())
+
+
+@refused("ConfigurationError", "float16")
+def a_model_in_float16(t):
+    started(t, Net().half())
+
+
+@refused("UsageError", "has a job already")
+def a_second_job(t):
+    started(t)
+    other = Net()
+    cohort.join(other, sgd(other), server=t.address, log_level="error")
+
+
+# ---- in the loop
+
+@refused("UsageError", "job.backward(loss")
+def loss_backward(t):
+    model = started(t)
+    for x, y in t.data():
+        error_of(model(x), y).backward()
+        t.step()
+
+
+@refused("UsageError", "job.step()")
+def optimizer_step(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        optimizer.step()
+
+
+@refused("UsageError", "add_param_group")
+def a_group_added_in_the_run(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+
+
+@refused("UsageError", "GradScaler")
+def gradient_scaler(t):
+    """It calls optimizer.step()."""
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    scaler = torch.cuda.amp.GradScaler(enabled=False)
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@refused("UsageError", "gradient was changed", "clip")
+def gradients_clipped(t):
+    model = started(t)
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        t.step()
+
+
+@refused("UsageError", "conv1.weight", "hook", or_right=True)
+def gradients_clamped_by_a_hook(t):
+    """A worker's gradient is a share: a hook that is not linear acts on the
+    wrong numbers."""
+    model = started(t)
+    model.conv1.weight.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "conv1.weight", "by hand")
+def weights_changed(t):
+    model = started(t)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        with torch.no_grad():
+            model.conv1.weight.mul_(0.5)
+
+
+@refused("UsageError", "lr", "scheduler")
+def rate_changed_by_hand(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    for x, y in t.data():
+        optimizer.param_groups[0]["lr"] *= 0.5
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "job.step()")
+def a_batch_without_a_step(t):
+    model = started(t)
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+
+
+@refused("UsageError", "scalar")
+def loss_of_each_sample(t):
+    model = started(t)
+    for x, y in t.data():
+        train(t, (model(x) - y).square().sum(1))
+
+
+@refused("CohortError", "norm", needs="func")
+def per_sample_gradients(t):
+    """vmap over batch norm."""
+    model = started(t)
+    for x, y in t.data():
+        def loss(one, wanted):
+            return (model(one[None]) - wanted).square().sum()
+        torch.func.vmap(torch.func.grad(loss))(x, y)
+        train(t, error_of(model(x), y))
+
+
+@refused("Exception", "forward")
+def forward_mode_derivative(t):
+    model = started(t)
+    for x, y in t.data():
+        with torch.autograd.forward_ad.dual_level():
+            model(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "norm1", or_right=True)
+def a_layer_replaced_in_the_run(t):
+    model = started(t)
+    for x, y in t.data():
+        if t.step_number == 1:
+            other = nn.BatchNorm2d(4).to(x.dtype)
+            other.load_state_dict(model.norm1.state_dict())
+            model.norm1 = other
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "norm3", or_right=True)
+def a_layer_added_in_the_run(t):
+    """Its parameters are in no group, so they are not trained."""
+    model = started(t)
+    model.norm3 = nn.BatchNorm2d(4).to(model.head.weight.dtype)
+    for x, y in t.data():
+        x = model.features(x)
+        train(t, error_of(model.out(model.norm3(x)), y))
+
+
+@row(needs="compile")
+def compiled_model(t):
+    model = started(t)
+    run = torch.compile(model, backend="aot_eager") if (
+        t.rank is not None) else model
+    for x, y in t.data():
+        train(t, error_of(run(x), y))
+
+
+@refused("CohortError", "compile", needs="compile", or_right=True)
+def gradient_penalty_of_a_compiled_model(t):
+    model = started(t, lr=0.02)
+    run = torch.compile(model, backend="aot_eager") if (
+        t.rank is not None) else model
+    for x, y in t.data():
+        x.requires_grad_()
+        out = run(x)
+        found, = torch.autograd.grad(out.sum(), x, create_graph=True)
+        train(t, error_of(out, y) + found.square().sum((1, 2, 3)).mean())

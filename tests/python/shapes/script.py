@@ -1,0 +1,350 @@
+"""What a row of the table is written with. The same function runs as a worker of
+a cohort, and as one process that has the batches of all workers."""
+
+import array
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import checkpoint
+
+import cohort
+from cohort import _core, _data
+
+SEED = 7
+
+
+def batch_of(rank: int, step: int, size: int, shape: Sequence[int]
+             ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of a rank's batch. Each rank's inputs have another mean
+    and scale, so that a normalisation by rank shows."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(size, *shape, generator=generator)
+    y = torch.randn(size, 2, generator=generator)
+    return x * (1 + 0.5 * rank) + 0.8 * rank + 0.2 * step, y
+
+
+class Samples(torch.utils.data.Dataset):
+    """The samples of a data set that the server numbers."""
+
+    def __init__(self, size: int, shape: Sequence[int]) -> None:
+        self._x, self._y = batch_of(0, 0, size, shape)
+        self._x += torch.arange(size).view(-1, *(1 for _ in shape)) * 0.1
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._x[index], self._y[index]
+
+
+class Script:
+    """The common part.
+
+    A row gets its model by `model`, calls `join`, and iterates `data` or
+    `indexed`. Beside the weights and buffers at the end, the values given to
+    `own`, `total` and `same` are compared.
+
+    Attributes:
+        steps: of the run.
+        step_number: the number of the step in progress, from 0.
+        rank: of the worker; None in one process.
+    """
+
+    def __init__(self, sizes: Sequence[int], steps: int) -> None:
+        self.sizes = tuple(sizes)
+        self.steps = steps
+        self.step_number = 0
+        self.rank: int | None = None
+        self.trained: nn.Module | None = None
+        # (step, kind, name, value) in the order of the calls.
+        self.values: list[tuple[int, str, str, torch.Tensor]] = []
+
+    # ---- values to compare
+
+    def _keep(self, kind: str, name: str, value: Any) -> None:
+        value = torch.as_tensor(value).detach().clone()
+        self.values.append((self.step_number, kind, name, value))
+
+    def own(self, name: str, value: torch.Tensor) -> None:
+        """One row a sample of this process."""
+        self._keep("own", name, value)
+
+    def total(self, name: str, value: Any) -> None:
+        """A share: its sum over the workers is compared."""
+        self._keep("total", name, value)
+
+    def same(self, name: str, value: Any) -> None:
+        """A tensor or number that every worker has alike."""
+        self._keep("same", name, value)
+
+    def same_state(self, name: str, module: nn.Module) -> None:
+        """All weights and buffers of a module, which every worker has alike."""
+        for key, value in module.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                self.same(f"{name}.{key}", value)
+
+    def finish(self) -> None:
+        """The script has ended. (A rank may have had no part in the last steps.)
+        """
+        self.step_number = self.steps
+        if self.trained is not None:
+            self.same_state("model", self.trained)
+
+
+class Worker(Script):
+    """The row as a worker.
+
+    Args:
+        dies: "forward" or "backward": it kills itself in the second step, after
+            that pass.
+    """
+
+    def __init__(self, sizes: Sequence[int], steps: int, rank: int,
+                 address: str, dies: str | None = None) -> None:
+        super().__init__(sizes, steps)
+        self._dies = dies
+        self.rank = rank
+        self.address = address
+        self.job: Any = None
+        self.size = sizes[rank]
+        self._void = False
+
+    def model(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def join(self, model: nn.Module, optimizer: Any, **options: Any) -> Any:
+        self.trained = model
+        self.job = cohort.join(model, optimizer, server=self.address,
+                               rank=self.rank, log_level="error", **options)
+        return self.job
+
+    def data(self, shape: Sequence[int] = (3, 6, 6), accumulate: int = 1
+             ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        def own() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            # A replacement goes on where the run is.
+            while True:
+                yield batch_of(self.rank, self.job.version, self.size, shape)
+        yield from self._counted(self.job.data(
+            own(), batch_size=max(self.size, 1), accumulate=accumulate))
+
+    def indexed(self, samples: int, shape: Sequence[int] = (3, 6, 6)
+                ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield from self._counted(self.job.data(
+            Samples(samples, shape), batch_size=self.size))
+
+    def _counted(self, data: Any) -> Iterator[Any]:
+        for batch in data:
+            self.step_number = self.job.version
+            if self._void:
+                # The step comes again, with all that the row keeps of it.
+                self._void = False
+                self.values = [value for value in self.values
+                               if value[0] < self.step_number]
+            yield batch
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None,
+                 **options: Any) -> None:
+        self._die_after("forward")
+        self.job.backward(loss, weight, **options)
+        self._die_after("backward")
+
+    def _die_after(self, phase: str) -> None:
+        if phase == self._dies and self.step_number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(self) -> None:
+        result = self.job.step()
+        self._void = result.verdict != "part" and not result.counts
+
+    # ---- what differs
+
+    def here(self, *ranks: int) -> bool:
+        """Whether there are samples of these ranks."""
+        return self.rank in ranks
+
+    def of(self, x: torch.Tensor, *ranks: int) -> torch.Tensor:
+        """Which samples of a batch are those of these ranks."""
+        return torch.full((len(x),), self.rank in ranks)
+
+    def locally(self, function: Callable[[torch.Tensor], torch.Tensor],
+                x: torch.Tensor) -> torch.Tensor:
+        """The function of each worker's samples by themselves."""
+        return function(x)
+
+    def share(self, loss: torch.Tensor, weight: float) -> torch.Tensor:
+        return self.job.share(loss, weight)
+
+    def after_step(self, function: Callable[[], None]) -> None:
+        self.job.after_step(function)
+
+    def call(self, name: str) -> Any:
+        return cohort.call(name)
+
+    def local(self) -> Any:
+        return cohort.local()
+
+    def checkpoint(self, function: Any, *inputs: Any, reentrant: bool) -> Any:
+        return checkpoint.checkpoint(function, *inputs,
+                                     use_reentrant=reentrant)
+
+    def autocast(self) -> Any:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    def half(self, x: torch.Tensor) -> torch.Tensor:
+        return x.half()
+
+    def dropout_of(self, x: torch.Tensor, p: float) -> torch.Tensor:
+        return nn.functional.dropout(x, p)
+
+
+class Alone(Script):
+    """The row as one process, with the batches of all workers."""
+
+    job: Any = None
+
+    def __init__(self, sizes: Sequence[int], steps: int,
+                 dtype: torch.dtype) -> None:
+        super().__init__(sizes, steps)
+        self.dtype = dtype
+        self._parts: list[int] = []
+        self._weight = 0.0
+        self._part = self._parts_of_step = 0
+        self._after: list[Callable[[], None]] = []
+
+    def model(self, module: nn.Module) -> nn.Module:
+        """The module, in the precision of this process."""
+        return _without_sync(module).to(self.dtype)
+
+    def join(self, model: nn.Module, optimizer: Any, schedulers: Any = (),
+             **_: Any) -> None:
+        self.trained = model
+        self._optimizer = optimizer
+        self._schedulers = schedulers
+
+    def _batches(self, batches: Iterator[list[Any]], accumulate: int
+                 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for self.step_number, ranks in enumerate(batches):
+            self._optimizer.zero_grad(set_to_none=True)
+            self._weight = 0.0
+            self._parts_of_step = accumulate
+            for self._part in range(accumulate):
+                pieces = [_data.split(batch, self._part, accumulate)
+                          for batch in ranks]
+                self._parts = [len(x) for x, _ in pieces]
+                x, y = (torch.cat(values).to(self.dtype)
+                        for values in zip(*pieces))
+                yield x, y
+
+    def data(self, shape: Sequence[int] = (3, 6, 6), accumulate: int = 1
+             ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        yield from self._batches(
+            ([batch_of(rank, step, size, shape)
+              for rank, size in enumerate(self.sizes)]
+             for step in range(self.steps)), accumulate)
+
+    def indexed(self, samples: int, shape: Sequence[int] = (3, 6, 6)
+                ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        data = Samples(samples, shape)
+
+        def batches() -> Iterator[list[Any]]:
+            epoch = begin = 0
+            for _ in range(self.steps):
+                order = array.array("q")
+                order.frombytes(_core.permutation(SEED, epoch, samples))
+                ranks = []
+                for size in self.sizes:
+                    end = min(begin + size, samples)
+                    # An empty batch has the shape of a sample.
+                    items = [data[i] for i in order[begin:end]]
+                    ranks.append(tuple(torch.stack(v) for v in zip(*items))
+                                 if items else tuple(v[None][:0]
+                                                     for v in data[0]))
+                    begin = end
+                yield ranks
+                if begin >= samples:
+                    epoch, begin = epoch + 1, 0
+        yield from self._batches(batches(), 1)
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None,
+                 reduction: str = "mean", **_: Any) -> None:
+        """`weight` is that of all workers, as the loss is."""
+        weight = float(sum(self._parts) if weight is None else weight)
+        self._weight += weight
+        (loss * weight if reduction == "mean" else loss).backward()
+
+    def step(self) -> None:
+        if self._part + 1 < self._parts_of_step:
+            return
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad /= self._weight
+        self._optimizer.step()
+        for scheduler in self._schedulers:
+            scheduler.step()
+        for function in self._after:
+            function()
+
+    # ---- what differs
+
+    def here(self, *ranks: int) -> bool:
+        return any(rank < len(self.sizes) for rank in ranks)
+
+    def of(self, x: torch.Tensor, *ranks: int) -> torch.Tensor:
+        return torch.cat([torch.full((size,), rank in ranks)
+                          for rank, size in enumerate(self._parts)])
+
+    def locally(self, function: Callable[[torch.Tensor], torch.Tensor],
+                x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([function(part) for part in x.split(self._parts)])
+
+    def share(self, loss: torch.Tensor, weight: float) -> torch.Tensor:
+        del weight
+        return loss
+
+    def after_step(self, function: Callable[[], None]) -> None:
+        self._after.append(function)
+
+    def call(self, name: str) -> Any:
+        del name
+        return contextlib.nullcontext()
+
+    def local(self) -> Any:
+        return contextlib.nullcontext()
+
+    def checkpoint(self, function: Any, *inputs: Any, reentrant: bool) -> Any:
+        """torch's own updates moving statistics again in the recomputation."""
+        del reentrant
+        return function(*inputs)
+
+    def autocast(self) -> Any:
+        return (torch.autocast("cpu", torch.bfloat16)
+                if self.dtype == torch.float32 else contextlib.nullcontext())
+
+    def half(self, x: torch.Tensor) -> torch.Tensor:
+        return x.half().float() if self.dtype == torch.float32 else x
+
+    def dropout_of(self, x: torch.Tensor, p: float) -> torch.Tensor:
+        """As the workers draw: each with its own seed for the step."""
+        outputs = []
+        for rank, part in enumerate(x.split(self._parts)):
+            _data.seed_everything(_core.mix_seed(SEED, self.step_number, rank))
+            outputs.append(nn.functional.dropout(part.float(), p).to(x.dtype))
+        return torch.cat(outputs)
+
+
+def _without_sync(module: nn.Module) -> nn.Module:
+    """nn.SyncBatchNorm does not run on the CPU; it is batch norm here."""
+    for name, child in module.named_children():
+        if type(child) is nn.SyncBatchNorm:
+            plain = nn.BatchNorm2d(child.num_features, child.eps, child.momentum)
+            plain.load_state_dict(child.state_dict())
+            setattr(module, name, plain)
+        else:
+            _without_sync(child)
+    return module

@@ -1,0 +1,1 @@
+"""Networks of public libraries; see zoo_test.py."""
