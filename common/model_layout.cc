@@ -134,7 +134,7 @@ absl::Status CheckSameBatchNorm(const BatchNormSpec& seen,
     return Differs(seen.name, "channels", absl::StrCat(seen.channels),
                    absl::StrCat(wanted.channels));
   }
-  // Momentum and epsilon may change at any call, which says what it was told.
+  // Momentum and epsilon may change at any call; each call carries its own.
   if (seen.affine != wanted.affine ||
       seen.track_statistics != wanted.track_statistics ||
       seen.convention != wanted.convention) {

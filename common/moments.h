@@ -59,8 +59,8 @@ struct Moments {
 struct Contribution {
   CallPlace place;
   Moments moments;
-  // Of a forward call: the extents of its input behind batch and channels. May
-  // be empty.
+  // Forward only: the extents of the input after batch and channels. May be
+  // empty.
   std::vector<int64_t> extents;
 };
 

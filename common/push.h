@@ -40,9 +40,9 @@ struct PushOpening {
   std::vector<double> learning_rates;
   // The worker keeps the weights of `version` and can add a change to them.
   bool takes_changes = false;
-  // The verdict is to bring the moving statistics of its version.
+  // Requests the moving statistics of the verdict's version.
   bool takes_statistics = false;
-  // Of own data; 0: none.
+  // Digest of the batch, for data of the program; 0: none.
   uint64_t batch_digest = 0;
 };
 
@@ -56,7 +56,7 @@ struct Measure {
   friend bool operator==(const Measure&, const Measure&) = default;
 };
 
-// One training call of a registered batch-norm layer, as its module was told.
+// One training call of a registered batch-norm layer: its module's settings.
 struct TrainingCall {
   int32_t part = 0;
   // The script's name of the call; mostly empty.
@@ -75,7 +75,7 @@ struct TrainingCall {
 
 // Moving statistics that the training program put in place of those of a layer.
 struct StatisticsWrite {
-  // So many training calls came before.
+  // The number of training calls before it.
   int32_t after_calls = 0;
   LayerStatistics values;
 
@@ -90,8 +90,8 @@ struct LayerChanges {
   std::vector<TrainingCall> calls;
   // Ascending.
   std::vector<StatisticsWrite> writes;
-  // Evaluation passes read the statistics after so many calls: ascending, each
-  // number once.
+  // Numbers of training calls after which evaluation passes read the
+  // statistics: ascending, without duplicates.
   std::vector<int32_t> reads;
 
   friend bool operator==(const LayerChanges&, const LayerChanges&) = default;
@@ -141,8 +141,8 @@ struct PushVerdict {
   double weight = 1;
   std::string reason;
   Assignment next;
-  // Of `version`, one entry a layer; empty unless the opening has asked for
-  // them. At the worker only: the server sends those that it shares.
+  // Statistics of `version`, one entry a layer; empty unless the opening
+  // requested them. Set in workers only: the server sends shared ones.
   std::vector<LayerStatistics> statistics;
 };
 

@@ -76,7 +76,7 @@ struct RunState {
     IndexRange range;
   };
   std::vector<Range> reissue;
-  // What repeated attempts have taught about the order of batch-norm calls.
+  // The order of batch-norm calls, as learnt from repeated attempts.
   CallOrder::State call_order;
   // Training and evaluations are done: the reason for the run's end. Only with
   // several shards; a server that continues from it ends the run at once.
@@ -230,8 +230,8 @@ struct SendVerdict {
   PushVerdict verdict;
   // Partitions whose weights of verdict.version go to this push.
   int32_t weights_partitions = 0;
-  // Those of verdict.version; the first set goes to the worker. Null: none
-  // does.
+  // Moving statistics of verdict.version; the first set goes to the worker.
+  // May be null.
   std::shared_ptr<const StatisticsSets> statistics;
 };
 // The rank's stream of gradients was paused: its message may be handed over

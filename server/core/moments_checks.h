@@ -17,8 +17,8 @@ namespace cohort {
 absl::Status CheckCallMoments(const CallMoments& call,
                               const std::vector<BatchNormSpec>& layers);
 
-// The same of a contribution to a rendezvous, which may be that of a call that
-// is not registered: it has 1 to limits::kCallChannelsMax channels.
+// The same check for a contribution to a rendezvous. A call of an unregistered
+// layer has 1 to limits::kCallChannelsMax channels.
 absl::Status CheckContribution(const CallPlace& place, const Moments& moments,
                                const std::vector<BatchNormSpec>& layers);
 
@@ -26,7 +26,7 @@ absl::Status CheckContribution(const CallPlace& place, const Moments& moments,
 // Errors: InvalidArgument, a negative M2.
 absl::Status CheckSpread(const std::string& name, const Moments& moments);
 
-// Whether the numbers can be used. Forward: mean and variance are finite as
+// True if the numbers are usable. Forward: mean and variance are finite as
 // float32, in which they are exported and in which workers normalise: float64
 // holds far greater ones, which would become infinite on the way. Backward: the
 // sums are finite.

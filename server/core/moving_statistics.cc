@@ -132,7 +132,7 @@ CombinedMoments Combine(const std::vector<RankMoments>& ranks) {
   return combined;
 }
 
-// How modules were told to count a call; null: as registered.
+// The settings of the modules at a call; null: as registered.
 const TrainingCall* CallOf(const std::vector<LayerChanges>& changes,
                            const CallMoments& moments) {
   for (const LayerChanges& layer : changes) {

@@ -94,7 +94,7 @@ class MovingStatistics {
   // is absent for the cumulative average.
   static double BatchWeight(const std::optional<double>& momentum,
                             Weighting weighting, int64_t num_batches_tracked);
-  // `call`: how its module was told to count it; null: as registered.
+  // `call`: the settings of its module; null: as registered.
   void Update(int32_t layer, const Moments& moments, const TrainingCall* call,
               Weighting weighting, LayerStatistics& statistics) const;
   void AddPush(const RankMoments& push,

@@ -109,7 +109,7 @@ class RendezvousTable {
   // `rank` has closed its push: it contributes nothing more, unless it is lost
   // and a replacement repeats the step.
   void NoteClosed(Rank rank);
-  // What came of its push is forgotten, but not its contributions.
+  // Resets the state of its push, but keeps its contributions.
   void NoteReopened(Rank rank);
   // `rank` is lost: it waits for nothing any more. What it contributed stays.
   void Forget(Rank rank);
@@ -148,8 +148,8 @@ class RendezvousTable {
     CallPlace place;
   };
   std::optional<Late> FirstLate() const;
-  // What each member has contributed to, in the order in which it did first,
-  // members in rank order.
+  // The calls that each member has contributed to, in the order of its first
+  // contributions; members in rank order.
   std::vector<std::vector<CallPlace>> Sequences() const;
 
   // ---- what members have contributed
@@ -274,7 +274,7 @@ class RendezvousTable {
     int32_t present = 0;
     // Contributors that wait, late ones included.
     int32_t waiting = 0;
-    // Of a forward call: completed with those that were present.
+    // Forward only: completed with the contributions that were present.
     bool partial = false;
     Fold fold;
     std::shared_ptr<const Moments> result;
@@ -282,10 +282,10 @@ class RendezvousTable {
 
   struct Entry {
     ReduceKey key;
-    // Of a backward call: its forward call. Null if no member has made it.
+    // Backward only: its forward call. Null if no member has made it.
     const Entry* forward = nullptr;
     size_t channels = 0;
-    // Of all groups.
+    // Contributions of all groups.
     size_t present = 0;
     // By position in members_.
     std::vector<Contribution> contributions;
@@ -311,7 +311,7 @@ class RendezvousTable {
     bool closed = false;
     // The incarnation that closed the push.
     int32_t closed_by = -1;
-    // Where it waits, or waited last.
+    // The entry in which it waits, or waited last.
     const Entry* last = nullptr;
   };
   struct Group {
@@ -319,7 +319,7 @@ class RendezvousTable {
     int32_t busy = 0;
     // Members that wait.
     int32_t waiting = 0;
-    // Of its lowest rank.
+    // Position of its lowest rank.
     std::optional<Late> late;
   };
   // Positions of one group's members: begin to end - 1.
@@ -384,7 +384,7 @@ class RendezvousTable {
 inline bool IsForward(const CallPlace& place) {
   return place.phase == ReducePhase::kForward;
 }
-// Of a layer of the model.
+// A call of a layer of the model.
 inline bool IsRegistered(const CallPlace& place) { return place.layer >= 0; }
 
 }  // namespace cohort

@@ -1,4 +1,4 @@
-// What a table of rendezvous tells of its members, their waits and results.
+// Queries of a table of rendezvous: its members, their waits and results.
 
 #include <algorithm>
 #include <tuple>

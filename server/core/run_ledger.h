@@ -96,7 +96,7 @@ class RunLedger {
   bool failed() const { return failed_; }
 
   // ---- batch norm
-  // What attempts that had to be repeated have taught.
+  // Learnt from repeated attempts.
   CallOrder call_order;
 
   // ---- counts, for people
@@ -113,9 +113,9 @@ class RunLedger {
   // With RunPlan::rates_by_workers: the rate of the first group at the last
   // commit.
   double sent_learning_rate = 0;
-  // Of data of the workers' own.
+  // Digests of batches that workers read themselves.
   SameBatches same_batches;
-  // What it has found; empty: nothing.
+  // Its finding; may be empty.
   std::string data_problem;
 
  private:

@@ -104,17 +104,17 @@ struct StatisticsUpdate {
   // are in `forward`, and come here with the result.
   std::shared_ptr<const std::vector<RankMoments>> moments;
   KeptForward forward;
-  // Of the model.
+  // The layers of the model.
   std::shared_ptr<const std::vector<BatchNormSpec>> layers;
   int64_t samples_reference = 0;
   // See MovingStatistics::ApplyStep.
   CombinedMoments combined;
   // Those before the step; in the result, those after it.
   StatisticsSets sets;
-  // In the result: an error if the members contradict each other, or if a call
-  // had one value a channel; then `sets` are those before the step.
+  // Result: an error if the members contradict each other, or if a call had one
+  // value a channel; then `sets` are those before the step.
   absl::Status status;
-  // In the result: FirstOverflow of them. They must then not be committed.
+  // Result: FirstOverflow of `sets`, which must then not be committed.
   std::optional<int32_t> overflow;
 };
 

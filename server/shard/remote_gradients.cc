@@ -69,7 +69,7 @@ std::vector<Rank> RemoteGradients::Overdue(Instant now) const {
   std::vector<Rank> ranks;
   for (const auto& [rank, queue] : waiting_) {
     for (const Entry& entry : queue) {
-      // Those behind it wait for room, too.
+      // Later ones need room, too.
       if (entry.paused) break;
       if (now - entry.since < kOpeningDeadline) continue;
       ranks.push_back(rank);

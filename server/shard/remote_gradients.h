@@ -19,7 +19,7 @@ namespace cohort {
 // taken yet, in the order of their arrival for each rank: their opening may
 // still be on its way, or there is no room for them.
 //
-// One that waits for its opening holds up no other, and is refused after
+// A gradient that waits for its opening delays no other, and is refused after
 // kOpeningDeadline: the opening may never come, and its stream and all later
 // ones of its worker would get no answer.
 //
@@ -38,14 +38,14 @@ class RemoteGradients {
   explicit RemoteGradients(int32_t shards) : shards_(shards) {}
 
   void Add(int32_t shard, RemoteGradient gradient, Instant now);
-  // Passes to `core` what waits for `rank`, up to the first that finds no room.
+  // Passes the waiting gradients of `rank` to `core`, until there is no room.
   // Those taken are answered by effect GradientTaken; appends the others that
   // are over to `refused`. Returns the number of gradients that are to wait
   // because there is no room: 0 or 1.
   int Offer(Rank rank, Coordinator& core, Instant now, Effects& out,
             std::vector<Refusal>& refused);
   // Ranks with a gradient that has waited for its opening for too long, or
-  // whose incarnation has ended meanwhile. Offer answers these.
+  // whose incarnation has ended. Offer answers these.
   std::vector<Rank> Overdue(Instant now) const;
 
  private:

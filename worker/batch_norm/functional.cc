@@ -41,7 +41,7 @@ std::optional<BoundCall> Bound(const BatchNormUse& use) {
   if (step == nullptr) return std::nullopt;
   const BatchNormOperands& layer = use.layer;
   // In eval mode a layer without moving statistics normalises by its own batch,
-  // as in PyTorch: evaluation meets nobody.
+  // as in PyTorch: evaluation never meets.
   if (!layer.training && !layer.running_mean.defined() &&
       !step->context->normalises_by_batch_in_evaluation) {
     return std::nullopt;

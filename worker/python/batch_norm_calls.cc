@@ -63,7 +63,7 @@ void BatchNormCalls::BeginPart() {
 std::vector<int32_t> BatchNormCalls::Counts() const { return counts_; }
 
 CallPlace BatchNormCalls::PlaceOf(const CallArgs& call) {
-  // Where members do not meet, a name would tell nobody anything.
+  // Where members do not meet, a name has no effect.
   const std::string site = meets_ || call.layer < 0 ? call.site : "";
   if (call.layer >= 0) {
     ++counts_[static_cast<size_t>(part_) * layers_.size() +
@@ -143,8 +143,8 @@ absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Recall(
     }
     const double distance = Distance(made->local, local);
     if (!(distance <= least)) continue;
-    // Of equal calls the last that was computed again least often: the backward
-    // pass goes through them in reverse.
+    // Among equal calls, the last of those recomputed least often: the backward
+    // pass visits them in reverse.
     if (nearest != nullptr && distance == least &&
         made->repetitions > (*nearest)->repetitions) {
       continue;

@@ -32,7 +32,7 @@ class BatchNormCalls {
  public:
   // What the two passes of a call share.
   struct Saved {
-    // Of the forward call.
+    // Place of the forward call.
     CallPlace place;
     // Of the local batch, to recognise the call when it is computed again.
     Moments local;
@@ -55,14 +55,14 @@ class BatchNormCalls {
     const void* beta = nullptr;
   };
 
-  // What a call is, apart from its numbers.
+  // Identifies a call, except for its numbers.
   struct CallArgs {
     // -1: not registered.
     int32_t layer = 0;
     // Name of a call that is not registered, or the script's name of a call.
     std::string site;
     double epsilon = 1e-5;
-    // Extents behind batch and channels.
+    // Extents of the input after batch and channels.
     std::vector<int64_t> extents;
     MovingBuffers::Update update;
   };
@@ -79,7 +79,7 @@ class BatchNormCalls {
 
   struct BackwardArgs {
     SharedCall saved;
-    // Which visit of the call; see CallPlace.
+    // The visit of the call; see CallPlace.
     std::vector<int32_t> path;
     kernels::BatchShape shape;
     kernels::DataType type = kernels::DataType::kFloat32;
@@ -107,9 +107,9 @@ class BatchNormCalls {
 
   // Starts a step.
   void Begin(const Assignment& assignment);
-  // Starts the next part of the step, whose calls are numbered by themselves.
+  // Starts the next part of the step. Its calls are numbered from 0.
   void BeginPart();
-  // Forward calls in this step, by part and layer, as a closing has them.
+  // Forward calls in this step, by part and layer, for the closing.
   std::vector<int32_t> Counts() const;
 
   // Calls that do not need each other's output; they meet in one rendezvous
@@ -141,7 +141,7 @@ class BatchNormCalls {
     std::vector<int32_t> path;
     Moments sums;
   };
-  // Over all members.
+  // The sum over all members.
   std::vector<Moments> MeetBackward(std::vector<LocalSums> calls);
   // The sum of `own` over all members, under a name.
   double Sum(const std::string& site, double own);

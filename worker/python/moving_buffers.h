@@ -17,14 +17,14 @@ namespace cohort {
 // The moving statistics in a model's buffers. At the beginning of a step they
 // are those of its version. Within it each training call moves them as in one
 // process, if the policy lets a worker know how. What the training program
-// writes into them, and when it reads them, is noted for the closing.
+// writes into them, and when it reads them, is recorded for the closing.
 //
 // Writes are found by comparing the buffers with what was last put there.
 //
 // Thread safety: none.
 class MovingBuffers {
  public:
-  // Where the statistics of one layer are: float32 [channels] each, in host
+  // Pointers to the statistics of one layer: float32 [channels] each, in host
   // memory. Null: the layer has none.
   struct Place {
     float* mean = nullptr;
@@ -33,12 +33,12 @@ class MovingBuffers {
     int64_t* tracked = nullptr;
   };
 
-  // What a training call is told to move.
+  // What a training call moves.
   struct Update {
     Place place;
     // Weight of the batch; absent: cumulative average.
     std::optional<double> momentum;
-    // They are the layer's own, rather than others for this call.
+    // The buffers are the layer's, not replacements for this call.
     bool own = true;
   };
 
@@ -52,21 +52,21 @@ class MovingBuffers {
 
   explicit MovingBuffers(std::vector<BatchNormSpec> layers);
 
-  // From now on the buffers of the layers are here, one entry each. They must
-  // outlive the object, or the next call.
+  // Sets the buffers of the layers, one entry each. They must outlive the
+  // object, or the next call.
   void Attach(std::vector<Place> places);
 
-  // Puts the statistics of a version there, one entry a layer; empty: the
+  // Writes the statistics of a version to them, one entry a layer; empty: the
   // version has none, and the buffers stay.
   void Load(absl::Span<const LayerStatistics> version);
-  // Puts others there, until the next Load.
+  // Writes other statistics to them, until the next Load.
   void Show(absl::Span<const LayerStatistics> other);
 
-  // Notes what was written between two steps: it becomes part of the next step.
+  // Records writes between two steps: they become part of the next step.
   void Capture();
   // A step begins. `moves`: training calls move the statistics at once.
   void Begin(bool moves);
-  // One training call. Other buffers than the layer's own move at once.
+  // One training call. Replacement buffers move at once.
   void Move(const Call& call);
   // An evaluation pass of the training program reads the layer's statistics.
   // Errors: FailedPrecondition if they are not those of the weights now.
@@ -86,20 +86,20 @@ class MovingBuffers {
   };
   struct Layer {
     Place place;
-    // What the buffers hold unless the program has written them.
+    // Contents of the buffers unless the program has written them.
     Values last;
-    // Of the version; absent before the first.
+    // Statistics of the version; absent before the first.
     std::optional<Values> version;
     // Written between two steps.
     std::optional<Values> captured;
     LayerChanges changes;
   };
 
-  // What the buffers of a place hold.
+  // Contents of the buffers of a place.
   Values ReadFrom(const Place& place, size_t channels) const;
   static bool Holds(const Place& place, const Values& values);
   static void Put(const Values& values, const Place& place);
-  // Notes what the program has written since the last look, at `place`, which
+  // Records what the program has written since the last call, at `place`, which
   // may be a copy of the layer's buffers.
   void NoteWrite(Layer& layer, const Place& place, size_t channels);
 

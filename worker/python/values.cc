@@ -126,7 +126,7 @@ void DefineValues(nb::module_& m) {
         return nb::bytes(p.front_end_state.data(), p.front_end_state.size());
       });
   nb::class_<KeptCall>(m, "KeptCall")
-      // What tells the call from others of the step.
+      // Identifies the call within the step.
       .def_prop_ro("key",
                    [](const KeptCall& s) {
                      const CallPlace& place = s.call->place;

@@ -38,7 +38,7 @@ class ClientRendezvous final : public Rendezvous {
   const Assignment& assignment_;
 };
 
-// What the layers were told at each call. `calls` has one entry for each part
+// The settings of the layers at each call. `calls` has one entry for each part
 // and layer.
 std::vector<LayerChanges> ChangesOf(const std::vector<int32_t>& calls,
                                     absl::Span<const BatchNormSpec> layers) {

@@ -14,15 +14,15 @@
 
 namespace cohort {
 
-// In which order members reach the batch-norm calls of a step, as far as
-// attempts that had to be repeated have shown it. It decides which rendezvous
+// The order in which members reach the batch-norm calls of a step, as learnt
+// from repeated attempts. It decides which rendezvous
 // is completed without some of the members when each of them waits in another
 // one.
 //
-// What is learnt in the attempts of one step is a set that only grows, so a
-// step ends: either an attempt succeeds, or it teaches nothing new, and then
-// the members contradict each other. What earlier steps have taught is used
-// only where the present step says nothing, because a program may change its
+// The attempts of one step only add to the set of known orders, so a step
+// ends: either an attempt succeeds, or it adds nothing, and then the members
+// contradict each other. Orders from earlier steps are used only where the
+// present step has shown none, because a program may change its
 // order from step to step.
 class CallOrder {
  public:
@@ -39,7 +39,7 @@ class CallOrder {
     std::optional<Version> step;
     // In the order in which they were learnt.
     std::vector<Edge> now;
-    // Of earlier steps, the last one first. They contain no cycle.
+    // Learnt in earlier steps, latest first. They contain no cycle.
     std::vector<Edge> old;
 
     friend bool operator==(const State&, const State&) = default;

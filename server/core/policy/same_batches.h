@@ -11,15 +11,15 @@
 
 namespace cohort {
 
-// What one rank trained on in one step.
+// The digest of the batch of one rank in one step.
 struct BatchDigest {
   Rank rank;
   // Not 0.
   uint64_t digest = 0;
 };
 
-// Finds ranks that train the same batches: with data of the workers' own
-// nothing else tells it, and the run is then no better than with fewer workers.
+// Finds ranks that train the same batches: where each worker
+// reads its data, nothing else detects it, and the extra workers add nothing.
 // The usual cause is one seed for all.
 //
 // One equal batch may be chance (a small data set), so ranks must agree in
@@ -63,7 +63,7 @@ class SameBatches {
 
   std::map<Rank, Streak> streaks_;
   std::map<Rank, std::deque<Recent>> recent_;
-  // It is told once.
+  // It has been reported.
   bool told_ = false;
 };
 

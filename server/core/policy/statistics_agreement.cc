@@ -14,7 +14,7 @@
 namespace cohort {
 namespace {
 
-// What the members say of one layer, in rank order.
+// The reports of the members on one layer, in rank order.
 struct Said {
   Rank rank;
   const LayerChanges* changes = nullptr;
@@ -41,7 +41,7 @@ bool IsSameCall(const TrainingCall& a, const TrainingCall& b) {
   return std::tie(a.part, a.site, a.call) == std::tie(b.part, b.site, b.call);
 }
 
-// Those of one part of the step.
+// The calls of one part of the step.
 std::vector<TrainingCall> CallsOf(const LayerChanges& changes, int32_t part) {
   std::vector<TrainingCall> calls;
   std::copy_if(changes.calls.begin(), changes.calls.end(),
@@ -122,7 +122,7 @@ absl::Status CheckReads(const std::string& layer, const Said& a,
   const bool subset =
       std::includes(first.begin(), first.end(), second.begin(), second.end()) ||
       std::includes(second.begin(), second.end(), first.begin(), first.end());
-  // Who made none of the calls cannot say between which of them it read.
+  // For a member without calls it is unknown between which of them it read.
   const bool aside = a.changes->calls.size() != b.changes->calls.size() &&
                      !(a.changes->calls.empty() ? first : second).empty() &&
                      (a.changes->calls.empty() || b.changes->calls.empty());
@@ -165,7 +165,7 @@ absl::StatusOr<std::vector<LayerChanges>> AgreeOnChanges(
     std::vector<Said> said;
     bool any = false;
     for (const MemberChanges& member : members) {
-      // Workers that say nothing use the registered values.
+      // Workers that report nothing use the registered values.
       if (member.changes->empty()) continue;
       const auto found = std::lower_bound(
           member.changes->begin(), member.changes->end(), layer,

@@ -10,18 +10,18 @@
 
 namespace cohort {
 
-// What one member says happened to the moving statistics; see
+// One member's report on what happened to the moving statistics; see
 // PushClosing::changes. Borrowed.
 struct MemberChanges {
   Rank rank;
   const std::vector<LayerChanges>* changes = nullptr;
 };
 
-// What happened to the moving statistics of the layers in a step of these
-// members, ascending by layer.
+// Returns what happened to the moving statistics of the layers in a step of
+// these members, ascending by layer.
 //
-// Members that made a call must have been told the same momentum and epsilon;
-// one that skipped calls follows the others. All must have written the same
+// Members that made a call must have used the same momentum and epsilon; a
+// member that skipped calls follows the others. All must have written the same
 // values at the same places. Reads after different numbers of calls, and of a
 // member that made none of the calls, would have another value in one process.
 //

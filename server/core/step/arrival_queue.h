@@ -114,7 +114,7 @@ class ArrivalQueue final : public StepDriver {
   void Commit(Turn& turn);
   // Pushes that were given out and are not decided.
   int64_t UnderWay() const;
-  // Those that the version would have which the push makes.
+  // Statistics of the version that the push would make.
   StatisticsSets StatisticsWith(const Arrival& arrival) const;
   void Apply(Arrival& arrival, const PendingCommit& commit,
              StatisticsSets statistics);

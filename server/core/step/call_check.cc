@@ -106,7 +106,7 @@ ClosingFault CallAfterClosing(const Round& round, Rank rank,
 
 namespace {
 
-// Where moments do not meet, calls are those that the closings count.
+// Without rendezvous, the calls are those that the closings count.
 std::optional<std::string> FindUnevenClosings(const Round& round,
                                               const Layers& layers) {
   const std::map<Rank, Push>& pushes = round.pushes.all();

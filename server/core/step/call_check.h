@@ -8,8 +8,8 @@
 #include "common/model_layout.h"
 #include "server/core/step/round.h"
 
-// Whether what members say of their batch-norm calls is what the server has
-// seen, and whether their calls can make one step.
+// Checks that members report the batch-norm calls that the server has seen,
+// and that their calls can make one step.
 namespace cohort {
 
 // A closing that differs from what its rank has contributed in this attempt.

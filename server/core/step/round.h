@@ -55,7 +55,7 @@ class Round {
     struct Fault {
       Rank rank;
       std::string text;
-      // Of one incarnation, which must end.
+      // Both were made by one incarnation, which must end.
       bool contradicts_itself = false;
     };
     std::optional<Fault> fault;
@@ -134,7 +134,7 @@ class Round {
 RoundView ViewOf(const Round& round);
 
 // ---- the commit
-// Of the pushes that have a digest, by rank.
+// The digests of the pushes that have one, by rank.
 std::vector<BatchDigest> DigestsOf(const Round& round);
 // The members with the moments that they reported on closing, which the round
 // hands over. `global`: without moments, as those of the rendezvous stand by

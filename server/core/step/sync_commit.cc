@@ -175,8 +175,8 @@ bool SyncRounds::SettleCalls(Turn& turn) {
   return true;
 }
 
-// Each group goes on by itself, also if another one is doomed: so what an
-// attempt teaches does not depend on which of them is faster.
+// Each group continues even if another one is doomed, so what an attempt
+// teaches does not depend on which of them is faster.
 bool SyncRounds::CompleteWithoutAbsent(Turn& turn) {
   RendezvousTable& rendezvous = round_->rendezvous;
   for (size_t group : rendezvous.TakeRested()) {

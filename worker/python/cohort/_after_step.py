@@ -1,4 +1,4 @@
-"""What a script does between two steps with state of its own."""
+"""Functions of a script that run between two steps."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ class AfterStep:
         self._warned = False
 
     def joined(self, version: int) -> None:
-        """The process has joined at this version."""
+        """Called once the process has joined, at this version."""
         self._joined_at = version
 
     def add(self, function: Callable[[], Any]) -> None:
@@ -40,11 +40,11 @@ class AfterStep:
         self._functions.append(function)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Called when a step begins."""
         self._beside.begin()
 
     def run(self) -> None:
-        """The step is part of a version."""
+        """Called when the step has become part of a version."""
         if not self._functions:
             return
         self._refuse_late()

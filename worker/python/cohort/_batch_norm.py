@@ -24,7 +24,7 @@ else:
 
 
 class _Cohort(_Before):
-    """What a converted module has before its own class."""
+    """The base of converted modules, in front of their own class."""
 
     # The step of the job that the module belongs to.
     _cohort_step: Any = None
@@ -265,7 +265,7 @@ def check_layers(layers: Sequence[tuple[str, Layer]]) -> None:
 
 
 def channels_of(module: Layer) -> int:
-    """Of a layer."""
+    """The number of channels of a layer."""
     mean = module.running_mean
     return int(module.num_features if mean is None else len(mean))
 

@@ -49,14 +49,14 @@ class ModulesBeside:
         return known is not None and known() is tensor
 
     def begin(self) -> None:
-        """A step begins."""
+        """Called when a step begins."""
         if self._steps in _LOOKS:
             self._find()
         self._steps += 1
         self.note()
 
     def note(self) -> None:
-        """What has changed so far is as it should be."""
+        """Accepts all changes so far."""
         for watched in self._tensors.values():
             watched.noted = watched.state()
 
@@ -76,7 +76,7 @@ class _Watched:
     noted: tuple[int, int] | None = None
 
     def state(self) -> tuple[int, int] | None:
-        """What changes with its content; None: it is gone."""
+        """A value that changes with its content; None: it is gone."""
         tensor = self.tensor()
         return None if tensor is None else (tensor._version, tensor.data_ptr())
 

@@ -65,10 +65,10 @@ def samples_in(batch: Any) -> int | None:
     return None
 
 
-# Where an object is in memory, as the default representations have it.
+# The address of an object, as default representations print it.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
-# How often a sample is read to find out whether it comes out alike. A flip that
+# How often a sample is read to see whether the readings are equal. A flip that
 # happens every second time is alike three times in four samples only once in 256.
 _READINGS = 3
 
@@ -124,10 +124,10 @@ def _outline(item: Any, extents: bool) -> str:
 
 
 def _outline_of(samples: Sequence[Sequence[Any]]) -> str:
-    """What several readings of several samples have in common."""
+    """The common part of several readings of several samples."""
     detailed = {_outline(reading, True) for readings in samples
                 for reading in readings}
-    # Of samples of one size it is likely that another worker finds it too.
+    # If samples have one size, another worker is likely to find the same.
     if len(detailed) == 1:
         return detailed.pop()
     return str([outlines.pop() if len(outlines) == 1 else "" for outlines in
@@ -321,7 +321,7 @@ class RangeReader:
             self._seeded, batch_sampler=self._forecast(where), **allowed))
 
 
-# Of a batch, as much as tells it from others.
+# Bytes of a batch that its digest depends on.
 _DIGEST_BYTES = 64 << 10
 _DIGEST_EVERY = 16
 _DIGEST_FIRST = 3

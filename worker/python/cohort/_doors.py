@@ -63,7 +63,7 @@ def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
                      running_var: torch.Tensor | None, training: bool,
                      momentum: float, eps: float, cudnn_enabled: bool
                      ) -> torch.Tensor:
-    """In the place of torch.batch_norm."""
+    """Replaces torch.batch_norm."""
     step = _active()
     if step is not None and _is_traced():
         if training and step.trains() and not _local:
@@ -83,8 +83,8 @@ def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
 
 
 def _verify_door(size: list[int]) -> None:
-    """In the place of a check for more than one value a channel: here those of
-    all workers count, and the server looks at them."""
+    """Replaces torch's check for more than one value a channel: here the values
+    of all workers count, and the server checks them."""
     if _active() is None:
         _torch_verify_batch_size(size)
 
@@ -201,7 +201,7 @@ def _owner_of(buffer: torch.Tensor) -> nn.Module | None:
 
 
 class _Operator:
-    """In the place of an operator that torch.batch_norm calls."""
+    """Replaces an operator that torch.batch_norm calls."""
 
     def __init__(self, name: str, operator: Any) -> None:
         self._name, self._operator = name, operator
@@ -223,7 +223,7 @@ class _Operator:
 # ---- autograd
 
 class _Engine:
-    """In the place of autograd's engine."""
+    """Replaces autograd's engine."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_torch_engine, name)
@@ -245,7 +245,7 @@ class _Engine:
 # ---- for the time of a run
 
 def open_doors(step: "Step") -> None:
-    """Batch norms and passes of this process are those of `step`."""
+    """Makes batch norms and passes of this process those of `step`."""
     global _step
     _step = weakref.ref(step)
     torch.batch_norm = _batch_norm_door
@@ -256,7 +256,7 @@ def open_doors(step: "Step") -> None:
 
 
 def close_doors(step: "Step") -> None:
-    """Torch's own code applies again."""
+    """Restores torch's own code."""
     global _step
     if _step is None or _step() is not step:
         return

@@ -1,4 +1,4 @@
-"""The gradients of a step: noticed while autograd adds to them, and handed on as
+"""The gradients of a step: observed while autograd adds to them, and sent as
 soon as they are final."""
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Gradients:
         self._seen: dict[int, int] = {}
         self._sent: dict[int, tuple[torch.Tensor, int]] = {}
         self._queue: _devices.GradientQueue | None = None
-        # job.backward() computes them, and hands them on.
+        # job.backward() computes them, and sends them.
         self.expected = False
         self.sending = False
 
@@ -91,25 +91,25 @@ class Gradients:
                                          lambda *_: self._on_gradient(number)))
 
     def detach(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         for hook in self._hooks:
             hook.remove()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Called when a step begins."""
         self.watch()
         self._model.clear_gradients()
         self._sent = {}
 
     def clear(self) -> None:
-        """The step is over."""
+        """Called when the step is over."""
         self._model.clear_gradients()
         self._sent = {}
         if self._queue is not None:
             self._queue.clear()
 
     def _on_gradient(self, number: int) -> None:
-        """Autograd has added to a parameter's gradient."""
+        """Called when autograd has added to a parameter's gradient."""
         if not self._in_step():
             return
         if not self.expected:
@@ -129,7 +129,7 @@ class Gradients:
         self._send(number)
 
     def finish(self) -> None:
-        """The pass is over: sends the rest."""
+        """Called when the pass is over: sends the rest."""
         self._once |= {number for number, count in self._seen.items()
                        if count == 1}
         self._seen.clear()

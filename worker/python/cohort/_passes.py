@@ -12,7 +12,7 @@ from cohort import _core, _devices
 # Operators that torch's stubs do not have.
 _aten: Any = torch.ops.aten  # type: ignore[attr-defined]
 
-# torch's own, whatever stands in its place while a run goes on.
+# torch's own, whatever replaces it during a run.
 torch_batch_norm = torch.batch_norm
 
 # A converted batch norm. Its attributes are those of classes that have no common

@@ -96,7 +96,7 @@ class Step:
         self.handle = _operator.new_handle(self)
         self.assignment: "_core.Assignment | None" = None
         self._in_backward = False
-        # Of own data; 0: none.
+        # Digest of the script's own batch; 0: none.
         self.batch_digest = 0
         self._begin(1, None)
         self.gradients = Gradients(model, self._deliver, self.trains)
@@ -241,7 +241,7 @@ class Step:
             raise _errors.UsageError(str(error.args[1])) from None
 
     def channels_of(self, layer: int) -> int:
-        """Of a registered layer."""
+        """The number of channels of a registered layer."""
         return self._model.channels[layer]
 
     def lasts(self, buffer: torch.Tensor) -> bool:

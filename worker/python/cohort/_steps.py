@@ -13,7 +13,7 @@ _EPOCHS = 5
 
 
 def _asked(address: str, *verb: str) -> dict[str, Any]:
-    """What cohortctl prints.
+    """The output of cohortctl.
 
     Raises:
         ConfigurationError: it has no answer; the text has its reason.
