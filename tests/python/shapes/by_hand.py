@@ -412,8 +412,9 @@ def compiled(t, norm):
         train(t, error_of(run(x), y))
 
 
-@refused("CohortError", "compile", needs="compile", or_right=True)
+@refused("Exception", "compile", "within a graph", needs="compile", or_right=True)
 def function_compiled(t):
+    """The compiler wraps the error in one of its own."""
     compiled(t, None)
 
 

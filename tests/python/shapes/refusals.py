@@ -218,7 +218,7 @@ def loss_of_each_sample(t):
         train(t, (model(x) - y).square().sum(1))
 
 
-@refused("CohortError", "norm", needs="func")
+@refused("ConfigurationError", "norm", "vmap", needs="func")
 def per_sample_gradients(t):
     """vmap over batch norm."""
     model = started(t)
@@ -229,7 +229,7 @@ def per_sample_gradients(t):
         train(t, error_of(model(x), y))
 
 
-@refused("Exception", "forward")
+@refused("ConfigurationError", "norm", "forward-mode")
 def forward_mode_derivative(t):
     model = started(t)
     for x, y in t.data():
@@ -268,8 +268,9 @@ def compiled_model(t):
         train(t, error_of(run(x), y))
 
 
-@refused("CohortError", "compile", needs="compile", or_right=True)
+@refused("Exception", "double backward", needs="compile", or_right=True)
 def gradient_penalty_of_a_compiled_model(t):
+    """The error is torch's, of any model."""
     model = started(t, lr=0.02)
     run = torch.compile(model, backend="aot_eager") if (
         t.rank is not None) else model

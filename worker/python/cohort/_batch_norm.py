@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from cohort import _core, _devices, _errors, _operator
 from cohort._passes import TYPES, Call, Layer, Moves
@@ -74,20 +75,33 @@ def call_of(module: Layer, input: torch.Tensor) -> Call:
         ConfigurationError: it has a type or device that cannot be used.
     """
     module._check_input_dim(input)
-    name = type(module).__name__
+    step, layer = module._cohort_step, module._cohort_layer
+    name = step.layer_name(layer)
     if input.shape[1] != module.num_features:
         raise ValueError(f"{name}: got input with {input.shape[1]} channels, want "
                          f"{module.num_features}")
     check_input(name, input)
-    step, layer = module._cohort_step, module._cohort_layer
     # A compiled graph asks when it runs.
     moves = None if _operator.is_compiling() else step.moves_of(layer)
     return Call(layer, step.call_name, module.eps, input, module.weight,
                 module.bias, moves)
 
 
+def _is_transformed(x: torch.Tensor) -> bool:
+    # Releases before 2.0 do not have it.
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return ((active is not None and active()) or
+            (forward_ad._current_level >= 0 and
+             forward_ad.unpack_dual(x).tangent is not None))
+
+
 def check_input(name: str, x: torch.Tensor) -> None:
     """Raises ConfigurationError unless batch norm can be computed over `x`."""
+    if not _operator.is_compiling() and _is_transformed(x):
+        raise _errors.ConfigurationError(
+            f"{name}: batch norm over all workers has no rule for torch.func's "
+            "transforms (vmap, grad, jvp) and forward-mode derivatives; use "
+            "torch.autograd.grad, or evaluation mode for these passes")
     if x.dtype not in TYPES:
         raise _errors.ConfigurationError(
             f"{name}: got input of {x.dtype}, want float32, float64, float16 "

@@ -28,6 +28,9 @@ _variable: Any = torch.autograd.Variable
 _step: "weakref.ref[Step] | None" = None
 _torch_verify_batch_size = _functional._verify_batch_size
 _torch_engine = _variable._execution_engine
+# Releases before 2.0 do not export it.
+_set_multithreading: Any = getattr(torch.autograd, "set_multithreading_enabled",
+                                   contextlib.nullcontext)
 # Operators below torch.batch_norm, where they are found.
 _aten: Any = torch.ops.aten  # type: ignore[attr-defined]
 _torch_operators = [
@@ -236,7 +239,10 @@ class _Engine:
             return _torch_engine.run_backward(tensors, gradients, keep_graph,
                                               create_graph, inputs, *args,
                                               **kwargs)
-        with step.pass_over(tensors, inputs, keeps=keep_graph or create_graph):
+        # On a thread of each device, calls of several devices would meet in an
+        # order that depends on timing.
+        with (_set_multithreading(False),
+              step.pass_over(tensors, inputs, keeps=keep_graph or create_graph)):
             return _torch_engine.run_backward(tensors, gradients, keep_graph,
                                               create_graph, inputs, *args,
                                               **kwargs)
