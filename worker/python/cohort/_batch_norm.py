@@ -15,6 +15,11 @@ from cohort._passes import TYPES, Call, Layer, Moves
 
 _TorchBatchNorm = nn.modules.batchnorm._BatchNorm
 _TorchNorm = nn.modules.batchnorm._NormBase
+_unpack_dual: Any = forward_ad.unpack_dual
+# Releases before 2.0 do not have it.
+_are_transforms_active: Any = getattr(
+    torch._C, "_are_functorch_transforms_active",  # type: ignore[attr-defined]
+    bool)
 _ScriptModule: Any = torch.jit.ScriptModule  # type: ignore[attr-defined]
 
 
@@ -88,11 +93,10 @@ def call_of(module: Layer, input: torch.Tensor) -> Call:
 
 
 def _is_transformed(x: torch.Tensor) -> bool:
-    # Releases before 2.0 do not have it.
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return ((active is not None and active()) or
-            (forward_ad._current_level >= 0 and
-             forward_ad.unpack_dual(x).tangent is not None))
+    if _are_transforms_active():
+        return True
+    return forward_ad._current_level >= 0 and (
+        _unpack_dual(x).tangent is not None)
 
 
 def check_input(name: str, x: torch.Tensor) -> None:
