@@ -11,7 +11,10 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "tls",
-         "fuzz", "wheel", "zoo", "mutants", "soak", "engines")
+         "fuzz", "wheel", "zoo", "mutants", "soak", "endurance", "engines")
+PIECES = {"mutants": 8}
+# Commits after which a part has to have passed.
+COMMITS_MAX = 60
 
 # Replaces cmake and ctest: records its arguments, and fails if told to.
 TOOL = r"""#!/bin/bash
@@ -28,7 +31,7 @@ class SuiteTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
-        for name in ("tests/run", "deploy/install-deps"):
+        for name in ("tests/run", "tests/parts.tsv", "deploy/install-deps"):
             (self.root / name).parent.mkdir(exist_ok=True)
             shutil.copy2(ROOT / name, self.root / name)
         tools = self.root / "tools"
@@ -43,7 +46,9 @@ class SuiteTest(unittest.TestCase):
             (tools / name).chmod(0o755)
         self.environment = {
             "PATH": f"{tools}:{os.environ['PATH']}", "COHORT_SKIP_DEPS": "1",
-            "NOTES": str(self.root / "notes")}
+            "NOTES": str(self.root / "notes"),
+            **{f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER")
+               for what in ("NAME", "EMAIL")}}
 
     def run_script(self, *arguments: str, **environment: str
                    ) -> subprocess.CompletedProcess:
@@ -51,6 +56,36 @@ class SuiteTest(unittest.TestCase):
             [self.root / "tests/run", *arguments], capture_output=True,
             text=True, timeout=60, check=False,
             env={**self.environment, **environment})
+
+    def git(self, *arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=self.root, check=True, text=True,
+            capture_output=True, env=self.environment).stdout.strip()
+
+    def commit(self) -> str:
+        self.git("commit", "--quiet", "--allow-empty", "--all", "--message=x")
+        return self.git("rev-parse", "--short=12", "HEAD")
+
+    def start_history(self, **passed: str) -> None:
+        """Commits the folder, and a table of these parts and commits."""
+        self.git("init", "--quiet")
+        (self.root / ".gitignore").write_text("notes\n")
+        self.git("add", ".")
+        self.commit()
+        self.write_rows(**passed)
+
+    def write_rows(self, **passed: str) -> None:
+        (self.root / "tests/parts.tsv").write_text(
+            "part\tcommit\tminutes\tfound\n" + "".join(
+                f"{part}\t{commit}\t7\ta bug\n"
+                for part, commit in passed.items()))
+        self.commit()
+
+    def row(self, part: str) -> list[str]:
+        for line in (self.root / "tests/parts.tsv").read_text().splitlines():
+            if line.startswith(f"{part}\t"):
+                return line.split("\t")
+        self.fail(f"no row {part}")
 
     def listed(self, *arguments: str) -> list[str]:
         result = self.run_script("--list", *arguments)
@@ -78,7 +113,9 @@ class SuiteTest(unittest.TestCase):
 
     def test_command_line_without_sense_is_refused(self):
         for arguments in (["--only="], ["--only=,"], ["--only"], ["sim"],
-                          ["--only=sim", "--full"],
+                          ["--only=sim", "--full"], ["--quick", "--next"],
+                          ["--only=mutants-9"], ["--only=mutants-"],
+                          ["--only=sim-1"],
                           ["--only=sim", "--only=kills"]):
             with self.subTest(arguments=arguments):
                 result = self.run_script(*arguments)
@@ -145,10 +182,92 @@ class SuiteTest(unittest.TestCase):
         self.assertNotIn("passed", result.stdout)
         self.assertEqual(len(self.notes()), 4)
 
+    def test_quick_is_the_build_and_some_tests(self):
+        lines = self.listed("--quick")
+        self.assertIn("release: build", lines[-2])
+        self.assertIn("cohort_core_test", lines[-1])
+
+    def test_a_piece_is_a_part_of_its_part(self):
+        self.assertIn("--piece=3/8", self.listed("--only=mutants-3")[-1])
+        self.assertNotIn("--piece", self.listed("--only=mutants")[-1])
+
+    def test_next_is_the_part_that_passed_longest_ago(self):
+        self.start_history()
+        old = self.commit()
+        self.write_rows(kills=self.commit(), sim=old, tsan=old)
+        result = self.run_script("--next")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        _, commit, minutes, found = self.row("sim")
+        self.assertEqual((commit, found),
+                         (self.git("rev-parse", "--short=12", "HEAD"), "a bug"))
+        self.assertIn(minutes, ("0", "1"))
+        self.assertEqual(self.row("tsan")[1:], [old, "7", "a bug"])
+        self.assertIn("tsan: tests", "".join(self.listed("--next")))
+
+    def test_a_part_that_never_passed_is_before_all_others(self):
+        self.start_history()
+        self.write_rows(sim=self.commit(), kills="-", tsan="-")
+        self.assertIn("kills ", "".join(self.listed("--next")))
+        self.assertIn("sim ", "".join(self.listed("--again")))
+        self.write_rows(kills="-")
+        self.assertEqual(self.run_script("--again").returncode, 2)
+
+    def test_a_part_that_fails_stays_next(self):
+        self.start_history()
+        old = self.commit()
+        self.write_rows(sim=old)
+        self.assertEqual(self.run_script("--next", FAILING="ctest").returncode,
+                         1)
+        self.assertEqual(self.row("sim")[1], old)
+
+    def test_nothing_is_entered_for_a_changed_tree(self):
+        self.start_history()
+        old = self.commit()
+        self.write_rows(sim=old)
+        with open(self.root / "tests/run", "a", encoding="utf-8") as script:
+            script.write("# changed\n")
+        result = self.run_script("--next")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.row("sim")[1], old)
+
+    def test_without_a_registry_a_part_has_not_passed(self):
+        self.start_history()
+        old = self.commit()
+        self.write_rows(zoo=old)
+        python = self.root / "tools/python3"
+        python.write_text("#!/bin/sh\nexit 1\n")
+        python.chmod(0o755)
+        result = self.run_script("--next")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("Not run: zoo", result.stdout)
+        self.assertEqual(self.row("zoo")[1], old)
+
+    def test_the_table_has_every_part_and_piece(self):
+        wanted = []
+        for part in PARTS:
+            pieces = PIECES.get(part, 1)
+            wanted += [part] if pieces == 1 else [
+                f"{part}-{piece}" for piece in range(1, pieces + 1)]
+        rows = [line.split("\t") for line in
+                (ROOT / "tests/parts.tsv").read_text().splitlines()]
+        self.assertEqual([row[0] for row in rows[1:]], wanted)
+        self.assertEqual({len(row) for row in rows}, {4})
+
+    def test_some_part_has_passed_lately(self):
+        def git(*arguments: str) -> str:
+            return subprocess.run(["git", *arguments], cwd=ROOT, check=False,
+                                  capture_output=True, text=True).stdout.strip()
+        if git("rev-parse", "--is-shallow-repository") != "false":
+            self.skipTest("the history is not here")
+        ages = [git("rev-list", "--count", f"{line.split()[1]}..HEAD")
+                for line in (ROOT / "tests/parts.tsv").read_text().splitlines()]
+        self.assertLessEqual(min(int(age) for age in ages if age), COMMITS_MAX,
+                             "run tests/run --next")
+
     def test_tests_of_parts_name_a_part_that_there_is(self):
         for file in (ROOT / "tests").rglob("CMakeLists.txt"):
             for part in re.findall(r"\bpart:(\w+)", file.read_text()):
-                self.assertIn(part, PARTS, file)
+                self.assertIn(part, (*PARTS, "quick"), file)
 
     def test_labels_that_parts_ask_for_exist(self):
         labels = " ".join(file.read_text() for file in

@@ -271,6 +271,15 @@ def with_rows(page: str, rows: dict[str, str], names: list[str]) -> str:
     return begin + rule + "\n".join(lines) + (blank + end if blank else "\n")
 
 
+def piece_of(mutants: list[Mutant], piece: str) -> list[Mutant]:
+    """Piece "3/8": every eighth mutant from the third on, so that those of one
+    folder are spread over all pieces."""
+    number, pieces = (int(part) for part in piece.split("/"))
+    if not 1 <= number <= pieces:
+        raise SystemExit(f"--piece: got {piece}, want 1/N to N/N")
+    return mutants[number - 1::pieces]
+
+
 def chosen(mutants: list[Mutant]) -> list[Mutant]:
     names = [name for name in
              os.environ.get("COHORT_MUTANTS", "").split(",") if name]
@@ -306,6 +315,8 @@ def main() -> int:
                         help="enter the results into README.md")
     parser.add_argument("--skip-control", action="store_true",
                         help="do not run the tests without any mutation first")
+    parser.add_argument("--piece", default="1/1",
+                        help="only these: 3/8 is the third of eight pieces")
     given = parser.parse_args()
     root = given.root.resolve()
 
@@ -320,7 +331,7 @@ def main() -> int:
                 build=given.build or folder / "build",
                 jobs=os.cpu_count() or 1)
     every = load(root / "tests/mutants/mutations")
-    mutants = chosen(every)
+    mutants = piece_of(chosen(every), given.piece)
     copy_tree(root, tree.path)
     tree.configure()
     if not given.skip_control:

@@ -63,6 +63,12 @@ class Mutants(unittest.TestCase):
         self.assertEqual(len(found), 1, found)
         self.assertIn(part, found[0])
 
+    def test_pieces_have_every_mutant_once(self):
+        pieces = [mutants.piece_of(list(range(10)), f"{n}/3") for n in (1, 2, 3)]
+        self.assertEqual(sorted(sum(pieces, [])), list(range(10)))
+        with self.assertRaises(SystemExit):
+            mutants.piece_of([], "4/3")
+
     def test_a_mutation_that_applies_once_is_fine(self):
         self.assertEqual(mutants.problems(self.root), [])
 
