@@ -14,7 +14,6 @@
 #include "common/status_macros.h"
 #include "server/ctl/help.h"
 #include "server/ctl/server_target.h"
-#include "server/ctl/yaml_output.h"
 
 namespace cohort {
 namespace {
@@ -182,17 +181,14 @@ absl::StatusOr<absl::Duration> Timeout(const Arguments& arguments) {
       "--timeout: got '", *text, "', want a duration such as 30s or 5m"));
 }
 
-enum class OutputFormat { kTable, kJson, kYaml };
-
 // Errors: InvalidArgument naming --output.
-absl::StatusOr<OutputFormat> FormatOf(const Arguments& arguments) {
+absl::StatusOr<bool> WantsJson(const Arguments& arguments) {
   const std::string name = arguments.Value("output").value_or(
       arguments.Has("json") ? "json" : "table");
-  if (name == "table") return OutputFormat::kTable;
-  if (name == "json") return OutputFormat::kJson;
-  if (name == "yaml") return OutputFormat::kYaml;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--output: got '", name, "', want one of table, json, yaml"));
+  if (name == "table") return false;
+  if (name == "json") return true;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--output: got '", name, "', want table or json"));
 }
 
 // Returns the exit code of a verb that ran without an error.
@@ -200,7 +196,7 @@ absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
                              absl::Span<const std::string> words, CtlIo& io) {
   COHORT_RETURN_IF_ERROR(CheckUse(verb, arguments));
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
-  COHORT_ASSIGN_OR_RETURN(const OutputFormat format, FormatOf(arguments));
+  COHORT_ASSIGN_OR_RETURN(const bool json, WantsJson(arguments));
   // A local verb must work with a damaged file of contexts.
   ServerTarget target;
   if (verb.local) {
@@ -213,7 +209,7 @@ absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
                   .arguments = arguments,
                   .words = words,
                   .timeout = timeout,
-                  .json = format != OutputFormat::kTable,
+                  .json = json,
                   .io = io};
   COHORT_RETURN_IF_ERROR(SortFlags(verb, context));
   COHORT_RETURN_IF_ERROR(CheckVariables(io.environment));
@@ -221,10 +217,10 @@ absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
   return context.exit_code;
 }
 
-// `io` with --quiet and --no_color applied; results go to `out`.
-CtlIo IoFor(const Arguments& arguments, const CtlIo& io, std::ostream& out,
+// `io` with --quiet and --no_color applied.
+CtlIo IoFor(const Arguments& arguments, const CtlIo& io,
             std::ostream& nowhere) {
-  return {.out = out,
+  return {.out = io.out,
           .err = arguments.Has("quiet") ? nowhere : io.err,
           .clock = io.clock,
           .program = io.program,
@@ -328,10 +324,7 @@ int RunCtl(absl::Span<const std::string> arguments, CtlIo& io) {
     return kExitOk;
   }
   std::ostream nowhere(nullptr);
-  YamlOutput yaml(io.out);
-  const bool as_yaml = read->Value("output") == "yaml";
-  CtlIo verb_io = IoFor(
-      *read, io, as_yaml ? static_cast<std::ostream&>(yaml) : io.out, nowhere);
+  CtlIo verb_io = IoFor(*read, io, nowhere);
   const absl::StatusOr<int> code = CallVerb(**verb, *read, operands, verb_io);
   io.out << std::flush;
   if (code.ok()) return *code;

@@ -29,7 +29,7 @@ absl::Span<const FlagSpec> CommonFlags() {
        .help = "token of a viewer, in place of --tls_cert"},
       {.name = "output",
        .value = "FORMAT",
-       .help = "or -o: table (default), json (one line each), or yaml"},
+       .help = "or -o: table (default), or json (one line each)"},
       {.name = "json", .value = "", .help = "the same as --output=json"},
       {.name = "timeout",
        .value = "T",

@@ -245,7 +245,7 @@ Flags:
   --programs=DIR     folder of cohort-server and cohort-worker (default: that of cohortctl)
   --FLAG=VALUE       a flag of cohort-server or cohort-worker, whose --help lists them;
                      one that both have goes to the server, behind -- to the workers
-  --output=FORMAT    or -o: table (default), json (one line each), or yaml
+  --output=FORMAT    or -o: table (default), or json (one line each)
   --json             the same as --output=json
   --timeout=T        longest wait for an answer or a change (default 1m)
   --quiet            or -q: no messages except errors; results as usual
