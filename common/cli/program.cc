@@ -14,19 +14,6 @@
 namespace cohort {
 namespace {
 
-using Flags = std::map<std::string, std::string>;
-
-// Sets those of `flags` that are not in `given`. `variable` names their source.
-absl::Status SetFlagsOfLauncher(const Flags& flags, absl::string_view variable,
-                                std::set<std::string>& given) {
-  for (const auto& [name, value] : flags) {
-    if (given.contains(name)) continue;
-    COHORT_RETURN_IF_ERROR(SetFlag(name, value, variable));
-    given.insert(name);
-  }
-  return absl::OkStatus();
-}
-
 // Checks the flags in `given`.
 absl::Status CheckAllLimits(const FlagTable& flags,
                             const std::set<std::string>& given) {
@@ -46,18 +33,15 @@ absl::Status SetFlagsWithEnvironment(const Program& program,
                                      std::set<std::string>& given) {
   COHORT_RETURN_IF_ERROR(
       SetFlagsFromEnvironment(io.environment, program.flags, given));
-  const absl::string_view tf_config = ValueIn(io.environment, "TF_CONFIG");
-  if (!tf_config.empty()) {
-    COHORT_ASSIGN_OR_RETURN(const Flags flags,
-                            FlagsFromTfConfig(tf_config, program.role));
-    COHORT_RETURN_IF_ERROR(SetFlagsOfLauncher(flags, "TF_CONFIG", given));
-  }
   // A rank that was given in another way makes torchrun's irrelevant, even a
   // wrong one.
-  if (program.role == TaskRole::kWorker && !given.contains("rank")) {
-    COHORT_ASSIGN_OR_RETURN(const Flags flags,
-                            FlagsFromTorchrun(io.environment));
-    COHORT_RETURN_IF_ERROR(SetFlagsOfLauncher(flags, "RANK", given));
+  if (program.is_worker && !given.contains("rank")) {
+    COHORT_ASSIGN_OR_RETURN(const std::optional<int32_t> rank,
+                            RankFromTorchrun(io.environment));
+    if (rank.has_value()) {
+      COHORT_RETURN_IF_ERROR(SetFlag("rank", absl::StrCat(*rank), "RANK"));
+      given.insert("rank");
+    }
   }
   return CheckAllLimits(program.flags, given);
 }

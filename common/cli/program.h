@@ -9,7 +9,6 @@
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
 #include "common/cli/help_text.h"
-#include "common/cli/tf_config.h"
 #include "common/flags/flag_table.h"
 
 namespace cohort {
@@ -18,8 +17,8 @@ namespace cohort {
 struct Program {
   ProgramText text;
   const FlagTable& flags;
-  // The program's role in a cluster, for the variables of launchers.
-  TaskRole role = TaskRole::kServer;
+  // It has a rank, which torchrun may give.
+  bool is_worker = false;
 };
 
 // A program's output streams and environment. main and tests each make their
@@ -33,10 +32,9 @@ struct ProgramIo {
 
 // Must be the first call of main. Sets the program's flags from the command
 // line, from variables COHORT_NAME (see SetFlagsFromEnvironment), from
-// TF_CONFIG (see FlagsFromTfConfig) and from torchrun's variables (see
-// FlagsFromTorchrun), in this order of precedence; checks each against the
-// limits in its row; answers --help and --version. The names of the flags that
-// were set are added to `given`.
+// torchrun's variables (see RankFromTorchrun), in this order of precedence;
+// checks each against the limits in its row; answers --help and --version. The
+// names of the flags that were set are added to `given`.
 //
 // Returns the exit code if the process must end now: help or version is on
 // `out`, or an error on `err`. Help and version do not depend on the

@@ -23,14 +23,13 @@ absl::StatusOr<int32_t> NumberIn(absl::string_view name,
 
 }  // namespace
 
-absl::StatusOr<std::map<std::string, std::string>> FlagsFromTorchrun(
+absl::StatusOr<std::optional<int32_t>> RankFromTorchrun(
     absl::Span<const std::string> environment) {
   const absl::string_view rank = ValueIn(environment, "RANK");
   const absl::string_view size = ValueIn(environment, "WORLD_SIZE");
-  using Flags = std::map<std::string, std::string>;
   if (rank.empty() || size.empty() ||
       ValueIn(environment, "MASTER_ADDR").empty()) {
-    return Flags{};
+    return std::nullopt;
   }
   COHORT_ASSIGN_OR_RETURN(const int32_t number, NumberIn("RANK", rank));
   COHORT_ASSIGN_OR_RETURN(const int32_t count, NumberIn("WORLD_SIZE", size));
@@ -38,7 +37,7 @@ absl::StatusOr<std::map<std::string, std::string>> FlagsFromTorchrun(
     return absl::InvalidArgumentError(absl::StrCat(
         "RANK: got ", number, ", want less than WORLD_SIZE, ", count));
   }
-  return Flags{{"rank", absl::StrCat(number)}};
+  return number;
 }
 
 }  // namespace cohort

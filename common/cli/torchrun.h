@@ -1,6 +1,7 @@
 #pragma once
 
-#include <map>
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -8,11 +9,9 @@
 
 namespace cohort {
 
-// The environment that torchrun and other launchers of torch.distributed give
-// to a process, as a worker's flags by name:
-//
-//   rank    RANK, if WORLD_SIZE and MASTER_ADDR are set as well; RANK alone may
-//           be anything
+// The worker's rank in the environment that torchrun and other launchers of
+// torch.distributed give to a process: RANK, if WORLD_SIZE and MASTER_ADDR are
+// set as well. RANK alone may be anything, and is ignored.
 //
 // MASTER_ADDR is the address of torch's own store, and not the server's.
 // LOCAL_RANK does not set the device: it does not say that there are GPUs.
@@ -21,7 +20,7 @@ namespace cohort {
 //   below WORLD_SIZE.
 // Source: docs.pytorch.org/docs/stable/elastic/run.html, "Environment
 //   Variables".
-absl::StatusOr<std::map<std::string, std::string>> FlagsFromTorchrun(
+absl::StatusOr<std::optional<int32_t>> RankFromTorchrun(
     absl::Span<const std::string> environment);
 
 }  // namespace cohort

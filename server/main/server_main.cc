@@ -70,8 +70,7 @@ Program ServerProgram() {
                                 "cohort-server --workers=4 "
                                 "--aggregation=async --checkpoint_dir=state "
                                 "--checkpoint_every=100"}},
-          .flags = ServerFlagTable(),
-          .role = TaskRole::kServer};
+          .flags = ServerFlagTable()};
 }
 
 absl::Status SettingsFromFlags(CoordinatorOptions& options) {

@@ -27,7 +27,7 @@ std::vector<Target> Targets() {
           FlagTarget(),        FrameTarget(),    HttpTarget(),
           IdentityTarget(),    NameTarget(),     PemTarget(),
           SafetensorsTarget(), ScenarioTarget(), SettingTarget(),
-          TextTarget(),        TfConfigTarget()};
+          TextTarget()};
 }
 
 // Inputs that once failed, by file name.

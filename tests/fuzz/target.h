@@ -41,7 +41,6 @@ Target SafetensorsTarget();
 Target ScenarioTarget();
 Target SettingTarget();
 Target TextTarget();
-Target TfConfigTarget();
 
 // Fails unless `status` is OK or has one of the codes that the function's
 // comment names.

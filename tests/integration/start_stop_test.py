@@ -77,24 +77,6 @@ class Variables(unittest.TestCase):
             self.assertIn(f"unknown variable {given} in the environment; did "
                           f"you mean {meant}?", result.stderr)
 
-    def test_a_run_under_tf_config(self):
-        with Cohort(workers=2, server_flags=["--epochs=1"]) as cohort:
-            def config(role, index):
-                return json.dumps({
-                    "cluster": {"ps": [cohort.address or "unused:1"],
-                                "worker": ["unused:2", "unused:3"]},
-                    "task": {"type": role, "index": index}})
-            cohort.server_flags.remove("--workers=2")
-            # The port must be free on this machine; the rest is TF_CONFIG's.
-            cohort.environment = {"TF_CONFIG": config("ps", 0)}
-            cohort.start_server()
-            for index in range(2):
-                cohort.environment = {"TF_CONFIG": config("worker", index)}
-                cohort.start_process(
-                    f"worker{index}", [BIN / "cohort-worker", *WORKER_FLAGS])
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertIn("waiting for 2 workers", cohort.log())
-
 
 class Start(unittest.TestCase):
     def test_workers_that_start_first_wait_for_the_server(self):

@@ -81,7 +81,7 @@ Program WorkerProgram() {
                                 "cohort-worker --server=127.0.0.1:7070 "
                                 "--evaluate"}},
           .flags = WorkerFlagTable(),
-          .role = TaskRole::kWorker};
+          .is_worker = true};
 }
 
 absl::StatusOr<int64_t> SamplesFromFlags() {

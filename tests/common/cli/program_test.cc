@@ -28,10 +28,6 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::StartsWith;
 
-constexpr char kTfConfig[] =
-    R"(TF_CONFIG={"cluster":{"ps":["a:5"],"worker":["b:5","c:5","d:5"]},)"
-    R"("task":{"type":"ps","index":0}})";
-
 class ProgramTest : public testing::Test {
  protected:
   std::optional<ExitCode> Read(std::vector<std::string> arguments,
@@ -42,12 +38,12 @@ class ProgramTest : public testing::Test {
     return ReadFlags(
         {.text = {.name = "tool", .summary = "Does it.", .examples = {"tool"}},
          .flags = flags_,
-         .role = role_},
+         .is_worker = is_worker_},
         raw, {.out = out_, .err = err_, .environment = environment}, &given_);
   }
 
   const absl::FlagSaver saver_;
-  TaskRole role_ = TaskRole::kServer;
+  bool is_worker_ = false;
   const FlagTable flags_ = {{.name = "listen",
                              .default_text = "127.0.0.1:1",
                              .subject = "network",
@@ -64,17 +60,13 @@ class ProgramTest : public testing::Test {
   std::set<std::string> given_;
 };
 
-TEST_F(ProgramTest, TheCommandLineWinsOverVariablesAndTheseOverTfConfig) {
-  EXPECT_EQ(
-      Read({"--listen=0.0.0.0:9"}, {"COHORT_LISTEN=0.0.0.0:8", kTfConfig}),
-      std::nullopt);
+TEST_F(ProgramTest, TheCommandLineWinsOverVariables) {
+  EXPECT_EQ(Read({"--listen=0.0.0.0:9"},
+                 {"COHORT_LISTEN=0.0.0.0:8", "COHORT_WORKERS=4"}),
+            std::nullopt);
   EXPECT_EQ(absl::GetFlag(FLAGS_listen), "0.0.0.0:9");
-  EXPECT_EQ(absl::GetFlag(FLAGS_workers), 3);
-  EXPECT_THAT(given_, ElementsAre("listen", "workers"));
-  given_.clear();
-  EXPECT_EQ(Read({}, {kTfConfig, "COHORT_WORKERS=4"}), std::nullopt);
-  EXPECT_EQ(absl::GetFlag(FLAGS_listen), "0.0.0.0:5");
   EXPECT_EQ(absl::GetFlag(FLAGS_workers), 4);
+  EXPECT_THAT(given_, ElementsAre("listen", "workers"));
 }
 
 TEST_F(ProgramTest, TorchrunsRankIsThatOfAWorkerWithoutAnother) {
@@ -82,7 +74,7 @@ TEST_F(ProgramTest, TorchrunsRankIsThatOfAWorkerWithoutAnother) {
                                              "MASTER_ADDR=a"};
   EXPECT_EQ(Read({}, torchrun), std::nullopt);
   EXPECT_EQ(absl::GetFlag(FLAGS_rank), -1) << "a server has no rank";
-  role_ = TaskRole::kWorker;
+  is_worker_ = true;
   EXPECT_EQ(Read({"--rank=0"}, torchrun), std::nullopt);
   EXPECT_EQ(absl::GetFlag(FLAGS_rank), 0);
   EXPECT_EQ(Read({}, torchrun), std::nullopt);
@@ -92,10 +84,11 @@ TEST_F(ProgramTest, TorchrunsRankIsThatOfAWorkerWithoutAnother) {
 }
 
 TEST_F(ProgramTest, HelpAndVersionAnswerInAnyEnvironment) {
-  EXPECT_EQ(Read({"--help"}, {"COHORT_WROKERS=4", "TF_CONFIG=x"}), kExitOk);
+  EXPECT_EQ(Read({"--help"}, {"COHORT_WROKERS=4", "COHORT_WORKERS=x"}),
+            kExitOk);
   EXPECT_THAT(out_.str(), StartsWith("tool: Does it.\n"));
   out_.str("");
-  EXPECT_EQ(Read({"--workers=x", "--version"}, {"TF_CONFIG=x"}), kExitOk);
+  EXPECT_EQ(Read({"--workers=x", "--version"}, {"COHORT_WORKERS=x"}), kExitOk);
   EXPECT_EQ(out_.str(), VersionText("tool") + "\n");
   EXPECT_THAT(err_.str(), IsEmpty());
 }
@@ -129,8 +122,6 @@ TEST_F(ProgramTest, WrongUseIsToldWithWhereToLook) {
 
 TEST_F(ProgramTest, ValuesThatCannotBeUsedAreConfiguration) {
   EXPECT_EQ(Read({}, {"COHORT_WORKERS=x"}), kExitConfig);
-  EXPECT_EQ(Read({}, {"TF_CONFIG={}"}), kExitConfig);
-  EXPECT_THAT(err_.str(), HasSubstr("tool: TF_CONFIG: got '{}'"));
 }
 
 TEST(BuildInfoTest, NamesVersionAndCommit) {
