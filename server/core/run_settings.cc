@@ -24,9 +24,7 @@ void CopySettings(const CoordinatorOptions& target, bool at_once,
 
 RunSettings::RunSettings(const CoordinatorOptions& options,
                          const RunState* restored)
-    : options_(options),
-      policy_(Resolve(options.policy)),
-      aggregation_(MakeAggregationPolicy(policy_)) {
+    : options_(options), policy_(Resolve(options.policy)) {
   if (restored == nullptr) {
     history_ = {{.policy_epoch = policy_epoch_,
                  .changed = SettingsOf(options_),
@@ -146,7 +144,6 @@ void RunSettings::AdoptPending() {
   options_.on_worker_loss = pending_->target.on_worker_loss;
   options_.given = std::move(pending_->target.given);
   policy_ = Resolve(options_.policy);
-  aggregation_ = MakeAggregationPolicy(policy_);
   pending_.reset();
 }
 

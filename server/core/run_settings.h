@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,7 +10,6 @@
 #include "common/ids.h"
 #include "server/core/effects.h"
 #include "server/core/options.h"
-#include "server/core/policy/aggregation_policy.h"
 #include "server/core/settings.h"
 
 namespace cohort {
@@ -36,7 +34,6 @@ class RunSettings {
   const CoordinatorOptions& options() const { return options_; }
   // Resolved: nothing in it is `auto`.
   const PolicyOptions& policy() const { return policy_; }
-  const AggregationPolicy& aggregation() const { return *aggregation_; }
   bool sync() const { return policy_.aggregation == AggregationKind::kSync; }
   bool bounded() const {
     return policy_.aggregation == AggregationKind::kBounded;
@@ -106,7 +103,6 @@ class RunSettings {
  private:
   CoordinatorOptions options_;
   PolicyOptions policy_;
-  std::unique_ptr<AggregationPolicy> aggregation_;
   int64_t policy_epoch_ = 1;
   std::optional<Pending> pending_;
   std::vector<PolicyRecord> history_;

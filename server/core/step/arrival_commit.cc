@@ -50,14 +50,6 @@ bool ArrivalQueue::Advance(Turn& turn) {
 }
 
 void ArrivalQueue::ApplyNext(Turn& turn) {
-  RoundView view;
-  for (const Arrival& arrival : arrivals_) {
-    view.pushes.push_back({.rank = arrival.rank, .complete = true});
-  }
-  const Decision decision = parts_.settings.aggregation().Decide(view);
-  COHORT_CHECK(decision.action == Decision::Action::kApply &&
-                   decision.members.front() == arrivals_.front().rank,
-               "pushes are applied in order of arrival");
   applying_ = std::move(arrivals_.front());
   arrivals_.erase(arrivals_.begin());
 

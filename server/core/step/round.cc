@@ -78,13 +78,12 @@ void Round::Restart(Rank rank) {
   rendezvous.NoteReopened(rank);
 }
 
-RoundView ViewOf(const Round& round) {
-  RoundView view{.fixed = round.fixed(), .claims = round.claims()};
-  for (const auto& [rank, push] : round.pushes.all()) {
-    view.pushes.push_back(
-        {.rank = rank, .complete = round.pushes.IsComplete(rank)});
+Decision Round::Decide() const {
+  RoundView view{.fixed = fixed_, .claims = claims_};
+  for (const auto& [rank, push] : pushes.all()) {
+    view.pushes.push_back({.rank = rank, .complete = pushes.IsComplete(rank)});
   }
-  return view;
+  return DecideSync(view, plan_.pushes_min);
 }
 
 namespace {

@@ -15,8 +15,8 @@
 #include "server/core/data_cursor.h"
 #include "server/core/effects.h"
 #include "server/core/observation.h"
-#include "server/core/policy/aggregation_policy.h"
 #include "server/core/policy/same_batches.h"
+#include "server/core/policy/sync_decision.h"
 #include "server/core/rendezvous.h"
 #include "server/core/step/pending_commit.h"
 #include "server/core/step/round_pushes.h"
@@ -24,7 +24,7 @@
 namespace cohort {
 
 // One (step, attempt), until it is committed or given up: who takes part, and
-// what has come. It decides nothing.
+// what has come. It changes nothing by itself.
 //
 // Members are those whose pushes make up the step. Where only the first pushes
 // do, all ranks are candidates until the members are fixed; what is said of
@@ -81,6 +81,8 @@ class Round {
   const RankList& members() const { return members_; }
   bool IsMember(Rank rank) const { return pushes.Contains(rank); }
   bool fixed() const { return fixed_; }
+  // What the pushes so far lead to.
+  Decision Decide() const;
   // It is no member, because the step was full without it.
   bool WasDropped(Rank rank) const { return dropped_.contains(rank); }
   // The sender of a complete push is lost.
@@ -129,9 +131,6 @@ class Round {
   std::vector<Share> shares_;
   bool any_issued_ = false;
 };
-
-// The round as a policy sees it.
-RoundView ViewOf(const Round& round);
 
 // ---- the commit
 // The digests of the pushes that have one, by rank.

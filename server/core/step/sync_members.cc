@@ -11,8 +11,7 @@ namespace cohort {
 
 void SyncRounds::Claim(Rank rank, Turn& turn) {
   if (!round_->Claim(rank)) return;
-  const Decision decision =
-      parts_.settings.aggregation().Decide(ViewOf(*round_));
+  const Decision decision = round_->Decide();
   if (decision.action == Decision::Action::kFix) {
     FixMembers(decision.members, turn);
   }
@@ -85,8 +84,7 @@ void SyncRounds::RemoveCandidate(Rank rank, Turn& turn) {
   parts_.flow.Release(rank, round_->pushes[rank], turn);
   round_->Remove(rank);
   parts_.ranks[rank].outstanding.reset();
-  const Decision decision =
-      parts_.settings.aggregation().Decide(ViewOf(*round_));
+  const Decision decision = round_->Decide();
   if (decision.action == Decision::Action::kFix) {
     FixMembers(decision.members, turn);
   }

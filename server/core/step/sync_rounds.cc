@@ -75,8 +75,7 @@ bool SyncRounds::Advance(Turn& turn) {
   const std::optional<PendingCommit>& commit = round_->progress.commit;
   if (!round_->progress.calls_agree || !commit.has_value() ||
       !commit->complete() ||
-      parts_.settings.aggregation().Decide(ViewOf(*round_)).action !=
-          Decision::Action::kApply) {
+      round_->Decide().action != Decision::Action::kApply) {
     return false;
   }
   if (!UpdateStatistics(turn)) return false;
@@ -334,7 +333,7 @@ std::vector<Rank> SyncRounds::WaitedFor() const {
   if (!round_.has_value()) return parts_.ranks.InFlight();
   std::vector<Rank> waited = round_->rendezvous.Missing();
   if (waited.empty() || !round_->fixed()) {
-    waited = parts_.settings.aggregation().Decide(ViewOf(*round_)).waiting_for;
+    waited = round_->Decide().waiting_for;
   }
   // They have done what they could.
   std::erase_if(waited,
