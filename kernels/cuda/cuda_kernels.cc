@@ -165,38 +165,25 @@ absl::Status BackwardElementwise(const BackwardElementwiseArgs& args,
                   "BackwardElementwise");
 }
 
-absl::Status FoldSgd(const SgdStep& step, const SgdRun& run, int32_t* nonfinite,
-                     const Queue& queue) {
-  if (run.count == 0) return absl::OkStatus();
-  COHORT_ASSIGN_OR_RETURN(
-      const FoldLaunch launch,
-      PlanFold(step, run, nonfinite, queue.multiprocessors));
-  return StatusOf(LaunchFold(launch.args, launch.plan, queue.stream),
-                  "FoldSgd");
-}
-
-absl::Status Pack(DataType type, absl::Span<const PackSegment> segments,
-                  float* packed, const Queue& queue) {
+absl::Status Pack(absl::Span<const PackSegment> segments, float* packed,
+                  const Queue& queue) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<PackLaunch> launches,
-                          PlanPack(type, segments, packed));
+                          PlanPack(segments, packed));
   for (const PackLaunch& launch : launches) {
-    COHORT_RETURN_IF_ERROR(
-        StatusOf(LaunchPack(type, true, launch.args, launch.plan, queue.stream),
-                 "Pack"));
+    COHORT_RETURN_IF_ERROR(StatusOf(
+        LaunchPack(true, launch.args, launch.plan, queue.stream), "Pack"));
   }
   return absl::OkStatus();
 }
 
-absl::Status Unpack(DataType type, const float* packed,
-                    absl::Span<const PackSegment> segments,
+absl::Status Unpack(const float* packed, absl::Span<const PackSegment> segments,
                     const Queue& queue) {
   // One table serves both directions; this one only reads `packed`.
   COHORT_ASSIGN_OR_RETURN(const std::vector<PackLaunch> launches,
-                          PlanPack(type, segments, const_cast<float*>(packed)));
+                          PlanPack(segments, const_cast<float*>(packed)));
   for (const PackLaunch& launch : launches) {
     COHORT_RETURN_IF_ERROR(StatusOf(
-        LaunchPack(type, false, launch.args, launch.plan, queue.stream),
-        "Unpack"));
+        LaunchPack(false, launch.args, launch.plan, queue.stream), "Unpack"));
   }
   return absl::OkStatus();
 }

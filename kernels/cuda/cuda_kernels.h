@@ -13,7 +13,7 @@
 // The stream of the CUDA runtime; so that this header needs none of its.
 struct CUstream_st;
 
-// The batch-norm kernels, the fold and the casts of gradients on an NVIDIA
+// The batch-norm kernels and the packing of gradients on an NVIDIA
 // GPU. They take the arguments of kernels/backend.h and follow the contract of
 // its methods, but for what stands here:
 //
@@ -72,26 +72,21 @@ absl::Status BackwardReduce(const BackwardReduceArgs& args, const Queue& queue);
 absl::Status BackwardElementwise(const BackwardElementwiseArgs& args,
                                  const Queue& queue);
 
-// Backend::FoldSgd, bit for bit. `nonfinite` is set to 1 where that returns
-// false and else left alone, so that one flag serves many runs. At most 1024
-// contributors, at multiples of 4 bytes.
-absl::Status FoldSgd(const SgdStep& step, const SgdRun& run, int32_t* nonfinite,
-                     const Queue& queue);
-
-// A contiguous tensor, or a part of one, and its place in a packed buffer.
+// A contiguous float32 tensor, or a part of one, and its place in a packed
+// buffer.
 struct PackSegment {
-  void* tensor = nullptr;
+  float* tensor = nullptr;
   int64_t count = 0;
   // Elements of the buffer before it.
   int64_t offset = 0;
 };
 
-// Casts tensors of `type` into a buffer of float32, and out of one (to nearest,
-// ties to even). Segments must not overlap where they are written. Vectors of
-// 16 bytes are used where tensor and place are at multiples of 16 bytes.
-absl::Status Pack(DataType type, absl::Span<const PackSegment> segments,
-                  float* packed, const Queue& queue);
-absl::Status Unpack(DataType type, const float* packed,
-                    absl::Span<const PackSegment> segments, const Queue& queue);
+// Copies tensors into a buffer, and out of one. Segments must not overlap where
+// they are written. Vectors of 16 bytes are used where tensor and place are at
+// multiples of 16 bytes.
+absl::Status Pack(absl::Span<const PackSegment> segments, float* packed,
+                  const Queue& queue);
+absl::Status Unpack(const float* packed, absl::Span<const PackSegment> segments,
+                    const Queue& queue);
 
 }  // namespace cohort::kernels::cuda

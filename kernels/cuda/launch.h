@@ -4,7 +4,6 @@
 
 #include "kernels/batch_norm_args.h"
 #include "kernels/cuda/block.h"
-#include "kernels/cuda/fold_kernel.h"
 #include "kernels/cuda/pack_kernel.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/data_type.h"
@@ -24,9 +23,8 @@ int LaunchBackwardReduce(const BackwardReduceArgs& args, const Plan& plan,
                          const Exchange& exchange, CUstream_st* stream);
 int LaunchBackwardElementwise(const BackwardElementwiseArgs& args,
                               const Plan& plan, CUstream_st* stream);
-int LaunchFold(const FoldArgs& args, const FoldPlan& plan, CUstream_st* stream);
-int LaunchPack(DataType type, bool pack, const PackArgs& args,
-               const PackPlan& plan, CUstream_st* stream);
+int LaunchPack(bool pack, const PackArgs& args, const PackPlan& plan,
+               CUstream_st* stream);
 int FillWithZeros(void* memory, int64_t bytes, CUstream_st* stream);
 
 struct DeviceFacts {

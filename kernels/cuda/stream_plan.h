@@ -6,23 +6,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/cuda/cuda_kernels.h"
-#include "kernels/cuda/fold_kernel.h"
 #include "kernels/cuda/pack_kernel.h"
-#include "kernels/data_type.h"
-#include "kernels/optimizer_step.h"
 
 // From calls that stream through memory to launches; checks included.
 namespace cohort::kernels::cuda {
-
-struct FoldLaunch {
-  FoldArgs args;
-  FoldPlan plan;
-};
-
-// Requires run.count > 0.
-absl::StatusOr<FoldLaunch> PlanFold(const SgdStep& step, const SgdRun& run,
-                                    int32_t* nonfinite,
-                                    int32_t multiprocessors);
 
 struct PackLaunch {
   PackArgs args;
@@ -32,7 +19,7 @@ struct PackLaunch {
 // As many launches as the segments need; none for none. `packed` is read or
 // written, as is each tensor.
 absl::StatusOr<std::vector<PackLaunch>> PlanPack(
-    DataType type, absl::Span<const PackSegment> segments, float* packed);
+    absl::Span<const PackSegment> segments, float* packed);
 
 // Elements [offset, offset + count) of a packed buffer.
 struct PackedRange {

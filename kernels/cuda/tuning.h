@@ -43,10 +43,9 @@ inline constexpr int64_t kAccessesPerThreadMin = 4;
 inline constexpr double kWaveEfficiency = 0.95;
 inline constexpr int64_t kWavesMax = 8;
 
-// Fold, pack and unpack.
+// Pack and unpack.
 inline constexpr int32_t kStreamThreads = 256;
-inline constexpr int32_t kStreamBlocksPerMultiprocessor = 8;
-// Elements of a block of pack and unpack: 32 KiB of float32.
+// Elements of a block: 32 KiB of float32.
 inline constexpr int64_t kPackBlockElements = 8192;
 
 }  // namespace cohort::kernels::cuda

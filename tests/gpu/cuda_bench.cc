@@ -29,7 +29,7 @@ namespace {
 constexpr char kUsage[] =
     "usage: cohort_cuda_bench [--device=N] [--rounds=N] [--csv=FILE]\n"
     "\n"
-    "Times the batch-norm kernels, the fold and the packing on a GPU, each as\n"
+    "Times the batch-norm kernels and the packing on a GPU, each as\n"
     "a share of the bandwidth of a device copy measured in the same run. Ends\n"
     "with PASS or FAIL; exit code 0, or 1 where a goal was missed, 2 on "
     "errors\n"
@@ -223,59 +223,23 @@ double CopyBandwidth(const Bench& bench) {
   return 2 * kBytes / seconds;
 }
 
-void TimeFold(int32_t contributors, Bench& bench) {
-  constexpr int64_t kCount = int64_t{1} << 25;
-  std::vector<std::unique_ptr<DeviceMemory>> memory;
-  const std::vector<float> pattern = Pattern<float>();
-  for (int32_t i = 0; i < contributors + 3; ++i) {
-    memory.push_back(std::make_unique<DeviceMemory>(kCount * 4));
-    memory.back()->Fill(pattern.data(), pattern.size() * 4);
-  }
-  std::vector<const std::byte*> gradients;
-  for (int32_t k = 0; k < contributors; ++k) {
-    gradients.push_back(static_cast<const std::byte*>(memory[k]->get()));
-  }
-  auto* weights = static_cast<float*>(memory[contributors]->get());
-  auto* velocity = static_cast<float*>(memory[contributors + 1]->get());
-  auto* flag = static_cast<int32_t*>(memory[contributors + 2]->get());
-  const double seconds =
-      MedianSeconds(bench.queue.stream, bench.rounds, 1, [&](int32_t) {
-        Expect(FoldSgd({.learning_rate = 1e-3F, .momentum = 0.9F},
-                       {.gradients = gradients,
-                        .count = kCount,
-                        .weights_in = weights,
-                        .weights_out = weights,
-                        .velocity_in = velocity,
-                        .velocity_out = velocity},
-                       flag, bench.queue));
-      });
-  bench.report.measurements.push_back(
-      {.work = absl::StrCat("fold of ", contributors, "+momentum"),
-       .tensor = absl::StrCat("float32 [", kCount, "]"),
-       .floor_bytes = kCount * 4 * (contributors + 4),
-       .seconds = seconds,
-       .has_goal = false});
-}
-
 void TimePack(bool pack, Bench& bench) {
   constexpr int64_t kCount = int64_t{1} << 26;
-  const DeviceMemory tensor(kCount * 2), packed(kCount * 4);
+  const DeviceMemory tensor(kCount * 4), packed(kCount * 4);
   const std::vector<float> pattern = Pattern<float>();
   packed.Fill(pattern.data(), pattern.size() * 4);
-  const std::vector<BFloat16> halves = Pattern<BFloat16>();
-  tensor.Fill(halves.data(), halves.size() * 2);
-  const PackSegment segment = {tensor.get(), kCount, 0};
+  tensor.Fill(pattern.data(), pattern.size() * 4);
+  const PackSegment segment = {static_cast<float*>(tensor.get()), kCount, 0};
   auto* floats = static_cast<float*>(packed.get());
   const double seconds =
       MedianSeconds(bench.queue.stream, bench.rounds, 1, [&](int32_t) {
-        Expect(
-            pack ? Pack(DataType::kBFloat16, {segment}, floats, bench.queue)
-                 : Unpack(DataType::kBFloat16, floats, {segment}, bench.queue));
+        Expect(pack ? Pack({segment}, floats, bench.queue)
+                    : Unpack(floats, {segment}, bench.queue));
       });
   bench.report.measurements.push_back(
       {.work = pack ? "pack" : "unpack",
-       .tensor = absl::StrCat("bfloat16 [", kCount, "]"),
-       .floor_bytes = kCount * 6,
+       .tensor = absl::StrCat("float32 [", kCount, "]"),
+       .floor_bytes = kCount * 8,
        .seconds = seconds,
        .has_goal = false});
 }
@@ -297,7 +261,6 @@ void TimeAll(Bench& bench) {
       TimeLayer<BFloat16>(activation, bench);
     }
   }
-  for (int32_t contributors : {1, 4, 16}) TimeFold(contributors, bench);
   TimePack(true, bench);
   TimePack(false, bench);
 }

@@ -73,17 +73,13 @@ class DeviceMachine final : public Machine {
       const BackwardElementwiseArgs& args) override {
     return Wait(cuda::BackwardElementwise(args, queue()));
   }
-  absl::Status FoldSgd(const SgdStep& step, const SgdRun& run,
-                       int32_t* nonfinite) override {
-    return Wait(cuda::FoldSgd(step, run, nonfinite, queue()));
-  }
-  absl::Status Pack(DataType type, absl::Span<const PackSegment> segments,
+  absl::Status Pack(absl::Span<const PackSegment> segments,
                     float* packed) override {
-    return Wait(cuda::Pack(type, segments, packed, queue()));
+    return Wait(cuda::Pack(segments, packed, queue()));
   }
-  absl::Status Unpack(DataType type, const float* packed,
+  absl::Status Unpack(const float* packed,
                       absl::Span<const PackSegment> segments) override {
-    return Wait(cuda::Unpack(type, packed, segments, queue()));
+    return Wait(cuda::Unpack(packed, segments, queue()));
   }
 
   bool WorkspaceIsReady() override {

@@ -10,7 +10,6 @@
 #include "common/status_macros.h"
 #include "kernels/cuda/checks.h"
 #include "kernels/cuda/dispatch.h"
-#include "kernels/cuda/fold_kernel.h"
 #include "kernels/cuda/pack_kernel.h"
 #include "kernels/cuda/plan.h"
 #include "kernels/cuda/stream_plan.h"
@@ -102,29 +101,13 @@ class EmulatedMachine final : public Machine {
     return absl::OkStatus();
   }
 
-  absl::Status FoldSgd(const SgdStep& step, const SgdRun& run,
-                       int32_t* nonfinite) override {
-    if (run.count == 0) return absl::OkStatus();
-    COHORT_ASSIGN_OR_RETURN(const FoldLaunch launch,
-                            PlanFold(step, run, nonfinite, multiprocessors_));
-    EmulatedLauncher launcher = NewLauncher();
-    if (launch.plan.width == 1) {
-      launcher.Launch<FoldKernel<1>>(launch.args, launch.plan,
-                                     launch.plan.blocks);
-    } else {
-      launcher.Launch<FoldKernel<4>>(launch.args, launch.plan,
-                                     launch.plan.blocks);
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Pack(DataType type, absl::Span<const PackSegment> segments,
+  absl::Status Pack(absl::Span<const PackSegment> segments,
                     float* packed) override {
-    return Copy<true>(type, segments, packed);
+    return Copy<true>(segments, packed);
   }
-  absl::Status Unpack(DataType type, const float* packed,
+  absl::Status Unpack(const float* packed,
                       absl::Span<const PackSegment> segments) override {
-    return Copy<false>(type, segments, const_cast<float*>(packed));
+    return Copy<false>(segments, const_cast<float*>(packed));
   }
 
   bool WorkspaceIsReady() override {
@@ -154,18 +137,13 @@ class EmulatedMachine final : public Machine {
   }
 
   template <bool kPack>
-  absl::Status Copy(DataType type, absl::Span<const PackSegment> segments,
-                    float* packed) {
+  absl::Status Copy(absl::Span<const PackSegment> segments, float* packed) {
     COHORT_ASSIGN_OR_RETURN(const std::vector<PackLaunch> launches,
-                            PlanPack(type, segments, packed));
+                            PlanPack(segments, packed));
     EmulatedLauncher launcher = NewLauncher();
     for (const PackLaunch& launch : launches) {
-      VisitType(type, [&]<typename T>(std::type_identity<T>) {
-        if constexpr (sizeof(T) <= sizeof(float)) {
-          launcher.Launch<PackKernel<T, kPack>>(launch.args, launch.plan,
-                                                launch.plan.blocks);
-        }
-      });
+      launcher.Launch<PackKernel<kPack>>(launch.args, launch.plan,
+                                         launch.plan.blocks);
     }
     return absl::OkStatus();
   }

@@ -34,12 +34,9 @@ class Machine {
   virtual absl::Status BackwardReduce(const BackwardReduceArgs& args) = 0;
   virtual absl::Status BackwardElementwise(
       const BackwardElementwiseArgs& args) = 0;
-  virtual absl::Status FoldSgd(const SgdStep& step, const SgdRun& run,
-                               int32_t* nonfinite) = 0;
-  virtual absl::Status Pack(DataType type,
-                            absl::Span<const PackSegment> segments,
+  virtual absl::Status Pack(absl::Span<const PackSegment> segments,
                             float* packed) = 0;
-  virtual absl::Status Unpack(DataType type, const float* packed,
+  virtual absl::Status Unpack(const float* packed,
                               absl::Span<const PackSegment> segments) = 0;
 
   // True if all counters of the workspace are zero.

@@ -129,8 +129,7 @@ class CudaAccelerator final : public Accelerator {
                     float* packed) override {
     const std::vector<cuda::PackedRange> ranges = cuda::PackedRanges(segments);
     COHORT_ASSIGN_OR_RETURN(float* const buffer, BufferFor(lane, ranges));
-    COHORT_RETURN_IF_ERROR(Final(cuda::Pack(kernels::DataType::kFloat32,
-                                            segments, buffer, QueueOf(lane))));
+    COHORT_RETURN_IF_ERROR(Final(cuda::Pack(segments, buffer, QueueOf(lane))));
     for (const cuda::PackedRange& range : ranges) {
       COHORT_RETURN_IF_ERROR(Copy(lane, packed + range.offset,
                                   buffer + range.offset,
@@ -147,8 +146,7 @@ class CudaAccelerator final : public Accelerator {
                                   packed + range.offset,
                                   range.count * kFloatBytes));
     }
-    return Final(cuda::Unpack(kernels::DataType::kFloat32, buffer, segments,
-                              QueueOf(lane)));
+    return Final(cuda::Unpack(buffer, segments, QueueOf(lane)));
   }
 
   absl::Status Moments(const kernels::MomentsArgs& args) override {

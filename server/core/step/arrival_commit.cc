@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/check.h"
 #include "server/core/run_progress.h"
 #include "server/core/step/arrival_queue.h"
 #include "server/core/step/push_outcome.h"
