@@ -21,12 +21,12 @@ constexpr absl::string_view kPrefix = "COHORT_";
 
 // Variables that are no flags: those of deploy/, tests/, the build and
 // cohortctl.
-constexpr std::array<absl::string_view, 15> kNoFlags = {
-    "COHORT_BIN_DIR",   "COHORT_BUILD_WRAPPER",     "COHORT_CAMVID_DIR",
-    "COHORT_CONFIG",    "COHORT_GPU_TEST_ELEMENTS", "COHORT_KILLS",
-    "COHORT_MUTANTS",   "COHORT_SCREENSHOT_DIR",    "COHORT_SIM_SEEDS",
-    "COHORT_SKIP_DEPS", "COHORT_SOAK_MINUTES",      "COHORT_SOURCE_DIR",
-    "COHORT_TAG",       "COHORT_TOKEN_FILE",        "COHORT_TORCH_DIR"};
+constexpr std::array<absl::string_view, 14> kNoFlags = {
+    "COHORT_BIN_DIR",           "COHORT_BUILD_WRAPPER", "COHORT_CAMVID_DIR",
+    "COHORT_GPU_TEST_ELEMENTS", "COHORT_KILLS",         "COHORT_MUTANTS",
+    "COHORT_SCREENSHOT_DIR",    "COHORT_SIM_SEEDS",     "COHORT_SKIP_DEPS",
+    "COHORT_SOAK_MINUTES",      "COHORT_SOURCE_DIR",    "COHORT_TAG",
+    "COHORT_TOKEN_FILE",        "COHORT_TORCH_DIR"};
 
 // True for variables that kubelet and Docker's links set for a neighbouring
 // service.

@@ -49,9 +49,8 @@ absl::Status TlsProblem(const ServerTarget& target, absl::Duration timeout,
   const ClosedBecause cause =
       WhyClosed(target.server, target.tls, std::min(timeout, kProbeMax));
   if (cause == ClosedBecause::kUnknown) return absl::OkStatus();
-  const std::string text = absl::StrCat(
-      target.server, ": no connection: ", Text(cause),
-      "\n`cohortctl context set` keeps these files with the server's address");
+  const std::string text =
+      absl::StrCat(target.server, ": no connection: ", Text(cause));
   return cause == ClosedBecause::kServerSpeaksTls
              ? absl::UnavailableError(text)
              : absl::UnauthenticatedError(text);

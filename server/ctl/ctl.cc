@@ -131,7 +131,7 @@ absl::Status UnknownFlag(const Verb& verb, const std::string& name) {
 // Other errors in how a verb is used.
 absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
   for (const auto& [name, value] : arguments.flags) {
-    if (!verb.local || !NamesAServer(name)) continue;
+    if (!verb.local || name != "server") continue;
     return absl::NotFoundError(
         absl::StrCat("'", verb.name, "' contacts no running server: --", name,
                      " means nothing here\n`cohortctl help ", verb.name,
@@ -197,14 +197,7 @@ absl::StatusOr<int> CallVerb(const Verb& verb, const Arguments& arguments,
   COHORT_RETURN_IF_ERROR(CheckUse(verb, arguments));
   COHORT_ASSIGN_OR_RETURN(const absl::Duration timeout, Timeout(arguments));
   COHORT_ASSIGN_OR_RETURN(const bool json, WantsJson(arguments));
-  // A local verb must work with a damaged file of contexts.
-  ServerTarget target;
-  if (verb.local) {
-    ReadCredentials(arguments, io, target);
-  } else {
-    COHORT_ASSIGN_OR_RETURN(target, TargetOf(arguments, io));
-  }
-  AdminClient server(target, timeout);
+  AdminClient server(TargetOf(arguments, io), timeout);
   Context context{.server = server,
                   .arguments = arguments,
                   .words = words,
@@ -239,13 +232,6 @@ ExitCode Fail(ExitCode code, const absl::Status& status, CtlIo& io) {
 }
 
 }  // namespace
-
-std::optional<std::string> NamedOps(const Context& context) {
-  std::optional<std::string> named = context.arguments.Value("ops");
-  const std::string& kept = context.server.target().ops;
-  if (!named.has_value() && !kept.empty()) named = kept;
-  return named;
-}
 
 std::string OperatorName(absl::Span<const std::string> environment) {
   char host[256] = {};

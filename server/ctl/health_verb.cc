@@ -22,7 +22,7 @@ constexpr absl::Duration kHttpsProbeMax = absl::Seconds(2);
 // and because workers have one too.
 absl::Status RunHealth(Context& context) {
   const std::string address =
-      NamedOps(context).value_or(std::string(kOpsDefault));
+      context.arguments.Value("ops").value_or(std::string(kOpsDefault));
   const TlsFiles& tls = context.server.target().tls;
   const bool live = context.arguments.Has("live");
   const absl::StatusOr<Page> page =

@@ -105,7 +105,7 @@ std::string VerbHelp(const Verb& verb) {
         "", "one that both have goes to the server, behind -- to the workers");
   }
   for (const FlagSpec& flag : CommonFlags()) {
-    if (verb.local && NamesAServer(flag.name)) continue;
+    if (verb.local && flag.name == "server") continue;
     if (verb.takes_program_flags && IsCredential(flag.name)) continue;
     AddFlags({flag}, text);
   }

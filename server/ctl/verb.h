@@ -93,15 +93,8 @@ struct Verb {
 absl::Span<const Verb> Verbs();
 // The verb with that name, which must exist.
 const Verb& VerbNamed(absl::string_view name);
-// True for common flags that verbs without a server do not take.
-constexpr bool NamesAServer(absl::string_view flag) {
-  return flag == "server" || flag == "context";
-}
 // Flags that every verb has.
 absl::Span<const FlagSpec> CommonFlags();
-
-// The operations port that --ops names, or else the context in use.
-std::optional<std::string> NamedOps(const Context& context);
 
 // "ana@host" for the history of changes, as the environment and the machine
 // say; without a user's name only the machine.

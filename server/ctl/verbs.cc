@@ -9,14 +9,10 @@ absl::Span<const FlagSpec> CommonFlags() {
       {.name = "server",
        .value = "ADDRESS",
        .help = "address of the server, HOST:PORT or unix:/path (default: "
-               "COHORT_SERVER, the context in use, or 127.0.0.1:7070)"},
-      {.name = "context",
-       .value = "NAME",
-       .help = "use the server of that context; see context list"},
+               "COHORT_SERVER, or 127.0.0.1:7070)"},
       {.name = "tls_cert",
        .value = "FILE",
-       .help = "own certificate, PEM (default: COHORT_TLS_CERT or the "
-               "context's)"},
+       .help = "own certificate, PEM (default: COHORT_TLS_CERT)"},
       {.name = "tls_key",
        .value = "FILE",
        .help = "private key of --tls_cert, PEM"},
@@ -71,9 +67,6 @@ absl::Span<const FlagSpec> CommonFlags() {
   VERB(ExportVerb)            \
   VERB(LogLevelVerb)          \
   VERB(TraceMergeVerb)        \
-  VERB(ContextListVerb)       \
-  VERB(ContextSetVerb)        \
-  VERB(ContextUseVerb)        \
   VERB(CertsInitVerb)         \
   VERB(CertsIssueVerb)        \
   VERB(CertsShowVerb)         \

@@ -58,9 +58,6 @@ Verbs:
   export              writes model.safetensors into the server's results_dir
   log level           shows or changes the server's log level
   trace merge         merges the timelines of all processes on one clock
-  context list        lists the servers that have a name
-  context set         gives a server a name
-  context use         makes a named server the default of all verbs
   certs init          makes an authority and certificates for a trial
   certs issue         makes certificates with an authority of certs init
   certs show          shows identity, issuer, dates and SHA-256 of certificates
@@ -115,12 +112,12 @@ TEST(CtlCommandTest, HelpOfAGroupListsItsVerbs) {
     EXPECT_EQ(help.err, "") << group;
     EXPECT_EQ(ctl.RunPlain(absl::StrCat(group, " --help")).out, help.out);
   }
-  EXPECT_EQ(ctl.RunPlain("help context").out, R"(Verbs:
-  context list  lists the servers that have a name
-  context set   gives a server a name
-  context use   makes a named server the default of all verbs
+  EXPECT_EQ(ctl.RunPlain("help workers").out, R"(Verbs:
+  workers list   lists ranks, workers and when each was last heard from
+  workers drain  lets a worker finish its step and leave
+  workers evict  ends a worker's incarnation, as if the process had died
 
-`cohortctl help context list` has its flags and examples.
+`cohortctl help workers list` has its flags and examples.
 )");
 }
 

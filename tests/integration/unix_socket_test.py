@@ -119,19 +119,15 @@ class UnixSocket(SocketTest):
             # The first one goes on.
             self.assertEqual(cohort.status()["version"], 0)
 
-    def test_cohortctl_finds_it_by_flag_variable_and_context(self):
+    def test_cohortctl_finds_it_by_flag_and_variable(self):
         with cohort_of() as cohort:
             cohort.start_server()
-            config = {"COHORT_CONFIG": str(cohort.dir / "config.json")}
-            made = run("cohortctl", "context", "set", "here", cohort.address,
-                       environment=config)
-            self.assertEqual(made.returncode, 0, made.stderr)
+            variable = {"COHORT_SERVER": cohort.address}
             for flags, variables in (
-                    ([f"--server={cohort.address}"], {}),
-                    ([], {"COHORT_SERVER": cohort.address}), ([], config)):
+                    ([f"--server={cohort.address}"], {}), ([], variable)):
                 told = run("cohortctl", "status", *flags, environment=variables)
                 self.assertEqual(told.returncode, 0, told.stderr)
-            checked = run("cohortctl", "doctor", "--json", environment=config)
+            checked = run("cohortctl", "doctor", "--json", environment=variable)
             self.assertIn("takes connections", checked.stdout)
             if not processes.TLS:
                 self.assertIn("on this machine", checked.stdout)

@@ -83,9 +83,9 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
     checks.push_back(CheckCheckpoints(*status));
   }
   if (!status->data_problem().empty()) checks.push_back(CheckData(*status));
-  checks.push_back(
-      CheckOpsPort(OpsAddressOf(NamedOps(context), address, *status),
-                   context.server.target().tls, timeout));
+  checks.push_back(CheckOpsPort(
+      OpsAddressOf(context.arguments.Value("ops"), address, *status),
+      context.server.target().tls, timeout));
 }
 
 void AddProgramChecks(const Arguments& arguments, std::vector<Check>& checks) {

@@ -178,7 +178,7 @@ class Gatherer {
         unreachable_.empty() ? server_.GetStatus()
                              : absl::StatusOr<v1::Status>(v1::Status());
     const std::string ops =
-        OpsAddressOf(NamedOps(context_), context_.server.server(),
+        OpsAddressOf(context_.arguments.Value("ops"), context_.server.server(),
                      status.ok() ? *status : v1::Status())
             .address;
     if (ops.empty()) {
