@@ -36,6 +36,9 @@ struct PushOpening {
   // Labels, valid pixels, or sum of class weights. If 0, there is nothing to
   // learn from, and the push changes no weight.
   double loss_weight = 0;
+  // The gradients are those of the mean loss times gradient_weight /
+  // loss_reference. Absent: loss_weight.
+  std::optional<double> gradient_weight;
   // With RunPlan::rates_by_workers: one rate for each group of parameters.
   std::vector<double> learning_rates;
   // The worker keeps the weights of `version` and can add a change to them.
@@ -44,6 +47,10 @@ struct PushOpening {
   bool takes_statistics = false;
   // Digest of the batch, for data of the program; 0: none.
   uint64_t batch_digest = 0;
+
+  double GradientWeight() const {
+    return gradient_weight.value_or(loss_weight);
+  }
 };
 
 // A mean that the training program computes: sum / weight.

@@ -120,21 +120,30 @@ void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
   if (opening.batch_digest != 0) {
     proto->set_batch_digest(opening.batch_digest);
   }
+  if (opening.gradient_weight.has_value()) {
+    proto->set_gradient_weight(*opening.gradient_weight);
+  }
 }
 
 absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
   COHORT_RETURN_IF_ERROR(CheckNotNegative("opening.samples", proto.samples()));
   COHORT_RETURN_IF_ERROR(
       CheckWeight("opening.loss_weight", proto.loss_weight()));
+  COHORT_RETURN_IF_ERROR(
+      CheckWeight("opening.gradient_weight", proto.gradient_weight()));
   COHORT_RETURN_IF_ERROR(CheckNotNegative("opening.version", proto.version()));
-  return PushOpening{.version = Version(proto.version()),
-                     .samples = proto.samples(),
-                     .loss_weight = proto.loss_weight(),
-                     .learning_rates = {proto.learning_rates().begin(),
-                                        proto.learning_rates().end()},
-                     .takes_changes = proto.takes_changes(),
-                     .takes_statistics = proto.takes_statistics(),
-                     .batch_digest = proto.batch_digest()};
+  return PushOpening{
+      .version = Version(proto.version()),
+      .samples = proto.samples(),
+      .loss_weight = proto.loss_weight(),
+      .gradient_weight = proto.has_gradient_weight()
+                             ? std::make_optional(proto.gradient_weight())
+                             : std::nullopt,
+      .learning_rates = {proto.learning_rates().begin(),
+                         proto.learning_rates().end()},
+      .takes_changes = proto.takes_changes(),
+      .takes_statistics = proto.takes_statistics(),
+      .batch_digest = proto.batch_digest()};
 }
 
 void ToProto(const CallMoments& call, v1::CallMoments* proto) {

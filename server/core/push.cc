@@ -8,7 +8,8 @@ namespace cohort {
 Push::Arrival Push::Open(const PushKey& key, const PushOpening& opening) {
   if (opening_.has_value()) {
     return opening_->samples == opening.samples &&
-                   opening_->loss_weight == opening.loss_weight
+                   opening_->loss_weight == opening.loss_weight &&
+                   opening_->gradient_weight == opening.gradient_weight
                ? Arrival::kRepeated
                : Arrival::kMismatch;
   }

@@ -42,6 +42,25 @@ TEST(CoordinatorSyncTest, UnevenLossWeightsScaleTheSum) {
   EXPECT_THAT(cohort.weights(1), ElementsAre(3 - 0.5));
 }
 
+// A front-end that knows the step's weight sends gradients of the whole mean.
+TEST(CoordinatorSyncTest, GradientWeightsScaleTheSumAndLossWeightsTheLoss) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  FakePush first = kPush0;
+  FakePush second = kPush1;
+  first.gradient_weight = 1;
+  second.gradient_weight = 1;
+  cohort.Push(kRank0, first);
+  cohort.Push(kRank1, second);
+  // Scale 4 / (1 + 1).
+  EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 4, 2 + 2));
+  EXPECT_THAT(cohort.weights(1), ElementsAre(3 - 2));
+  const auto committed = cohort.All<effect::Committed>();
+  ASSERT_EQ(committed.size(), 1);
+  const CommitRecord& record = committed[0].record;
+  EXPECT_FLOAT_EQ(record.loss, (6 + 2) / (3 + 1.0));
+}
+
 // In float64, 1e20 - 1e20 + 1 is 1, but 1 - 1e20 + 1e20 is 0.
 TEST(CoordinatorSyncTest, GradientsAreAddedInRankOrderNotInOrderOfArrival) {
   const std::vector<float> gradients = {1e20f, -1e20f, 1};
@@ -388,9 +407,18 @@ TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
                 "push of rank 0: got weights version 1, want 0"));
   EXPECT_EQ(cohort.core().Open(sender, key, {.samples = 3, .loss_weight = -1},
                                now, out),
-            absl::InvalidArgumentError("push of rank 0: got loss weight -1, "
-                                       "want 0, or 8.88178e-16 to "
-                                       "1.1259e+15"));
+            absl::InvalidArgumentError("push of rank 0: got weight -1, want 0, "
+                                       "or 8.88178e-16 to 1.1259e+15"));
+  for (const double weight : {0.0, 1e99}) {
+    EXPECT_EQ(
+        cohort.core()
+            .Open(sender, key,
+                  {.samples = 3, .loss_weight = 3, .gradient_weight = weight},
+                  now, out)
+            .code(),
+        absl::StatusCode::kInvalidArgument)
+        << weight;
+  }
   EXPECT_EQ(
       cohort.core().Open(sender, {.sequence = Sequence(9)}, {.samples = 3}, now,
                          out),

@@ -303,6 +303,7 @@ absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
                  {.version = told_[rank].version,
                   .samples = push.samples.value_or(told_[rank].range.size()),
                   .loss_weight = push.loss_weight,
+                  .gradient_weight = push.gradient_weight,
                   .learning_rates = push.learning_rates,
                   .takes_changes = push.takes_changes,
                   .batch_digest = push.batch_digest},

@@ -49,6 +49,7 @@ struct FakePush {
   std::vector<float> w = {0, 0};
   std::vector<float> b = {0};
   double loss_weight = 1;
+  std::optional<double> gradient_weight = std::nullopt;
   double loss_sum = 0;
   // One of them is classified correctly, if there are any.
   int64_t labels = 2;

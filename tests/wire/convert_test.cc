@@ -325,9 +325,16 @@ TEST(ConvertTest, OpeningIsChecked) {
   EXPECT_EQ(FromProto(good)->samples, 4);
   EXPECT_EQ(FromProto(good)->loss_weight, 2.5);
   ExpectRefused<v1::PushOpening>(
-      good, {{"samples", [](auto& p) { p.set_samples(-1); }},
-             {"loss_weight", [](auto& p) { p.set_loss_weight(-1); }},
-             {"loss_weight", [](auto& p) { p.set_loss_weight(kNan); }}});
+      good,
+      {{"samples", [](auto& p) { p.set_samples(-1); }},
+       {"loss_weight", [](auto& p) { p.set_loss_weight(-1); }},
+       {"loss_weight", [](auto& p) { p.set_loss_weight(kNan); }},
+       {"gradient_weight", [](auto& p) { p.set_gradient_weight(kNan); }}});
+  EXPECT_EQ(FromProto(good)->GradientWeight(), 2.5);
+  EXPECT_EQ(FromProto(Encoded<v1::PushOpening>(PushOpening{
+                          .loss_weight = 2.5, .gradient_weight = 4}))
+                ->GradientWeight(),
+            4);
 }
 
 TEST(ConvertTest, LearningRatesComeBackToTheBit) {

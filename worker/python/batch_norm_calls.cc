@@ -164,12 +164,13 @@ absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Recall(
       "same values again (preserve_rng_state=True)"));
 }
 
-double BatchNormCalls::Sum(const std::string& site, double own) {
+std::pair<double, int64_t> BatchNormCalls::Sum(const std::string& site,
+                                               double own) {
   // The mean of one value a member, as a forward call of one channel.
   Contribution local{.place = PlaceOf({.layer = -1, .site = site}),
                      .moments = {.count = 1, .first = {own}, .second = {0}}};
   const std::vector<Moments> all = session_.Reduce({&local, 1});
-  return all[0].first[0] * static_cast<double>(all[0].count);
+  return {all[0].first[0] * static_cast<double>(all[0].count), all[0].count};
 }
 
 Moments BatchNormCalls::LocalMoments(const ForwardArgs& call) const {

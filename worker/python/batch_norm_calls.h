@@ -143,8 +143,9 @@ class BatchNormCalls {
   };
   // The sum over all members.
   std::vector<Moments> MeetBackward(std::vector<LocalSums> calls);
-  // The sum of `own` over all members, under a name.
-  double Sum(const std::string& site, double own);
+  // The sum of `own` over all members of the meeting, under a name, and their
+  // number.
+  std::pair<double, int64_t> Sum(const std::string& site, double own);
 
  private:
   // Calls of one name. `layer` is -1 for those that are not registered.

@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/build_info.h"
+#include "common/byte_rope.h"
 #include "common/log/log.h"
 #include "common/mutex.h"
 #include "common/permutation.h"
@@ -357,8 +358,8 @@ void DefineWorker(nb::module_& m) {
            })
       .def(
           "sum_of_weights",
-          [](Worker& w, double own) {
-            return w.batch_norms().Sum("job.share", own);
+          [](Worker& w, const std::string& site, double own) {
+            return w.batch_norms().Sum(site, own);
           },
           Released())
       .def("step_status",
@@ -444,9 +445,11 @@ void DefineWorker(nb::module_& m) {
       .def(
           "open_step",
           [](Worker& w, int64_t samples, double loss_weight,
-             const std::vector<double>& rates, uint64_t batch_digest) {
+             double gradient_weight, const std::vector<double>& rates,
+             uint64_t batch_digest) {
             w.session().OpenStep({.samples = samples,
                                   .loss_weight = loss_weight,
+                                  .gradient_weight = gradient_weight,
                                   .learning_rates = rates,
                                   .batch_digest = batch_digest});
           },
@@ -558,6 +561,12 @@ NB_MODULE(_core, m) {
   m.def("raise_status_as",
         [](nb::object type) { cohort::StatusError() = std::move(type); });
   m.def("permutation", &cohort::PermutationBytes, "seed"_a, "epoch"_a, "n"_a);
+  m.def(
+      "digest",
+      [](uintptr_t data, size_t bytes) {
+        return cohort::Xxh3({Pointer<std::byte>(data), bytes});
+      },
+      Released());
   m.def("mix_seed", &cohort::MixSeed, "a"_a, "b"_a, "c"_a = 0);
   m.def("start_log", &cohort::StartLog, "level"_a);
   m.def("log", [](const std::string& level, const std::string& text) {

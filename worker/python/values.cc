@@ -78,6 +78,8 @@ void DefineValues(nb::module_& m) {
       .def_prop_ro(
           "test",
           [](const Assignment& a) { return a.split == DataSplit::kTest; })
+      .def_prop_ro("members",
+                   [](const Assignment& a) { return a.members.size(); })
       .def_ro("batches", &Assignment::batches)
       .def_ro("statistics", &Assignment::statistics)
       .def_ro("global_normalization", &Assignment::global_normalization)

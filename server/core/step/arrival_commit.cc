@@ -77,7 +77,7 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
        .learning_rate = share * LearningRateNow(parts_.settings, parts_.ledger,
                                                 parts_.model),
        .group_rates = std::move(group_rates),
-       .loss_weight = opening.loss_weight,
+       .loss_weight = opening.GradientWeight(),
        .read = ReadBy(opening.version),
        .compensation = staleness.compensation,
        .adaptive = staleness.compensation_adaptive,

@@ -214,14 +214,23 @@ absl::Status CheckOpening(const PushOpening& opening,
             ? ""
             : absl::StrCat(" to ", bounds.newest.value())));
   }
-  const double weight = opening.loss_weight;
-  if (weight == 0 ||
-      (weight >= limits::kLossWeightMin && weight <= limits::kLossWeightMax)) {
-    return absl::OkStatus();
+  for (const double weight : {opening.loss_weight, opening.GradientWeight()}) {
+    if (weight == 0 || (weight >= limits::kLossWeightMin &&
+                        weight <= limits::kLossWeightMax)) {
+      continue;
+    }
+    return absl::InvalidArgumentError(
+        absl::StrCat("push of rank ", bounds.rank.value(), ": got weight ",
+                     weight, ", want 0, or ", limits::kLossWeightMin, " to ",
+                     limits::kLossWeightMax));
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "push of rank ", bounds.rank.value(), ": got loss weight ", weight,
-      ", want 0, or ", limits::kLossWeightMin, " to ", limits::kLossWeightMax));
+  if ((opening.loss_weight == 0) != (opening.GradientWeight() == 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push of rank ", bounds.rank.value(), ": got loss weight ",
+                     opening.loss_weight, " and gradient weight ",
+                     opening.GradientWeight(), ", want both 0 or neither"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckGradient(const GradientMessage& message,

@@ -68,10 +68,10 @@ void RoundPushes::Uncount(int32_t received) {
   if (--at->second == 0) received_.erase(at);
 }
 
-double RoundPushes::LossWeight() const {
+double RoundPushes::GradientWeight() const {
   double weight = 0;
   for (const auto& [rank, push] : pushes_) {
-    weight += push.opening().loss_weight;
+    weight += push.opening().GradientWeight();
   }
   return weight;
 }

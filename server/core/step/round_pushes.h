@@ -71,7 +71,7 @@ class RoundPushes {
   bool IsFurthestBehind(Rank rank) const {
     return pushes_.at(rank).received() <= received_.begin()->first;
   }
-  double LossWeight() const;
+  double GradientWeight() const;
   // Ranks that closed, and when, in order; those that have left too.
   const std::vector<std::pair<Rank, Instant>>& closed() const {
     return closed_;

@@ -106,7 +106,7 @@ void SyncRounds::PrepareCommit(Turn& turn) {
                              .learning_rate = LearningRateNow(
                                  parts_.settings, parts_.ledger, parts_.model),
                              .group_rates = lowest.learning_rates,
-                             .loss_weight = round_->pushes.LossWeight()});
+                             .loss_weight = round_->pushes.GradientWeight()});
   round_->progress.commit.emplace(plan);
   turn.out.push_back(effect::Prepare{.plan = std::move(plan)});
   for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
