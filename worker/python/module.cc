@@ -564,9 +564,9 @@ NB_MODULE(_core, m) {
   m.def(
       "digest",
       [](uintptr_t data, size_t bytes) {
-        return cohort::Xxh3({Pointer<std::byte>(data), bytes});
+        return cohort::Xxh3({cohort::Pointer<std::byte>(data), bytes});
       },
-      Released());
+      nb::call_guard<nb::gil_scoped_release>());
   m.def("mix_seed", &cohort::MixSeed, "a"_a, "b"_a, "c"_a = 0);
   m.def("start_log", &cohort::StartLog, "level"_a);
   m.def("log", [](const std::string& level, const std::string& text) {

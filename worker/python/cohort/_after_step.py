@@ -66,6 +66,12 @@ class AfterStep:
         name = self._changed() if last is not None else None
         if last is None or name is None:
             return
+        trained = self._beside.trained()
+        if trained is not None:
+            raise _errors.UsageError(
+                f"{trained}: an optimizer of the script trains it with this "
+                "worker's gradients alone. Make it a part of the model that joins, "
+                "in the one optimizer; or train it in another run")
         if not last.counts:
             raise _errors.UsageError(
                 f"{name}: changed in a step that became void ({last.reason}) and is "

@@ -59,11 +59,21 @@ class ModulesBeside:
         """Accepts all changes so far."""
         for watched in self._tensors.values():
             watched.noted = watched.state()
+            watched.noted_gradient = watched.gradient()
 
     def changed(self) -> str | None:
         """The first tensor that has changed since then."""
         for watched in self._tensors.values():
-            if watched.state() not in (None, watched.noted):
+            if watched.has_changed():
+                return watched.name
+        return None
+
+    def trained(self) -> str | None:
+        """The first that has changed and has a new gradient: an optimizer of the
+        script trains it."""
+        for watched in self._tensors.values():
+            if watched.has_changed() and watched.gradient() not in (
+                    None, watched.noted_gradient):
                 return watched.name
         return None
 
@@ -74,6 +84,16 @@ class _Watched:
     name: str
     tensor: "weakref.ref[torch.Tensor]"
     noted: tuple[int, int] | None = None
+    noted_gradient: tuple[int, int] | None = None
+
+    def has_changed(self) -> bool:
+        return self.state() not in (None, self.noted)
+
+    def gradient(self) -> tuple[int, int] | None:
+        """The same of its gradient; None: it has none."""
+        tensor = self.tensor()
+        grad = (tensor.grad if tensor is not None and tensor.is_leaf else None)
+        return None if grad is None else (grad._version, grad.data_ptr())
 
     def state(self) -> tuple[int, int] | None:
         """A value that changes with its content; None: it is gone."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cohort import _errors
+from cohort import _core, _errors
 
 # torch's stubs have no types for streams and events.
 _cuda: Any = torch.cuda
@@ -22,6 +22,26 @@ def check(device: torch.device, what: str) -> None:
     if device.type not in ("cpu", "cuda"):
         raise _errors.ConfigurationError(
             f"{what} on {device}, want the CPU or a CUDA device")
+
+
+def fingerprint(tensor: torch.Tensor) -> Any:
+    """A value that changes with a tensor's bits, whoever writes them: views by
+    `.data` and NumPy leave no trace in torch. On a GPU it stays there."""
+    tensor = tensor.detach()
+    if not on_host(tensor.device):
+        whole = tensor.contiguous().view(torch.uint8).view(-1)
+        return whole.sum(dtype=torch.int64), tensor.float().norm()
+    if not (tensor.is_contiguous() or tensor.dim() == 4 and
+            tensor.is_contiguous(memory_format=torch.channels_last)):
+        tensor = tensor.contiguous()
+    return _core.digest(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def same(before: Any, now: Any) -> bool:
+    """Whether two fingerprints are equal."""
+    if isinstance(before, tuple) and isinstance(now, tuple):
+        return all(bool(torch.equal(a, b)) for a, b in zip(before, now))
+    return bool(before == now)
 
 
 def move(batch: Any, device: torch.device) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _devices, _errors
+from cohort import _devices, _errors, _linear_hooks
 from cohort._model import RegisteredModel, accumulator_of
 
 
@@ -40,47 +40,41 @@ class Gradients:
         self._in_step = in_step
         self._hooks: list[Any] = []
         self._watched: set[int] = set()
-        # Hooks of the script that were tried; kept, so that addresses are not
-        # used again.
-        self._tried: dict[int, Any] = {}
         # Parameters that autograd adds to once in a backward pass. The others
         # (checkpointing with reentry) are final only when the pass is over, and
         # so is what had no pass yet.
         self._once: set[int] = set()
         self._seen: dict[int, int] = {}
-        self._sent: dict[int, tuple[torch.Tensor, int]] = {}
+        # Gradients that were handed over, by number; and what they were then.
+        self._sent: dict[int, torch.Tensor] = {}
+        self._prints: dict[int, Any] = {}
+        # Those of the last step, which stay with the parameters.
+        self._left: dict[int, tuple[torch.Tensor, int]] = {}
         self._queue: _devices.GradientQueue | None = None
         # job.backward() computes them, and sends them.
         self.expected = False
         self.sending = False
 
     def watch(self) -> None:
-        """Parameters may be frozen and unfrozen at any time."""
+        """Parameters may be frozen and unfrozen, and get hooks, at any time.
+
+        Raises:
+            UsageError: a parameter has a hook that would change its gradient
+                after it was sent.
+        """
         for number in self._model.trained:
             parameter = self._model.parameters[number]
             if parameter.requires_grad and number not in self._watched:
                 self._watched.add(number)
                 self._watch(number, parameter)
-            for hook in (parameter._backward_hooks or {}).values():
-                if id(hook) not in self._tried:
-                    self._tried[id(hook)] = hook
-                    self._try_hook(number, hook)
-
-    def _try_hook(self, number: int, hook: Any) -> None:
-        """A hook gets this worker's share of a gradient, so only one that is
-        linear, such as a mask, does the same to the sum."""
-        share = torch.randn(self._model.parameters[number].shape)
-        share = share.to(self._model.device)
-        with torch.no_grad():
-            once = hook(share.clone())
-            # Powers of two are exact.
-            for scale in (-1.0, 2.0 ** 20, 2.0 ** -20):
-                if once is None or torch.equal(hook(share * scale), once * scale):
-                    continue
+            late = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+            if len(late) > (number in self._watched):
                 raise _errors.UsageError(
-                    f"{self._model.names[number]}: has a hook that is not linear in "
-                    "the gradient, but it would get this worker's share of it; "
-                    "use the server's --clip_norm, or change the loss")
+                    f"{self._model.names[number]}: has a hook of "
+                    "register_post_accumulate_grad_hook(), which would get this "
+                    "worker's share of the gradient; use the server's "
+                    "--clip_norm, or register_hook() for one that is linear")
+            _linear_hooks.surround(self._model.names[number], parameter)
 
     def _watch(self, number: int, parameter: nn.Parameter) -> None:
         if hasattr(parameter, "register_post_accumulate_grad_hook"):
@@ -98,12 +92,38 @@ class Gradients:
     def begin(self) -> None:
         """Called when a step begins."""
         self.watch()
-        self._model.clear_gradients()
         self._sent = {}
+
+    def prepare(self) -> None:
+        """Called before the step's first backward pass. Gradients of the last
+        step are released. Those that the script has set to 0 stay: a parameter
+        that the pass does not reach has then a gradient of 0, as in torch.
+
+        Raises:
+            UsageError: the script has set a gradient to something else.
+        """
+        for number, parameter in enumerate(self._model.parameters):
+            grad = parameter.grad
+            if grad is None:
+                continue
+            if self._is_left(number, grad):
+                parameter.grad = None
+            elif bool(grad.any()):
+                raise _errors.UsageError(
+                    f"{self._model.names[number]}: has a gradient before "
+                    "job.backward(); call optimizer.zero_grad(), and add what "
+                    "else the parameters should learn to the loss")
+        self._left = {}
+
+    def _is_left(self, number: int, grad: torch.Tensor) -> bool:
+        left, version = self._left.get(number, (None, 0))
+        return grad is left and grad._version == version
 
     def clear(self) -> None:
         """Called when the step is over."""
-        self._model.clear_gradients()
+        self._left = {number: (parameter.grad, parameter.grad._version)
+                      for number, parameter in enumerate(self._model.parameters)
+                      if parameter.grad is not None}
         self._sent = {}
         if self._queue is not None:
             self._queue.clear()
@@ -137,6 +157,8 @@ class Gradients:
         for number in reversed(self._model.trained):
             if number not in self._sent:
                 self._send(number)
+        self._prints = {number: _devices.fingerprint(grad)
+                        for number, grad in self._sent.items()}
         if self._queue is not None:
             self._queue.finish()
 
@@ -148,7 +170,7 @@ class Gradients:
             raise _errors.ConfigurationError(
                 f"{self._model.names[number]}: got a sparse gradient, want a "
                 "dense one; use sparse=False")
-        self._sent[number] = (grad, grad._version)
+        self._sent[number] = grad
         if self._queue is None:
             self._queue = _devices.GradientQueue(self._model.device,
                                                  self._deliver)
@@ -156,9 +178,10 @@ class Gradients:
 
     def check(self) -> None:
         """Raises UsageError if a gradient was changed after it was sent."""
-        for number, (grad, version) in self._sent.items():
+        for number in self._model.trained:
             now = self._model.parameters[number].grad
-            if now is grad and grad._version == version:
+            if now is self._sent.get(number) and (now is None or _devices.same(
+                    self._prints[number], _devices.fingerprint(now))):
                 continue
             raise _errors.UsageError(
                 f"{self._model.names[number]}: its gradient was changed after "

@@ -248,7 +248,7 @@ class Job:
             labels: of so many.
         """
         self._step.check_in_progress("job.backward()")
-        self._model.check_weights()
+        self._model.check_weights(content=False)
         self._step.backward(loss, weight, reduction, self._schedulers.rates())
         self._step.count(int(correct), int(labels))
 
@@ -261,7 +261,7 @@ class Job:
         """
         step = self._step
         step.check_in_progress("job.step()")
-        self._model.check_weights()
+        self._model.check_weights(content=True)
         self._watch.check()
         if step.passes == step.done:
             raise _errors.UsageError(
@@ -555,6 +555,9 @@ class Job:
 
     def _read_weights(self, assignment: "_core.Assignment") -> bool:
         """False if the assignment is void."""
+        # Values that are about to be overwritten are compared now.
+        self._model.check_weights(
+            content=self.worker.version() != assignment.version)
         self._model.await_weights()
         try:
             pulled = self.worker.read_weights(assignment)
@@ -579,7 +582,6 @@ class Job:
 
     def _begin_step(self, assignment: "_core.Assignment", parts: int,
                     samples: int | None) -> None:
-        self._model.check_weights()
         self._after_step.check(self._last)
         self._schedulers.begin_step(assignment.data_epoch)
         self._last = None

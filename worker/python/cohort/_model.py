@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _core, _devices, _errors, _statistics
+from cohort import (_batch_norm, _buffers, _core, _devices, _errors,
+                    _statistics)
 from cohort._optimizer import OptimizerPlan
 
 
@@ -51,13 +52,9 @@ class RegisteredModel:
         # As they are exchanged; made by `memory`.
         self._weights: _devices.HostWeights | None = None
         self._addresses: list[int] = []
-        buffers = {id(buffer) for _, layer in self.layers
-                      for buffer in layer.buffers()}
-        self._other_buffers = [
-            (name, buffer) for name, buffer in model.named_buffers()
-            if id(buffer) not in buffers]
-        self._buffer_versions: list[int] = []
+        self.buffers = _buffers.Buffers(model, [layer for _, layer in self.layers])
         self._weight_versions: list[int] = []
+        self._weight_prints: list[Any] = []
 
     @staticmethod
     def _check(name: str, parameter: nn.Parameter) -> None:
@@ -146,11 +143,6 @@ class RegisteredModel:
         leaves = [node.variable for node in nodes if hasattr(node, "variable")]
         return bool(leaves) and all(id(leaf) in known for leaf in leaves)
 
-    def clear_gradients(self) -> None:
-        """Releases all gradients; the next backward pass makes new ones."""
-        for parameter in self.parameters:
-            parameter.grad = None
-
     # ---- checks
 
     def await_weights(self) -> None:
@@ -164,39 +156,32 @@ class RegisteredModel:
         self._weights.upload()
         self._weight_versions = [parameter._version
                                  for parameter in self.parameters]
+        self._weight_prints = [_devices.fingerprint(parameter)
+                               for parameter in self.parameters]
 
-    def check_weights(self) -> None:
-        """Raises UsageError if a weight was changed by hand since then."""
-        for name, parameter, version, address in zip(
+    def check_weights(self, content: bool) -> None:
+        """Raises UsageError if a weight was changed by hand since then.
+
+        Args:
+            content: compares the values, too, which changes by `.data` and NumPy
+                alone show.
+        """
+        for name, parameter, version, printed, address in zip(
                 self.names, self.parameters, self._weight_versions,
-                self._addresses):
+                self._weight_prints, self._addresses):
             if parameter.data_ptr() != address:
                 raise _errors.UsageError(
                     f"{name}: the parameter was moved after the run was joined; "
                     "call model.to() before job.data() is iterated, and load "
                     "weights with load_state_dict()")
-            if parameter._version != version:
+            if parameter._version != version or content and not _devices.same(
+                    printed, _devices.fingerprint(parameter)):
                 raise _errors.UsageError(
-                    f"{name}: its values were changed by hand, but the server "
-                    "holds the weights and would overwrite them; change weights "
-                    "before cohort.join(), or use the server's --freeze, "
-                    "--clip_norm and --weight_decay")
-
-    def note_buffers(self) -> None:
-        """A forward pass begins."""
-        self._buffer_versions = [buffer._version
-                                 for _, buffer in self._other_buffers]
-
-    def check_buffers(self) -> None:
-        """Raises UsageError if the forward pass wrote a buffer that is not a
-        batch norm's."""
-        for (name, buffer), version in zip(self._other_buffers,
-                                           self._buffer_versions):
-            if buffer._version != version:
-                raise _errors.UsageError(
-                    f"{name}: the forward pass writes this buffer, but it is not "
-                    "exchanged, so the workers' copies would differ; make it a "
-                    "parameter, or compute it without writing")
+                    f"{name}: its values were changed in this process (by hand, by "
+                    "another optimizer, or by a module that writes its weight), "
+                    "but the server holds the weights and would overwrite them; "
+                    "change weights before cohort.join(), or use the server's "
+                    "--freeze, --clip_norm and --weight_decay")
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

@@ -360,6 +360,8 @@ class Step:
         self.passes = self.done = 0
         self._samples = samples
         self._weight = self._loss = 0.0
+        # The weight of all members and parts.
+        self._total = 1.0
         self._correct = self._labels = 0
         self._measures: dict[str, tuple[float, float]] = {}
         self._visits: dict[Any, int] = {}
@@ -388,8 +390,9 @@ class Step:
         self._thread = threading.get_ident()
         self._foreign = None
         self.gradients.begin()
-        self._model.note_buffers()
+        self._model.buffers.note()
         self.worker.begin_step(assignment)
+        self._compare_buffers()
 
     def begin_forward(self) -> None:
         """The script computes a part's loss. From here on until `backward` time
@@ -462,20 +465,26 @@ class Step:
         if reduction not in ("mean", "sum"):
             raise _errors.UsageError(
                 f"reduction: got '{reduction}', want 'mean' or 'sum'")
+        given = weight is not None
         weight = self._weight_of(weight)
-        if self.passes == 0:
-            self._model.check_buffers()
-        self.passes += 1
+        self._model.buffers.check()
         self._end_forward()
         self.gradients.watch()
+        if self.passes == 0:
+            self.gradients.prepare()
+            self._total = self._total_weight(
+                weight if given else float(self._samples or 0) / self.parts)
+        self.passes += 1
         scale = weight if reduction == "mean" else 1.0
         self._weight += weight
         last = self.passes == self.parts
         if last:
             with self.phase("push"):
-                self.worker.open_step(self._pushed_samples(), self._weight, rates,
-                                      self.batch_digest)
-        root = scale / self.worker.loss_reference() if weight > 0 else 0.0
+                self.worker.open_step(
+                    self._pushed_samples(), self._weight,
+                    self._weight * self.worker.loss_reference() / self._total,
+                    rates, self.batch_digest)
+        root = scale / self._total if weight > 0 else 0.0
         gradients = self.gradients
         gradients.sending = last
         gradients.expected = self._in_backward = True
@@ -494,6 +503,38 @@ class Step:
         if weight > 0:
             self._loss += float(loss.detach()) * scale
 
+    def _total_weight(self, own: float) -> float:
+        """What the loss of one process would be a mean over: the weight of all
+        members and parts. It is exact where members meet and the parts have one
+        weight; elsewhere as if all had this one's, as the server divides by what
+        they have sent.
+
+        Args:
+            own: the weight of one part of this member.
+        """
+        assert self.assignment is not None
+        members = max(1, int(self.assignment.members))
+        total = own * members
+        if self.assignment.global_normalization:
+            total, met = self.worker.sum_of_weights("job.backward", own)
+            if not self.assignment.moves_statistics:
+                total *= members / met
+        return float(total) * self.parts or self.worker.loss_reference()
+
+    def _compare_buffers(self) -> None:
+        """In the run's first step."""
+        assert self.assignment is not None
+        digest = self._model.buffers.digest()
+        if (digest is None or self.assignment.version > 0 or
+                not self.assignment.moves_statistics):
+            return
+        total, met = self.worker.sum_of_weights("buffers", digest)
+        if total != digest * met:
+            raise _errors.ConfigurationError(
+                f"{self._model.buffers.names()}: buffers differ between workers, "
+                "and the server does not exchange them; call "
+                "torch.manual_seed() before the model is made")
+
     def _further_roots(self) -> list[torch.Tensor]:
         """Outputs of calls that the loss may not depend on, but other members'
         losses do. One behind which a pass of the script has released values
@@ -508,7 +549,7 @@ class Step:
     def share(self, loss: torch.Tensor, weight: float | None) -> torch.Tensor:
         """See Job.share."""
         own = self._weight_of(weight)
-        total = float(self.worker.sum_of_weights(own))
+        total, _ = self.worker.sum_of_weights("job.share", own)
         share: torch.Tensor = loss.mul(own / total if total > 0 else 0.0)
         return share
 
@@ -533,6 +574,7 @@ class Step:
             StatusError: the run cannot go on for this worker.
         """
         loss = self._loss / self._weight if self._weight else None
+        self._model.buffers.check()
         self._model.statistics.fetch()
         self.mode = Mode.IDLE
         self._model.await_weights()

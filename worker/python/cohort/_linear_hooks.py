@@ -1,0 +1,64 @@
+"""Hooks of the script on parameters. Each gets this worker's share of a gradient,
+so only one that is linear, such as a mask, does the same to the sum."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from cohort import _errors
+
+
+class _Entry:
+    """The first hook of a parameter, and the last: they see what the script's
+    hooks between them do."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._before: torch.Tensor | None = None
+        self.between: list[Any] = []
+
+    def enter(self, gradient: torch.Tensor) -> None:
+        # Hooks may write into the gradient.
+        self._before = gradient.detach().clone()
+
+    def leave(self, gradient: torch.Tensor) -> None:
+        before, self._before = self._before, None
+        if before is None or torch.equal(before, gradient):
+            return
+        with torch.no_grad():
+            # Powers of two are exact.
+            for scale in (-1.0, 2.0 ** 20, 2.0 ** -20):
+                if torch.equal(self._apply(before * scale), gradient * scale):
+                    continue
+                raise _errors.UsageError(
+                    f"{self._name}: has a hook that is not linear in the gradient, "
+                    "but it gets this worker's share of it; use the server's "
+                    "--clip_norm, or change the loss")
+
+    def _apply(self, gradient: torch.Tensor) -> torch.Tensor:
+        for hook in self.between:
+            result = hook(gradient)
+            gradient = gradient if result is None else result
+        return gradient
+
+
+def surround(name: str, parameter: nn.Parameter) -> None:
+    """Watches the hooks that a parameter has now, if it has any."""
+    hooks: Any = parameter._backward_hooks
+    if not hooks or not parameter.requires_grad:
+        return
+    entry = next((hook.__self__ for hook in hooks.values()
+                  if isinstance(getattr(hook, "__self__", None), _Entry)), None)
+    others = {key: hook for key, hook in hooks.items()
+              if not isinstance(getattr(hook, "__self__", None), _Entry)}
+    if entry is not None and list(others.values()) == entry.between:
+        return
+    entry = _Entry(name)
+    entry.between = list(others.values())
+    # Hooks run in this order.
+    hooks.clear()
+    first = parameter.register_hook(entry.enter)
+    hooks.update(others)
+    parameter.register_hook(entry.leave)
+    assert first.id in hooks
