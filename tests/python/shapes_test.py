@@ -45,10 +45,10 @@ if hasattr(torch, "compile"):
     import torch._functorch.aot_autograd
 
 from shapes import (by_hand, derivatives, meetings, models, refusals, rows,
-                    runner, statistics, supervised, teachers)
+                    runner, statistics, supervised, teachers, values)
 
 assert all((by_hand, derivatives, meetings, models, refusals, statistics,
-            supervised, teachers))
+            supervised, teachers, values))
 
 
 def available(row: rows.Row) -> bool:

@@ -61,6 +61,8 @@ class Script:
         self.step_number = 0
         self.rank: int | None = None
         self.trained: nn.Module | None = None
+        # The script itself sets gradients to 0, or lets them be.
+        self.zeroes_gradients = False
         # (step, kind, name, value) in the order of the calls.
         self.values: list[tuple[int, str, str, torch.Tensor]] = []
 
@@ -213,6 +215,7 @@ class Alone(Script):
         self.dtype = dtype
         self._parts: list[int] = []
         self._weight = 0.0
+        self._samples = 0
         self._part = self._parts_of_step = 0
         self._after: list[Callable[[], None]] = []
 
@@ -229,8 +232,10 @@ class Alone(Script):
     def _batches(self, batches: Iterator[list[Any]], accumulate: int
                  ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for self.step_number, ranks in enumerate(batches):
-            self._optimizer.zero_grad(set_to_none=True)
+            if not self.zeroes_gradients:
+                self._optimizer.zero_grad(set_to_none=True)
             self._weight = 0.0
+            self._samples = sum(len(x) for x, _ in ranks)
             self._parts_of_step = accumulate
             for self._part in range(accumulate):
                 pieces = [_data.split(batch, self._part, accumulate)
@@ -273,17 +278,22 @@ class Alone(Script):
     def backward(self, loss: torch.Tensor, weight: float | None = None,
                  reduction: str = "mean", **_: Any) -> None:
         """`weight` is that of all workers, as the loss is."""
-        weight = float(sum(self._parts) if weight is None else weight)
-        self._weight += weight
-        (loss * weight if reduction == "mean" else loss).backward()
+        if weight is None:
+            weight, total = float(sum(self._parts)), float(self._samples)
+        else:
+            # That of later parts is not known yet.
+            total = float(weight) if self._parts_of_step == 1 else 1.0
+        self._weight += weight / total
+        ((loss * weight if reduction == "mean" else loss) / total).backward()
 
     def step(self) -> None:
         if self._part + 1 < self._parts_of_step:
             return
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad /= self._weight
+        if self._weight != 1:
+            for group in self._optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad /= self._weight
         self._optimizer.step()
         for scheduler in self._schedulers:
             scheduler.step()

@@ -81,7 +81,8 @@ class AfterStep:
             self._warned = True
             _core.log("warning", f"{name} changes in each step, but the server does "
                       "not keep it: if a step becomes void, this worker ends. "
-                      f"{_INSTEAD}")
+                      f"{_INSTEAD}; call eval() on a teacher whose moving "
+                      "statistics need not move")
 
     def _changed(self) -> str | None:
         return self._step.foreign_module() or self._beside.changed()

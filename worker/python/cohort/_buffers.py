@@ -67,7 +67,8 @@ class Buffers:
                     printed, _devices.fingerprint(buffer)):
                 continue
             raise _errors.UsageError(
-                f"{name}: the script or the module writes this buffer, but it is "
-                "not exchanged, so workers would have different ones and a "
-                "replacement of one would lose it; make it a parameter, or "
-                "compute it without writing")
+                f"{name}: the script or the module writes this buffer, but the "
+                "server does not keep it: workers would have different ones, or a "
+                "replacement of one would lose it. Compute it without writing, or "
+                "use a module without such state (spectral_norm, queues and "
+                "observers of quantisation have it)")

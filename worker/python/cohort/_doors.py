@@ -37,6 +37,15 @@ _torch_operators = [
     (place, name, getattr(place, name))
     for place, name in ((torch, "native_batch_norm"), (_aten, "batch_norm"),
                         (_aten, "native_batch_norm"))]
+# Gradient scalers' classes and their methods.
+_torch_scales: dict[Any, Any] = {
+    scaler: scaler.scale for scaler in
+    (getattr(torch.cuda.amp, "GradScaler", None),
+     getattr(getattr(torch, "amp", None), "GradScaler", None))
+    if scaler is not None}
+NO_SCALER = ("gradients are not scaled here, so remove the scaler, call "
+             "job.backward(loss) and job.step(), and use bfloat16 if float16 "
+             "underflows")
 # `with cohort.local()`: how many.
 _local = 0
 
@@ -248,6 +257,16 @@ class _Engine:
                                               **kwargs)
 
 
+# ---- gradient scalers
+
+def _scale_door(scaler: Any, outputs: Any) -> Any:
+    """Replaces GradScaler.scale: the factor would stay in the gradients."""
+    step = _active()
+    if step is not None and step.trains() and scaler.is_enabled():
+        raise _errors.UsageError(f"GradScaler.scale(): {NO_SCALER}")
+    return _torch_scales[type(scaler)](scaler, outputs)
+
+
 # ---- for the time of a run
 
 def open_doors(step: "Step") -> None:
@@ -259,6 +278,8 @@ def open_doors(step: "Step") -> None:
         setattr(place, name, _Operator(name, operator))
     _functional._verify_batch_size = _verify_door
     _variable._execution_engine = _Engine()
+    for scaler in _torch_scales:
+        scaler.scale = _scale_door
 
 
 def close_doors(step: "Step") -> None:
@@ -272,3 +293,5 @@ def close_doors(step: "Step") -> None:
         setattr(place, name, operator)
     _functional._verify_batch_size = _torch_verify_batch_size
     _variable._execution_engine = _torch_engine
+    for scaler, scale in _torch_scales.items():
+        scaler.scale = scale

@@ -135,7 +135,8 @@ class Gradients:
         if not self.expected:
             raise _errors.UsageError(
                 "loss.backward(): call job.backward(loss, weight=...), which "
-                "weights the loss and sends the gradients")
+                "weights the loss and sends the gradients; for gradients of "
+                "samples, torch.autograd.grad(job.share(loss), x)")
         if not self.sending:
             return
         if number not in self._once:

@@ -242,7 +242,8 @@ class Job:
         Args:
             loss: a scalar: the mean over what `weight` counts, or its sum.
             weight: samples, labels or valid pixels behind the loss; by default
-                the samples of the batch. 0: nothing to learn from.
+                the samples of the batch. 0: a mean over nothing, so there is
+                nothing to learn from; a sum still counts.
             reduction: "mean" or "sum": what `loss` is over `weight`.
             correct: labels that were predicted, for the live page.
             labels: of so many.

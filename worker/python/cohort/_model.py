@@ -179,9 +179,10 @@ class RegisteredModel:
                 raise _errors.UsageError(
                     f"{name}: its values were changed in this process (by hand, by "
                     "another optimizer, or by a module that writes its weight), "
-                    "but the server holds the weights and would overwrite them; "
-                    "change weights before cohort.join(), or use the server's "
-                    "--freeze, --clip_norm and --weight_decay")
+                    "but the server holds the weights and would overwrite them. "
+                    "Change weights before cohort.join(); use the server's "
+                    "--freeze, --clip_norm and --weight_decay; keep a momentum "
+                    "encoder out of the model and change it in job.after_step(f)")
 
 
 def _storage_of(tensor: torch.Tensor) -> int:

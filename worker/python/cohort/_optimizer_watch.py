@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cohort import _errors
+from cohort import _doors, _errors
 
 # Entries of a group that belong to the update rule.
 _WATCHED = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas",
@@ -20,9 +20,7 @@ _SETTINGS = {"lr": "learning_rate", "weight_decay": "weight_decay",
 # Methods that would change the script's optimizer, but not the server's.
 _METHODS = {
     "step": "the server applies the optimizer; call job.step(). A GradScaler calls "
-            "it, too: gradients are not scaled here, so remove the scaler, call "
-            "job.backward(loss) and job.step(), and use bfloat16 if float16 "
-            "underflows",
+            f"it, too: {_doors.NO_SCALER}",
     "add_param_group": "the run has the parameters that the optimizer had when "
                        "it was joined; add the group before cohort.join()",
     "load_state_dict": "the server holds the optimizer's state; it continues "

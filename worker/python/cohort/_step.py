@@ -418,7 +418,9 @@ class Step:
         if self.mode is Mode.TRAIN:
             raise _errors.UsageError(
                 "the batch was not trained: call job.backward(loss) and "
-                "job.step() once for each batch, before the next one")
+                "job.step() once for each batch, before the next one; with "
+                "weight=0 if nothing is to be learnt from it, and "
+                "job.data(accumulate=...) to add up gradients")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -484,7 +486,8 @@ class Step:
                     self._pushed_samples(), self._weight,
                     self._weight * self.worker.loss_reference() / self._total,
                     rates, self.batch_digest)
-        root = scale / self._total if weight > 0 else 0.0
+        # A sum counts even where this worker has nothing of its weight.
+        root = scale / self._total
         gradients = self.gradients
         gradients.sending = last
         gradients.expected = self._in_backward = True
@@ -500,7 +503,7 @@ class Step:
             gradients.expected = self._in_backward = False
             gradients.sending = False
             self.forget_calls()
-        if weight > 0:
+        if scale > 0:
             self._loss += float(loss.detach()) * scale
 
     def _total_weight(self, own: float) -> float:

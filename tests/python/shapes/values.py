@@ -1,0 +1,292 @@
+"""Rows: gradients that the script sees, and what it writes into weights,
+gradients and buffers without torch's knowledge."""
+
+import torch
+from torch import nn
+
+from shapes.rows import CHANNELS, Net, error_of, refused, row, started, train
+
+
+# ---- gradients of the training pass
+
+@row()
+def gradients_of_the_input(t):
+    model = started(t)
+    for x, y in t.data():
+        x.requires_grad_()
+        t.backward(error_of(model(x), y))
+        t.own("x", x.grad)
+        t.step()
+
+
+@row()
+def gradients_of_the_parameters(t):
+    model = started(t)
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        for name, parameter in model.named_parameters():
+            t.total(name, parameter.grad)
+        t.step()
+
+
+@row()
+def gradients_of_the_parameters_of_several_parts(t):
+    model = started(t)
+    for number, (x, y) in enumerate(t.data(accumulate=2)):
+        t.backward(error_of(model(x), y))
+        if number % 2:
+            t.total("conv1", model.conv1.weight.grad)
+        t.step()
+
+
+@row()
+def gradients_of_features(t):
+    """As Grad-CAM reads them."""
+    model = started(t)
+    for x, y in t.data():
+        features = model.features(x)
+        features.retain_grad()
+        t.backward(error_of(model.out(features), y))
+        t.own("features", features.grad)
+        t.step()
+
+
+@row()
+def gradients_in_a_backward_hook(t):
+    model = started(t)
+    seen = []
+    model.norm2.register_full_backward_hook(
+        lambda _, inputs, outputs: seen.append(outputs[0].clone()))
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        t.own("hook", seen.pop())
+        t.step()
+
+
+@row()
+def clamped_gradients_of_features(t):
+    """Not linear, but of own samples."""
+    model = started(t)
+    for x, y in t.data():
+        features = model.features(x)
+        features.register_hook(lambda g: g.clamp(-0.002, 0.002))
+        train(t, error_of(model.out(features), y))
+
+
+@row()
+def logging_hook_on_a_parameter(t):
+    model = started(t)
+    calls = []
+    model.conv1.weight.register_hook(lambda g: calls.append(g.clone()))
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        t.same("calls", float(len(calls)))
+        t.total("gradient", calls[-1])
+        t.step()
+
+
+@refused("UsageError", "conv1.weight", "linear")
+def clamping_hook_on_a_parameter(t):
+    model = started(t)
+    model.conv1.weight.register_hook(lambda g: g.clamp(-1e-4, 1e-4))
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "conv1.weight", "post_accumulate", needs="func")
+def hook_after_accumulation(t):
+    net = Net()
+    net.conv1.weight.register_post_accumulate_grad_hook(
+        lambda p: p.grad.clamp_(-1e-4, 1e-4))
+    model = started(t, net)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+# ---- gradients by hand
+
+@refused("UsageError", "conv1.weight", "gradient")
+def gradient_clamped_as_data(t):
+    model = started(t)
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        model.conv1.weight.grad.data.clamp_(-1e-4, 1e-4)
+        t.step()
+
+
+@refused("UsageError", "conv1.weight", "zero_grad")
+def gradient_written_before_the_pass(t):
+    model = started(t)
+    for x, y in t.data():
+        model.conv1.weight.grad = torch.ones_like(model.conv1.weight)
+        train(t, error_of(model(x), y))
+
+
+class Spare(Net):
+    """A parameter that no loss depends on."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter(torch.ones(3))
+
+
+@refused("UsageError", "spare", "gradient")
+def gradient_written_for_an_unused_parameter(t):
+    model = started(t, Spare())
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        model.spare.grad = torch.ones(3, dtype=x.dtype)
+        t.step()
+
+
+class TwoHeads(Net):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(CHANNELS, 2)
+
+
+@row(steps=4)
+def head_of_the_first_step_with_gradients_of_zero(t):
+    """Torch's optimizers go on with its momentum and decay."""
+    t.zeroes_gradients = True
+    model = started(t, TwoHeads())
+    for x, y in t.data():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        out = model(x)
+        if t.step_number == 0:
+            out = out + model.other(model.features(x).mean((2, 3)))
+        train(t, error_of(out, y))
+
+
+@row(steps=4)
+def head_of_the_first_step_without_a_gradient(t):
+    model = started(t, TwoHeads())
+    for x, y in t.data():
+        for parameter in model.parameters():
+            parameter.grad = None
+        out = model(x)
+        if t.step_number == 0:
+            out = out + model.other(model.features(x).mean((2, 3)))
+        train(t, error_of(out, y))
+
+
+# ---- weights by hand
+
+@refused("UsageError", "conv1.weight", "server")
+def weights_clamped_as_data(t):
+    model = started(t)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        model.conv1.weight.data.clamp_(-0.05, 0.05)
+
+
+@refused("UsageError", "head.weight", "server")
+def one_weight_written_by_numpy(t):
+    model = started(t)
+    for x, y in t.data():
+        model.head.weight.detach().numpy()[0, 0] = 0
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "scale")
+def scaled_loss(t):
+    """`scaler.scale(loss)`, with or without `scaler.step`."""
+    model = started(t)
+    scaler = (torch.amp.GradScaler("cpu") if hasattr(torch.amp, "GradScaler")
+              else torch.cuda.amp.GradScaler())
+    # Without a GPU torch 1.13 turns it off.
+    scaler._enabled = True
+    for x, y in t.data():
+        train(t, scaler.scale(error_of(model(x), y)))
+
+
+# ---- losses without weight
+
+@row()
+def sum_without_weight_on_a_rank(t):
+    """A rank without positives still has a loss of its background."""
+    model = started(t)
+    for x, y in t.data():
+        positives = t.of(x, 1)
+        loss = (model(x) - y).square().sum()
+        if t.rank is None:
+            train(t, loss / positives.sum())
+        else:
+            train(t, loss, weight=float(positives.sum()), reduction="sum")
+
+
+# ---- buffers
+
+class WithBuffer(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(2))
+        self.register_buffer("scale", torch.ones(1), persistent=False)
+
+    def out(self, x):
+        return (super().out(x) - self.center) * self.scale
+
+
+@refused("UsageError", "center", "buffer")
+def buffer_that_is_replaced(t):
+    model = started(t, WithBuffer())
+    for x, y in t.data():
+        out = model(x)
+        model.center = 0.9 * model.center + 0.1 * out.detach().mean(0)
+        train(t, error_of(out, y))
+
+
+@refused("UsageError", "center", "buffer")
+def buffer_written_as_data_after_the_step(t):
+    model = started(t, WithBuffer())
+    for x, y in t.data():
+        out = model(x)
+        train(t, error_of(out, y))
+        model.center.data.add_(out.detach().mean(0))
+
+
+@refused("UsageError", "scale", "buffer")
+def buffer_that_is_not_persistent(t):
+    model = started(t, WithBuffer())
+    for x, y in t.data():
+        out = model(x)
+        with torch.no_grad():
+            model.scale.mul_(1 + out.var())
+        train(t, error_of(out, y))
+
+
+@row()
+def buffer_of_another_shape(t):
+    """A grid that is made for the extents of the images."""
+    model = started(t, WithBuffer())
+    for x, y in t.data():
+        if t.step_number:
+            model.scale = torch.ones(1, 1, dtype=x.dtype)
+        train(t, error_of(model(x), y))
+
+
+@refused("ConfigurationError", "center", "manual_seed")
+def buffers_that_differ_between_workers(t):
+    net = WithBuffer()
+    net.center.fill_(1.0 if t.here(0) else 2.0)
+    model = started(t, net)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+# ---- other optimizers
+
+@refused("UsageError", "Linear", "optimizer")
+def probe_with_an_optimizer_of_the_script(t):
+    model = started(t)
+    probe = nn.Linear(CHANNELS, 2).to(torch.float32)
+    optimizer = torch.optim.SGD(probe.parameters(), lr=0.1)
+    for x, y in t.data():
+        features = model.features(x)
+        optimizer.zero_grad()
+        error_of(probe(features.detach().mean((2, 3)).float()),
+                 y.float()).backward()
+        optimizer.step()
+        train(t, error_of(model.out(features), y))
