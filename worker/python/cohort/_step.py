@@ -470,12 +470,12 @@ class Step:
         given = weight is not None
         weight = self._weight_of(weight)
         self._model.buffers.check()
-        self._end_forward()
         self.gradients.watch()
         if self.passes == 0:
             self.gradients.prepare()
             self._total = self._total_weight(
                 weight if given else float(self._samples or 0) / self.parts)
+        self._end_forward()
         self.passes += 1
         scale = weight if reduction == "mean" else 1.0
         self._weight += weight
