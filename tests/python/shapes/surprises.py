@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from shapes.rows import Net, error_of, refused, row, sgd, started, train
-from shapes.script import batch_of
+from shapes.script import Samples, batch_of
 
 
 def one_step_each(t, model):
@@ -107,3 +107,160 @@ def rate_of_zero_in_another_group(t):
         {"params": model.head.parameters()},
         {"params": model.conv1.parameters(), "lr": 0.0}], lr=0.1))
     one_step_each(t, model)
+
+
+# ---- batches
+
+@row()
+def a_loop_that_is_left_and_begun_again(t):
+    """A batch counts once, wherever the script leaves its loop."""
+    model = started(t)
+    if t.rank is None:
+        one_step_each(t, model)
+        return
+    batches = (batch_of(t.rank, step, t.size, (3, 6, 6))
+               for step in range(t.steps))
+    data = t.job.data(batches, batch_size=t.size)
+    for _ in range(t.steps):
+        for x, y in data:
+            train(t, error_of(model(x), y))
+            break
+
+
+def with_a_layer_of_rank_1(t, model, x):
+    x = model.first(x)
+    if t.here(1):
+        own = t.of(x, 1)
+        x = x.masked_scatter(own.view(-1, 1, 1, 1),
+                             torch.tanh(model.norm3(x[own])))
+    return model.out(model.second(x))
+
+
+@row()
+def a_loop_that_is_left_after_a_void_step(t):
+    """The first attempt at step 0 shows the server which workers call norm3, and
+    is void: its batch comes again."""
+    net = Net()
+    net.norm3 = nn.BatchNorm2d(4)
+    model = started(t, net)
+    if t.rank is None:
+        for x, y in t.data():
+            train(t, error_of(with_a_layer_of_rank_1(t, model, x), y))
+        return
+    data = t.job.data((batch_of(t.rank, step, t.size, (3, 6, 6))
+                       for step in range(t.steps)), batch_size=t.size)
+    turns = 0
+    while not t.job.finished:
+        for x, y in data:
+            train(t, error_of(with_a_layer_of_rank_1(t, model, x), y))
+            turns += 1
+            break
+    assert turns > t.steps, "no step was void"
+
+
+@row()
+def a_loop_that_is_left_with_accumulate(t):
+    model = started(t)
+    if t.rank is None:
+        for x, y in t.data(accumulate=2):
+            train(t, error_of(model(x), y))
+        return
+    batches = (batch_of(t.rank, step, t.size, (3, 6, 6))
+               for step in range(t.steps))
+    data = t.job.data(batches, batch_size=t.size, accumulate=2)
+    for _ in range(t.steps):
+        for number, (x, y) in enumerate(data):
+            train(t, error_of(model(x), y))
+            if number == 1:
+                break
+
+
+@refused("UsageError", "not trained")
+def a_loop_that_is_left_within_a_step(t):
+    model = started(t)
+    if t.rank is None:
+        return
+    data = t.job.data((batch_of(t.rank, 0, t.size, (3, 6, 6)) for _ in range(9)),
+                      batch_size=t.size, accumulate=2)
+    for _ in range(2):
+        for x, y in data:
+            train(t, error_of(model(x), y))
+            break
+
+
+class Recurrent(nn.Module):
+    """Reads [time, samples, features]."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.cell = nn.GRU(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.cell(x)[0][-1])
+
+
+def time_first(items):
+    return (torch.stack([x for x, _ in items], 1),
+            torch.stack([y for _, y in items]))
+
+
+def sequences(t, make, **options):
+    """What `make` turns the batches of the worker into."""
+    if t.rank is None:
+        for x, y in t.data((6, 3)):
+            yield make(x, y)
+        return
+    own = (make(*batch_of(t.rank, step, t.size, (6, 3)))
+           for step in range(t.steps))
+    yield from t.job.data(own, batch_size=t.size, **options)
+
+
+@refused("UsageError", "lengths 6, 3", "weight=")
+def own_batches_with_time_first(t):
+    model = started(t, Recurrent())
+    for x, y in sequences(t, lambda x, y: (x.transpose(0, 1), y)):
+        train(t, error_of(model(x), y))
+
+
+@row()
+def own_batches_with_time_first_and_a_weight(t):
+    model = started(t, Recurrent())
+    for x, y in sequences(t, lambda x, y: (x.transpose(0, 1), y)):
+        train(t, error_of(model(x), y), weight=len(y))
+
+
+@refused("UsageError", "lengths 2, 3, 3", "weight=")
+def own_batches_with_edges_first(t):
+    model = started(t, Recurrent())
+
+    def graph(x, y):
+        return {"edge_index": torch.zeros(2, 9, dtype=torch.long), "x": x, "y": y}
+    for batch in sequences(t, graph):
+        train(t, error_of(model(batch["x"].transpose(0, 1)), batch["y"]))
+
+
+@row(sizes={2: (3, 5)})
+def numbered_samples_with_time_first(t):
+    """A step is an epoch: all samples in any order."""
+    model = started(t, Recurrent())
+    data = Samples(8, (6, 3))
+    if t.rank is None:
+        for _ in t.indexed(8, (6, 3)):
+            x, y = time_first([data[number] for number in range(8)])
+            dtype = model.head.weight.dtype
+            train(t, error_of(model(x.to(dtype)), y.to(dtype)), weight=8)
+        return
+    for x, y in t.job.data(data, batch_size=t.size, collate_fn=time_first):
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "accumulate", "(6, 3, 3)")
+def numbered_samples_with_time_first_in_parts(t):
+    model = started(t, Recurrent())
+    if t.rank is None:
+        return
+    for x, y in t.job.data(Samples(8, (6, 3)), batch_size=t.size, accumulate=2,
+                           collate_fn=time_first):
+        train(t, error_of(model(x), y))

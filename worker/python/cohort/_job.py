@@ -59,6 +59,9 @@ class Job:
         self._initial_state = schedulers.save()
         self._state = self._initial_state
         self._last: StepResult | None = None
+        # Of the step in progress; see `_begin_step`.
+        self._own: "_data.OwnBatches | None" = None
+        self._doubt = ""
         self._step = Step(self._model)
         self._after_step = _after_step.AfterStep(self._step, model)
         atexit.register(self._at_exit)
@@ -184,18 +187,21 @@ class Job:
                     "make a batch; remove this argument")
         by_number = _data.is_map_style(dataset)
         if batch_size is None:
-            batch_size = getattr(dataset, "batch_size", None) or 1
+            batch_size = getattr(dataset, "batch_size", None)
             if by_number:
                 raise _errors.UsageError(
                     "job.data(): want batch_size, the samples of this worker in "
                     "a step")
+        declared = batch_size is not None
+        batch_size = 1 if batch_size is None else batch_size
         if batch_size < 1:
             raise _errors.UsageError(
                 f"batch_size: got {batch_size}, want at least 1")
         options = dict(loader_options, num_workers=num_workers,
                        collate_fn=collate_fn)
-        data = _loop.Data(self, dataset, by_number, batch_size, accumulate, loop,
-                          name or type(dataset).__name__, options)
+        data = _loop.Data(self, dataset, by_number, batch_size, declared,
+                          accumulate, loop, name or type(dataset).__name__,
+                          options)
         if self._data is None or self.worker is None:
             self._data = data
         return data
@@ -248,6 +254,7 @@ class Job:
             labels: of so many.
         """
         self._step.check_in_progress("job.backward()")
+        self._check_samples("job.backward", weight)
         self._model.check_weights()
         self._step.backward(loss, weight, reduction, self._schedulers.rates())
         self._step.count(int(correct), int(labels))
@@ -280,6 +287,9 @@ class Job:
             self._last = StepResult(None, "void", reason=str(error.args[1]))
         if self._last.counts:
             self._state = state
+            # Here, as the script may leave its loop after this call.
+            if self._own is not None:
+                self._own.counted()
             self._after_step.run()
         else:
             self._schedulers.load(self._state)
@@ -296,6 +306,11 @@ class Job:
         """
         self._after_step.add(function)
 
+    def _check_samples(self, what: str, weight: float | None) -> None:
+        """Raises UsageError if the default weight is in doubt."""
+        if weight is None and self._doubt:
+            raise _errors.UsageError(f"{what}(): {self._doubt}")
+
     def share(self, loss: torch.Tensor, weight: float | None = None
               ) -> torch.Tensor:
         """A mean over this worker's samples as its share of the mean over all:
@@ -308,6 +323,7 @@ class Job:
             weight: by default the samples of the batch.
         """
         self._step.check_in_progress("job.share()")
+        self._check_samples("job.share", weight)
         return self._step.share(loss, weight)
 
     def report(self, weight: float = 1.0, **measures: float) -> None:
@@ -578,11 +594,15 @@ class Job:
         return self._epoch_limit is not None and epoch > self._epoch_limit
 
     def _begin_step(self, assignment: "_core.Assignment", parts: int,
-                    samples: int | None) -> None:
+                    samples: int | None, own: "_data.OwnBatches | None",
+                    doubt: str) -> None:
+        """Args: see Step.begin; and `own`, where the batch comes from; `doubt`:
+        why the number of samples may be wrong."""
         self._model.check_weights()
         self._after_step.check(self._last)
         self._schedulers.begin_step(assignment.data_epoch)
         self._last = None
+        self._own, self._doubt = own, doubt
         self._step.begin(assignment, parts, samples)
         self._after_step.begin()
         _data.seed_everything(_core.mix_seed(
