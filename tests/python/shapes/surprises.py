@@ -264,3 +264,44 @@ def numbered_samples_with_time_first_in_parts(t):
     for x, y in t.job.data(Samples(8, (6, 3)), batch_size=t.size, accumulate=2,
                            collate_fn=time_first):
         train(t, error_of(model(x), y))
+
+
+# ---- passes
+
+@refused("ConfigurationError", "norm2", "is_grads_batched")
+def several_gradients_in_one_pass(t):
+    model = started(t)
+    for x, y in t.data():
+        x.requires_grad_()
+        out = model(x)
+        torch.autograd.grad(out.sum(0), x, torch.eye(2, dtype=x.dtype),
+                            is_grads_batched=True, retain_graph=True)
+        train(t, error_of(out, y))
+
+
+@refused("ConfigurationError", "norm2", "vectorize=True")
+def jacobian_in_one_pass(t):
+    model = started(t)
+    for x, y in t.data():
+        torch.autograd.functional.jacobian(lambda x: model(x).sum(0), x,
+                                           vectorize=True)
+        train(t, error_of(model(x), y))
+
+
+@refused("ConfigurationError", "norm2", "vectorize=True")
+def hessian_in_one_pass(t):
+    """The second pass differentiates the sums of the first."""
+    model = started(t)
+    for x, y in t.data():
+        torch.autograd.functional.hessian(lambda x: model(x).sum(), x,
+                                          vectorize=True)
+        train(t, error_of(model(x), y))
+
+
+@row()
+def jacobian_by_rows(t):
+    model = started(t)
+    for x, y in t.data():
+        rows = torch.autograd.functional.jacobian(lambda x: model(x).sum(0), x)
+        t.own("jacobian", rows.transpose(0, 1))
+        train(t, error_of(model(x), y))

@@ -10,16 +10,12 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from cohort import _core, _devices, _errors, _operator
+from cohort import _core, _devices, _errors, _operator, _passes
 from cohort._passes import TYPES, Call, Layer, Moves
 
 _TorchBatchNorm = nn.modules.batchnorm._BatchNorm
 _TorchNorm = nn.modules.batchnorm._NormBase
 _unpack_dual: Any = forward_ad.unpack_dual
-# Releases before 2.0 do not have it.
-_are_transforms_active: Any = getattr(
-    torch._C, "_are_functorch_transforms_active",  # type: ignore[attr-defined]
-    bool)
 _ScriptModule: Any = torch.jit.ScriptModule  # type: ignore[attr-defined]
 
 
@@ -93,7 +89,7 @@ def call_of(module: Layer, input: torch.Tensor) -> Call:
 
 
 def _is_transformed(x: torch.Tensor) -> bool:
-    if _are_transforms_active():
+    if _passes.are_transforms_active():
         return True
     return forward_ad._current_level >= 0 and (
         _unpack_dual(x).tangent is not None)
