@@ -288,7 +288,7 @@ def jacobian_in_one_pass(t):
         train(t, error_of(model(x), y))
 
 
-@refused("ConfigurationError", "norm2", "vectorize=True")
+@refused("ConfigurationError", "norm", "vectorize=True")
 def hessian_in_one_pass(t):
     """The second pass differentiates the sums of the first."""
     model = started(t)
@@ -305,3 +305,48 @@ def jacobian_by_rows(t):
         rows = torch.autograd.functional.jacobian(lambda x: model(x).sum(0), x)
         t.own("jacobian", rows.transpose(0, 1))
         train(t, error_of(model(x), y))
+
+
+# ---- batch norm beside the modules
+
+def by_an_operator(t, operator):
+    model = started(t)
+    for x, y in t.data():
+        x = model.conv1(x)
+        x = operator(x, model.norm1.weight, model.norm1.bias)[0]
+        train(t, error_of(model.out(model.second(torch.tanh(x))), y))
+
+
+@refused("UsageError", "native_batch_norm.default", "cohort.local")
+def an_overload_of_an_operator(t):
+    by_an_operator(t, lambda *x: torch.ops.aten.native_batch_norm.default(
+        *x, None, None, True, 0.1, 1e-5))
+
+
+@refused("UsageError", "batch_norm.default", "cohort.local")
+def another_overload_of_an_operator(t):
+    by_an_operator(t, lambda *x: torch.ops.aten.batch_norm.default(
+        *x, None, None, True, 0.1, 1e-5, False)[None])
+
+
+@refused("UsageError", "_native_batch_norm_legit", "cohort.local", needs="func")
+def an_operator_without_statistics(t):
+    by_an_operator(t, lambda *x: torch.ops.aten._native_batch_norm_legit.no_stats(
+        *x, True, 0.1, 1e-5))
+
+
+@refused("UsageError", "_native_batch_norm_legit", "cohort.local", needs="func")
+def an_operator_of_compilers(t):
+    by_an_operator(t, lambda *x: torch.ops.aten._native_batch_norm_legit(
+        *x, None, None, True, 0.1, 1e-5))
+
+
+@row()
+def an_overload_in_evaluation_mode(t):
+    model = started(t)
+    for x, y in t.data():
+        x = torch.ops.aten.native_batch_norm.default(
+            model.conv1(x), model.norm1.weight, model.norm1.bias,
+            torch.zeros(4, dtype=x.dtype), torch.ones(4, dtype=x.dtype), False,
+            0.1, 1e-5)[0]
+        train(t, error_of(model.out(model.second(torch.tanh(x))), y))
