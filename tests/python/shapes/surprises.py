@@ -1,6 +1,8 @@
 """Rows: what scripts do beside the calls that the package knows, each with the
 numbers of one process or refused by name."""
 
+import contextlib
+
 import torch
 from torch import nn
 
@@ -350,3 +352,44 @@ def an_overload_in_evaluation_mode(t):
             torch.zeros(4, dtype=x.dtype), torch.ones(4, dtype=x.dtype), False,
             0.1, 1e-5)[0]
         train(t, error_of(model.out(model.second(torch.tanh(x))), y))
+
+
+@contextlib.contextmanager
+def doubled(kind):
+    """Calls of the class give twice what they did."""
+    before = vars(kind).get("forward")
+    plain = kind.forward
+    kind.forward = lambda self, x: 2 * plain(self, x)
+    try:
+        yield
+    finally:
+        if before is None:
+            del kind.forward
+        else:
+            kind.forward = before
+
+
+@row()
+def code_of_the_class_replaced_before_the_join(t):
+    with doubled(nn.BatchNorm2d):
+        one_step_each(t, started(t))
+
+
+@row()
+def code_of_the_class_replaced_in_the_run(t):
+    model = started(t)
+    for x, y in t.data():
+        with (doubled(nn.modules.batchnorm._BatchNorm) if t.step_number == 1
+              else contextlib.nullcontext()):
+            train(t, error_of(model(x), y))
+
+
+@row(needs="compile")
+def code_of_the_class_replaced_under_a_compiler(t):
+    model = started(t)
+    run = torch.compile(model, backend="aot_eager") if (
+        t.rank is not None) else model
+    for x, y in t.data():
+        with (doubled(nn.BatchNorm2d) if t.step_number == 1
+              else contextlib.nullcontext()):
+            train(t, error_of(run(x), y))
