@@ -393,3 +393,82 @@ def code_of_the_class_replaced_under_a_compiler(t):
         with (doubled(nn.BatchNorm2d) if t.step_number == 1
               else contextlib.nullcontext()):
             train(t, error_of(run(x), y))
+
+
+# ---- models
+
+@refused("ConfigurationError", "conv3.weight", "shares memory", "conv2.weight",
+         "assigning")
+def weights_tied_by_their_data(t):
+    net = t.model(Net())
+    net.conv3 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+    net.conv3.weight.data = net.conv2.weight.data
+    one_step_each(t, started(t, net))
+
+
+@refused("ConfigurationError", "shares memory")
+def parameters_that_overlap_in_part(t):
+    net = t.model(Net())
+    flat = torch.randn(12)
+    net.head.weight.data = flat[:8].view(2, 4)
+    net.head.bias.data = flat[7:9]
+    one_step_each(t, started(t, net))
+
+
+@row()
+def weights_tied_by_the_parameter(t):
+    net = t.model(Net())
+    net.conv3 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+    net.conv3.weight = net.conv2.weight
+    model = started(t, net)
+    for x, y in t.data():
+        train(t, error_of(model.out(torch.tanh(model.conv3(model.features(x)))),
+                          y))
+
+
+@row()
+def parameters_in_one_flat_buffer(t):
+    net = t.model(Net())
+    parameters = list(net.parameters())
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    pieces = flat.split([parameter.numel() for parameter in parameters])
+    for parameter, piece in zip(parameters, pieces):
+        parameter.data = piece.view_as(parameter)
+    one_step_each(t, started(t, net))
+
+
+class Words(nn.Module):
+    def __init__(self, words, **options):
+        super().__init__()
+        torch.manual_seed(4)
+        self.words = words(5, 4, **options)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        numbers = (x[:, 0, 0, :3] * 2).long().abs() % 5
+        found = self.words(numbers)
+        return self.head(self.norm(found.mean(1) if found.dim() > 2 else found))
+
+
+@refused("ConfigurationError", "words", "scale_grad_by_freq")
+def gradients_by_frequency(t):
+    one_step_each(t, started(t, Words(nn.Embedding, scale_grad_by_freq=True)))
+
+
+@refused("ConfigurationError", "words", "EmbeddingBag", "max_norm")
+def embeddings_of_limited_length(t):
+    one_step_each(t, started(t, Words(nn.EmbeddingBag, max_norm=1.0)))
+
+
+class Limited(nn.Embedding):
+    """As the error says."""
+
+    def forward(self, numbers):
+        v = super().forward(numbers)
+        return v * (1 / v.norm(dim=-1, keepdim=True)).clamp(max=1)
+
+
+@row()
+def embeddings_limited_in_the_forward_pass(t):
+    one_step_each(t, started(t, Words(Limited)))
