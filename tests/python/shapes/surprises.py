@@ -2,6 +2,7 @@
 numbers of one process or refused by name."""
 
 import contextlib
+import copy
 
 import torch
 from torch import nn
@@ -472,3 +473,14 @@ class Limited(nn.Embedding):
 @row()
 def embeddings_limited_in_the_forward_pass(t):
     one_step_each(t, started(t, Words(Limited)))
+
+
+@row()
+def a_copy_that_is_scripted_after_the_run(t):
+    """As the error about scripted modules says."""
+    model = started(t)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+    model = copy.deepcopy(model).eval()
+    t.own("scripted", torch.jit.script(model)(x))
+    t.own("traced", torch.jit.trace(model, x)(x))

@@ -261,8 +261,9 @@ def _check_scripted(model: nn.Module) -> None:
     name = max(found, key=len) or "the model"
     raise _errors.ConfigurationError(
         f"{name}: got a scripted or traced module with batch norm, which would be "
-        "normalised on each worker by itself; join the model before "
-        "torch.jit.script() or trace()")
+        "normalised on each worker by itself; join and train the model without "
+        "torch.jit.script() or trace(), and export a copy after the run: "
+        "torch.jit.script(copy.deepcopy(model))")
 
 
 def _has_batch_norm(module: Any) -> bool:
