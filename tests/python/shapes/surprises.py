@@ -355,6 +355,63 @@ def an_overload_in_evaluation_mode(t):
         train(t, error_of(model.out(model.second(torch.tanh(x))), y))
 
 
+# As `from torch import batch_norm` at the top of a script.
+batch_norm = torch.batch_norm
+
+
+@refused("UsageError", "job.backward()", "from torch import batch_norm",
+         "cohort.local")
+def a_function_bound_before_the_join(t):
+    by_an_operator(t, lambda *x: batch_norm(
+        *x, None, None, True, 0.1, 1e-5, False)[None])
+
+
+@refused("UsageError", "job.backward()", "scripted")
+def a_scripted_module_beside_the_model(t):
+    model = t.model(Net())
+    beside = torch.jit.script(nn.BatchNorm2d(4, affine=False,
+                                             track_running_stats=False))
+    t.join(model, sgd(model))
+    for x, y in t.data():
+        x = beside(model.conv1(x))
+        train(t, error_of(model.out(model.second(torch.tanh(x))), y))
+
+
+@row()
+def a_function_within_local(t):
+    model = started(t)
+    for x, y in t.data():
+        x = model.conv1(x)
+        with t.local():
+            x = t.locally(lambda part: torch.batch_norm(
+                part, model.norm1.weight, model.norm1.bias, None, None, True, 0.1,
+                1e-5, False), x)
+        train(t, error_of(model.out(model.second(torch.tanh(x))), y))
+
+
+@row()
+def a_function_over_a_weight(t):
+    """Weight standardisation."""
+    model = started(t)
+    for x, y in t.data():
+        weight = torch.batch_norm(
+            model.conv1.weight.reshape(1, 4, -1), None, None, None, None, True,
+            0.1, 1e-5, False).view_as(model.conv1.weight)
+        x = torch.tanh(model.norm1(nn.functional.conv2d(x, weight)))
+        train(t, error_of(model.out(model.second(x)), y))
+
+
+@row()
+def a_function_over_a_weight_by_rows(t):
+    model = started(t)
+    for x, y in t.data():
+        weight = torch.batch_norm(
+            model.conv1.weight.flatten(1).t(), None, None, None, None, True, 0.1,
+            1e-5, False).t().view_as(model.conv1.weight)
+        x = torch.tanh(model.norm1(nn.functional.conv2d(x, weight)))
+        train(t, error_of(model.out(model.second(x)), y))
+
+
 @contextlib.contextmanager
 def doubled(kind):
     """Calls of the class give twice what they did."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _errors, _operator
+from cohort import _batch_norm, _errors, _graph_check, _operator
 from cohort._passes import Call, Moves, torch_batch_norm
 
 if TYPE_CHECKING:
@@ -86,8 +86,11 @@ def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
             return served
         if training:
             _torch_verify_batch_size(input.size())
-    return torch_batch_norm(input, weight, bias, running_mean, running_var,
-                            training, momentum, eps, cudnn_enabled)
+    output = torch_batch_norm(input, weight, bias, running_mean, running_var,
+                              training, momentum, eps, cudnn_enabled)
+    if step is not None:
+        _graph_check.accept(output)
+    return output
 
 
 def _verify_door(size: list[int]) -> None:
@@ -244,7 +247,11 @@ class _Operator:
                 f"{_caller()}: {self._name}() would normalise by this worker's "
                 "batch alone; call F.batch_norm with a module's buffers, or use "
                 "`with cohort.local():` if that is meant")
-        return self._operator(*args, **kwargs)
+        outputs = self._operator(*args, **kwargs)
+        if step is not None:
+            _graph_check.accept(outputs[0] if isinstance(outputs, tuple)
+                                else outputs)
+        return outputs
 
     def _is_training(self, args: Any, kwargs: Any) -> bool:
         if self._name.partition(".")[0] in _TRAINING_ONLY:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_after_step, _core, _data, _errors, _evaluation, _loop,
-                    _server)
+from cohort import (_after_step, _core, _data, _errors, _evaluation,
+                    _graph_check, _loop, _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import OptimizerPlan, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -255,6 +255,7 @@ class Job:
         """
         self._step.check_in_progress("job.backward()")
         self._check_samples("job.backward", weight)
+        _graph_check.check(loss)
         self._model.check_weights()
         self._step.backward(loss, weight, reduction, self._schedulers.rates())
         self._step.count(int(correct), int(labels))
