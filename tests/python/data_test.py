@@ -2,9 +2,12 @@
 
 import array
 import os
+import pathlib
 import random
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 import torch
@@ -293,6 +296,30 @@ def until_its_data_ends(rank, address, batches):
     return steps, job.finished
 
 
+def void_at_the_end(rank, address, marker):
+    """Rank 0 has one batch, and ends in the second step of the other; the reason
+    of that step."""
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = cohort.join(model, optimizer, server=address, log_level="error")
+
+    def source():
+        x, y = torch.full((3, 1, 12, 12), float(rank)), torch.zeros(3).long()
+        yield x, y
+        while rank == 0 and not marker.exists():
+            time.sleep(0.01)
+        if rank == 1:
+            yield x, y
+
+    result = None
+    for x, y in job.data(source(), batch_size=3):
+        if job.version == 1:
+            model.register_forward_pre_hook(lambda *_: marker.touch())
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        result = job.step()
+    return result.verdict, result.reason
+
+
 def reads(rank, address):
     """How often each sample is read in an epoch."""
     del rank
@@ -354,6 +381,18 @@ class Jobs(unittest.TestCase):
             results = [rank.result() for rank in ranks]
             self.assertEqual(results, [(7, True), (7, True)], server.log())
             self.assertIn("the data of worker 0 has ended", server.log())
+
+    def test_a_step_that_the_end_of_data_makes_void_says_so(self):
+        with tempfile.TemporaryDirectory() as folder, Server(
+                2, "--max_steps=1000") as server:
+            ranks = [Rank(void_at_the_end, rank, server.address,
+                          pathlib.Path(folder) / "marker") for rank in range(2)]
+            self.assertEqual(ranks[0].result(), ("applied", ""))
+            verdict, reason = ranks[1].result()
+            self.assertEqual(verdict, "void")
+            # The other text is of a step that is void when it begins.
+            self.assertRegex(reason, "rank 0 has left: its data has ended|is over")
+            self.assertRegex(server.log(), "rank 0 has left.*its data has ended")
 
     SAME = "ranks 0 and 1 train the same batches"
 

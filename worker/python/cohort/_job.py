@@ -425,7 +425,9 @@ class Job:
         if self.worker is not None:
             self._step.abandon(reason)
             with contextlib.suppress(_errors.StatusError):
-                self.worker.leave("done" if self._finished else reason,
+                # Others' void steps have it as their reason.
+                self.worker.leave("its data has ended" if self._data_ended else
+                                  "done" if self._finished else reason,
                                   self._data_ended)
             # Ends its connections and completes the timeline.
             self._final_version = self.worker.version()
@@ -518,6 +520,7 @@ class Job:
         if assignment.kind != "finished":
             return assignment
         self._finished = True
+        _core.log("info", f"the run is over: {assignment.reason}")
         self._conclude(assignment)
         return None
 
