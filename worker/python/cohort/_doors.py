@@ -219,7 +219,7 @@ class _Operator:
         self._name, self._operator = name, operator
 
     @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # type: ignore[override]
+    def __class__(self) -> Any:
         return type(self._operator)
 
     def __eq__(self, other: object) -> bool:

@@ -27,8 +27,8 @@ def accept(output: torch.Tensor) -> None:
 
 
 @functools.cache
-def _is_batch_norm(kind: type) -> bool:
-    return _BATCH_NORM.fullmatch(kind.__name__) is not None
+def _is_batch_norm(kind: str) -> bool:
+    return _BATCH_NORM.fullmatch(kind) is not None
 
 
 def check(loss: torch.Tensor) -> None:
@@ -46,7 +46,7 @@ def check(loss: torch.Tensor) -> None:
             continue
         seen.add(node)
         todo += [following for following, _ in node.next_functions]
-        if not _is_batch_norm(type(node)) or node.metadata.get(_ACCEPTED):
+        if not _is_batch_norm(type(node).__name__) or node.metadata.get(_ACCEPTED):
             continue
         if not getattr(node, "_saved_training", True):
             continue

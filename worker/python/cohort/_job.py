@@ -59,9 +59,8 @@ class Job:
         self._initial_state = schedulers.save()
         self._state = self._initial_state
         self._last: StepResult | None = None
-        # Of the step in progress; see `_begin_step`.
         self._own: "_data.OwnBatches | None" = None
-        self._doubt = ""
+        self._doubt = ""  # see `_begin_step`
         self._step = Step(self._model)
         self._after_step = _after_step.AfterStep(self._step, model)
         atexit.register(self._at_exit)
@@ -160,7 +159,8 @@ class Job:
             dataset: samples by number, with a length: the server cuts one
                 permutation an epoch, so shuffling and sharding are its work. Or
                 any iterable of batches, such as a DataLoader: own data, which
-                the server does not number (it needs --max_steps).
+                the server does not number (it needs --max_steps). A list has
+                samples; pass iter() of a list of batches.
             batch_size: samples of this worker in a step; with own data, how many
                 a batch has about.
             num_workers: loader processes.
@@ -177,31 +177,9 @@ class Job:
             An iterable of collated batches. Each must be followed by
             job.backward(loss) and job.step().
         """
-        if accumulate < 1:
-            raise _errors.UsageError(
-                f"accumulate: got {accumulate}, want at least 1")
-        for option in ("shuffle", "sampler", "batch_sampler", "drop_last"):
-            if loader_options.pop(option, None):
-                raise _errors.UsageError(
-                    f"job.data({option}=...): the server decides which samples "
-                    "make a batch; remove this argument")
-        by_number = _data.is_map_style(dataset)
-        if batch_size is None:
-            batch_size = getattr(dataset, "batch_size", None)
-            if by_number:
-                raise _errors.UsageError(
-                    "job.data(): want batch_size, the samples of this worker in "
-                    "a step")
-        declared = batch_size is not None
-        batch_size = 1 if batch_size is None else batch_size
-        if batch_size < 1:
-            raise _errors.UsageError(
-                f"batch_size: got {batch_size}, want at least 1")
-        options = dict(loader_options, num_workers=num_workers,
-                       collate_fn=collate_fn)
-        data = _loop.Data(self, dataset, by_number, batch_size, declared,
-                          accumulate, loop, name or type(dataset).__name__,
-                          options)
+        data = _loop.data_of(
+            self, dataset, batch_size, accumulate, loop, name,
+            dict(loader_options, num_workers=num_workers, collate_fn=collate_fn))
         if self._data is None or self.worker is None:
             self._data = data
         return data
@@ -248,7 +226,8 @@ class Job:
         Args:
             loss: a scalar: the mean over what `weight` counts, or its sum.
             weight: samples, labels or valid pixels behind the loss; by default
-                the samples of the batch. 0: nothing to learn from.
+                the samples of the batch (in own data the length of its first
+                tensor). 0: nothing to learn from.
             reduction: "mean" or "sum": what `loss` is over `weight`.
             correct: labels that were predicted, for the live page.
             labels: of so many.

@@ -241,3 +241,33 @@ class Data:
                 batch[0] if isinstance(batch, (list, tuple)) else batch,
                 job._model.device))
         job.worker.report_moments()
+
+
+def data_of(job: "Job", dataset: Any, batch_size: int | None, accumulate: int,
+            loop: bool, name: str | None, options: dict[str, Any]) -> Data:
+    """See `Job.data`. `options` are those of a DataLoader.
+
+    Raises:
+        UsageError: an argument that cannot be used.
+    """
+    if accumulate < 1:
+        raise _errors.UsageError(f"accumulate: got {accumulate}, want at least 1")
+    for option in ("shuffle", "sampler", "batch_sampler", "drop_last"):
+        if options.pop(option, None):
+            raise _errors.UsageError(
+                f"job.data({option}=...): the server decides which samples make a "
+                "batch; remove this argument")
+    by_number = _data.is_map_style(dataset)
+    if batch_size is None:
+        batch_size = getattr(dataset, "batch_size", None)
+        if by_number:
+            raise _errors.UsageError(
+                "job.data(): want batch_size, the samples of this worker in a "
+                "step")
+    declared = batch_size is not None
+    batch_size = 1 if batch_size is None else batch_size
+    if batch_size < 1:
+        raise _errors.UsageError(
+            f"batch_size: got {batch_size}, want at least 1")
+    return Data(job, dataset, by_number, batch_size, declared, accumulate, loop,
+                name or type(dataset).__name__, options)

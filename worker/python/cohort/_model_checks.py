@@ -1,8 +1,6 @@
 """Models that train otherwise on several workers than in one process, found when
 they join."""
 
-import itertools
-
 import torch
 from torch import nn
 
@@ -84,9 +82,9 @@ def _overlap(parameters: list[tuple[str, nn.Parameter]]
     sorted by their range."""
     for number, (name, parameter) in enumerate(parameters):
         _, last = _range_of(parameter)
-        for other, candidate in itertools.takewhile(
-                lambda item, last=last: _range_of(item[1])[0] <= last,
-                parameters[number + 1:]):
+        for other, candidate in parameters[number + 1:]:
+            if _range_of(candidate)[0] > last:
+                break
             if _have_common_elements(parameter, candidate):
                 return name, other
     return None
@@ -104,4 +102,6 @@ def _have_common_elements(one: nn.Parameter, other: nn.Parameter) -> bool:
 
 
 def _view_as(storage: torch.Tensor, like: nn.Parameter) -> torch.Tensor:
-    return storage.as_strided(like.shape, like.stride(), like.storage_offset())
+    view: torch.Tensor = storage.as_strided(like.shape, like.stride(),
+                                            like.storage_offset())
+    return view
