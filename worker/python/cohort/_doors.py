@@ -88,7 +88,7 @@ def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
             _torch_verify_batch_size(input.size())
     output = torch_batch_norm(input, weight, bias, running_mean, running_var,
                               training, momentum, eps, cudnn_enabled)
-    if step is not None:
+    if step is not None and training and not _is_traced():
         _graph_check.accept(output)
     return output
 
@@ -241,14 +241,15 @@ class _Operator:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = _active()
-        if (step is not None and step.trains() and not _local and
-                self._is_training(args, kwargs)):
+        if step is None or not self._is_training(args, kwargs):
+            return self._operator(*args, **kwargs)
+        if step.trains() and not _local:
             raise _errors.UsageError(
                 f"{_caller()}: {self._name}() would normalise by this worker's "
                 "batch alone; call F.batch_norm with a module's buffers, or use "
                 "`with cohort.local():` if that is meant")
         outputs = self._operator(*args, **kwargs)
-        if step is not None:
+        if not _is_traced():
             _graph_check.accept(outputs[0] if isinstance(outputs, tuple)
                                 else outputs)
         return outputs

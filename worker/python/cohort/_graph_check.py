@@ -49,7 +49,7 @@ def check(loss: torch.Tensor) -> None:
         if not _is_batch_norm(type(node).__name__) or node.metadata.get(_ACCEPTED):
             continue
         if not getattr(node, "_saved_training", True):
-            continue
+            continue  # in evaluation mode
         shape = tuple(node._saved_input.shape)
         # torch computes instance norm as batch norm of one sample with all
         # channels of all samples.
