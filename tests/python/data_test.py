@@ -1,16 +1,20 @@
 """Batches: their order, their randomness, loader processes, own data."""
 
+import array
 import os
+import pathlib
 import random
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
 
 import torch
 from torch import nn
 
 import cohort
-from cohort import _data
+from cohort import _batches, _data
 from networks import Shapes, three_batch_norms
 from ranks import Rank, Server, run
 
@@ -28,25 +32,77 @@ class Numbers(torch.utils.data.Dataset):
         return index, torch.rand(())
 
 
+def begun(batches):
+    """Batches of the worker's own, the first of them in progress."""
+    own = _data.OwnBatches(batches, loop=False)
+    own.next()
+    return own
+
+
 class Parts(unittest.TestCase):
     def test_samples_in_a_batch(self):
-        self.assertEqual(_data.samples_in(torch.zeros(3, 2)), 3)
-        self.assertEqual(_data.samples_in((torch.zeros(4), torch.zeros(9))), 4)
-        self.assertEqual(_data.samples_in({"x": torch.zeros(5)}), 5)
+        self.assertEqual(_batches.samples_in(torch.zeros(3, 2)), 3)
+        self.assertEqual(_batches.samples_in((torch.zeros(4), torch.zeros(9))), 4)
+        self.assertEqual(_batches.samples_in({"x": torch.zeros(5)}), 5)
         # A list of images of different sizes.
-        self.assertEqual(_data.samples_in([[torch.zeros(1, 2), torch.zeros(3)],
-                                           ["a", "b"]]), 2)
-        self.assertIsNone(_data.samples_in("text"))
+        self.assertEqual(_batches.samples_in([[torch.zeros(1, 2), torch.zeros(3)],
+                                              ["a", "b"]]), 2)
+        self.assertIsNone(_batches.samples_in("text"))
 
     def test_split_keeps_samples_together(self):
         batch = (torch.arange(5), {"name": list("abcde")})
-        parts = [_data.split(batch, part, 2) for part in range(2)]
+        parts = [_batches.split(batch, part, 2) for part in range(2)]
         self.assertEqual([part[0].tolist() for part in parts],
                          [[0, 1], [2, 3, 4]])
         self.assertEqual([part[1]["name"] for part in parts],
                          [["a", "b"], ["c", "d", "e"]])
         with self.assertRaisesRegex(cohort.UsageError, "without a first tensor"):
-            _data.split("text", 0, 2)
+            _batches.split("text", 0, 2)
+
+    def test_split_cuts_lists_of_samples(self):
+        images = [torch.zeros(3, size, 5) for size in (4, 5, 6, 7)]
+        targets = [{"boxes": torch.zeros(count, 4)} for count in (1, 0, 3, 4)]
+        first, second = (_batches.split((images, targets), part, 2)
+                         for part in range(2))
+        self.assertEqual([len(part) for part in first], [2, 2])
+        self.assertIs(second[0][1], images[3])
+        self.assertIs(second[1][0], targets[2])
+
+    def test_split_refuses_what_it_would_tear_apart(self):
+        for batch, pattern in (
+                ((torch.zeros(4, 3), torch.zeros(7, 6)), r"\(7, 6\)"),
+                ({"x": torch.zeros(4), "ids": array.array("q", [1, 2])}, "array"),
+                # Three images of three channels, or three fields.
+                ((torch.zeros(3), [torch.zeros(3, 8)] * 3), "a list of 3")):
+            with self.assertRaisesRegex(cohort.UsageError, pattern):
+                _batches.split(batch, 0, 2)
+
+    def test_numbered_samples_are_known(self):
+        for lengths, wanted in (((4,), 4), ((6, 4), 4), ((8, 8), 4)):
+            batch = [torch.zeros(length, 7) for length in lengths]
+            self.assertEqual(_batches.counted_samples(batch, 4), (wanted, ""))
+        # A collate_fn has left one out; time and samples; points of clouds.
+        self.assertEqual(_batches.counted_samples(
+            (torch.zeros(3, 7), torch.zeros(3)), 4), (3, ""))
+        self.assertEqual(_batches.counted_samples(
+            (torch.zeros(6, 4), torch.zeros(6, 4)), 4), (4, ""))
+        points, doubt = _batches.counted_samples(torch.zeros(9, 3), 4)
+        self.assertEqual(points, 9)
+        self.assertRegex(doubt, "made of 4 samples.*lengths 9; pass weight=")
+
+    def test_boxes_are_no_samples(self):
+        """Images, and the boxes of all of them: in a last, shorter batch their
+        number may be the batch size by chance."""
+        batches = [(torch.zeros(images, 3), torch.zeros(boxes, 6))
+                   for images, boxes in ((4, 9), (4, 0), (3, 4))]
+        own = _data.OwnBatches(batches, loop=False)
+        for _ in batches:
+            own.next()
+            self.assertEqual(own.doubt_of_samples(4), "")
+            own.counted()
+        self.assertRegex(begun(batches[2:]).doubt_of_samples(4),
+                         "lengths 3, 4: 3 samples.*batch_size=4; pass weight=")
+        self.assertEqual(begun(batches[2:]).doubt_of_samples(None), "")
 
     def test_an_epoch_is_a_permutation(self):
         order = _data.Order(seed=3, size=50)
@@ -240,6 +296,30 @@ def until_its_data_ends(rank, address, batches):
     return steps, job.finished
 
 
+def void_at_the_end(rank, address, marker):
+    """Rank 0 has one batch, and ends in the second step of the other; the reason
+    of that step."""
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    job = cohort.join(model, optimizer, server=address, log_level="error")
+
+    def source():
+        x, y = torch.full((3, 1, 12, 12), float(rank)), torch.zeros(3).long()
+        yield x, y
+        while rank == 0 and not marker.exists():
+            time.sleep(0.01)
+        if rank == 1:
+            yield x, y
+
+    result = None
+    for x, y in job.data(source(), batch_size=3):
+        if job.version == 1:
+            model.register_forward_pre_hook(lambda *_: marker.touch())
+        job.backward(nn.functional.cross_entropy(model(x), y))
+        result = job.step()
+    return result.verdict, result.reason
+
+
 def reads(rank, address):
     """How often each sample is read in an epoch."""
     del rank
@@ -301,6 +381,18 @@ class Jobs(unittest.TestCase):
             results = [rank.result() for rank in ranks]
             self.assertEqual(results, [(7, True), (7, True)], server.log())
             self.assertIn("the data of worker 0 has ended", server.log())
+
+    def test_a_step_that_the_end_of_data_makes_void_says_so(self):
+        with tempfile.TemporaryDirectory() as folder, Server(
+                2, "--max_steps=1000") as server:
+            ranks = [Rank(void_at_the_end, rank, server.address,
+                          pathlib.Path(folder) / "marker") for rank in range(2)]
+            self.assertEqual(ranks[0].result(), ("applied", ""))
+            verdict, reason = ranks[1].result()
+            self.assertEqual(verdict, "void")
+            # The other text is of a step that is void when it begins.
+            self.assertRegex(reason, "rank 0 has left: its data has ended|is over")
+            self.assertRegex(server.log(), "rank 0 has left.*its data has ended")
 
     SAME = "ranks 0 and 1 train the same batches"
 

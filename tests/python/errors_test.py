@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import cohort
+from cohort import _model_checks
 from networks import Shapes, three_batch_norms
 from ranks import BIN, Rank, Server, run
 
@@ -42,6 +43,18 @@ class BeforeJoining(unittest.TestCase):
         norms = nn.ModuleList((nn.BatchNorm2d(2), nn.BatchNorm2d(2)))
         norms[1].running_mean = norms[0].running_mean
         self.refuses(cohort.ConfigurationError, "1: shares .* with 0", norms)
+
+    def test_parameters_in_one_memory(self):
+        matrix = torch.zeros(4, 6)
+        model = nn.Linear(2, 2, bias=False)
+        model.weight.data = matrix[:, :3]
+        model.other = nn.Parameter(torch.zeros(0))
+        model.other.data = matrix[:, 3:]
+        # Columns have nothing in common.
+        _model_checks.check_model(model)
+        model.other.data = matrix[:, 2:]
+        self.refuses(cohort.ConfigurationError,
+                     "other: shares memory with weight.*assigning", model)
 
     def test_wrappers(self):
         model = three_batch_norms()

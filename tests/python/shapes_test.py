@@ -45,16 +45,18 @@ if hasattr(torch, "compile"):
     import torch._functorch.aot_autograd
 
 from shapes import (by_hand, derivatives, meetings, models, refusals, rows,
-                    runner, statistics, supervised, teachers, values)
+                    runner, statistics, supervised, surprises, teachers, values)
 
 assert all((by_hand, derivatives, meetings, models, refusals, statistics,
-            supervised, teachers, values))
+            supervised, surprises, teachers, values))
 
 
 def available(row: rows.Row) -> bool:
     """Whether this torch has what the row needs."""
     return not row.needs or {
         "func": hasattr(torch, "func"),
+        "optimizer hooks": hasattr(torch.optim.Optimizer,
+                                   "register_step_pre_hook"),
         "compile": hasattr(torch, "compile")}[row.needs]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import checkpoint
 
 import cohort
-from cohort import _core, _data
+from cohort import _batches, _core, _data
 
 SEED = 7
 
@@ -238,7 +238,7 @@ class Alone(Script):
             self._samples = sum(len(x) for x, _ in ranks)
             self._parts_of_step = accumulate
             for self._part in range(accumulate):
-                pieces = [_data.split(batch, self._part, accumulate)
+                pieces = [_batches.split(batch, self._part, accumulate)
                           for batch in ranks]
                 self._parts = [len(x) for x, _ in pieces]
                 x, y = (torch.cat(values).to(self.dtype)

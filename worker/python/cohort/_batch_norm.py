@@ -10,16 +10,24 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from cohort import _core, _devices, _errors, _operator
+from cohort import _core, _devices, _errors, _operator, _passes
 from cohort._passes import TYPES, Call, Layer, Moves
 
 _TorchBatchNorm = nn.modules.batchnorm._BatchNorm
 _TorchNorm = nn.modules.batchnorm._NormBase
+
+
+def _if_of_torch(function: Any) -> Any:
+    """The function, unless a script has put its own in the place of torch's."""
+    code = getattr(function, "__code__", None)
+    return function if code is not None and (
+        code.co_filename == nn.modules.batchnorm.__file__) else None
+
+
+# torch's own code, which needs not be run.
+_torch_forward = _if_of_torch(_TorchBatchNorm.forward)
+_sync_forward = _if_of_torch(nn.SyncBatchNorm.forward)
 _unpack_dual: Any = forward_ad.unpack_dual
-# Releases before 2.0 do not have it.
-_are_transforms_active: Any = getattr(
-    torch._C, "_are_functorch_transforms_active",  # type: ignore[attr-defined]
-    bool)
 _ScriptModule: Any = torch.jit.ScriptModule  # type: ignore[attr-defined]
 
 
@@ -36,10 +44,8 @@ class _Cohort(_Before):
     _cohort_step: Any = None
     # The layer's number in the registered model.
     _cohort_layer: int
-    # The class that it was, and whether its code is torch's own, which needs not
-    # be run.
+    # The class that it was.
     _cohort_plain: type[nn.Module]
-    _cohort_direct = True
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A copy, in memory or in a file, is a module of the class that it was:
@@ -57,11 +63,23 @@ class _Cohort(_Before):
         step = self._cohort_step
         if step is None:
             return super().forward(*args, **kwargs)
-        if self._cohort_direct and step.normalises_by_batch(self):
+        direct = _is_direct(self)
+        if direct and step.normalises_by_batch(self):
             return _operator.normalise(step, call_of(self, *args, **kwargs))
-        if self._cohort_direct and _operator.is_compiling():
+        if direct and _operator.is_compiling():
             return super().forward(*args, **kwargs)
-        return _run_own_code(step, self, super().forward, args, kwargs)
+        if direct or isinstance(self, self._cohort_plain):
+            return _run_own_code(step, self, super().forward, args, kwargs)
+        return _run_own_code(step, self, functools.partial(
+            self._cohort_plain.forward, self), args, kwargs)
+
+
+def _is_direct(module: Layer) -> bool:
+    """Whether a module's code is torch's own. The script may replace that of a
+    class at any time."""
+    forward = module._cohort_plain.forward
+    return forward is not None and (forward is _torch_forward or
+                                    forward is _sync_forward)
 
 
 @_operator.not_compiled
@@ -93,7 +111,7 @@ def call_of(module: Layer, input: torch.Tensor) -> Call:
 
 
 def _is_transformed(x: torch.Tensor) -> bool:
-    if _are_transforms_active():
+    if _passes.are_transforms_active():
         return True
     return forward_ad._current_level >= 0 and (
         _unpack_dual(x).tangent is not None)
@@ -137,7 +155,7 @@ def batch_norm_together(layers: Sequence[nn.Module],
         The outputs, in the same order.
     """
     steps = [layer._cohort_step if isinstance(layer, _Cohort) and
-             layer._cohort_step is not None and layer._cohort_direct and
+             layer._cohort_step is not None and _is_direct(layer) and
              layer._cohort_step.normalises_by_batch(layer) else None
              for layer in layers]
     step = steps[0] if steps else None
@@ -185,9 +203,8 @@ def _converted(plain: type[nn.Module]) -> type[nn.Module]:
         if ours._cohort_plain is plain:
             return ours
     return type(plain.__name__, (_Cohort, plain),
-                {"_cohort_plain": plain,
-                 "_cohort_direct": plain.forward is _TorchBatchNorm.forward,
-                 "__module__": plain.__module__, "__doc__": plain.__doc__})
+                {"_cohort_plain": plain, "__module__": plain.__module__,
+                 "__doc__": plain.__doc__})
 
 
 def _is_batch_norm(module: nn.Module) -> bool:
@@ -244,8 +261,9 @@ def _check_scripted(model: nn.Module) -> None:
     name = max(found, key=len) or "the model"
     raise _errors.ConfigurationError(
         f"{name}: got a scripted or traced module with batch norm, which would be "
-        "normalised on each worker by itself; join the model before "
-        "torch.jit.script() or trace()")
+        "normalised on each worker by itself; join and train the model without "
+        "torch.jit.script() or trace(), and export a copy after the run: "
+        "torch.jit.script(copy.deepcopy(model))")
 
 
 def _has_batch_norm(module: Any) -> bool:

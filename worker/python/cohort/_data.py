@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from cohort import _core, _errors
+from cohort import _batches, _core, _errors
 
 try:
     import numpy
@@ -48,21 +48,6 @@ def is_map_style(data: Any) -> bool:
     return (hasattr(data, "__getitem__") and isinstance(data, Sized) and
             not isinstance(data, (torch.utils.data.DataLoader,
                                   torch.utils.data.IterableDataset)))
-
-
-def samples_in(batch: Any) -> int | None:
-    """The number of samples in a batch: the length of its first tensor or
-    sequence; None if it has none."""
-    if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.dim() > 0 else None
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)) and batch:
-        first = batch[0]
-        if isinstance(first, (list, tuple)):
-            return len(first)
-        return samples_in(first)
-    return None
 
 
 # The address of an object, as default representations print it.
@@ -327,17 +312,6 @@ _DIGEST_EVERY = 16
 _DIGEST_FIRST = 3
 
 
-def _tensors_in(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, dict):
-        for value in batch.values():
-            yield from _tensors_in(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from _tensors_in(value)
-
-
 def _first_bytes(tensor: torch.Tensor, count: int) -> torch.Tensor:
     """The first `count` bytes of the values, on the CPU; about as many of a
     tensor that is not contiguous."""
@@ -356,7 +330,7 @@ def digest_of_batch(batch: Any) -> int:
     shapes and the first 64 KiB of its tensors. 0: it has none."""
     digest = hashlib.blake2b(digest_size=8)
     left = _DIGEST_BYTES
-    for tensor in _tensors_in(batch):
+    for tensor in _batches.tensors_in(batch):
         if left <= 0:
             break
         if (tensor.numel() == 0 or tensor.is_sparse or tensor.is_quantized or
@@ -388,6 +362,18 @@ class OwnBatches:
         self._kept: list[Any] = []
         self._handed_out = 0
         self._digest: int | None = None
+        # A batch has had the declared length.
+        self._samples_first = False
+
+    def doubt_of_samples(self, declared: int | None) -> str:
+        """Why the first tensor of the batch in progress may not have its samples
+        first; empty: no reason. A later batch may be shorter, so one that has
+        the declared length ends all doubt."""
+        if declared is None or self._samples_first or not self._kept:
+            return ""
+        first = _batches.samples_in(self._kept[0])
+        self._samples_first = first == declared
+        return _batches.doubt_of_samples(self._kept[0], declared)
 
     def digest(self, version: int) -> int:
         """A digest of the batch in progress, in the step from this version; 0 in
@@ -427,34 +413,3 @@ class OwnBatches:
     def counted(self) -> None:
         """The step of the kept batch is part of a version."""
         self._kept = []
-
-
-def split(batch: Any, part: int, parts: int) -> Any:
-    """Part `part` of `parts` of a batch whose tensors and lists have samples
-    first."""
-    if parts == 1:
-        return batch
-    samples = samples_in(batch)
-    if samples is None:
-        raise _errors.UsageError(
-            "accumulate, or the server's --global_batch: got a batch without a "
-            f"first tensor to cut in {parts} parts, want tensors or lists with "
-            "samples first")
-    begin, end = samples * part // parts, samples * (part + 1) // parts
-
-    def cut(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.dim() > 0:
-            return value[begin:end]
-        if isinstance(value, dict):
-            return {key: cut(item) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            if len(value) == samples and not isinstance(
-                    value[0], (torch.Tensor, list, tuple, dict)):
-                return value[begin:end]
-            return type(value)(cut(item) for item in value)
-        return value
-
-    return cut(batch)
-
-
-Evaluate = Callable[[Sequence[int]], Any]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _errors, _operator
+from cohort import _batch_norm, _errors, _graph_check, _operator
 from cohort._passes import Call, Moves, torch_batch_norm
 
 if TYPE_CHECKING:
@@ -33,10 +33,15 @@ _set_multithreading: Any = getattr(torch.autograd, "set_multithreading_enabled",
                                    contextlib.nullcontext)
 # Operators below torch.batch_norm, where they are found.
 _aten: Any = torch.ops.aten  # type: ignore[attr-defined]
+# Those that always train.
+_TRAINING_ONLY = ("_batch_norm_with_update", "_batch_norm_with_update_functional")
 _torch_operators = [
     (place, name, getattr(place, name))
-    for place, name in ((torch, "native_batch_norm"), (_aten, "batch_norm"),
-                        (_aten, "native_batch_norm"))]
+    for place in (torch, _aten)
+    for name in ("batch_norm", "native_batch_norm", "_native_batch_norm_legit",
+                 "_native_batch_norm_legit_functional", "_batch_norm_impl_index",
+                 "cudnn_batch_norm", "miopen_batch_norm", *_TRAINING_ONLY)
+    if (place, name) != (torch, "batch_norm") and hasattr(place, name)]
 # Gradient scalers' classes and their methods.
 _torch_scales: dict[Any, Any] = {
     scaler: scaler.scale for scaler in
@@ -90,8 +95,11 @@ def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
             return served
         if training:
             _torch_verify_batch_size(input.size())
-    return torch_batch_norm(input, weight, bias, running_mean, running_var,
-                            training, momentum, eps, cudnn_enabled)
+    output = torch_batch_norm(input, weight, bias, running_mean, running_var,
+                              training, momentum, eps, cudnn_enabled)
+    if step is not None and training and not _is_traced():
+        _graph_check.accept(output)
+    return output
 
 
 def _verify_door(size: list[int]) -> None:
@@ -213,23 +221,58 @@ def _owner_of(buffer: torch.Tensor) -> nn.Module | None:
 
 
 class _Operator:
-    """Replaces an operator that torch.batch_norm calls."""
+    """Replaces an operator that torch.batch_norm calls, or one of its overloads.
+    Code of torch takes it for the operator, such as compilers in their tables."""
 
     def __init__(self, name: str, operator: Any) -> None:
         self._name, self._operator = name, operator
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._operator)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._operator == getattr(other, "_operator", other))
+
+    def __hash__(self) -> int:
+        return hash(self._operator)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._operator, name)
+        value = getattr(self._operator, name)
+        if name not in self._operator_overloads() or _is_of_torch(
+                sys._getframe(1)):
+            return value
+        return _Operator(f"{self._name}.{name}", value)
+
+    def _operator_overloads(self) -> list[str]:
+        overloads = getattr(self._operator, "overloads", None)
+        return overloads() if callable(overloads) else []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         step = _active()
-        training = kwargs.get("training", args[5] if len(args) > 5 else False)
-        if step is not None and training and step.trains() and not _local:
+        if step is None or not self._is_training(args, kwargs):
+            return self._operator(*args, **kwargs)
+        if step.trains() and not _local:
             raise _errors.UsageError(
                 f"{_caller()}: {self._name}() would normalise by this worker's "
                 "batch alone; call F.batch_norm with a module's buffers, or use "
                 "`with cohort.local():` if that is meant")
-        return self._operator(*args, **kwargs)
+        outputs = self._operator(*args, **kwargs)
+        if not _is_traced():
+            _graph_check.accept(outputs[0] if isinstance(outputs, tuple)
+                                else outputs)
+        return outputs
+
+    def _is_training(self, args: Any, kwargs: Any) -> bool:
+        if self._name.partition(".")[0] in _TRAINING_ONLY:
+            return True
+        # `training` is the first flag of each of them.
+        flags = (value for value in args if isinstance(value, bool))
+        return bool(kwargs.get("training", next(flags, False)))
+
+
+def _is_of_torch(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch"
 
 
 # ---- autograd

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_after_step, _core, _data, _errors, _evaluation, _loop,
-                    _server)
+from cohort import (_after_step, _core, _data, _errors, _evaluation,
+                    _graph_check, _loop, _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import OptimizerPlan, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -59,6 +59,8 @@ class Job:
         self._initial_state = schedulers.save()
         self._state = self._initial_state
         self._last: StepResult | None = None
+        self._own: "_data.OwnBatches | None" = None
+        self._doubt = ""  # see `_begin_step`
         self._step = Step(self._model)
         self._after_step = _after_step.AfterStep(self._step, model)
         atexit.register(self._at_exit)
@@ -157,7 +159,8 @@ class Job:
             dataset: samples by number, with a length: the server cuts one
                 permutation an epoch, so shuffling and sharding are its work. Or
                 any iterable of batches, such as a DataLoader: own data, which
-                the server does not number (it needs --max_steps).
+                the server does not number (it needs --max_steps). A list has
+                samples; pass iter() of a list of batches.
             batch_size: samples of this worker in a step; with own data, how many
                 a batch has about.
             num_workers: loader processes.
@@ -174,28 +177,9 @@ class Job:
             An iterable of collated batches. Each must be followed by
             job.backward(loss) and job.step().
         """
-        if accumulate < 1:
-            raise _errors.UsageError(
-                f"accumulate: got {accumulate}, want at least 1")
-        for option in ("shuffle", "sampler", "batch_sampler", "drop_last"):
-            if loader_options.pop(option, None):
-                raise _errors.UsageError(
-                    f"job.data({option}=...): the server decides which samples "
-                    "make a batch; remove this argument")
-        by_number = _data.is_map_style(dataset)
-        if batch_size is None:
-            batch_size = getattr(dataset, "batch_size", None) or 1
-            if by_number:
-                raise _errors.UsageError(
-                    "job.data(): want batch_size, the samples of this worker in "
-                    "a step")
-        if batch_size < 1:
-            raise _errors.UsageError(
-                f"batch_size: got {batch_size}, want at least 1")
-        options = dict(loader_options, num_workers=num_workers,
-                       collate_fn=collate_fn)
-        data = _loop.Data(self, dataset, by_number, batch_size, accumulate, loop,
-                          name or type(dataset).__name__, options)
+        data = _loop.data_of(
+            self, dataset, batch_size, accumulate, loop, name,
+            dict(loader_options, num_workers=num_workers, collate_fn=collate_fn))
         if self._data is None or self.worker is None:
             self._data = data
         return data
@@ -242,13 +226,16 @@ class Job:
         Args:
             loss: a scalar: the mean over what `weight` counts, or its sum.
             weight: samples, labels or valid pixels behind the loss; by default
-                the samples of the batch. 0: a mean over nothing, so there is
-                nothing to learn from; a sum still counts.
+                the samples of the batch (in own data the length of its first
+                tensor). 0: a mean over nothing, so there is nothing to learn
+                from; a sum still counts.
             reduction: "mean" or "sum": what `loss` is over `weight`.
             correct: labels that were predicted, for the live page.
             labels: of so many.
         """
         self._step.check_in_progress("job.backward()")
+        self._check_samples("job.backward", weight)
+        _graph_check.check(loss)
         self._model.check_weights(content=False)
         self._step.backward(loss, weight, reduction, self._schedulers.rates())
         self._step.count(int(correct), int(labels))
@@ -281,6 +268,9 @@ class Job:
             self._last = StepResult(None, "void", reason=str(error.args[1]))
         if self._last.counts:
             self._state = state
+            # Here, as the script may leave its loop after this call.
+            if self._own is not None:
+                self._own.counted()
             self._after_step.run()
         else:
             self._schedulers.load(self._state)
@@ -297,6 +287,11 @@ class Job:
         """
         self._after_step.add(function)
 
+    def _check_samples(self, what: str, weight: float | None) -> None:
+        """Raises UsageError if the default weight is in doubt."""
+        if weight is None and self._doubt:
+            raise _errors.UsageError(f"{what}(): {self._doubt}")
+
     def share(self, loss: torch.Tensor, weight: float | None = None
               ) -> torch.Tensor:
         """A mean over this worker's samples as its share of the mean over all:
@@ -309,6 +304,7 @@ class Job:
             weight: by default the samples of the batch.
         """
         self._step.check_in_progress("job.share()")
+        self._check_samples("job.share", weight)
         return self._step.share(loss, weight)
 
     def report(self, weight: float = 1.0, **measures: float) -> None:
@@ -409,7 +405,9 @@ class Job:
         if self.worker is not None:
             self._step.abandon(reason)
             with contextlib.suppress(_errors.StatusError):
-                self.worker.leave("done" if self._finished else reason,
+                # Others' void steps have it as their reason.
+                self.worker.leave("its data has ended" if self._data_ended else
+                                  "done" if self._finished else reason,
                                   self._data_ended)
             # Ends its connections and completes the timeline.
             self._final_version = self.worker.version()
@@ -502,6 +500,7 @@ class Job:
         if assignment.kind != "finished":
             return assignment
         self._finished = True
+        _core.log("info", f"the run is over: {assignment.reason}")
         self._conclude(assignment)
         return None
 
@@ -582,10 +581,14 @@ class Job:
         return self._epoch_limit is not None and epoch > self._epoch_limit
 
     def _begin_step(self, assignment: "_core.Assignment", parts: int,
-                    samples: int | None) -> None:
+                    samples: int | None, own: "_data.OwnBatches | None",
+                    doubt: str) -> None:
+        """Args: see Step.begin; and `own`, where the batch comes from; `doubt`:
+        why the number of samples may be wrong."""
         self._after_step.check(self._last)
         self._schedulers.begin_step(assignment.data_epoch)
         self._last = None
+        self._own, self._doubt = own, doubt
         self._step.begin(assignment, parts, samples)
         self._after_step.begin()
         _data.seed_everything(_core.mix_seed(

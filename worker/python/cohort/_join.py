@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _core, _errors, _server, _torchrun
+from cohort import (_batch_norm, _core, _errors, _model_checks, _server,
+                    _torchrun)
 from cohort._job import Job
 from cohort._model import RegisteredModel
 from cohort._schedulers import Schedulers
@@ -219,6 +220,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     _errors.install_exit_codes()
     _check_wrappers(model)
     _check_alone(model)
+    _model_checks.check_model(model)
     _check_optimizer(optimizer)
     _core.start_log(log_level)
     _core.keep_freed_memory()

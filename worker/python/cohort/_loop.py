@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cohort import _core, _data, _devices, _errors
+from cohort import _batches, _core, _data, _devices, _errors
 from cohort._step import Mode
 
 if TYPE_CHECKING:
@@ -16,12 +16,14 @@ class Data:
     """The batches of one worker; see `Job.data`."""
 
     def __init__(self, job: "Job", dataset: Any, by_number: bool,
-                 batch_size: int, accumulate: int, loop: bool, name: str,
-                 options: dict[str, Any]) -> None:
+                 batch_size: int, declared: bool, accumulate: int, loop: bool,
+                 name: str, options: dict[str, Any]) -> None:
         self._job = job
         self._dataset = dataset
         self._by_number = by_number
         self._batch_size = batch_size
+        # The length that the script gives batches of its own.
+        self._declared = batch_size if declared else None
         self._accumulate = accumulate
         self._loop = loop
         self._name = name
@@ -146,19 +148,23 @@ class Data:
             job._end_of_data()
             return
         parts = self._accumulate * assignment.batches
-        job._begin_step(assignment, parts, _data.samples_in(batch))
+        if self._own is None:
+            samples, doubt = _batches.counted_samples(
+                batch, assignment.end - assignment.begin)
+        else:
+            samples = _batches.samples_in(batch)
+            doubt = self._own.doubt_of_samples(self._declared)
+        job._begin_step(assignment, parts, samples, self._own, doubt)
         step.batch_digest = (0 if self._own is None else
                              self._own.digest(assignment.version))
         for part in range(parts):
-            share = _data.split(batch, part, parts)
+            share = _batches.split(batch, part, parts, samples)
             step.begin_forward()
             yield share
             if job.left:
                 return
             if step.done <= part:
                 step.check_trained()
-        if self._own is not None and job._last is not None and job._last.counts:
-            self._own.counted()
 
     def _settle(self, assignment: "_core.Assignment") -> bool:
         """Whether a batch of own data that was kept counts already. False if the
@@ -235,3 +241,33 @@ class Data:
                 batch[0] if isinstance(batch, (list, tuple)) else batch,
                 job._model.device))
         job.worker.report_moments()
+
+
+def data_of(job: "Job", dataset: Any, batch_size: int | None, accumulate: int,
+            loop: bool, name: str | None, options: dict[str, Any]) -> Data:
+    """See `Job.data`. `options` are those of a DataLoader.
+
+    Raises:
+        UsageError: an argument that cannot be used.
+    """
+    if accumulate < 1:
+        raise _errors.UsageError(f"accumulate: got {accumulate}, want at least 1")
+    for option in ("shuffle", "sampler", "batch_sampler", "drop_last"):
+        if options.pop(option, None):
+            raise _errors.UsageError(
+                f"job.data({option}=...): the server decides which samples make a "
+                "batch; remove this argument")
+    by_number = _data.is_map_style(dataset)
+    if batch_size is None:
+        batch_size = getattr(dataset, "batch_size", None)
+        if by_number:
+            raise _errors.UsageError(
+                "job.data(): want batch_size, the samples of this worker in a "
+                "step")
+    declared = batch_size is not None
+    batch_size = 1 if batch_size is None else batch_size
+    if batch_size < 1:
+        raise _errors.UsageError(
+            f"batch_size: got {batch_size}, want at least 1")
+    return Data(job, dataset, by_number, batch_size, declared, accumulate, loop,
+                name or type(dataset).__name__, options)

@@ -75,6 +75,8 @@ class _Function(torch.autograd.Function):
         grads = token_and_grads[1:]
         saved = ctx.saved_tensors
         step: Step = ctx.step
+        for kept in ctx.kept:
+            _passes.check_not_batched(step, kept)
         calls = []
         for number, (kept, dy) in enumerate(zip(ctx.kept, grads)):
             x, weight = saved[2 * number:2 * number + 2]

@@ -71,6 +71,34 @@ def _same_in_all_groups(optimizer: torch.optim.Optimizer, name: str) -> Any:
     return values[0]
 
 
+def _refuse_first_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    raise _errors.ConfigurationError(
+        f"{type(optimizer).__name__}: got lr {rate} in its first group, want a "
+        "rate above 0: the server keeps the other rates as multiples of the first "
+        "one; put a group with a rate above 0 first. A group with lr 0 may follow")
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether a value of an optimizer's state is the one that it begins with."""
+    if isinstance(value, torch.Tensor):
+        return not bool(value.detach().any())
+    return not value
+
+
+def check_no_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ConfigurationError if the optimizer has state from earlier steps,
+    such as momentum: the server begins without."""
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if not _is_nothing(value):
+                raise _errors.ConfigurationError(
+                    f"{type(optimizer).__name__}: got state of earlier steps "
+                    f"({name}), which the server would begin without; pass a new "
+                    "optimizer of the model's parameters to cohort.join(). The "
+                    "server keeps the state of its own run in its checkpoint "
+                    "(cohort-server --checkpoint_dir=DIR, then --resume)")
+
+
 def _sgd(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     if _same_in_all_groups(optimizer, "dampening") != 0:
         _refuse(optimizer, "dampening", "0")
@@ -129,6 +157,7 @@ def plan_of(optimizer: torch.optim.Optimizer,
         ConfigurationError: the server has no rule for it.
     """
     settings = _rule(optimizer)
+    check_no_state(optimizer)
     groups = optimizer.param_groups
     for group in groups:
         rate, decay = float(group["lr"]), float(group["weight_decay"])
@@ -138,8 +167,7 @@ def plan_of(optimizer: torch.optim.Optimizer,
     base = float(groups[0]["lr"])
     if base <= 0:
         if not rates_by_workers:
-            _refuse(optimizer, f"lr {base} in its first group",
-                    "a rate above 0 there")
+            _refuse_first_rate(optimizer, base)
         # The rates come with every step; the setting only has to be valid.
         base = 1.0
     decay = max(float(group["weight_decay"]) for group in groups)

@@ -1,12 +1,16 @@
 """Notices changes of an optimizer that the server, which applies it, would not
 follow."""
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from cohort import _doors, _errors
+
+# Its package deletes the name.
+_optimizers: Any = importlib.import_module("torch.optim.optimizer")
 
 # Entries of a group that belong to the update rule.
 _WATCHED = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas",
@@ -24,9 +28,9 @@ _METHODS = {
     "add_param_group": "the run has the parameters that the optimizer had when "
                        "it was joined; add the group before cohort.join()",
     "load_state_dict": "the server holds the optimizer's state; it continues "
-                       "from its own checkpoint (cohort-server --resume). Rates "
-                       "and groups are read by cohort.join(), so load them "
-                       "before it",
+                       "from its own checkpoint (cohort-server --resume). "
+                       "cohort.join() reads rates and groups, but takes no "
+                       "state: set them before it",
 }
 
 
@@ -37,6 +41,33 @@ def _refusing(text: str) -> Callable[..., None]:
     refuse._with_counter = True  # type: ignore[attr-defined]
     refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return refuse
+
+
+def _hooks_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    """The hooks of optimizer.step(), with the methods that registered them;
+    torch has them from 2.0 on. Those of torch itself only observe."""
+    places = ((optimizer, "_optimizer_step_{}_hooks",
+               "optimizer.register_step_{}_hook()"),
+              (_optimizers, "_global_optimizer_{}_hooks",
+               "torch.optim.optimizer.register_optimizer_step_{}_hook()"))
+    for place, attribute, method in places:
+        for kind in ("pre", "post"):
+            for hook in getattr(place, attribute.format(kind), {}).values():
+                module = getattr(hook, "__module__", None) or ""
+                if module.partition(".")[0] != "torch":
+                    yield method.format(kind), hook
+
+
+def check_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Raises UsageError if the optimizer has hooks: they would not be called, as
+    the server applies the optimizer."""
+    for method, hook in _hooks_of(optimizer):
+        name = getattr(hook, "__qualname__", type(hook).__name__)
+        raise _errors.UsageError(
+            f"{method}: {name} would never be called, because the server applies "
+            "the optimizer; remove the hook. In place of a pre hook use the "
+            "server's --clip_norm or change the loss; in place of a post hook that "
+            "only reads, job.after_step(f)")
 
 
 def _plain(value: Any) -> Any:
@@ -54,10 +85,14 @@ class OptimizerWatch:
             until `detach`.
         rates_by_workers: schedulers change the learning rates, and each step
             sends them.
+
+    Raises:
+        UsageError: the optimizer has hooks of its step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer,
                  rates_by_workers: bool) -> None:
+        check_hooks(optimizer)
         self._optimizer = optimizer
         self._watched = _WATCHED[1:] if rates_by_workers else _WATCHED
         self._noted = self._values()
@@ -74,7 +109,8 @@ class OptimizerWatch:
                 for group in self._optimizer.param_groups]
 
     def check(self) -> None:
-        """Raises UsageError if the optimizer was changed by hand."""
+        """Raises UsageError if the optimizer was changed by hand, or has hooks."""
+        check_hooks(self._optimizer)
         now = self._values()
         if now == self._noted:
             return

@@ -7,13 +7,20 @@ from typing import Any, Protocol
 
 import torch
 
-from cohort import _core, _devices
+from cohort import _core, _devices, _errors
 
 # Operators that torch's stubs do not have.
 _aten: Any = torch.ops.aten  # type: ignore[attr-defined]
 
 # torch's own, whatever replaces it during a run.
 torch_batch_norm = torch.batch_norm
+
+# Those of torch.func, and those of torch.autograd's vmap, which counts by itself.
+_torch: Any = torch._C  # type: ignore[attr-defined]
+_are_functorch_transforms_active: Any = getattr(
+    _torch, "_are_functorch_transforms_active", bool)
+_enter_vmap: Any = getattr(_torch, "_vmapmode_increment_nesting", int)
+_leave_vmap: Any = getattr(_torch, "_vmapmode_decrement_nesting", int)
 
 # A converted batch norm. Its attributes are those of classes that have no common
 # base.
@@ -44,6 +51,9 @@ class Step(Protocol):
     def add_root(self, root: torch.Tensor) -> None:
         """An output that `job.backward` visits even if its loss does not depend
         on it: the other members' losses may."""
+
+    def layer_name(self, layer: int) -> str:
+        """A registered layer's."""
 
     def moves_of(self, layer: int) -> "Moves | None":
         """What a training call of a registered layer moves now."""
@@ -138,6 +148,28 @@ class BackwardCall:
     weight: torch.Tensor | None
     path: tuple[int, ...]
     needs_dx: bool
+
+
+def are_transforms_active() -> bool:
+    """Whether torch runs this code with stand-ins for tensors."""
+    if _are_functorch_transforms_active():
+        return True
+    try:
+        return bool(_enter_vmap() > 1)
+    finally:
+        _leave_vmap()
+
+
+def check_not_batched(step: Step, kept: Kept) -> None:
+    """Raises ConfigurationError in a backward pass for several gradients at once:
+    it would have to meet the other workers once for each."""
+    if are_transforms_active():
+        _, layer, site, _ = kept.call.key
+        name = step.layer_name(layer) if layer >= 0 else site
+        raise _errors.ConfigurationError(
+            f"{name}: batch norm over all workers has no rule for passes with "
+            "is_grads_batched=True, which jacobian and hessian make with "
+            "vectorize=True; leave it out, so that each row is a pass")
 
 
 def forward(step: Step, calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:

@@ -32,6 +32,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore
+        _passes.check_not_batched(ctx.step, ctx.kept)
         path = ctx.step.visit(ctx.kept, ctx.path)
         total = _total(ctx.step, ctx.kept, path, _OF_DERIVATIVE, gradient)
         return None, None, None, None, total, None
