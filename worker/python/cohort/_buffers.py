@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _devices, _errors
+from cohort import _core, _devices, _errors
 
 # A digest as a number that a sum of float64 over all workers holds exactly.
 _DIGEST_BITS = 40
@@ -41,22 +41,26 @@ class Buffers:
             if name not in self._noted:
                 self._noted[name] = (buffer.shape, _devices.fingerprint(buffer))
 
-    def digest(self) -> float | None:
-        """A whole number below 2^40 that workers with other buffers do not have;
-        None without buffers. They may be on a GPU."""
+    def compare(self, worker: "_core.Worker") -> None:
+        """In the run's first step: all members meet here, if they have buffers.
+
+        Raises:
+            ConfigurationError: another member has other ones.
+        """
         each = list(self._each())
         if not each:
-            return None
-        mixed = 0
+            return
+        digest = 0
         for _, buffer in each:
             printed = _devices.fingerprint(buffer.detach().cpu())
-            mixed = (mixed * 31 + int(printed)) % (1 << _DIGEST_BITS)
-        return float(mixed)
-
-    def names(self) -> str:
-        """The first buffers, for an error."""
-        names = [name for name, _ in self._each()]
-        return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+            digest = (digest * 31 + int(printed)) % (1 << _DIGEST_BITS)
+        total, members = worker.sum_of_weights("buffers", float(digest))
+        if total != digest * members:
+            names = ", ".join(name for name, _ in each[:3])
+            raise _errors.ConfigurationError(
+                f"{names}{', ...' if len(each) > 3 else ''}: buffers differ "
+                "between workers, and the server does not exchange them; call "
+                "torch.manual_seed() before the model is made")
 
     def check(self) -> None:
         """Raises UsageError if one has changed. One that has another shape now is

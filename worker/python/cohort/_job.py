@@ -113,10 +113,6 @@ class Job:
         """The worker has left the run."""
         return self._left
 
-    def _is_of_this_process(self) -> bool:
-        """False in a child that was forked later."""
-        return os.getpid() == self._pid
-
     # ---- data
 
     def evaluate_with(self, dataset: Any,

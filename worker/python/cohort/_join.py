@@ -83,7 +83,7 @@ def _check_alone(model: nn.Module) -> None:
                 "cohort.join(): this model belongs to a job; call leave() on "
                 "that first")
     job = _newest() if _newest is not None else None
-    if job is not None and job._is_of_this_process() and not job.left:
+    if job is not None and job._pid == os.getpid() and not job.left:
         raise _errors.UsageError(
             "cohort.join(): this process has a job already; call leave() on it "
             "first, or start another process: one process is one worker")
@@ -140,7 +140,7 @@ def _job_with(server: _server.EmbeddedServer | None, model: nn.Module,
 def leave_newest(reason: str) -> None:
     """Ends the job of this process, if it has one."""
     job = _newest() if _newest is not None else None
-    if job is not None and job._is_of_this_process():
+    if job is not None and job._pid == os.getpid():
         job.leave(reason)
 
 

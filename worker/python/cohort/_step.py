@@ -392,7 +392,8 @@ class Step:
         self.gradients.begin()
         self._model.buffers.note()
         self.worker.begin_step(assignment)
-        self._compare_buffers()
+        if assignment.version == 0 and assignment.moves_statistics:
+            self._model.buffers.compare(self.worker)
 
     def begin_forward(self) -> None:
         """The script computes a part's loss. From here on until `backward` time
@@ -523,20 +524,6 @@ class Step:
             if not self.assignment.moves_statistics:
                 total *= members / met
         return float(total) * self.parts or self.worker.loss_reference()
-
-    def _compare_buffers(self) -> None:
-        """In the run's first step."""
-        assert self.assignment is not None
-        digest = self._model.buffers.digest()
-        if (digest is None or self.assignment.version > 0 or
-                not self.assignment.moves_statistics):
-            return
-        total, met = self.worker.sum_of_weights("buffers", digest)
-        if total != digest * met:
-            raise _errors.ConfigurationError(
-                f"{self._model.buffers.names()}: buffers differ between workers, "
-                "and the server does not exchange them; call "
-                "torch.manual_seed() before the model is made")
 
     def _further_roots(self) -> list[torch.Tensor]:
         """Outputs of calls that the loss may not depend on, but other members'
