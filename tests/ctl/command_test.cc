@@ -121,6 +121,17 @@ TEST(CtlCommandTest, HelpOfAGroupListsItsVerbs) {
 )");
 }
 
+TEST(CtlCommandTest, TheServersFlagTakesPrecedenceOverItsVariable) {
+  CtlHarness ctl;
+  ctl.environment = {"COHORT_SERVER=127.0.0.1:1"};
+  EXPECT_EQ(ctl.RunPlain("status --timeout=100ms").code, 5);
+  EXPECT_EQ(
+      ctl.RunPlain(absl::StrCat("status --server=", ctl.server.address())).code,
+      0);
+  ctl.environment = {absl::StrCat("COHORT_SERVER=", ctl.server.address())};
+  EXPECT_EQ(ctl.RunPlain("status").code, 0);
+}
+
 TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
   struct Case {
     const char* arguments;
