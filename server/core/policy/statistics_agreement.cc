@@ -31,10 +31,12 @@ std::string CallText(const TrainingCall& call) {
 absl::Status Differs(const std::string& layer, const Said& a,
                      const std::string& text_a, const Said& b,
                      const std::string& text_b) {
-  return absl::FailedPreconditionError(
-      absl::StrCat(layer, ": rank ", a.rank.value(), " has ", text_a, ", rank ",
-                   b.rank.value(), " has ", text_b,
-                   "; all workers must run the same program"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      layer, ": rank ", a.rank.value(), " has ", text_a, ", rank ",
+      b.rank.value(), " has ", text_b,
+      "; all workers must run the same program, and one that was "
+      "started again lacks what the script has changed since (take "
+      "it from the version rather than from a counter)"));
 }
 
 bool IsSameCall(const TrainingCall& a, const TrainingCall& b) {

@@ -44,8 +44,9 @@ class StepResult:
     Attributes:
         version: the version of the weights now; None if the step is void.
         verdict: "applied", "damped", "skipped" (a number was not finite),
-            "dropped", "rejected_nonfinite"; "void": the step was given up, for
-            example because a worker was lost, and its batch comes again; or
+            "dropped", "rejected_nonfinite"; "void": the step was given up,
+            because a worker was lost, or the server learnt the order of calls
+            from it, or another worker's data ended; its batch comes again; or
             "part": more parts of the step follow (`accumulate`).
         loss: this worker's mean loss; None if it had no weight.
         reason: why it was not applied; empty if it was.
