@@ -13,7 +13,8 @@ from torch import nn
 import cohort
 from ranks import BIN, Rank, Server
 
-SAMPLES = 60
+# Whole steps of 16, so that both divide by a power of two.
+SAMPLES = 64
 
 
 def images():
