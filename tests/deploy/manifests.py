@@ -35,7 +35,7 @@ def variables_of(program: str) -> set[str]:
 def default_of(program: str, flag: str) -> str:
     """Returns the default of a flag of a program."""
     table = ROOT / f"common/flags/{program}_flags.inc"
-    found = re.search(rf"^    \w+, {flag}, ([^,]+),",
+    found = re.search(rf"^    [\w:]+, {flag}, ([^,]+),",
                       table.read_text(encoding="utf-8"), re.MULTILINE)
     return found.group(1)
 
