@@ -29,7 +29,8 @@ class _Entry:
         with torch.no_grad():
             # Powers of two are exact.
             for scale in (-1.0, 2.0 ** 20, 2.0 ** -20):
-                if torch.equal(self._apply(before * scale), gradient * scale):
+                if torch.equal(self._apply(before.mul(scale)),
+                               gradient.mul(scale)):
                     continue
                 raise _errors.UsageError(
                     f"{self._name}: has a hook that is not linear in the gradient, "
@@ -58,7 +59,7 @@ def surround(name: str, parameter: nn.Parameter) -> None:
     entry.between = list(others.values())
     # Hooks run in this order.
     hooks.clear()
-    first = parameter.register_hook(entry.enter)
+    register: Any = parameter.register_hook
+    register(entry.enter)
     hooks.update(others)
-    parameter.register_hook(entry.leave)
-    assert first.id in hooks
+    register(entry.leave)
