@@ -48,9 +48,9 @@ struct CommitPlan {
   double learning_rate = 0;
   // With RunPlan::rates_by_workers, in place of it: by rate group.
   std::vector<double> group_rates;
-  // Weight of the summed losses of all contributors. 0: there was nothing to
-  // learn from, and weights and slots stay as they are, as where no contributor
-  // has a gradient.
+  // Sum of the contributors' PushOpening::GradientWeight. 0: there was nothing
+  // to learn from, and weights and slots stay as they are, as where no
+  // contributor has a gradient.
   double loss_weight = 0;
   // Elements that stay as they are. Null: none.
   SharedMask mask;

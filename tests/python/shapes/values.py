@@ -145,31 +145,33 @@ class TwoHeads(Net):
         self.other = nn.Linear(CHANNELS, 2)
 
 
+def head_of_the_first_step(t, reset):
+    """Trains a head in the first step only.
+
+    Args:
+        reset: called with each parameter before each step.
+    """
+    model = started(t, TwoHeads())
+    for x, y in t.data():
+        for parameter in model.parameters():
+            reset(parameter)
+        out = model(x)
+        if t.step_number == 0:
+            out = out + model.other(model.features(x).mean((2, 3)))
+        train(t, error_of(out, y))
+
+
 @row(steps=4)
 def head_of_the_first_step_with_gradients_of_zero(t):
     """Torch's optimizers go on with its momentum and decay."""
     t.zeroes_gradients = True
-    model = started(t, TwoHeads())
-    for x, y in t.data():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()
-        out = model(x)
-        if t.step_number == 0:
-            out = out + model.other(model.features(x).mean((2, 3)))
-        train(t, error_of(out, y))
+    head_of_the_first_step(
+        t, lambda p: None if p.grad is None else p.grad.zero_())
 
 
 @row(steps=4)
 def head_of_the_first_step_without_a_gradient(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
-        for parameter in model.parameters():
-            parameter.grad = None
-        out = model(x)
-        if t.step_number == 0:
-            out = out + model.other(model.features(x).mean((2, 3)))
-        train(t, error_of(out, y))
+    head_of_the_first_step(t, lambda p: setattr(p, "grad", None))
 
 
 # ---- weights by hand
@@ -190,16 +192,31 @@ def one_weight_written_by_numpy(t):
         train(t, error_of(model(x), y))
 
 
+def scaler():
+    class Own(torch.cuda.amp.GradScaler):
+        """A class of the script's."""
+    made = Own()
+    # Without a GPU torch turns it off.
+    made._enabled = True
+    return made
+
+
 @refused("UsageError", "scale")
 def scaled_loss(t):
     """`scaler.scale(loss)`, with or without `scaler.step`."""
     model = started(t)
-    scaler = (torch.amp.GradScaler("cpu") if hasattr(torch.amp, "GradScaler")
-              else torch.cuda.amp.GradScaler())
-    # Without a GPU torch 1.13 turns it off.
-    scaler._enabled = True
+    own = scaler()
     for x, y in t.data():
-        train(t, scaler.scale(error_of(model(x), y)))
+        train(t, own.scale(error_of(model(x), y)))
+
+
+@row()
+def scaler_that_is_off(t):
+    model = started(t)
+    own = scaler()
+    own._enabled = False
+    for x, y in t.data():
+        train(t, own.scale(error_of(model(x), y)))
 
 
 # ---- losses without weight

@@ -24,12 +24,21 @@ def check(device: torch.device, what: str) -> None:
             f"{what} on {device}, want the CPU or a CUDA device")
 
 
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of the memory that a tensor is a view of."""
+    # Releases before 2.0 have one kind of storage.
+    storage: Any = (tensor.untyped_storage() if hasattr(tensor, "untyped_storage")
+                    else tensor.storage())  # type: ignore[no-untyped-call]
+    return int(storage.data_ptr())
+
+
 def fingerprint(tensor: torch.Tensor) -> Any:
-    """A value that changes with a tensor's bits, whoever writes them: views by
-    `.data` and NumPy leave no trace in torch. On a GPU it stays there."""
+    """A value that changes with a tensor's bits, however they are written: views
+    by `.data` and NumPy leave no trace in torch. On a GPU it stays there."""
     tensor = tensor.detach()
     if not on_host(tensor.device):
-        whole = tensor.contiguous().view(torch.uint8).view(-1)
+        # A tensor without dimensions has no view of another type.
+        whole = tensor.reshape(-1).view(torch.uint8)
         return whole.sum(dtype=torch.int64), tensor.float().norm()
     if not (tensor.is_contiguous() or tensor.dim() == 4 and
             tensor.is_contiguous(memory_format=torch.channels_last)):

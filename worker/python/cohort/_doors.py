@@ -307,7 +307,10 @@ def _scale_door(scaler: Any, outputs: Any) -> Any:
     step = _active()
     if step is not None and step.trains() and scaler.is_enabled():
         raise _errors.UsageError(f"GradScaler.scale(): {NO_SCALER}")
-    return _torch_scales[type(scaler)](scaler, outputs)
+    # The script's class may be derived from one of these.
+    scale = next(_torch_scales[kind] for kind in type(scaler).__mro__
+                 if kind in _torch_scales)
+    return scale(scaler, outputs)
 
 
 # ---- for the time of a run

@@ -1,8 +1,8 @@
 """Batch norms that no door sees, found in the graph of a loss: functions of torch
 that the script has bound before the run, and scripted code.
 
-A look at 300 nodes takes 0.25 ms. Watching every call of torch instead would take
-ten times as long."""
+A look at 300 nodes takes 0.25 ms; watching every call of torch instead took about
+a fifth of a small network's step."""
 
 import functools
 import re
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cohort import _errors
+from cohort._graphs import nodes_of
 
 # Autograd's nodes for batch norm by torch's own operators.
 _BATCH_NORM = re.compile(
@@ -38,14 +39,7 @@ def check(loss: torch.Tensor) -> None:
     Not found: one in a graph of torch.compile, or within checkpointing with
     reentry, or of a single sample, which instance norm makes, too.
     """
-    seen: set[Any] = set()
-    todo: list[Any] = [loss.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        todo += [following for following, _ in node.next_functions]
+    for node in nodes_of([loss]):
         if not _is_batch_norm(type(node).__name__) or node.metadata.get(_ACCEPTED):
             continue
         if not getattr(node, "_saved_training", True):

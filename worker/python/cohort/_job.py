@@ -255,6 +255,7 @@ class Job:
             step.end_part()
             return StepResult(version=None, verdict="part")
         step.gradients.check()
+        self._model.buffers.check()
         self._schedulers.advance()
         state = self._schedulers.save()
         try:

@@ -1,7 +1,6 @@
 """The model of a job: its parameters and batch-norm layers as they are
 registered, and checks that nobody changes them behind the server's back."""
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,6 +8,7 @@ from torch import nn
 
 from cohort import (_batch_norm, _buffers, _core, _devices, _errors,
                     _statistics)
+from cohort._graphs import nodes_of
 from cohort._optimizer import OptimizerPlan
 
 
@@ -132,7 +132,7 @@ class RegisteredModel:
     def is_of_parameters(self, x: torch.Tensor) -> bool:
         """Whether a tensor is computed from the model's parameters alone: a view
         of one, or all that its history leads to."""
-        if _storage_of(x) in map(_storage_of, self.parameters):
+        if _devices.storage_of(x) in map(_devices.storage_of, self.parameters):
             return True
         known = {id(parameter) for parameter in self.parameters}
         nodes = nodes_of([x])
@@ -183,28 +183,6 @@ class RegisteredModel:
                     "Change weights before cohort.join(); use the server's "
                     "--freeze, --clip_norm and --weight_decay; keep a momentum "
                     "encoder out of the model and change it in job.after_step(f)")
-
-
-def _storage_of(tensor: torch.Tensor) -> int:
-    # Releases before 2.0 have one kind of storage.
-    storage: Any = (tensor.untyped_storage() if hasattr(tensor, "untyped_storage")
-                    else tensor.storage())  # type: ignore[no-untyped-call]
-    return int(storage.data_ptr())
-
-
-def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
-    """All nodes of the graph that a backward pass from these tensors visits."""
-    seen: set[Any] = set()
-    # A root may be an edge of the graph in place of a tensor.
-    todo: list[Any] = [getattr(tensor, "grad_fn", None) or
-                       getattr(tensor, "node", None) for tensor in tensors]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        todo += [following for following, _ in node.next_functions]
-    return seen
 
 
 def accumulator_of(parameter: nn.Parameter) -> object:

@@ -4,7 +4,7 @@ they join."""
 import torch
 from torch import nn
 
-from cohort import _errors
+from cohort import _devices, _errors
 
 # The storage of a tensor, by its device and address.
 _Place = tuple[torch.device, int]
@@ -61,11 +61,7 @@ def _place_of(parameter: nn.Parameter) -> _Place | None:
     if (isinstance(parameter, nn.parameter.UninitializedParameter) or
             parameter.layout != torch.strided or not parameter.numel()):
         return None
-    # Releases before 2.0 have one kind of storage.
-    storage = (parameter.untyped_storage()
-               if hasattr(parameter, "untyped_storage") else
-               parameter.storage())  # type: ignore[no-untyped-call]
-    address = int(storage.data_ptr())
+    address = _devices.storage_of(parameter)
     return (parameter.device, address) if address else None
 
 

@@ -16,7 +16,8 @@ from cohort import (_batch_norm, _core, _doors, _errors, _operator,
                     _statistics)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
-from cohort._model import RegisteredModel, nodes_of
+from cohort._graphs import nodes_of
+from cohort._model import RegisteredModel
 from cohort._passes import Kept, Layer, Moves
 
 # The phases of a step, as heartbeats, metrics and timeline name them.
@@ -565,7 +566,6 @@ class Step:
             StatusError: the run cannot go on for this worker.
         """
         loss = self._loss / self._weight if self._weight else None
-        self._model.buffers.check()
         self._model.statistics.fetch()
         self.mode = Mode.IDLE
         self._model.await_weights()

@@ -1,0 +1,21 @@
+"""Autograd's graphs."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
+    """All nodes of the graph that a backward pass from these tensors visits."""
+    seen: set[Any] = set()
+    # A root may be an edge of the graph in place of a tensor.
+    todo: list[Any] = [getattr(tensor, "grad_fn", None) or
+                       getattr(tensor, "node", None) for tensor in tensors]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo += [following for following, _ in node.next_functions]
+    return seen
