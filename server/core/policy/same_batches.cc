@@ -7,58 +7,58 @@
 
 namespace cohort {
 
-void SameBatches::Note(Rank rank, std::optional<Rank> twin) {
-  Streak& streak = streaks_[rank];
-  if (!twin.has_value()) {
-    streak.steps = 0;
-  } else if (streak.steps > 0 && streak.twin == *twin) {
-    ++streak.steps;
-  } else {
-    streak = {.twin = *twin, .steps = 1};
-  }
-}
-
 std::vector<Rank> SameBatches::Certain() {
   std::vector<Rank> ranks;
-  if (told_) return ranks;
-  for (const auto& [rank, streak] : streaks_) {
-    if (streak.steps < kInARow) continue;
-    if (ranks.empty()) ranks.push_back(streak.twin);
-    if (streak.twin == ranks.front()) ranks.push_back(rank);
+  for (const auto& [pair, steps] : agreed_) {
+    if (steps < kInARow) continue;
+    if (ranks.empty()) ranks.push_back(pair.first);
+    if (pair.first == ranks.front()) ranks.push_back(pair.second);
   }
   told_ = !ranks.empty();
-  std::sort(ranks.begin(), ranks.end());
   return ranks;
 }
 
 std::vector<Rank> SameBatches::NoteStep(const std::vector<BatchDigest>& step) {
-  if (step.size() < 2) return {};
+  if (told_ || step.size() < 2) return {};
+  std::map<Rank, uint64_t> digests;
   std::map<uint64_t, Rank> lowest;
   for (const BatchDigest& one : step) {
+    digests.emplace(one.rank, one.digest);
     const auto [at, first] = lowest.try_emplace(one.digest, one.rank);
-    Note(one.rank, first ? std::nullopt : std::optional(at->second));
+    if (!first) ++agreed_[{at->second, one.rank}];
   }
+  std::erase_if(agreed_, [&digests](const auto& agreed) {
+    const auto low = digests.find(agreed.first.first);
+    const auto high = digests.find(agreed.first.second);
+    return low != digests.end() && high != digests.end() &&
+           low->second != high->second;
+  });
   return Certain();
 }
 
 std::vector<Rank> SameBatches::NotePush(const BatchDigest& push) {
-  std::optional<Rank> twin;
+  if (told_) return {};
+  std::deque<Recent>& own = recent_[push.rank];
+  own.push_back({.digest = push.digest});
+  if (own.size() > kRecent) {
+    if (!own.front().matched) {
+      std::erase_if(agreed_, [&push](const auto& agreed) {
+        return agreed.first.first == push.rank ||
+               agreed.first.second == push.rank;
+      });
+    }
+    own.pop_front();
+  }
   for (auto& [rank, kept] : recent_) {
-    if (rank == push.rank || twin.has_value()) continue;
+    if (rank == push.rank) continue;
     const auto same = std::find_if(
         kept.begin(), kept.end(),
         [&push](const Recent& one) { return one.digest == push.digest; });
     if (same == kept.end()) continue;
     same->matched = true;
-    twin = rank;
+    own.back().matched = true;
+    ++agreed_[std::minmax(rank, push.rank)];
   }
-  std::deque<Recent>& own = recent_[push.rank];
-  own.push_back({.digest = push.digest, .matched = twin.has_value()});
-  if (own.size() > kRecent) {
-    if (!own.front().matched) Note(push.rank, std::nullopt);
-    own.pop_front();
-  }
-  if (twin.has_value()) Note(push.rank, twin);
   return Certain();
 }
 

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/ids.h"
@@ -22,10 +22,10 @@ struct BatchDigest {
 // reads its data, nothing else detects it, and the extra workers add nothing.
 // The usual cause is one seed for all.
 //
-// One equal batch may be chance (a small data set), so ranks must agree in
-// kInARow compared steps in a row; steps without digests are not compared. Each
-// rank is compared with the lowest rank of its digest, so a step costs
-// O(ranks).
+// One equal batch may be chance (a small data set), so two ranks must agree in
+// kInARow compared steps in a row; steps without digests are not compared. In a
+// step of several pushes each rank is compared with the lowest rank of its
+// digest, so it costs O(ranks).
 //
 // Thread safety: none.
 class SameBatches {
@@ -44,24 +44,17 @@ class SameBatches {
  private:
   // The digests of each rank that are kept for NotePush.
   static constexpr size_t kRecent = 8;
-  struct Streak {
-    // The rank with the same batches, and in how many compared steps.
-    Rank twin;
-    int32_t steps = 0;
-  };
-
   struct Recent {
     uint64_t digest = 0;
     // Another rank has had it, too.
     bool matched = false;
   };
 
-  // `rank` and its twin in a compared step; absent: it has none.
-  void Note(Rank rank, std::optional<Rank> twin);
-  // All that share the lowest twin whose streak is long enough.
+  // The ranks that agree with the lowest that has a twin in enough steps.
   std::vector<Rank> Certain();
 
-  std::map<Rank, Streak> streaks_;
+  // Of two ranks, the lower first, in how many compared steps they agreed.
+  std::map<std::pair<Rank, Rank>, int32_t> agreed_;
   std::map<Rank, std::deque<Recent>> recent_;
   // It has been reported.
   bool told_ = false;
