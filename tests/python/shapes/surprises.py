@@ -514,6 +514,18 @@ def gradients_by_frequency(t):
     one_step_each(t, started(t, Words(nn.Embedding, scale_grad_by_freq=True)))
 
 
+class ByFrequency(Words):
+    def forward(self, x):
+        numbers = (x[:, 0, 0, :3] * 2).long().abs() % 5
+        return self.head(self.norm(nn.functional.embedding(
+            numbers, self.words.weight, scale_grad_by_freq=True).mean(1)))
+
+
+@refused("UsageError", "F.embedding", "scale_grad_by_freq")
+def gradients_by_frequency_of_a_function(t):
+    one_step_each(t, started(t, ByFrequency(nn.Embedding)))
+
+
 @refused("ConfigurationError", "words", "EmbeddingBag", "max_norm")
 def embeddings_of_limited_length(t):
     one_step_each(t, started(t, Words(nn.EmbeddingBag, max_norm=1.0)))

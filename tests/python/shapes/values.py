@@ -307,3 +307,27 @@ def probe_with_an_optimizer_of_the_script(t):
                  y.float()).backward()
         optimizer.step()
         train(t, error_of(model.out(features), y))
+
+
+@refused("UsageError", "Tensor of shape (1,)", "SGD")
+def temperature_with_an_optimizer_of_the_script(t):
+    model = started(t)
+    scale = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([scale], lr=0.1)
+    for x, y in t.data():
+        optimizer.zero_grad()
+        train(t, error_of(model(x) * scale.to(x.dtype), y))
+        optimizer.step()
+
+
+@row()
+def perturbation_by_an_optimizer_of_the_script(t):
+    model = started(t)
+    for x, y in t.data():
+        change = torch.zeros_like(x, requires_grad=True)
+        optimizer = torch.optim.SGD([change], lr=0.1, maximize=True)
+        error = (model(x + change) - y).square().sum()
+        (gradient,) = torch.autograd.grad(error, change)
+        change.grad = gradient
+        optimizer.step()
+        train(t, error_of(model(x + change.detach()), y))

@@ -1,5 +1,5 @@
 """Modules of the script beside the model, such as an average of its weights or a
-teacher, whose state the server does not keep."""
+teacher, and other tensors that it trains, whose state the server does not keep."""
 
 import dataclasses
 import gc
@@ -24,7 +24,8 @@ class ModulesBeside:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._own = {id(module) for module in model.modules()}
+        self._own = {id(thing) for thing in (*model.modules(),
+                                             *model.parameters())}
         # By address: name, tensor, and its state when it was noted.
         self._tensors: dict[int, _Watched] = {}
         # Vectors that the script holds outside of modules.
@@ -32,15 +33,27 @@ class ModulesBeside:
         self._steps = 0
 
     def _find(self) -> None:
+        optimizers = []
         for thing in gc.get_objects():
             if type(thing) is torch.Tensor:
                 if thing.dim() == 1:
                     self._vectors[id(thing)] = weakref.ref(thing)
-            elif _is_module(thing) and id(thing) not in self._own:
+            elif _is(thing, torch.optim.Optimizer):
+                optimizers.append(thing)
+            elif _is(thing, nn.Module) and id(thing) not in self._own:
                 for name, tensor in _state_of(thing):
-                    self._tensors.setdefault(
-                        id(tensor), _Watched(f"{type(thing).__name__}.{name}",
-                                             weakref.ref(tensor)))
+                    self._watch(f"{type(thing).__name__}.{name}", tensor)
+        # Last, as a module has a better name.
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for tensor in group["params"]:
+                    if id(tensor) not in self._own:
+                        self._watch(f"{type(tensor).__name__} of shape "
+                                    f"{tuple(tensor.shape)} in a "
+                                    f"{type(optimizer).__name__}", tensor)
+
+    def _watch(self, name: str, tensor: torch.Tensor) -> None:
+        self._tensors.setdefault(id(tensor), _Watched(name, weakref.ref(tensor)))
 
     def lasts(self, tensor: torch.Tensor) -> bool:
         """Whether a vector was there before the step, as moving statistics in
@@ -101,9 +114,9 @@ class _Watched:
         return None if tensor is None else (tensor._version, tensor.data_ptr())
 
 
-def _is_module(thing: Any) -> bool:
+def _is(thing: Any, kind: type) -> bool:
     # isinstance() would run code of proxies.
-    return issubclass(type(thing), nn.Module)
+    return issubclass(type(thing), kind)
 
 
 def _state_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
