@@ -61,6 +61,10 @@ def tensors_of(path):
             for name, entry in header.items()}
 
 
+def floats(content):
+    return struct.unpack(f"<{len(content) // 4}f", content)
+
+
 @unittest.skipIf(PYTHON is None, "no python3 here has PyTorch: install "
                  "python3-torch to run this test")
 class TorchScript(unittest.TestCase):
@@ -74,21 +78,28 @@ class TorchScript(unittest.TestCase):
         return [f"--model={model}", "--dataset=mnist",
                 f"--data_dir={self.dir}", f"--batch_size={batch_size}"]
 
-    def train(self, model, *worker_flags, server_flags=(), batch_size=8):
+    def train(self, model, *worker_flags, server_flags=(), batch_size=8,
+              workers=2):
         """Two epochs of 48 images; returns the successfully ended cohort.
 
         By default that is six steps.
         """
+        cohort = self.start(model, *worker_flags, server_flags=server_flags,
+                            batch_size=batch_size, workers=workers)
+        self.assertEqual(cohort.finish(), 0, cohort.log() +
+                         cohort.log("worker0"))
+        return cohort
+
+    def start(self, model, *worker_flags, server_flags=(), batch_size=8,
+              workers=2):
         cohort = Cohort(
-            workers=2,
+            workers=workers,
             server_flags=["--epochs=2", "--learning_rate=0.05",
                           *server_flags],
             worker_flags=[*self.data_flags(model, batch_size),
                           *worker_flags])
         self.enterContext(cohort)
         cohort.start()
-        self.assertEqual(cohort.finish(), 0, cohort.log() +
-                         cohort.log("worker0"))
         return cohort
 
     def check_evaluation(self, network, cohort):
@@ -134,6 +145,30 @@ class TorchScript(unittest.TestCase):
         counts = [struct.unpack("<q", t["bn1.num_batches_tracked"])[0]
                   for t in (wanted, seen)]
         self.assertEqual(counts, [6, 12])
+
+    def test_layers_that_some_workers_leave_out_are_those_of_one_process(self):
+        """Five of 48 images take the way of the layer that is left out, so in
+        six batches of eight at least one worker has none."""
+        file = self.dir / "routed.pt"
+        networks("export", "routed", file)
+        one, two = (
+            tensors_of(self.train(file, workers=workers, batch_size=size)
+                       .results / "model.safetensors")
+            for workers, size in ((1, 16), (2, 8)))
+        self.assertEqual(one.keys(), two.keys())
+        for name, content in one.items():
+            if name.endswith("num_batches_tracked"):
+                self.assertEqual(content, two[name], name)
+                continue
+            for wanted, seen in zip(floats(content), floats(two[name])):
+                self.assertAlmostEqual(seen, wanted, delta=2e-5, msg=name)
+
+    def test_unequal_calls_of_a_layer_end_the_run(self):
+        file = self.dir / "unequal.pt"
+        networks("export", "unequal", file)
+        cohort = self.start(file)
+        self.assertEqual(cohort.finish(), 1, cohort.log())
+        self.assertIn("last: rank ", cohort.log())
 
     def test_one_image_a_worker_passes_batch_norm(self):
         """One of PyTorch's checks would refuse one element a channel."""
