@@ -84,6 +84,51 @@ std::vector<int32_t> CallCounts(const ModelLayout& layout) {
   return counts;
 }
 
+namespace {
+
+// An arbitrary number that all ranks agree on.
+uint64_t NumberOf(const StepInput& input, size_t call, int64_t what) {
+  return MixSeed(static_cast<uint64_t>(input.version.value()), call,
+                 static_cast<uint64_t>(what));
+}
+
+// Whether members meet. Where they do not, a step has one part.
+bool Meets(const StepInput& input) {
+  return Resolve(input.spec->coordinator.policy).normalization ==
+         NormalizationKind::kGlobal;
+}
+
+}  // namespace
+
+CallPlace PlaceOf(const StepInput& input, size_t call) {
+  const BatchNormCall made = CallsOf(input.spec->layout)[call];
+  CallPlace place{.layer = made.layer, .call = made.call};
+  if (input.spec->extras.skips && Meets(input) && made.call > 0 &&
+      NumberOf(input, call, 8) % 2 == 0) {
+    place.part = 1;
+    place.call = 0;
+  }
+  return place;
+}
+
+bool HasOwnPass(const StepInput& input, size_t call) {
+  return input.spec->extras.skips && NumberOf(input, call, 9) % 3 == 0;
+}
+
+Moments PassMoments(Moments backward) {
+  for (double& sum : backward.first) sum *= -3;
+  for (double& sum : backward.second) sum *= 5;
+  return backward;
+}
+
+Moments WithPass(Moments backward, const std::optional<Moments>& pass) {
+  for (size_t c = 0; pass.has_value() && c < backward.first.size(); ++c) {
+    backward.first[c] += pass->first[c];
+    backward.second[c] += pass->second[c];
+  }
+  return backward;
+}
+
 std::vector<size_t> MadeCalls(const StepInput& input) {
   const std::vector<BatchNormCall> calls = CallsOf(input.spec->layout);
   std::vector<size_t> made;

@@ -86,6 +86,15 @@ std::vector<int32_t> CallCounts(const ModelLayout& layout);
 // The calls that a rank makes with this input, in order, as indices into
 // CallsOf.
 std::vector<size_t> MadeCalls(const StepInput& input);
+// Where a call meets the others, the same for all ranks: some second calls of a
+// layer are the first of a second part of the step.
+CallPlace PlaceOf(const StepInput& input, size_t call);
+// The training program passes through the call on its own, too, before the
+// step's backward pass; all ranks that make the call do.
+bool HasOwnPass(const StepInput& input, size_t call);
+// Its sums, of those of the step's backward pass, and what both lead to.
+Moments PassMoments(Moments backward);
+Moments WithPass(Moments backward, const std::optional<Moments>& pass);
 
 // Different for each rank, to show where training began.
 std::vector<SharedFloats> InitialValues(

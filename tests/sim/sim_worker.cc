@@ -298,6 +298,7 @@ void SimWorker::Compute(const Assignment& assignment) {
   }
   step_->backward_left = step_->calls.size();
   step_->backward.resize(step_->backward_left);
+  step_->passes.resize(step_->backward_left);
   step_->unsent = SendOrder(partitions_);
   std::vector<int32_t>& unsent = step_->unsent;
   for (size_t i = unsent.size(); i > 1 && !world_.scenario.in_order; --i) {
@@ -313,27 +314,27 @@ void SimWorker::Forward() {
     const Moments local = ForwardMoments(
         step.input, step.calls[step.forward.size()], step.forward);
     step.local.push_back(local);
-    if (MeetsOthers()) return Contribute(ReducePhase::kForward, local);
+    if (MeetsOthers()) return Contribute(ReducePhase::kForward, {}, local);
     step.forward.push_back(local);
   }
   OpenPush();
   After(world_.network.Delay(), [this] { Backward(); });
 }
 
-void SimWorker::Contribute(ReducePhase phase, const Moments& moments) {
+void SimWorker::Contribute(ReducePhase phase, const std::vector<int32_t>& path,
+                           const Moments& moments) {
   if (step_->aborted) {
     Abandon();
     return Proceed();
   }
-  const std::vector<BatchNormCall> calls = CallsOf(layout());
   const size_t at = phase == ReducePhase::kForward ? step_->forward.size()
                                                    : step_->backward_left - 1;
   step_->phase = Phase::kReducing;
   step_->reduce = {.step = step_->assignment.version,
                    .attempt = step_->assignment.attempt,
-                   .place = {.layer = calls[step_->calls[at]].layer,
-                             .call = calls[step_->calls[at]].call,
-                             .phase = phase}};
+                   .place = PlaceOf(step_->input, step_->calls[at])};
+  step_->reduce.place.phase = phase;
+  step_->reduce.place.path = path;
   const int copies =
       world_.random.Uniform() < world_.scenario.duplicates ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
@@ -356,7 +357,12 @@ void SimWorker::OnReduced(const ReduceKey& key, const Moments& moments) {
     After(world_.network.Delay(), [this] { Forward(); });
     return;
   }
-  step_->backward[step_->backward_left - 1] = moments;
+  const size_t at = step_->backward_left - 1;
+  if (key.place.path.empty()) {
+    step_->backward[at] = WithPass(moments, step_->passes[at]);
+  } else {
+    step_->passes[at] = moments;
+  }
   After(world_.network.Delay(), [this] { Backward(); });
 }
 

@@ -108,6 +108,8 @@ class SimWorker {
     std::vector<Moments> local;
     std::vector<Moments> forward;
     std::vector<std::optional<Moments>> backward;
+    // The sums of a pass of the training program.
+    std::vector<std::optional<Moments>> passes;
     // Calls whose backward pass is not done yet, the last one first.
     size_t backward_left = 0;
     // Trainable partitions whose gradient is not sent yet, in random order.
@@ -182,7 +184,8 @@ class SimWorker {
   void Pull(const Assignment& assignment, std::optional<Version> version);
   void Compute(const Assignment& assignment);
   void Forward();
-  void Contribute(ReducePhase phase, const Moments& moments);
+  void Contribute(ReducePhase phase, const std::vector<int32_t>& path,
+                  const Moments& moments);
   void OpenPush();
   void Backward();
   // Sends gradients whose batch-norm call is done; `all` of them or some.

@@ -48,7 +48,14 @@ void SimWorker::Backward() {
     if (!step.backward[call].has_value()) {
       const Moments local =
           BackwardMoments(step.input, step.calls[call], step.forward[call]);
-      if (MeetsOthers()) return Contribute(ReducePhase::kBackward, local);
+      if (MeetsOthers()) {
+        if (HasOwnPass(step.input, step.calls[call]) &&
+            !step.passes[call].has_value()) {
+          // [1]: its first.
+          return Contribute(ReducePhase::kBackward, {1}, PassMoments(local));
+        }
+        return Contribute(ReducePhase::kBackward, {}, local);
+      }
       step.backward[call] = local;
     }
     --step.backward_left;
@@ -137,13 +144,16 @@ void SimWorker::ClosePush() {
       .labels = step.opening.samples,
       .batch_norm_calls = std::vector<int32_t>(layout().batch_norms.size()),
       .front_end_state = step.closing.front_end_state};
-  const std::vector<BatchNormCall> calls = CallsOf(layout());
+  const size_t layers = layout().batch_norms.size();
   for (size_t i = 0; i < step.calls.size(); ++i) {
-    const BatchNormCall& call = calls[step.calls[i]];
-    ++step.closing.batch_norm_calls[static_cast<size_t>(call.layer)];
+    const CallPlace call = PlaceOf(step.input, step.calls[i]);
+    std::vector<int32_t>& counts = step.closing.batch_norm_calls;
+    const auto part = static_cast<size_t>(call.part);
+    counts.resize(std::max(counts.size(), (part + 1) * layers));
+    ++counts[part * layers + static_cast<size_t>(call.layer)];
     if (step.assignment.global_normalization) {
-      // Forward and backward.
-      step.closing.contributions += 2;
+      step.closing.contributions +=
+          HasOwnPass(step.input, step.calls[i]) ? 3 : 2;
     } else {
       step.closing.moments.push_back(
           {.layer = call.layer, .call = call.call, .moments = step.local[i]});
