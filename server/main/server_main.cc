@@ -221,8 +221,11 @@ ServerOptions OptionsAfter(Server& server, ServerOptions options) {
 }
 
 // The exit code of a server that has not started.
-int EndOfStart(const absl::Status& status) {
-  if (!absl::IsCancelled(status)) return Fail(StartFailure(status), status);
+int EndOfStart(const absl::Status& status, bool stop_requested) {
+  // Others may have cancelled something, too.
+  if (!stop_requested || !absl::IsCancelled(status)) {
+    return Fail(StartFailure(status), status);
+  }
   FlushLog();
   std::cout << "stopped: " << status.message() << std::endl;
   return absl::GetFlag(FLAGS_stopped_exit_code);
@@ -240,7 +243,9 @@ int RunServer(ServerOptions options) {
   if (!options.shard_addresses.empty()) watch_signals();
   absl::StatusOr<std::unique_ptr<Server>> server =
       StartServer(options, std::cout);
-  if (!server.ok()) return EndOfStart(server.status());
+  if (!server.ok()) {
+    return EndOfStart(server.status(), current.stop_requested());
+  }
   if (!signals.has_value()) watch_signals();
   RunSummary summary;
   for (;;) {
@@ -254,7 +259,9 @@ int RunServer(ServerOptions options) {
     options = OptionsAfter(**server, std::move(options));
     server->reset();
     server = StartServer(options, std::cout);
-    if (!server.ok()) return EndOfStart(server.status());
+    if (!server.ok()) {
+      return EndOfStart(server.status(), current.stop_requested());
+    }
   }
   FlushLog();
   const int code = OutcomeCode(summary);

@@ -191,8 +191,11 @@ void DataShardClient::OnEnd(const absl::Status& end) {
             ? "it is no data shard; start cohort-server --data_shard there, "
               "and name other processes than this one"
             : std::string(end.message());
+    // A cancelled stream was ended here, because the data shard leaves or says
+    // nothing. Attach tries again; only its caller gives up.
     why = absl::Status(
-        end.ok() ? absl::StatusCode::kUnavailable : end.code(),
+        end.ok() || absl::IsCancelled(end) ? absl::StatusCode::kUnavailable
+                                           : end.code(),
         absl::StrCat("data shard ", options_.attachment.place.index, " at ",
                      options_.address, ": ", said));
     end_ = why;
