@@ -44,10 +44,11 @@ if hasattr(torch, "compile"):
     import torch._dynamo.backends.debugging
     import torch._functorch.aot_autograd
 
-from shapes import (by_hand, derivatives, meetings, models, refusals, rows,
-                    runner, statistics, supervised, surprises, teachers, values)
+from shapes import (batches, by_hand, derivatives, meetings, models, refusals,
+                    rows, runner, statistics, supervised, surprises, teachers,
+                    values)
 
-assert all((by_hand, derivatives, meetings, models, refusals, statistics,
+assert all((batches, by_hand, derivatives, meetings, models, refusals, statistics,
             supervised, surprises, teachers, values))
 
 

@@ -164,13 +164,21 @@ absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Recall(
       "same values again (preserve_rng_state=True)"));
 }
 
-std::pair<double, int64_t> BatchNormCalls::Sum(const std::string& site,
-                                               double own) {
-  // The mean of one value a member, as a forward call of one channel.
+BatchNormCalls::Meeting BatchNormCalls::Sum(const std::string& site,
+                                            std::vector<double> own) {
+  // A forward call with one value a member, and a channel for each number.
+  const size_t numbers = own.size();
   Contribution local{.place = PlaceOf({.layer = -1, .site = site}),
-                     .moments = {.count = 1, .first = {own}, .second = {0}}};
+                     .moments = {.count = 1,
+                                 .first = std::move(own),
+                                 .second = std::vector<double>(numbers)}};
   const std::vector<Moments> all = session_.Reduce({&local, 1});
-  return {all[0].first[0] * static_cast<double>(all[0].count), all[0].count};
+  Meeting met{.members = all[0].count};
+  for (size_t i = 0; i < numbers; ++i) {
+    met.sums.push_back(all[0].first[i] * static_cast<double>(met.members));
+    met.spreads.push_back(all[0].second[i]);
+  }
+  return met;
 }
 
 Moments BatchNormCalls::LocalMoments(const ForwardArgs& call) const {

@@ -143,9 +143,14 @@ class BatchNormCalls {
   };
   // The sum over all members.
   std::vector<Moments> MeetBackward(std::vector<LocalSums> calls);
-  // The sum of `own` over all members of the meeting, under a name, and their
-  // number.
-  std::pair<double, int64_t> Sum(const std::string& site, double own);
+  // What all members of a meeting, under a name, bring.
+  struct Meeting {
+    std::vector<double> sums;
+    // Squared differences from the mean; 0: all have the same number.
+    std::vector<double> spreads;
+    int64_t members = 0;
+  };
+  Meeting Sum(const std::string& site, std::vector<double> own);
 
  private:
   // Calls of one name. `layer` is -1 for those that are not registered.

@@ -7,6 +7,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
@@ -357,9 +358,12 @@ void DefineWorker(nb::module_& m) {
              Check(w.batch_norms().buffers().Read(layer));
            })
       .def(
-          "sum_of_weights",
-          [](Worker& w, const std::string& site, double own) {
-            return w.batch_norms().Sum(site, own);
+          "meet",
+          [](Worker& w, const std::string& site, std::vector<double> numbers) {
+            BatchNormCalls::Meeting met =
+                w.batch_norms().Sum(site, std::move(numbers));
+            return std::make_tuple(std::move(met.sums), std::move(met.spreads),
+                                   met.members);
           },
           Released())
       .def("step_status",

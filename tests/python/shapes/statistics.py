@@ -496,3 +496,33 @@ def one_value_a_channel_on_each_worker(t):
     model = started(t, Flat())
     for x, y in t.data((5,)):
         train(t, error_of(model(x), y))
+
+
+@row()
+def frozen_layers_without_statistics(t):
+    """torch normalises them by the batch in eval mode, too."""
+    model = started(t, Net(track_running_stats=False))
+    model.norm1.eval()
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+class OfEmbeddings(Net):
+    """Normalises embeddings, which depend on the samples by numbers alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, CHANNELS)
+
+    def out(self, x):
+        numbers = (x[:, 0, 0, 0] * 2).long().abs() % 5
+        words = nn.functional.batch_norm(self.words(numbers), None, None,
+                                         training=True)
+        return self.head(x.mean((2, 3)) + words)
+
+
+@refused("UsageError", "OfEmbeddings.out", "F.batch_norm")
+def norm_of_embeddings(t):
+    model = started(t, OfEmbeddings())
+    for x, y in t.data():
+        train(t, error_of(model(x), y))

@@ -293,6 +293,77 @@ def buffers_that_differ_between_workers(t):
         train(t, error_of(model(x), y))
 
 
+@refused("UsageError", "bank", "buffer")
+def buffer_that_grows(t):
+    net = Net()
+    net.register_buffer("bank", torch.zeros(1))
+    model = started(t, net)
+    for x, y in t.data():
+        out = model(x)
+        net.bank = torch.cat([net.bank, out.detach()[:, 0].float()])
+        train(t, error_of(out, y) + net.bank.mean().to(x.dtype) * out.mean())
+
+
+@refused("UsageError", "mean", "buffer")
+def buffer_of_the_first_batch(t):
+    net = Net()
+    net.register_buffer("mean", None)
+    model = started(t, net)
+    for x, y in t.data():
+        if net.mean is None:
+            net.mean = x.mean((0, 2, 3), keepdim=True)
+        train(t, error_of(model(x - net.mean), y))
+
+
+class CountingNorm(nn.BatchNorm2d):
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen += x.detach().float().square().mean()
+        return super().forward(x)
+
+
+@refused("UsageError", "norm1.seen", "buffer")
+def buffer_of_a_batch_norm(t):
+    model = started(t, Net(CountingNorm))
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+# ---- what clips a sum may leave shares alone
+
+@refused("UsageError", "clip_norm")
+def gradients_clipped_above_the_shares(t):
+    model = started(t)
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+        t.step()
+
+
+def hooked(t, hook):
+    model = started(t)
+    model.head.weight.register_hook(hook)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "head.weight", "not linear")
+def hook_that_clamps_above_the_shares(t):
+    hooked(t, lambda gradient: gradient.clamp(-100, 100))
+
+
+def largest(gradient):
+    return gradient * (gradient.abs() >= gradient.abs().median())
+
+
+@refused("UsageError", "head.weight", "not linear")
+def hook_that_keeps_the_largest(t):
+    hooked(t, largest)
+
+
 # ---- other optimizers
 
 @refused("UsageError", "Linear", "optimizer")
@@ -331,3 +402,35 @@ def perturbation_by_an_optimizer_of_the_script(t):
         change.grad = gradient
         optimizer.step()
         train(t, error_of(model(x + change.detach()), y))
+
+
+def probe_of(model, x, y, probe, optimizer):
+    """Trains on features, and returns them."""
+    features = model.features(x)
+    error = error_of(probe(features.detach().mean((2, 3)).float()), y.float())
+    optimizer.zero_grad()
+    error.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return features
+
+
+@refused("UsageError", "optimizer", needs="optimizer hooks", steps=6)
+def probe_that_is_made_late(t):
+    model = started(t)
+    for x, y in t.data():
+        if t.step_number == 3:
+            probe = nn.Linear(CHANNELS, 2)
+            optimizer = torch.optim.SGD(probe.parameters(), lr=0.1)
+        features = (probe_of(model, x, y, probe, optimizer) if t.step_number >= 3
+                    else model.features(x))
+        train(t, error_of(model.out(features), y))
+
+
+@refused("UsageError", "optimizer")
+def probe_whose_gradients_are_gone(t):
+    model = started(t)
+    probe = nn.Linear(CHANNELS, 2)
+    optimizer = torch.optim.SGD(probe.parameters(), lr=0.1)
+    for x, y in t.data():
+        train(t, error_of(model.out(probe_of(model, x, y, probe, optimizer)), y))

@@ -39,6 +39,10 @@ class AfterStep:
         """See Job.after_step."""
         self._functions.append(function)
 
+    def detach(self) -> None:
+        """Stops looking."""
+        self._beside.detach()
+
     def begin(self) -> None:
         """Called when a step begins."""
         self._beside.begin()
@@ -68,10 +72,7 @@ class AfterStep:
             return
         trained = self._beside.trained()
         if trained is not None:
-            raise _errors.UsageError(
-                f"{trained}: an optimizer of the script trains it with this "
-                "worker's gradients alone. Make it a part of the model that joins, "
-                "in the one optimizer; or train it in another run")
+            raise _errors.UsageError(_beside.trained_alone(trained))
         if not last.counts:
             raise _errors.UsageError(
                 f"{name}: changed in a step that became void ({last.reason}) and is "

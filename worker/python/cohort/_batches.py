@@ -1,45 +1,85 @@
 """What a batch consists of: its samples, and how it is cut in parts."""
 
-from collections.abc import Iterator, Sized
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
+from torch.nn.utils import rnn
 
 from cohort import _errors
+
+
+def _fields(value: Any) -> list[Any] | None:
+    """What a container holds; None: it is none."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return None
 
 
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
     """The tensors of a batch, in its order."""
     if isinstance(batch, torch.Tensor):
         yield batch
-    elif isinstance(batch, dict):
-        for value in batch.values():
+    else:
+        for value in _fields(batch) or ():
             yield from tensors_in(value)
-    elif isinstance(batch, (list, tuple)):
-        for value in batch:
-            yield from tensors_in(value)
+
+
+def _length(value: Any) -> int | None:
+    """Of a field with samples first; None: it has no such length."""
+    if isinstance(value, torch.Tensor):
+        return len(value) if value.dim() > 0 else None
+    if isinstance(value, rnn.PackedSequence):
+        return int(value.batch_sizes[0])
+    return len(value) if isinstance(value, (list, tuple)) else None
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is a sample, with fields of its own, rather than a field of
+    several samples, whose entries are of one kind."""
+    if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
+        return True
+    return (isinstance(value, (list, tuple)) and
+            not isinstance(value, rnn.PackedSequence) and len({
+                (type(item), item.dim() if isinstance(item, torch.Tensor) else 0)
+                for item in value}) > 1)
+
+
+def _is_list_of_samples(batch: Any) -> bool:
+    return (isinstance(batch, (list, tuple)) and len(batch) > 0 and
+            not hasattr(batch, "_fields") and all(map(_is_record, batch)))
 
 
 def samples_in(batch: Any) -> int | None:
-    """The number of samples in a batch: the length of its first tensor or
-    sequence; None if it has none."""
+    """The number of samples in a batch: the length of its first tensor; of a list
+    of samples or of a field that is a list, if all fields agree. None: it cannot
+    be told."""
     if isinstance(batch, torch.Tensor):
-        return int(batch.shape[0]) if batch.dim() > 0 else None
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, (list, tuple)) and batch:
-        first = batch[0]
-        if isinstance(first, (list, tuple)):
-            return len(first)
-        return samples_in(first)
-    return None
+        return _length(batch)
+    fields = _fields(batch) or []
+    if _is_list_of_samples(batch):
+        return len(batch)
+    if fields and isinstance(fields[0], torch.Tensor):
+        return samples_in(fields[0])
+    if fields and isinstance(fields[0], Mapping):
+        return samples_in(fields[0])
+    lengths = {_length(field) for field in fields} - {None}
+    # Two views in a list, and labels.
+    inside = set(_lengths_in(batch))
+    if len(lengths) == 1 and not (
+            len(inside) == 1 and inside != lengths and _columns(fields)):
+        return lengths.pop()
+    return inside.pop() if len(lengths) > 1 and len(inside) == 1 else None
 
 
-def _first_is_a_list(batch: Any) -> bool:
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    return (isinstance(batch, (list, tuple)) and bool(batch) and
-            isinstance(batch[0], (list, tuple)))
+def _columns(fields: Sequence[Any]) -> bool:
+    """Whether each field is a list of tensors: of samples, or of views."""
+    return all(isinstance(field, (list, tuple)) for field in fields)
 
 
 def doubt_of_samples(batch: Any, declared: int) -> str:
@@ -56,25 +96,42 @@ def doubt_of_samples(batch: Any, declared: int) -> str:
             "with samples first at the beginning of the batch")
 
 
+def shows_samples_first(batch: Any, declared: int) -> bool:
+    """Whether a batch of the declared number of samples has them first; one whose
+    second extent is the same shows nothing."""
+    first = next(tensors_in(batch), None)
+    return samples_in(batch) == declared and not (
+        first is not None and first.dim() > 1 and first.shape[1] == declared)
+
+
 def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
     """The number of samples in a batch that was collated from `read` samples, and
     why it is in doubt; empty: it is not."""
+    if read == 0:
+        return samples_in(batch), ""
+    if _is_list_of_samples(batch):
+        # A collate_fn leaves out what cannot be read.
+        return min(read, len(batch)), ""
+    fields = [batch] if isinstance(batch, torch.Tensor) else _fields(batch) or []
+    lengths = {_length(field) for field in fields} - {None}
+    inside = _lengths_in(batch)
+    if read in lengths or read in inside:
+        return read, ""
+    if not inside and not lengths:
+        return read, ""  # Nothing to count in.
     first = samples_in(batch)
-    if first is None or first == read or read == 0 or _first_is_a_list(batch):
+    if first is not None and first < read and {*lengths, *(
+            () if _columns(fields) else inside)} == {first}:
         return first, ""
-    lengths = _lengths_in(batch)
-    # A tensor with steps of time or edges may come first. Views of a sample
-    # count together.
-    if read in lengths or first % read == 0 or all(
+    # A tensor with steps of time may come first. Views of a sample count
+    # together; all of one sample may as well be its tokens.
+    if (first is not None and first % read == 0 and read > 1) or all(
             tensor.dim() > 1 and tensor.shape[1] == read
             for tensor in tensors_in(batch)):
         return read, ""
-    # A collate_fn leaves out what cannot be read.
-    if first < read and set(lengths) == {first}:
-        return first, ""
     return first, (
         f"the batch was made of {read} samples, but has tensors of lengths "
-        f"{_listed(lengths)}; pass weight=, what the loss is a mean over")
+        f"{_listed(inside)}; pass weight=, what the loss is a mean over")
 
 
 def _lengths_in(batch: Any) -> list[int]:

@@ -3,12 +3,18 @@ teacher, and other tensors that it trains, whose state the server does not keep.
 
 import dataclasses
 import gc
+import importlib
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
+
+from cohort import _errors
+
+# Its package deletes the name.
+_optimizers: Any = importlib.import_module("torch.optim.optimizer")
 
 # They are looked for again before these steps of the process, as a script may
 # make them late. Looking takes tens of milliseconds.
@@ -30,7 +36,31 @@ class ModulesBeside:
         self._tensors: dict[int, _Watched] = {}
         # Vectors that the script holds outside of modules.
         self._vectors: dict[int, "weakref.ref[torch.Tensor]"] = {}
+        # By address, tensors that optimizers of the script have stepped, and in
+        # which step first. Such an optimizer may be made at any time.
+        self._trained: dict[int, tuple["weakref.ref[torch.Tensor]", int]] = {}
         self._steps = 0
+        # torch has it from 2.0 on.
+        register = getattr(_optimizers, "register_optimizer_step_pre_hook", None)
+        self._handle = register and register(self._on_optimizer)
+
+    def detach(self) -> None:
+        """Optimizers are the script's alone again."""
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _on_optimizer(self, optimizer: torch.optim.Optimizer, args: Any,
+                      kwargs: Any) -> None:
+        """An optimizer of the script is about to act. What it changes in one step
+        alone, such as a perturbation of samples, is that step's."""
+        for group in optimizer.param_groups if self._steps else ():
+            for tensor in group["params"]:
+                known, step = self._trained.get(id(tensor), (None, 0))
+                if known is None or known() is not tensor:
+                    self._trained[id(tensor)] = weakref.ref(tensor), self._steps
+                elif step < self._steps:
+                    raise _errors.UsageError(trained_alone(_name_in(
+                        tensor, optimizer)))
 
     def _find(self) -> None:
         optimizers = []
@@ -48,9 +78,8 @@ class ModulesBeside:
             for group in optimizer.param_groups:
                 for tensor in group["params"]:
                     if id(tensor) not in self._own:
-                        self._watch(f"{type(tensor).__name__} of shape "
-                                    f"{tuple(tensor.shape)} in a "
-                                    f"{type(optimizer).__name__}", tensor)
+                        self._watch(_name_in(tensor, optimizer), tensor)
+                        self._tensors[id(tensor)].has_optimizer = True
 
     def _watch(self, name: str, tensor: torch.Tensor) -> None:
         self._tensors.setdefault(id(tensor), _Watched(name, weakref.ref(tensor)))
@@ -82,13 +111,26 @@ class ModulesBeside:
         return None
 
     def trained(self) -> str | None:
-        """The first that has changed and has a new gradient: an optimizer of the
-        script trains it."""
+        """The first that has changed and that an optimizer of the script has, or
+        that has a new gradient."""
         for watched in self._tensors.values():
-            if watched.has_changed() and watched.gradient() not in (
-                    None, watched.noted_gradient):
+            if watched.has_changed() and (
+                    watched.has_optimizer or watched.gradient() not in (
+                        None, watched.noted_gradient)):
                 return watched.name
         return None
+
+
+def _name_in(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> str:
+    return (f"{type(tensor).__name__} of shape {tuple(tensor.shape)} in a "
+            f"{type(optimizer).__name__}")
+
+
+def trained_alone(name: str) -> str:
+    """The text of an error."""
+    return (f"{name}: an optimizer of the script trains it with this worker's "
+            "gradients alone. Make it a part of the model that joins, in the one "
+            "optimizer; or train it in another run")
 
 
 @dataclasses.dataclass
@@ -96,6 +138,7 @@ class _Watched:
     """A tensor of a module; not kept alive."""
     name: str
     tensor: "weakref.ref[torch.Tensor]"
+    has_optimizer: bool = False
     noted: tuple[int, int] | None = None
     noted_gradient: tuple[int, int] | None = None
 

@@ -238,6 +238,7 @@ class RangeReader:
 
     def __init__(self, dataset: MapDataset, order: Order, run_seed: int,
                  options: dict[str, Any]) -> None:
+        self._dataset = dataset
         self._seeded = _Seeded(dataset, run_seed)
         self._order = order
         self._size = len(dataset)
@@ -256,7 +257,16 @@ class RangeReader:
                 for index in self._order.indices(epoch, begin, end)]
 
     def read(self, where: Range) -> Any:
-        """The batch of these positions, collated."""
+        """The batch of these positions, collated.
+
+        Raises:
+            UsageError: the data set has another length than at the beginning.
+        """
+        if len(self._dataset) != self._size:
+            raise _errors.UsageError(
+                f"job.data(): the data set has {len(self._dataset)} samples now, and "
+                f"had {self._size} when the run began; the server hands out those. "
+                "Begin another run with the model's weights")
         if self._workers == 0:
             items = [self._seeded[key] for key in self._keys(where)]
             return self._collate(items)
@@ -371,8 +381,7 @@ class OwnBatches:
         the declared length ends all doubt."""
         if declared is None or self._samples_first or not self._kept:
             return ""
-        first = _batches.samples_in(self._kept[0])
-        self._samples_first = first == declared
+        self._samples_first = _batches.shows_samples_first(self._kept[0], declared)
         return _batches.doubt_of_samples(self._kept[0], declared)
 
     def digest(self, version: int) -> int:

@@ -125,10 +125,11 @@ def _served(step: "Step", x: torch.Tensor, weight: torch.Tensor | None,
         if not training and own:
             step.note_read(layer)
         return None
-    # Without moving statistics torch normalises by the batch in eval mode, too:
-    # locally, as evaluation never meets.
+    # Without moving statistics torch normalises by the batch in eval mode, too.
+    # A pass without gradients is an evaluation, which never meets.
     if (module is not None and not module.training and mean is None and
-            not step.scores_by_batch()):
+            not step.scores_by_batch() and
+            not (step.trains() and torch.is_grad_enabled())):
         return None
     name = step.layer_name(layer)
     if _local:

@@ -42,11 +42,21 @@ def _class_sums(predicted: torch.Tensor, actual: torch.Tensor,
     return list(zip(hits.tolist(), found.tolist(), wanted.tolist()))
 
 
-def by_criterion(criterion: Callable[[Any, Any], torch.Tensor],
+def by_criterion(criterion: Any,
                  ignore_index: int) -> EvaluateFunction:
     """Scores batches (inputs, labels) by a criterion that returns the mean over
     the labels, and by the highest of the logits [n, classes] or [n, classes, h,
-    w]. Labels equal to `ignore_index` do not count."""
+    w]. Labels equal to `ignore_index` do not count.
+
+    Raises:
+        ConfigurationError: the criterion returns no mean.
+    """
+    reduction = getattr(criterion, "reduction", "mean")
+    if reduction != "mean":
+        raise _errors.ConfigurationError(
+            f"job.evaluate_with(): got a loss with reduction='{reduction}', want "
+            "the mean, or a function that returns a cohort.Evaluation")
+    weighted = isinstance(criterion, (nn.CrossEntropyLoss, nn.NLLLoss))
 
     def evaluate(model: nn.Module, batch: Any) -> Evaluation:
         device = next(model.parameters()).device
@@ -63,8 +73,11 @@ def by_criterion(criterion: Callable[[Any, Any], torch.Tensor],
         valid: torch.Tensor = labels.ne(ignore_index)
         predicted, actual = logits.argmax(1)[valid], labels[valid]
         count = int(valid.sum())
+        divisor = float(count)
+        if weighted and criterion.weight is not None:
+            divisor = float(criterion.weight[actual].sum())
         return Evaluation(
-            loss_sum=loss * count if count else 0.0, loss_weight=count,
+            loss_sum=loss * divisor if count else 0.0, loss_weight=divisor,
             correct=int(predicted.eq(actual).sum()), labels=count,
             classes=(_class_sums(predicted, actual, logits.shape[1])
                      if logits.dim() > 2 else ()))

@@ -158,7 +158,7 @@ class Gradients:
         for number in reversed(self._model.trained):
             if number not in self._sent:
                 self._send(number)
-        self._prints = {number: _devices.fingerprint(grad)
+        self._prints = {number: (grad._version, _devices.fingerprint(grad))
                         for number, grad in self._sent.items()}
         if self._queue is not None:
             self._queue.finish()
@@ -178,14 +178,19 @@ class Gradients:
         self._queue.add(number, grad)
 
     def check(self) -> None:
-        """Raises UsageError if a gradient was changed after it was sent."""
+        """Raises UsageError if a gradient was changed after it was sent, or
+        written without a change: what clips a sum may leave shares alone."""
         for number in self._model.trained:
             now = self._model.parameters[number].grad
-            if now is self._sent.get(number) and (now is None or _devices.same(
-                    self._prints[number], _devices.fingerprint(now))):
-                continue
+            if now is self._sent.get(number):
+                if now is None:
+                    continue
+                version, printed = self._prints[number]
+                if now._version == version and _devices.same(
+                        printed, _devices.fingerprint(now)):
+                    continue
             raise _errors.UsageError(
                 f"{self._model.names[number]}: its gradient was changed after "
                 "job.backward(), but it has been sent; clip with the server's "
-                "--clip_norm (cohortctl policy set --clip_norm=1), and scale the "
-                "loss instead of gradients")
+                "--clip_norm (cohortctl policy set --clip_norm=1), scale the loss "
+                "instead of gradients, and freeze with requires_grad_(False)")

@@ -39,6 +39,8 @@ class Job:
         self._schedulers = schedulers
         self._plan: OptimizerPlan = plan_of(optimizer, bool(schedulers))
         self._watch = OptimizerWatch(optimizer, bool(schedulers))
+        # Those of the step in progress, as they were sent.
+        self._rates: list[float] = []
         self._joining = joining
         self._embedded = embedded
         self._pid = os.getpid()
@@ -131,13 +133,16 @@ class Job:
                 (inputs, labels); or a function of the model and a collated batch
                 that returns a cohort.Evaluation.
             batch_size: samples a batch.
-            ignore_index: labels that a loss ignores.
+            ignore_index: labels that a loss ignores; by default the loss's own.
             collate_fn: as in torch.utils.data.DataLoader.
         """
         if self.worker is not None:
             raise _errors.UsageError(
                 "job.evaluate_with(): the model is registered; call it before "
                 "job.data() is iterated")
+        # A criterion may have a number of its own.
+        if ignore_index == -100:
+            ignore_index = getattr(evaluate, "ignore_index", ignore_index)
         score = (_evaluation.by_criterion(evaluate, ignore_index)
                  if isinstance(evaluate, nn.modules.loss._Loss) else evaluate)
         self._evaluator = _evaluation.Evaluator(
@@ -233,7 +238,8 @@ class Job:
         self._check_samples("job.backward", weight)
         _graph_check.check(loss)
         self._model.check_weights(content=False)
-        self._step.backward(loss, weight, reduction, self._schedulers.rates())
+        self._rates = self._schedulers.rates()
+        self._step.backward(loss, weight, reduction, self._rates)
         self._step.count(int(correct), int(labels))
 
     def step(self) -> StepResult:
@@ -256,6 +262,10 @@ class Job:
             return StepResult(version=None, verdict="part")
         step.gradients.check()
         self._model.buffers.check()
+        if self._schedulers.rates() != self._rates:
+            raise _errors.UsageError(
+                "job.step(): a learning rate was changed after job.backward(), which "
+                "has sent the rates of this step; change it before")
         self._schedulers.advance()
         state = self._schedulers.save()
         try:
@@ -302,7 +312,7 @@ class Job:
         """
         self._step.check_in_progress("job.share()")
         self._check_samples("job.share", weight)
-        return self._step.share(loss, weight)
+        return self._step.share(loss, weight, self.workers)
 
     def report(self, weight: float = 1.0, **measures: float) -> None:
         """Adds measures of the step in progress to the live page, metrics and
@@ -412,6 +422,7 @@ class Job:
             self._step.worker = None  # type: ignore[assignment]
         self._step.detach()
         self._watch.detach()
+        self._after_step.detach()
         if self._watcher is not None:
             self._watcher.close()
         if self._embedded is not None:
@@ -469,6 +480,10 @@ class Job:
         plan.own_data = not by_number
         if by_number:
             plan.train_samples = len(dataset)
+        elif self._schedulers.by_epoch:
+            raise _errors.ConfigurationError(
+                "cohort.join(epoch_schedulers=...): the server counts no epochs of "
+                "own data, so these would never advance; pass schedulers= over steps")
         if self._evaluator is not None:
             plan.test_samples = len(self._evaluator.dataset)
             if not by_number:

@@ -257,6 +257,11 @@ def data_of(job: "Job", dataset: Any, batch_size: int | None, accumulate: int,
             raise _errors.UsageError(
                 f"job.data({option}=...): the server decides which samples make a "
                 "batch; remove this argument")
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise _errors.UsageError(
+            "job.data(): got an IterableDataset, want batches: "
+            "torch.utils.data.DataLoader(dataset, batch_size=4), or with "
+            "batch_size=None if it makes batches itself")
     by_number = _data.is_map_style(dataset)
     if batch_size is None:
         batch_size = getattr(dataset, "batch_size", None)

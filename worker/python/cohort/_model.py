@@ -12,6 +12,14 @@ from cohort._graphs import nodes_of
 from cohort._optimizer import OptimizerPlan
 
 
+def _has_indices(node: Any) -> bool:
+    for name in ("index", "indices", "mask", "condition"):
+        saved = getattr(node, f"_saved_{name}", None)
+        if isinstance(saved, (torch.Tensor, tuple, list)):
+            return True
+    return False
+
+
 class RegisteredModel:
     """A model whose weights the server holds.
 
@@ -139,6 +147,9 @@ class RegisteredModel:
         # An operand without history may be samples.
         if any(following is None for node in nodes
                for following, _ in node.next_functions):
+            return False
+        # Neither may what chooses entries of a parameter.
+        if any(map(_has_indices, nodes)):
             return False
         leaves = [node.variable for node in nodes if hasattr(node, "variable")]
         return bool(leaves) and all(id(leaf) in known for leaf in leaves)

@@ -54,7 +54,7 @@ def _hooks_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
         for kind in ("pre", "post"):
             for hook in getattr(place, attribute.format(kind), {}).values():
                 module = getattr(hook, "__module__", None) or ""
-                if module.partition(".")[0] != "torch":
+                if module.partition(".")[0] not in ("torch", "cohort"):
                     yield method.format(kind), hook
 
 

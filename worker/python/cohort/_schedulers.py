@@ -97,6 +97,11 @@ class Schedulers:
     def __bool__(self) -> bool:
         return bool(self._each_step or self._each_epoch)
 
+    @property
+    def by_epoch(self) -> bool:
+        """Whether some are advanced once an epoch."""
+        return bool(self._each_epoch)
+
     def rates(self) -> list[float]:
         """The learning rate of each group now; none without schedulers."""
         if not self:

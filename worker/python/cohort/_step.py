@@ -4,6 +4,7 @@ it."""
 import contextlib
 import dataclasses
 import enum
+import hashlib
 import os
 import threading
 from collections.abc import Iterator
@@ -61,6 +62,12 @@ class StepResult:
     def counts(self) -> bool:
         """The batch is part of a version."""
         return self.verdict in ("applied", "damped", "skipped")
+
+
+def _number_of(rates: list[float]) -> float:
+    """A digest that float64 holds exactly."""
+    digest = hashlib.blake2b(repr(rates).encode(), digest_size=6).digest()
+    return float(int.from_bytes(digest, "little"))
 
 
 class Step:
@@ -438,8 +445,8 @@ class Step:
         if weight is None:
             if self._samples is None:
                 raise _errors.UsageError(
-                    "job.backward(): the batch has no first tensor to count "
-                    "samples in; pass weight=")
+                    "job.backward(): cannot tell the number of samples in the "
+                    "batch; pass weight=")
             weight = (self._samples * (self.done + 1) // self.parts -
                       self._samples * self.done // self.parts)
         weight = float(weight)
@@ -477,7 +484,8 @@ class Step:
         if self.passes == 0:
             self.gradients.prepare()
             self._total = self._total_weight(
-                weight if given else float(self._samples or 0) / self.parts)
+                weight * self.parts if given else float(self._samples or 0),
+                rates)
         self._end_forward()
         self.passes += 1
         scale = weight if reduction == "mean" else 1.0
@@ -509,23 +517,32 @@ class Step:
         if scale > 0:
             self._loss += float(loss.detach()) * scale
 
-    def _total_weight(self, own: float) -> float:
+    def _total_weight(self, own: float, rates: list[float]) -> float:
         """What the loss of one process would be a mean over: the weight of all
-        members and parts. It is exact where members meet and the parts have one
-        weight; elsewhere as if all had this one's, as the server divides by what
-        they have sent.
+        members. Where they do not all meet, a number that is the same for all, so
+        that the server weighs them rightly: it divides by what they have sent.
 
         Args:
-            own: the weight of one part of this member.
+            own: the weight of this member's step, by its first part.
+            rates: as in `backward`.
+
+        Raises:
+            ConfigurationError: other members have other rates.
         """
         assert self.assignment is not None
-        members = max(1, int(self.assignment.members))
-        total = own * members
+        reference = float(self.worker.loss_reference())
         if self.assignment.global_normalization:
-            total, met = self.worker.sum_of_weights("job.backward", own)
-            if not self.assignment.moves_statistics:
-                total *= members / met
-        return float(total) * self.parts or self.worker.loss_reference()
+            (total, _), (_, spread), met = self.worker.meet(
+                "job.backward", [own, _number_of(rates)])
+            if spread > 0:
+                raise _errors.ConfigurationError(
+                    f"schedulers: this worker has learning rates {rates}, and others "
+                    "have other ones in this step; make schedulers of the same "
+                    "numbers on all workers, such as steps of the whole run "
+                    "(cohort.steps) in place of the length of one's own loader")
+            if met == self.assignment.members:
+                return float(total) or reference
+        return reference * max(1, int(self.assignment.members))
 
     def _further_roots(self) -> list[torch.Tensor]:
         """Outputs of calls that the loss may not depend on, but other members'
@@ -538,10 +555,19 @@ class Step:
                      if not nodes_of([root]) & self._freed]
         return roots
 
-    def share(self, loss: torch.Tensor, weight: float | None) -> torch.Tensor:
-        """See Job.share."""
+    def share(self, loss: torch.Tensor, weight: float | None,
+              workers: int) -> torch.Tensor:
+        """See Job.share. `workers` are those of the cohort."""
         own = self._weight_of(weight)
-        total, _ = self.worker.sum_of_weights("job.share", own)
+        (total,), _, met = self.worker.meet("job.share", [own])
+        assert self.assignment is not None
+        whole = (met == self.assignment.members if
+                 self.assignment.global_normalization else workers == 1)
+        if not whole:
+            raise _errors.UsageError(
+                "job.share(): the weight of all workers is not known, because they "
+                "do not all meet under this policy; want --normalization=global "
+                "without groups, or one mean with job.backward(loss, weight=...)")
         share: torch.Tensor = loss.mul(own / total if total > 0 else 0.0)
         return share
 
