@@ -13,14 +13,15 @@
 namespace cohort {
 namespace {
 
-// False for NaN.
-bool FitsFloat(double value) {
-  return std::abs(value) <= std::numeric_limits<float>::max();
+constexpr double kFloatMax = std::numeric_limits<float>::max();
+
+// False for NaN. Without a branch, so that compilers vectorise it: each
+// contribution and each sum passes here.
+bool AllWithin(const std::vector<double>& values, double limit) {
+  bool within = true;
+  for (double value : values) within &= std::abs(value) <= limit;
+  return within;
 }
-
-}  // namespace
-
-namespace {
 
 absl::Status CheckLayer(int32_t layer,
                         const std::vector<BatchNormSpec>& layers) {
@@ -99,22 +100,20 @@ absl::Status CheckSpread(const std::string& name, const Moments& moments) {
 
 bool IsUsable(ReducePhase phase, const Moments& moments) {
   if (phase == ReducePhase::kBackward) {
-    const auto finite = [](double v) { return std::isfinite(v); };
-    return std::all_of(moments.first.begin(), moments.first.end(), finite) &&
-           std::all_of(moments.second.begin(), moments.second.end(), finite);
+    constexpr double kMax = std::numeric_limits<double>::max();
+    return AllWithin(moments.first, kMax) && AllWithin(moments.second, kMax);
   }
   const auto count = static_cast<double>(std::max<int64_t>(moments.count, 1));
-  return std::all_of(moments.first.begin(), moments.first.end(), FitsFloat) &&
-         std::all_of(moments.second.begin(), moments.second.end(),
-                     [count](double m2) { return FitsFloat(m2 / count); });
+  return AllWithin(moments.first, kFloatMax) &&
+         AllWithin(moments.second, kFloatMax * count);
 }
 
 std::optional<int32_t> FirstOverflow(
     const std::vector<LayerStatistics>& statistics) {
   for (size_t i = 0; i < statistics.size(); ++i) {
     const LayerStatistics& layer = statistics[i];
-    if (!std::all_of(layer.mean.begin(), layer.mean.end(), FitsFloat) ||
-        !std::all_of(layer.variance.begin(), layer.variance.end(), FitsFloat)) {
+    if (!AllWithin(layer.mean, kFloatMax) ||
+        !AllWithin(layer.variance, kFloatMax)) {
       return static_cast<int32_t>(i);
     }
   }
