@@ -38,7 +38,6 @@ LIBRARIES = (
     ("xxhash", r"(xxhash|xxh_x86dispatch)\.h"),
     ("openssl", r"openssl/"),
     ("nanobind", r"nanobind/"),
-    ("boost", r"boost/"),
     ("images", r"(png|jpeglib|jerror)\.h"),
     ("tests", r"(gtest|gmock|benchmark)/"),
     ("std threads", r"(thread|mutex|shared_mutex|condition_variable|future|"
@@ -117,8 +116,7 @@ RULES = (
          libraries=("torch",), folders=("worker",)),
     Rule("server/core", "the core is a state machine without libraries",
          libraries=("grpc", "protobuf", "cuda", "highway", "spdlog", "json",
-                    "http", "prometheus", "zlib", "openssl", "boost",
-                    "images"),
+                    "http", "prometheus", "zlib", "openssl", "images"),
          folders=("common/wire", "common/log", "common/formats", "common/ops",
                   "common/cli", "server"),
          except_folders=("server/core",)),

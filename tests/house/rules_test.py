@@ -64,8 +64,6 @@ class IncludeRulesTest(TreeTest):
         ("server/rpc/a.cc", "torch/torch.h", "never include each other"),
         ("server/core/a.h", "cohort/v1/x.grpc.pb.h", "without libraries"),
         ("server/core/a.h", "nlohmann/json.hpp", "without libraries"),
-        ("server/core/a.h", "boost/math/policies/policy.hpp",
-         "without libraries"),
         ("server/core/a.h", "common/wire/x.h", "without libraries"),
         ("server/core/a.h", "common/formats/x.h", "without libraries"),
         ("server/core/a.h", "server/x.h", "without libraries"),

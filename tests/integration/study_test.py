@@ -1,7 +1,6 @@
 """`cohortctl study` on real, tiny runs: killed half-way, resumed, read back."""
 
 import csv
-import html.parser
 import json
 import os
 import pathlib
@@ -10,11 +9,8 @@ import subprocess
 import tempfile
 import time
 import unittest
-import xml.etree.ElementTree
 
 from processes import BIN, kill, run
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 # Two policies and two seeds: four runs of a few seconds.
 MATRIX = ["--aggregation=sync,async", "--normalization=local",
@@ -24,30 +20,6 @@ SERVER = ["--epochs=2", "--learning_rate=0.1", "--reference_images=16",
           "--precise_batches=4"]
 WORKER = ["--", "--model=smooth", "--dataset=synthetic", "--limit=160",
           "--test_limit=64"]
-
-
-class Page(html.parser.HTMLParser):
-    """Checks that every element is closed, and records the elements."""
-
-    EMPTY = {"meta"}
-
-    def __init__(self):
-        super().__init__()
-        self.open = []
-        self.seen = []
-
-    def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag):
-        if not self.open or self.open[-1] != tag:
-            raise AssertionError(f"</{tag}> closes {self.open[-1:]}")
-        self.open.pop()
 
 
 def processes_of(folder):
@@ -124,8 +96,6 @@ class StudyTest(unittest.TestCase):
             path = self.out / "runs" / name / "run.json"
             self.assertEqual(path.stat().st_mtime, time_written)
         self.check_csv()
-        self.check_pictures()
-        self.check_report(result["recommendation"])
 
     def check_csv(self):
         rows = self.rows()
@@ -156,31 +126,6 @@ class StudyTest(unittest.TestCase):
                                100 * float(last["test_accuracy"]), places=3)
         self.assertEqual(last["samples"], str(2 * 160))
 
-    def check_pictures(self):
-        for name, axes in (
-                ("measure.svg", ["test accuracy (%)",
-                                 "images per worker in a step"]),
-                ("gap.svg", ["gap in accuracy (points)"]),
-                ("time.svg", ["time to target (s)"]),
-                ("staleness.svg", ["share of pushes (%)"])):
-            root = xml.etree.ElementTree.parse(self.out / name).getroot()
-            self.assertEqual(root.tag, f"{SVG}svg")
-            texts = [element.text for element in root.iter(f"{SVG}text")]
-            for axis in axes:
-                self.assertIn(axis, texts)
-
-    def check_report(self, recommendation):
-        page = Page()
-        text = (self.out / "report.html").read_text(encoding="utf-8")
-        page.feed(text)
-        self.assertEqual(page.open, [])
-        self.assertEqual(page.seen.count("svg"), 4)
-        self.assertEqual(page.seen.count("table"), 3)
-        self.assertTrue(recommendation[0].startswith("Over all: "))
-        markdown = (self.out / "study.md").read_text(encoding="utf-8")
-        for sentence in recommendation:
-            self.assertIn(sentence, markdown)
-
     def test_interrupted(self):
         study = self.start()
         study.send_signal(signal.SIGINT)
@@ -188,8 +133,8 @@ class StudyTest(unittest.TestCase):
         self.assertEqual(study.returncode, 1, err)
         self.assertIn("stopped: ", err)
         self.assertIn("\ngo on with: cohortctl study --out=", err)
-        # The results so far are reported.
-        self.assertIn("shuffled, 2 workers x 8 images: ", out)
+        # The numbers so far are written.
+        self.assertIn(f"{self.out}/study.csv", out)
         self.await_no_processes()
         self.assertGreaterEqual(len(self.rows()), 3)
         # A run that was ended early does not count.

@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 import cohort
+import cohort_study
 
 PACKAGE = pathlib.Path(cohort.__file__).parent
 
@@ -30,7 +31,7 @@ def mypy(*arguments):
 
 class Types(unittest.TestCase):
     def test_the_package(self):
-        done = mypy(str(PACKAGE))
+        done = mypy(str(PACKAGE), cohort_study.__file__)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_a_wrong_argument_is_found(self):

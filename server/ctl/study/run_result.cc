@@ -18,9 +18,9 @@ namespace cohort {
 namespace {
 
 // Columns of history.csv that are read.
-enum Column { kSamples, kSeconds, kKind, kAccuracy, kMiou, kColumns };
+enum Column { kSeconds, kKind, kAccuracy, kMiou, kColumns };
 constexpr std::array<const char*, kColumns> kColumnNames = {
-    "samples", "seconds", "bn_statistics", "test_accuracy", "test_miou"};
+    "seconds", "bn_statistics", "test_accuracy", "test_miou"};
 
 // Rows of a CSV file, and the positions of their columns.
 struct History {
@@ -75,61 +75,20 @@ absl::Status AddRow(const History& history, size_t row, RunResult& result) {
   if (kind.empty()) return absl::OkStatus();
   const bool dense = !history.Field(row, kMiou).empty();
   result.measure = dense ? "mIoU" : "accuracy";
-  COHORT_ASSIGN_OR_RETURN(const double samples,
-                          NumberAt(history, row, kSamples));
   COHORT_ASSIGN_OR_RETURN(const double share,
                           NumberAt(history, row, dense ? kMiou : kAccuracy));
-  result.curves[kind].push_back({.samples = static_cast<int64_t>(samples),
-                                 .seconds = seconds,
-                                 .measure = 100 * share});
+  result.percent[kind] = 100 * share;
   return absl::OkStatus();
-}
-
-absl::StatusOr<StalenessCounts> ParseStaleness(absl::string_view text) {
-  StalenessCounts counts;
-  const std::vector<absl::string_view> lines =
-      absl::StrSplit(text, '\n', absl::SkipEmpty());
-  for (size_t i = 1; i < lines.size(); ++i) {
-    const std::pair<absl::string_view, absl::string_view> parts =
-        absl::StrSplit(lines[i], absl::MaxSplits(',', 1));
-    int64_t versions = 0;
-    int64_t pushes = 0;
-    if (!absl::SimpleAtoi(parts.first, &versions) ||
-        !absl::SimpleAtoi(parts.second, &pushes)) {
-      return absl::DataLossError(absl::StrCat("staleness.csv, line ", i + 1,
-                                              ": got '", lines[i],
-                                              "', want two numbers"));
-    }
-    counts[versions] = pushes;
-  }
-  return counts;
-}
-
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  COHORT_ASSIGN_OR_RETURN(const ByteRope content,
-                          RealFileSystem().ReadFile(path, kAnyFileSize));
-  return content.ToString();
 }
 
 }  // namespace
 
 double RunResult::Gap(const std::string& kind) const {
-  return Final(kOwnBatch) - Final(kind);
-}
-
-std::optional<double> RunResult::SecondsTo(const std::string& kind,
-                                           double target) const {
-  const std::vector<CurvePoint>& curve = curves.at(kind);
-  if (curve.size() < 2) return std::nullopt;
-  for (const CurvePoint& point : curve) {
-    if (point.measure >= target) return point.seconds;
-  }
-  return std::nullopt;
+  return percent.at(kOwnBatch) - percent.at(kind);
 }
 
 absl::StatusOr<RunResult> ParseRunResult(const std::vector<std::string>& kinds,
-                                         absl::string_view history,
-                                         absl::string_view staleness) {
+                                         absl::string_view history) {
   COHORT_ASSIGN_OR_RETURN(const History parsed, ParseHistory(history));
   RunResult result;
   for (size_t row = 0; row < parsed.rows.size(); ++row) {
@@ -138,24 +97,21 @@ absl::StatusOr<RunResult> ParseRunResult(const std::vector<std::string>& kinds,
   std::vector<std::string> wanted = kinds;
   wanted.emplace_back(kOwnBatch);
   for (const std::string& kind : wanted) {
-    if (result.curves.contains(kind)) continue;
+    if (result.percent.contains(kind)) continue;
     return absl::DataLossError(absl::StrCat(
         "history.csv has no evaluation with ", kind,
         " statistics: a study needs test images, and a model with batch norm"));
   }
-  COHORT_ASSIGN_OR_RETURN(result.staleness, ParseStaleness(staleness));
   return result;
 }
 
 absl::StatusOr<RunResult> ReadRunResult(const std::vector<std::string>& kinds,
                                         const std::string& folder) {
-  COHORT_ASSIGN_OR_RETURN(const std::string history,
-                          ReadText(absl::StrCat(folder, "/history.csv")));
-  absl::StatusOr<std::string> staleness =
-      ReadText(absl::StrCat(folder, "/staleness.csv"));
-  if (absl::IsNotFound(staleness.status())) staleness = "";
-  COHORT_RETURN_IF_ERROR(staleness.status());
-  return ParseRunResult(kinds, history, *staleness);
+  COHORT_ASSIGN_OR_RETURN(
+      const ByteRope history,
+      RealFileSystem().ReadFile(absl::StrCat(folder, "/history.csv"),
+                                kAnyFileSize));
+  return ParseRunResult(kinds, history.ToString());
 }
 
 }  // namespace cohort

@@ -4,13 +4,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
 #include "server/ctl/study/cluster_job.h"
-#include "server/ctl/study/report.h"
 #include "server/ctl/study/run_result.h"
 #include "server/ctl/study/study_schedule.h"
-#include "server/ctl/study/summary.h"
 
 namespace cohort {
 namespace {
@@ -21,7 +20,27 @@ std::string LeftText(absl::Duration left) {
   return left == absl::InfiniteDuration() ? "unknown" : HumanDuration(left);
 }
 
-// Runs one study from its plan to its report.
+// One line a kind of statistics.
+std::string CsvLines(const StudyRun& run, const RunResult& result) {
+  std::string text;
+  for (const auto& [kind, percent] : result.percent) {
+    // An earlier matrix may have had more kinds.
+    if (kind != kOwnBatch && std::find(run.kinds.begin(), run.kinds.end(),
+                                       kind) == run.kinds.end()) {
+      continue;
+    }
+    absl::StrAppendFormat(
+        &text, "%s,%s,%s,%s,%s,%d,%d,%d,%s,%.4f,%.4f,%.3f,%s,%s\n",
+        run.policy.aggregation, run.policy.staleness, run.policy.normalization,
+        kind, run.condition.order, run.condition.workers,
+        run.condition.batch_size, run.seed, result.measure, percent,
+        result.Gap(kind), result.seconds,
+        run.policy.wire.empty() ? "float32" : run.policy.wire, run.Name());
+  }
+  return text;
+}
+
+// Runs one study from its plan to its numbers.
 class Study {
  public:
   Study(const StudyOptions& options, const StudyIo& io, StudyFolder folder,
@@ -43,7 +62,7 @@ class Study {
       COHORT_RETURN_IF_ERROR(folder_.ForgetFlags());
       return refused_;
     }
-    COHORT_RETURN_IF_ERROR(Report());
+    COHORT_RETURN_IF_ERROR(WriteNumbers());
     return std::move(outcome_);
   }
 
@@ -120,55 +139,18 @@ class Study {
     outcome_.failed = schedule.failed();
   }
 
-  absl::StatusOr<std::vector<FinishedRun>> Finished() const {
-    std::vector<FinishedRun> finished;
+  absl::Status WriteNumbers() {
+    std::string text =
+        "aggregation,staleness,normalization,bn_statistics,order,workers,"
+        "batch_size,seed,measure,percent,gap_points,seconds,wire,run\n";
     for (const StudyRun& run : plan_.runs) {
       COHORT_ASSIGN_OR_RETURN(const bool done, folder_.IsDone(run));
       if (!done) continue;
-      COHORT_ASSIGN_OR_RETURN(RunResult result,
+      COHORT_ASSIGN_OR_RETURN(const RunResult result,
                               ReadRunResult(run.kinds, folder_.RunPath(run)));
-      // An earlier matrix may have had more kinds; they are not reported.
-      std::erase_if(result.curves, [&run](const auto& curve) {
-        return curve.first != kOwnBatch &&
-               std::find(run.kinds.begin(), run.kinds.end(), curve.first) ==
-                   run.kinds.end();
-      });
-      finished.push_back({.run = run, .result = std::move(result)});
+      absl::StrAppend(&text, CsvLines(run, result));
     }
-    return finished;
-  }
-
-  absl::Status Report() {
-    COHORT_ASSIGN_OR_RETURN(std::vector<FinishedRun> finished, Finished());
-    if (finished.empty()) return absl::OkStatus();
-    auto summary = Summarise(finished, options_.target);
-    StudyReport report{.command = options_.command,
-                       .summary = std::move(summary),
-                       .runs = std::move(finished),
-                       .left_out = plan_.left_out};
-    const auto missing =
-        outcome_.runs - static_cast<int64_t>(report.runs.size());
-    if (missing > 0) {
-      report.left_out.push_back(
-          absl::StrCat(missing, " of ", outcome_.runs,
-                       " runs: not done when this was "
-                       "written",
-                       outcome_.failed.empty() ? "" : "; failed: ",
-                       absl::StrJoin(outcome_.failed, ", ")));
-    }
-    const Recommendation recommendation = Recommend(report.summary);
-    const std::vector<StudyPlot> plots = DrawStudy(report.summary);
-    COHORT_RETURN_IF_ERROR(folder_.Write("study.csv", ToCsv(report)));
-    for (const StudyPlot& plot : plots) {
-      COHORT_RETURN_IF_ERROR(folder_.Write(plot.file, plot.svg));
-    }
-    COHORT_RETURN_IF_ERROR(
-        folder_.Write("study.md", ToMarkdown(report, recommendation, plots)));
-    COHORT_RETURN_IF_ERROR(
-        folder_.Write("report.html", ToHtml(report, recommendation, plots)));
-    outcome_.words = InWords(report.summary, recommendation);
-    outcome_.overall = recommendation.overall;
-    return absl::OkStatus();
+    return folder_.Write("study.csv", text);
   }
 
   // Fixed after construction.

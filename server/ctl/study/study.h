@@ -1,7 +1,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,7 +9,6 @@
 #include "common/clock.h"
 #include "server/ctl/cluster/programs.h"
 #include "server/ctl/study/matrix.h"
-#include "server/ctl/study/recommendation.h"
 #include "server/ctl/study/study_folder.h"
 
 namespace cohort {
@@ -20,10 +18,8 @@ struct StudyOptions {
   StudyFlags flags;
   std::string out;
   int32_t parallel = 1;
-  // Percent; if absent, Summarise chooses it.
-  std::optional<double> target;
   ClusterPrograms programs;
-  // The typed command, for the report.
+  // The typed command, to go on with.
   std::string command;
 };
 
@@ -43,14 +39,10 @@ struct StudyOutcome {
   int64_t done = 0;
   std::vector<std::string> failed;
   bool stopped = false;
-  // Absent if no run is done.
-  std::optional<std::vector<std::string>> words;
-  std::vector<OverallStanding> overall;
 };
 
-// Runs everything that is not done yet and writes study.csv, study.md,
-// report.html and the plots from all completed runs. A run that fails does not
-// stop the others.
+// Runs everything that is not done yet and writes study.csv from all completed
+// runs. A run that fails does not stop the others.
 // Errors: InvalidArgument: invalid flags; FailedPrecondition: nothing to run,
 //   or the folder is another study's; those of FileSystem.
 absl::StatusOr<StudyOutcome> RunStudy(const StudyOptions& options,

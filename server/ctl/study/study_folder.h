@@ -26,7 +26,7 @@ struct StudyFlags {
 // The files of a study, in one folder:
 //   study.json      the flags that all runs share
 //   runs/NAME/      a run's results and logs; run.json last, once it is done
-//   study.csv, study.md, report.html and the plots, made from the runs
+//   study.csv       the numbers of all runs that are done
 //
 // A run is done if and only if its run.json exists, which is written
 // atomically. So a study that ends for any reason can continue where it

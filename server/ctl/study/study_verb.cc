@@ -93,17 +93,6 @@ absl::StatusOr<std::optional<int64_t>> CountOf(const Arguments& arguments,
       absl::StrCat("--", flag, ": got '", *text, "', want 1 or more"));
 }
 
-absl::StatusOr<std::optional<double>> TargetOf(const Arguments& arguments) {
-  const std::optional<std::string> text = arguments.Value("target");
-  if (!text.has_value()) return std::nullopt;
-  double target = 0;
-  if (absl::SimpleAtod(*text, &target) && target > 0 && target <= 100) {
-    return target;
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--target: got '", *text, "', want percent above 0 and up to 100"));
-}
-
 int64_t Cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -145,7 +134,6 @@ absl::StatusOr<StudyOptions> StudyOptionsOf(const Context& context) {
   COHORT_ASSIGN_OR_RETURN(const std::optional<int64_t> images,
                           CountOf(arguments, "reference_images"));
   options.flags.reference_images = images.value_or(0);
-  COHORT_ASSIGN_OR_RETURN(options.target, TargetOf(arguments));
   // Ordered by name, so that a study continues whatever the order of its flags.
   for (const auto& [name, value] : context.settings) {
     options.flags.server.push_back(absl::StrCat("--", name, "=", value));
@@ -204,27 +192,10 @@ class ProgressScreen {
 };
 
 std::string OutcomeJson(const StudyOutcome& outcome, const std::string& out) {
-  Json overall = Json::array();
-  for (const OverallStanding& standing : outcome.overall) {
-    overall.push_back(
-        {{"aggregation", standing.policy.aggregation},
-         {"staleness", standing.policy.staleness},
-         {"normalization", standing.policy.normalization},
-         {"wire",
-          standing.policy.wire.empty() ? "float32" : standing.policy.wire},
-         {"bn_statistics", standing.kind},
-         {"conditions", standing.conditions},
-         {"as_good", standing.as_good},
-         {"recommended", standing.chosen},
-         {"mean_deficit", standing.mean_deficit}});
-  }
-  const Json json = {
-      {"out", out},
-      {"runs", outcome.runs},
-      {"done", outcome.done},
-      {"failed", outcome.failed},
-      {"recommendation", outcome.words.value_or(std::vector<std::string>())},
-      {"overall", std::move(overall)}};
+  const Json json = {{"out", out},
+                     {"runs", outcome.runs},
+                     {"done", outcome.done},
+                     {"failed", outcome.failed}};
   return JsonLine(json);
 }
 
@@ -234,12 +205,10 @@ void ShowOutcome(const StudyOutcome& outcome, const std::string& out,
     context.io.out << OutcomeJson(outcome, out);
     return;
   }
-  if (!outcome.words.has_value()) return;
-  for (const std::string& sentence : *outcome.words) {
-    context.io.out << sentence << "\n";
-  }
-  context.io.err << out << "/report.html has tables, plots and the rule; "
-                 << out << "/study.csv the numbers" << std::endl;
+  if (outcome.done == 0) return;
+  context.io.out << "the numbers are in " << out << "/study.csv; cohort-study "
+                 << out << " makes tables, plots and a recommendation of them"
+                 << std::endl;
 }
 
 absl::Status RunStudyVerb(Context& context) {
@@ -274,7 +243,7 @@ Verb StudyVerb() {
       .summary = "measures which policy suits a model, on this machine",
       .flags = {{.name = "out",
                  .value = "DIR",
-                 .help = "folder for runs and report; a stopped study "
+                 .help = "folder for runs and numbers; a stopped study "
                          "continues there (default study)"},
                 {.name = "aggregation",
                  .value = "LIST",
@@ -310,10 +279,6 @@ Verb StudyVerb() {
                  .value = "N",
                  .help = "scale --learning_rate, given for steps of N images, "
                          "to other steps (default: no scaling)"},
-                {.name = "target",
-                 .value = "PERCENT",
-                 .help = "accuracy or mIoU for the time to accuracy (default "
-                         "90 % of the best, by order)"},
                 {.name = "parallel",
                  .value = "N",
                  .help = "runs at a time (default: one core for each process)"},

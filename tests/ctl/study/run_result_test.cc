@@ -6,9 +6,7 @@
 namespace cohort {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::Pair;
 
 constexpr char kHeader[] =
     "version,epoch,samples,seconds,train_loss,train_accuracy,learning_rate,"
@@ -26,26 +24,15 @@ std::string History() {
          "20,2,200,5.0,,,0.1,,0.4,0.900000,2,\"sync, global\",batch,,\n";
 }
 
-TEST(RunResultTest, TakesEachKindsCurveFromTheHistory) {
-  const auto result = ParseRunResult({"sync", "after"}, History(), "");
+TEST(RunResultTest, TakesTheLastValueOfEachKind) {
+  const auto result = ParseRunResult({"sync", "after"}, History());
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->measure, "accuracy");
-  EXPECT_DOUBLE_EQ(result->Final("sync"), 85);
-  EXPECT_DOUBLE_EQ(result->Final("after"), 88);
+  EXPECT_DOUBLE_EQ(result->percent.at("sync"), 85);
+  EXPECT_DOUBLE_EQ(result->percent.at("after"), 88);
   EXPECT_NEAR(result->Gap("sync"), 5, 1e-9);
   EXPECT_NEAR(result->Gap("after"), 2, 1e-9);
   EXPECT_DOUBLE_EQ(result->seconds, 5.0);
-  EXPECT_TRUE(result->staleness.empty());
-}
-
-TEST(RunResultTest, TheTargetIsReachedByTheFirstEvaluationAtOrAboveIt) {
-  const auto result = ParseRunResult({"sync", "after"}, History(), "");
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->SecondsTo("sync", 70), 2.0);
-  EXPECT_EQ(result->SecondsTo("sync", 70.1), 4.0);
-  EXPECT_EQ(result->SecondsTo("sync", 85.1), std::nullopt);
-  // The value is known only at the end.
-  EXPECT_EQ(result->SecondsTo("after", 10), std::nullopt);
 }
 
 TEST(RunResultTest, LabelsOfPixelsAreJudgedByMiou) {
@@ -53,35 +40,23 @@ TEST(RunResultTest, LabelsOfPixelsAreJudgedByMiou) {
       std::string(kHeader) +
       "10,1,100,2.0,,,0.1,,0.5,0.900000,2,p,sync,,0.400000\n"
       "10,1,100,2.0,,,0.1,,0.5,0.910000,2,p,batch,,0.450000\n";
-  const auto result = ParseRunResult({"sync"}, history, "");
+  const auto result = ParseRunResult({"sync"}, history);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->measure, "mIoU");
-  EXPECT_DOUBLE_EQ(result->Final("sync"), 40);
-}
-
-TEST(RunResultTest, StalenessIsCounted) {
-  const auto result = ParseRunResult({"sync", "after"}, History(),
-                                     "staleness_versions,pushes\n0,3\n2,7\n");
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_THAT(result->staleness, ElementsAre(Pair(0, 3), Pair(2, 7)));
+  EXPECT_DOUBLE_EQ(result->percent.at("sync"), 40);
 }
 
 TEST(RunResultTest, WhatIsMissingIsNamed) {
-  EXPECT_THAT(ParseRunResult({"chief"}, History(), "").status().message(),
+  EXPECT_THAT(ParseRunResult({"chief"}, History()).status().message(),
               HasSubstr("no evaluation with chief statistics"));
-  EXPECT_THAT(
-      ParseRunResult({"sync"}, "version,epoch\n", "").status().message(),
-      HasSubstr("no column samples"));
-  EXPECT_THAT(ParseRunResult({"sync"}, std::string(kHeader) + "1,2\n", "")
+  EXPECT_THAT(ParseRunResult({"sync"}, "version,epoch\n").status().message(),
+              HasSubstr("no column seconds"));
+  EXPECT_THAT(ParseRunResult({"sync"}, std::string(kHeader) + "1,2\n")
                   .status()
                   .message(),
               HasSubstr("line 2: got 2 fields, want 15"));
-  EXPECT_THAT(ParseRunResult({"sync", "after"}, History(), "a,b\nx,1\n")
-                  .status()
-                  .message(),
-              HasSubstr("staleness.csv, line 2"));
-  for (const auto& status : {ParseRunResult({"chief"}, History(), "").status(),
-                             ParseRunResult({"sync"}, "", "").status()}) {
+  for (const auto& status : {ParseRunResult({"chief"}, History()).status(),
+                             ParseRunResult({"sync"}, "").status()}) {
     EXPECT_TRUE(absl::IsDataLoss(status));
   }
 }
