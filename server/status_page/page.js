@@ -98,7 +98,6 @@ function showSaved(status) {
   setText(byId('fresh'), `report of ${dateTime(status.now)}`);
 }
 
-for (const plain of document.querySelectorAll('.plain')) plain.hidden = true;
 byId('live').hidden = false;
 byId('live').addEventListener('rows', () => newest !== null && show(newest));
 matchMedia('(prefers-color-scheme: dark)').addEventListener(

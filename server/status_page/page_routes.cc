@@ -5,7 +5,6 @@
 #include "common/check.h"
 #include "server/status_page/report.h"
 #include "server/status_page/status_json.h"
-#include "server/status_page/status_tables.h"
 
 namespace cohort {
 namespace {
@@ -31,16 +30,13 @@ std::map<std::string, HttpHandler> PageRoutes(
     std::function<SharedFigures()> figures) {
   std::map<std::string, HttpHandler> routes;
   for (const EmbeddedFile& file : EmbeddedFiles()) {
-    if (file.path == kPagePath || file.path == kReportPath) continue;
-    routes[Owned(file.path)] = [&file]() -> HttpResponse {
+    if (file.path == kReportPath) continue;
+    routes[file.path == kPagePath ? "/" : Owned(file.path)] =
+        [&file]() -> HttpResponse {
       return {.content_type = Owned(file.content_type),
               .fixed_body = file.content};
     };
   }
-  routes["/"] = [page = EmbeddedContent(kPagePath), figures]() -> HttpResponse {
-    return {.content_type = kHtmlType,
-            .body = PageWithTables(page, *figures())};
-  };
   routes[Owned(kReportPath)] = [figures]() -> HttpResponse {
     return {.content_type = kHtmlType, .body = ReportPage(*figures())};
   };

@@ -6,7 +6,6 @@
 #include "common/check.h"
 #include "server/status_page/page_routes.h"
 #include "server/status_page/status_json.h"
-#include "server/status_page/status_tables.h"
 
 namespace cohort {
 namespace {
@@ -17,15 +16,13 @@ constexpr absl::string_view kDataMarker = "<!-- DATA -->";
 
 std::string ReportPage(const RunFigures& figures) {
   const absl::string_view page = EmbeddedContent(kReportPath);
-  // The last one, because scripts after it contain no markers, and the tables
-  // contain text from outside.
   const size_t at = page.rfind(kDataMarker);
   COHORT_CHECK(at != absl::string_view::npos, "report.html lacks its marker");
   // "</script>" and "<!--" inside the data would end or comment out the
   // script. "<" occurs only in strings, where the escape means the same.
   const std::string data =
       absl::StrReplaceAll(StatusJson(figures), {{"<", "\\u003c"}});
-  return absl::StrCat(PageWithTables(page.substr(0, at), figures),
+  return absl::StrCat(page.substr(0, at),
                       "<script type=\"application/json\" id=\"saved-status\">",
                       data, "</script>", page.substr(at + kDataMarker.size()));
 }

@@ -10,7 +10,6 @@
 #include "server/status_page/page_routes.h"
 #include "server/status_page/report.h"
 #include "server/status_page/status_json.h"
-#include "server/status_page/status_tables.h"
 #include "tests/metrics/made_up_figures.h"
 
 namespace cohort {
@@ -72,8 +71,6 @@ TEST(StatusJsonTest, SaysWhichShardIsGoneAndSinceWhen) {
   EXPECT_EQ(shards[1]["since_seconds"], 12);
   EXPECT_EQ(shards[1]["lost_because"], "killed");
   EXPECT_EQ(shards[1]["prepare_seconds"], 0.5);
-  EXPECT_THAT(StatusTables(figures), HasSubstr("gone for 12 s"));
-  EXPECT_THAT(StatusTables(BusyFigures(2)), Not(HasSubstr("Shards")));
 }
 
 TEST(StatusJsonTest, WhatIsUnknownIsNull) {
@@ -115,28 +112,9 @@ TEST(StatusJsonTest, SaysWhatHappenedAndWhen) {
             R"("worker":null}])");
 }
 
-TEST(StatusTablesTest, EverythingFromOutsideIsEscaped) {
-  RunFigures figures = BusyFigures(2);
-  figures.status.state = kHostile;
-  figures.status.policy = kHostile;
-  figures.status.run_id = kHostile;
-  figures.status.workers[0].description = kHostile;
-  figures.model.layers[0].name = kHostile;
-  figures.policy.history[0].text = kHostile;
-  figures.sums.events = {{.log = {.text = kHostile}}};
-  const std::string page =
-      PageWithTables("<html><!-- STATUS --></html>", figures);
-  EXPECT_THAT(page, Not(HasSubstr("<img")));
-  EXPECT_THAT(page, Not(HasSubstr("<!--")));
-  EXPECT_THAT(page, HasSubstr("&lt;img src=x onerror=alert(1)&gt;&quot;&#39;"
-                              "&amp;&lt;!-- STATUS --&gt;"));
-  EXPECT_THAT(page, testing::EndsWith("</html>"));
-}
-
 TEST(ReportPageTest, StandsAloneAndHoldsTheStatus) {
   const RunFigures figures = BusyFigures(2);
   const std::string report = ReportPage(figures);
-  EXPECT_THAT(report, HasSubstr(StatusTables(figures)));
   EXPECT_THAT(report, Not(HasSubstr("src=\"/")));
   EXPECT_THAT(report, Not(HasSubstr("href=\"/page.css")));
   const std::string begin =
@@ -166,20 +144,12 @@ TEST(ReportPageTest, TextFromOutsideCannotEndTheScript) {
   EXPECT_THAT(report, HasSubstr("\\u003c/script>\\u003c!-- DATA -->"));
 }
 
-TEST(StatusTablesTest, TheStateComesFirst) {
-  const std::string tables = StatusTables(BusyFigures(2));
-  EXPECT_THAT(tables,
-              testing::StartsWith("<p id=\"plain-state\">training</p>"));
-  EXPECT_THAT(tables, HasSubstr("<td>node-1</td>"));
-}
-
 TEST(PageRoutesTest, ThePageAndItsFilesAreInTheProgram) {
   const auto figures = std::make_shared<const RunFigures>(BusyFigures(2));
   const auto routes = PageRoutes([figures] { return figures; });
   const HttpResponse page = routes.at("/")();
   EXPECT_THAT(page.content_type, HasSubstr("text/html"));
-  EXPECT_THAT(page.body, HasSubstr("plain-state"));
-  EXPECT_THAT(page.body, Not(HasSubstr("<!-- STATUS -->")));
+  EXPECT_THAT(std::string(page.fixed_body), HasSubstr("<noscript>"));
   EXPECT_THAT(std::string(routes.at("/chart.js")().fixed_body),
               HasSubstr("Chart.js v3"));
   EXPECT_THAT(routes.at("/page.css")().content_type, HasSubstr("text/css"));

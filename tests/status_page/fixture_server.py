@@ -3,7 +3,6 @@
     python3 fixture_server.py crowd      to look at one of statuses.py
 """
 
-import html
 import http.server
 import json
 import pathlib
@@ -24,17 +23,6 @@ POLICY = ("default-src 'none'; script-src 'self'; style-src 'self'; "
 def why_not():
     """Names what is missing for a fixture; None if nothing is."""
     return None if CHART.exists() else "no Chart.js (package libjs-chart.js)"
-
-
-def plain_tables(status):
-    """The server's text for readers without JavaScript."""
-    rows = "".join(
-        f"<tr><td>{worker['rank']}</td><td>{html.escape(worker['state'])}</td>"
-        f"<td>{html.escape(worker.get('description', ''))}</td></tr>"
-        for worker in status["workers"])
-    return (f'<p id="plain-state">{html.escape(status["state_text"])}</p>'
-            '<table class="plain"><tr><th>Worker</th><th>State</th>'
-            f"<th>Process</th></tr>{rows}</table>")
 
 
 def later(status, times):
@@ -131,8 +119,7 @@ class FixtureServer:
             return 404, "text/plain", b"not found"
         body = file.read_bytes()
         if path == "/":
-            tables = self.raw + plain_tables(self.status)
-            body = body.replace(b"<!-- STATUS -->", tables.encode())
+            body = body.replace(b"<noscript>", self.raw.encode() + b"<noscript>")
         return 200, TYPES[file.suffix], body
 
     def _status(self):

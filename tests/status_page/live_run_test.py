@@ -172,18 +172,6 @@ class LiveRun(unittest.TestCase):
         self.assertEqual(self.browser.script(
             "return document.querySelectorAll('body img').length"), 0)
         self.assertEqual(self.browser.complaints(), [])
-        self.check_plain_page(HOSTILE)
-
-    def check_plain_page(self, name):
-        self.browser.set_scripts(False)
-        try:
-            self.browser.open(self.url)
-            self.assertIn(name, self.say(".plain"))
-            self.assertIn("worker", self.say("#plain-state"))
-            self.assertEqual(self.browser.script(
-                "return document.querySelectorAll('body img').length"), 0)
-        finally:
-            self.browser.set_scripts(True)
 
     def drain_and_await_the_end(self):
         """The server stays until the page's next request."""
