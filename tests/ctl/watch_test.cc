@@ -216,34 +216,6 @@ TEST(WatchControlsTest, ArrowsSelectAndScroll) {
   EXPECT_EQ(from_below.view().selected, 9);
 }
 
-TEST(WatchControlsTest, PromptCollectsSettings) {
-  WatchControls controls;
-  EXPECT_THAT(controls.Type("p--aggregation=asyncX\x7f", {}),
-              testing::IsEmpty());
-  EXPECT_THAT(controls.view().line,
-              testing::StartsWith("policy set --aggregation=async_"));
-  const std::vector<WatchCommand> commands =
-      controls.Type(" learning_rate=0.1\n", {});
-  ASSERT_EQ(commands.size(), 1U);
-  EXPECT_EQ(commands[0].kind, WatchCommand::Kind::kSetPolicy);
-  EXPECT_THAT(commands[0].settings, ElementsAre(Pair("aggregation", "async"),
-                                                Pair("learning_rate", "0.1")));
-  // The next prompt is empty.
-  controls.Type("p", {});
-  EXPECT_THAT(controls.view().line, testing::StartsWith("policy set _"));
-}
-
-TEST(WatchControlsTest, PromptRefusesWhatIsNoSettingAndEscapeLeavesIt) {
-  WatchControls controls;
-  for (const char* typed : {"p\n", "pasync\n", "p=3\n", "pa=1 b\n"}) {
-    EXPECT_THAT(controls.Type(typed, {}), testing::IsEmpty()) << typed;
-    EXPECT_THAT(controls.view().line, HasSubstr("want settings such as"));
-  }
-  EXPECT_THAT(controls.Type("pa=1\x1b", {}), testing::IsEmpty());
-  EXPECT_THAT(controls.view().line, HasSubstr("q quit"));
-  EXPECT_EQ(controls.Type("q", {}).size(), 1U);
-}
-
 TEST(WatchControlsTest, DrainsOnlyASelectedWorkerAndOnlyAfterYes) {
   WatchControls controls;
   const std::vector<int32_t> workers = {3};
@@ -339,28 +311,18 @@ TEST(WatchVerbTest, RedrawsATerminalInPlace) {
   EXPECT_THAT(frames[1], HasSubstr("step 151\x1b[K\n"));
 }
 
-TEST(WatchVerbTest, KeysChangeThePolicyAndDrainAWorker) {
+TEST(WatchVerbTest, KeysDrainAWorker) {
   CtlHarness ctl;
   ctl.terminal = true;
-  v1::SetPolicyRequest set;
-  ctl.server.on_set = [&set](const v1::SetPolicyRequest& request) {
-    set = request;
-    v1::SetPolicyReply reply;
-    reply.set_text("waits for the pushes of step 150");
-    return reply;
-  };
   v1::EvictRequest evicted;
   ctl.server.on_evict = [&evicted](const v1::EvictRequest& request) {
     evicted = request;
     return v1::EvictReply();
   };
-  ctl.typed = {"p", "aggregation=async\r", "j", "dy", "q"};
+  ctl.typed = {"j", "dy", "q"};
   const CtlResult result = ctl.Run("watch");
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(set.settings().at("aggregation"), "async");
-  EXPECT_EQ(set.run_id(), "3f2a");
-  EXPECT_THAT(result.out,
-              HasSubstr("policy: waits for the pushes of step 150"));
+  EXPECT_EQ(evicted.run_id(), "3f2a");
   EXPECT_TRUE(evicted.after_step());
   EXPECT_EQ(evicted.rank(), 0);
   EXPECT_THAT(result.out, HasSubstr("worker 0 leaves after its current step"));
@@ -369,14 +331,14 @@ TEST(WatchVerbTest, KeysChangeThePolicyAndDrainAWorker) {
 TEST(WatchVerbTest, ARefusedCommandIsShownAndTheWatchGoesOn) {
   CtlHarness ctl;
   ctl.terminal = true;
-  ctl.server.on_set =
-      [](const v1::SetPolicyRequest&) -> absl::StatusOr<v1::SetPolicyReply> {
-    return absl::InvalidArgumentError("--rule: no such setting");
+  ctl.server.on_evict =
+      [](const v1::EvictRequest&) -> absl::StatusOr<v1::EvictReply> {
+    return absl::InvalidArgumentError("no such rank");
   };
-  ctl.typed = {"prule=1\n", "s", "q"};
+  ctl.typed = {"jdy", "s", "q"};
   const CtlResult result = ctl.Run("watch");
   EXPECT_EQ(result.code, 0);
-  EXPECT_THAT(result.out, HasSubstr("policy: --rule: no such setting"));
+  EXPECT_THAT(result.out, HasSubstr("drain: no such rank"));
   EXPECT_THAT(result.out, HasSubstr("s order (slowest first)"));
 }
 

@@ -1,12 +1,9 @@
 #include "server/ctl/watch/watch_controls.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "server/ctl/watch/stragglers.h"
 
 namespace cohort {
@@ -18,15 +15,9 @@ constexpr absl::string_view kRight = "\x1b[C";
 constexpr absl::string_view kLeft = "\x1b[D";
 constexpr absl::string_view kPageUp = "\x1b[5~";
 constexpr absl::string_view kPageDown = "\x1b[6~";
-constexpr absl::string_view kEscape = "\x1b";
-constexpr absl::string_view kBackspace = "\x7f";
-constexpr absl::string_view kBackspaceToo = "\b";
-constexpr absl::string_view kClearLine = "\x15";
 
 constexpr int kPage = 10;
 constexpr int kScrollColumns = 8;
-// Far more than a terminal shows; a paste must not grow without bound.
-constexpr size_t kTextMax = 500;
 
 absl::string_view OrderName(WorkerOrder order) {
   switch (order) {
@@ -66,22 +57,6 @@ absl::string_view FirstKey(absl::string_view bytes) {
   return bytes.substr(0, end + 1);
 }
 
-// "--aggregation=async learning_rate=0.1"; absent if a word is not of the form
-// NAME=VALUE, or if there is none.
-std::optional<std::map<std::string, std::string>> SettingsIn(
-    absl::string_view text) {
-  std::map<std::string, std::string> settings;
-  for (absl::string_view word :
-       absl::StrSplit(text, absl::ByAnyChar(" \t"), absl::SkipEmpty())) {
-    const std::pair<absl::string_view, absl::string_view> parts =
-        absl::StrSplit(absl::StripPrefix(word, "--"), absl::MaxSplits('=', 1));
-    if (parts.first.empty() || parts.second.empty()) return std::nullopt;
-    settings[std::string(parts.first)] = std::string(parts.second);
-  }
-  if (settings.empty()) return std::nullopt;
-  return settings;
-}
-
 }  // namespace
 
 WatchControls::WatchControls() { ShowLine(); }
@@ -93,7 +68,8 @@ std::vector<WatchCommand> WatchControls::Type(absl::string_view bytes,
     const absl::string_view key = FirstKey(bytes);
     bytes.remove_prefix(key.size());
     told_.clear();
-    if (std::optional<WatchCommand> command = Key(key, ranks)) {
+    if (std::optional<WatchCommand> command =
+            asks_ ? DrainKey(key) : ViewKey(key, ranks)) {
       commands.push_back(*std::move(command));
     }
   }
@@ -104,19 +80,6 @@ std::vector<WatchCommand> WatchControls::Type(absl::string_view bytes,
 void WatchControls::Tell(const std::string& outcome) {
   told_ = outcome;
   ShowLine();
-}
-
-std::optional<WatchCommand> WatchControls::Key(
-    absl::string_view key, absl::Span<const int32_t> ranks) {
-  switch (mode_) {
-    case Mode::kView:
-      return ViewKey(key, ranks);
-    case Mode::kPolicy:
-      return PolicyKey(key);
-    case Mode::kDrain:
-      return DrainKey(key);
-  }
-  return std::nullopt;
 }
 
 std::optional<WatchCommand> WatchControls::ViewKey(
@@ -131,10 +94,9 @@ std::optional<WatchCommand> WatchControls::ViewKey(
     view_.scrolled = std::max(0, view_.scrolled - kScrollColumns);
   }
   if (key == "s") view_.order = Next(view_.order);
-  if (key == "p") mode_ = Mode::kPolicy;
   if (key == "d") {
     if (view_.selected.has_value()) {
-      mode_ = Mode::kDrain;
+      asks_ = true;
     } else {
       told_ = "select a worker with the arrow keys first";
     }
@@ -142,33 +104,8 @@ std::optional<WatchCommand> WatchControls::ViewKey(
   return std::nullopt;
 }
 
-std::optional<WatchCommand> WatchControls::PolicyKey(absl::string_view key) {
-  if (key == kEscape) {
-    mode_ = Mode::kView;
-    text_.clear();
-  } else if (key == kBackspace || key == kBackspaceToo) {
-    if (!text_.empty()) text_.pop_back();
-  } else if (key == kClearLine) {
-    text_.clear();
-  } else if (key == "\n" || key == "\r") {
-    mode_ = Mode::kView;
-    const auto settings = SettingsIn(text_);
-    const std::string typed = std::exchange(text_, "");
-    if (settings.has_value()) {
-      return WatchCommand{.kind = WatchCommand::Kind::kSetPolicy,
-                          .settings = *settings};
-    }
-    told_ = absl::StrCat("policy: got '", typed,
-                         "', want settings such as aggregation=async");
-  } else if (key.size() == 1 && text_.size() < kTextMax &&
-             absl::ascii_isprint(static_cast<unsigned char>(key[0]))) {
-    text_ += key[0];
-  }
-  return std::nullopt;
-}
-
 std::optional<WatchCommand> WatchControls::DrainKey(absl::string_view key) {
-  mode_ = Mode::kView;
+  asks_ = false;
   if (key == "y" || key == "Y") {
     return WatchCommand{.kind = WatchCommand::Kind::kDrainWorker,
                         .rank = *view_.selected};
@@ -194,15 +131,12 @@ void WatchControls::Select(absl::Span<const int32_t> ranks, int by) {
 void WatchControls::ShowLine() {
   if (!told_.empty()) {
     view_.line = told_;
-  } else if (mode_ == Mode::kPolicy) {
-    view_.line = absl::StrCat("policy set ", text_, "_   (Esc cancels)");
-  } else if (mode_ == Mode::kDrain) {
+  } else if (asks_) {
     view_.line = absl::StrCat("let worker ", *view_.selected,
                               " leave after its step? y/n");
   } else {
-    view_.line =
-        absl::StrCat("arrows select and scroll  s order (",
-                     OrderName(view_.order), ")  p policy  d drain  q quit");
+    view_.line = absl::StrCat("arrows select and scroll  s order (",
+                              OrderName(view_.order), ")  d drain  q quit");
   }
 }
 

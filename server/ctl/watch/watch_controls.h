@@ -29,17 +29,15 @@ struct WatchView {
   std::optional<int32_t> selected;
   // Columns of the workers' table that are scrolled out on the left.
   int scrolled = 0;
-  // The last line: a prompt, the result of a command, or the keys. Empty
+  // The last line: a question, the result of a command, or the keys. Empty
   // without a keyboard.
   std::string line;
 };
 
 // A command that was typed.
 struct WatchCommand {
-  enum class Kind { kQuit, kSetPolicy, kDrainWorker };
+  enum class Kind { kQuit, kDrainWorker };
   Kind kind = Kind::kQuit;
-  // For kSetPolicy.
-  std::map<std::string, std::string> settings;
   // For kDrainWorker.
   int32_t rank = 0;
 };
@@ -61,21 +59,15 @@ class WatchControls {
   void Tell(const std::string& outcome);
 
  private:
-  enum class Mode { kView, kPolicy, kDrain };
-
-  std::optional<WatchCommand> Key(absl::string_view key,
-                                  absl::Span<const int32_t> ranks);
   std::optional<WatchCommand> ViewKey(absl::string_view key,
                                       absl::Span<const int32_t> ranks);
-  std::optional<WatchCommand> PolicyKey(absl::string_view key);
   std::optional<WatchCommand> DrainKey(absl::string_view key);
   void Select(absl::Span<const int32_t> ranks, int by);
   void ShowLine();
 
   WatchView view_;
-  Mode mode_ = Mode::kView;
-  // Typed so far at the prompt.
-  std::string text_;
+  // The next key answers whether the selected worker is to leave.
+  bool asks_ = false;
   // The outcome of a command; empty once a key was typed.
   std::string told_;
 };

@@ -115,16 +115,6 @@ class Watch {
 
   // Sends the command. Returns its outcome in words.
   std::string Act(const WatchCommand& command) {
-    if (command.kind == WatchCommand::Kind::kSetPolicy) {
-      v1::SetPolicyRequest request;
-      request.set_run_id(last_->status.run_id());
-      request.set_author(OperatorName(io_.environment));
-      request.mutable_settings()->insert(command.settings.begin(),
-                                         command.settings.end());
-      const absl::StatusOr<v1::SetPolicyReply> reply =
-          server_.SetPolicy(request);
-      return Outcome("policy", reply.status(), reply.ok() ? reply->text() : "");
-    }
     v1::EvictRequest request;
     request.set_run_id(last_->status.run_id());
     request.set_rank(command.rank);
