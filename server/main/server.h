@@ -106,9 +106,6 @@ class Server : private RunListener {
   absl::Status OpenRecorder();
   absl::Status Listen();
   absl::Status OpenLocalDoor();
-  // The socket of --local=unix, and its address; absent if there is none.
-  absl::StatusOr<std::optional<ListenSocket>> OpenLocalSocket(
-      ListenAddress& address);
   absl::Status ListenForAdmin(Transport::Services services);
   // ---- data shards; see server_shards.cc
   void MakeDataShards(const std::vector<std::string>& addresses);

@@ -12,13 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/listen_address.h"
-#include "common/local/boot_id.h"
 #include "common/log/log.h"
-#include "common/ops/listen_socket.h"
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "common/wire/security.h"
-#include "server/local/local_socket.h"
 #include "server/main/server.h"
 #include "server/rpc/services.h"
 
@@ -46,14 +43,7 @@ std::function<std::string(absl::string_view)> UnservedText(
 absl::Status Server::Listen() {
   Transport::Services services;
   COHORT_RETURN_IF_ERROR(OpenLocalDoor());
-  ListenAddress local_address;
-  COHORT_ASSIGN_OR_RETURN(std::optional<ListenSocket> local_socket,
-                          OpenLocalSocket(local_address));
-  services.push_back(MakeMembershipService(
-      *shard_,
-      {.boot_id = BootId(),
-       .door = local_.get(),
-       .address = local_socket.has_value() ? local_address.ToString() : ""}));
+  services.push_back(MakeMembershipService(*shard_, local_.get()));
   services.push_back(MakeParametersService(*shard_, local_.get()));
   services.push_back(MakeMomentsService(*shard_));
   Transport::Services admin;
@@ -78,7 +68,7 @@ absl::Status Server::Listen() {
        .connections_per_address = options_.connections_per_address,
        .unserved =
            UnservedText(admin_ == nullptr ? "" : admin_->address().ToString())},
-      std::move(services), grpc_metrics_, clock_, std::move(local_socket));
+      std::move(services), grpc_metrics_, clock_);
   if (!transport.ok()) return transport.status();
   transport_ = *std::move(transport);
   const ListenAddress& address = transport_->address();
@@ -128,29 +118,6 @@ absl::Status Server::OpenLocalDoor() {
   Log(LogLevel::kWarning,
       absl::StrCat(failed, "; workers of this host do without"));
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::optional<ListenSocket>> Server::OpenLocalSocket(
-    ListenAddress& address) {
-  // Workers that connect to a Unix socket need no further one.
-  if ((options_.local != "auto" && options_.local != "unix") ||
-      IsUnixAddress(options_.listen)) {
-    return std::nullopt;
-  }
-  // The door has done it already.
-  if (local_ == nullptr) RemoveLeftSockets(options_.local_dir);
-  address.socket = NewSocketName(options_.local_dir);
-  absl::StatusOr<ListenSocket> socket = ListenSocket::Open("--local", address);
-  if (socket.ok()) return std::optional<ListenSocket>(*std::move(socket));
-  const std::string failed =
-      absl::StrCat(socket.status().message(),
-                   "; set --local_dir to a folder that this user can write to");
-  if (options_.local == "unix") return absl::UnavailableError(failed);
-  Log(LogLevel::kWarning,
-      absl::StrCat(failed,
-                   "; workers of this host use TCP where they cannot "
-                   "share memory"));
-  return std::nullopt;
 }
 
 absl::Status Server::ListenForAdmin(Transport::Services services) {

@@ -66,11 +66,10 @@ absl::Status CheckShards(const ServerOptions& options) {
         "--shard_addresses: got data shards, want --checkpoint_dir too: after "
         "the loss of a shard all go on from the newest checkpoint");
   }
-  if (options.local == "shm" || options.local == "unix") {
+  if (options.local == "shm") {
     return absl::InvalidArgumentError(
-        absl::StrCat("--local: got ", options.local,
-                     ", want tcp or auto with --shard_addresses: workers reach "
-                     "data shards over TCP only"));
+        "--local: got shm, want tcp or auto with --shard_addresses: workers "
+        "reach data shards over TCP only");
   }
   return absl::OkStatus();
 }

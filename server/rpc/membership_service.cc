@@ -24,11 +24,11 @@ using RawMembership = v1::Membership::WithRawCallbackMethod_Session<
 
 class MembershipService final : public RawMembership {
  public:
-  MembershipService(Shard& shard, LocalOffers offers)
-      : shard_(shard), offers_(std::move(offers)) {}
+  MembershipService(Shard& shard, LocalDoor* local)
+      : shard_(shard), local_(local) {}
 
   ByteBidiReactor* Session(grpc::CallbackServerContext* context) override {
-    return StartSession(shard_, context, offers_);
+    return StartSession(shard_, context, local_);
   }
 
   grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context,
@@ -67,14 +67,14 @@ class MembershipService final : public RawMembership {
   }
 
   Shard& shard_;
-  const LocalOffers offers_;
+  LocalDoor* const local_;
 };
 
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
-                                                     LocalOffers offers) {
-  return std::make_unique<MembershipService>(shard, std::move(offers));
+                                                     LocalDoor* local) {
+  return std::make_unique<MembershipService>(shard, local);
 }
 
 }  // namespace cohort

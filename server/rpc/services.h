@@ -24,20 +24,10 @@ class Service;
 // server.
 namespace cohort {
 
-// The ways offered to workers of this host when they join.
-struct LocalOffers {
-  // Identifies the running kernel: all offers end there.
-  std::string boot_id;
-  // Lets them share memory; must outlive the services. Null: none may.
-  LocalDoor* door = nullptr;
-  // A Unix socket that serves the same calls, as unix:/path or
-  // unix-abstract:name. Empty if there is none.
-  std::string address;
-};
-
+// `local` lets workers of this host share memory, and must outlive the
+// services; null: none may.
 std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
-                                                     LocalOffers offers);
-// `local` lets workers of this host share memory; null: none may.
+                                                     LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard,
                                                      LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeMomentsService(Shard& shard);

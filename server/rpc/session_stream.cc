@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "cohort/v1/membership.pb.h"
+#include "common/local/boot_id.h"
 #include "common/printable.h"
 #include "common/status_macros.h"
 #include "common/step_phase.h"
@@ -90,9 +91,9 @@ absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
 
 class SessionReactor final : public ShardStream<SessionStream> {
  public:
-  // `offers` must outlive the stream.
-  SessionReactor(Shard& shard, const LocalOffers* offers)
-      : ShardStream(shard), offers_(*offers) {}
+  // `local`, which may be null, must outlive the stream.
+  SessionReactor(Shard& shard, LocalDoor* local)
+      : ShardStream(shard), local_(local) {}
 
   void SendJoined(const effect::Joined& joined) override {
     const CoordinatorOptions options = shard_.options();
@@ -118,7 +119,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
     to->set_takes_further_contributions(true);
     to->set_run_name(options.run_name);
     to->set_global_batch(options.policy.global_batch);
-    AddOffers(joined, to);
+    AddOffer(joined, to);
     SendMessage(reply);
   }
 
@@ -178,17 +179,14 @@ class SessionReactor final : public ShardStream<SessionStream> {
   }
 
  private:
-  // The ways that a worker of this host may use in place of TCP.
-  void AddOffers(const effect::Joined& joined, v1::JoinReply* to) {
-    if (offers_.door == nullptr && offers_.address.empty()) return;
-    v1::LocalOffer* local = to->mutable_local();
-    local->set_boot_id(offers_.boot_id);
-    local->set_address(offers_.address);
-    if (offers_.door == nullptr) return;
+  // What a worker of this host may use in place of TCP.
+  void AddOffer(const effect::Joined& joined, v1::JoinReply* to) {
+    if (local_ == nullptr) return;
     const LocalDoor::Offer offer =
-        offers_.door->Invite(joined.rank, joined.incarnation);
-    local->set_socket(offer.socket);
-    local->set_token(offer.token);
+        local_->Invite(joined.rank, joined.incarnation);
+    to->mutable_local()->set_boot_id(BootId());
+    to->mutable_local()->set_socket(offer.socket);
+    to->mutable_local()->set_token(offer.token);
   }
 
   static absl::Status NotJoined(absl::string_view seen) {
@@ -227,7 +225,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
     return absl::OkStatus();
   }
 
-  const LocalOffers& offers_;
+  LocalDoor* const local_;
   SessionId id_;
 
   // Used by the reading side, then by OnGone.
@@ -239,8 +237,8 @@ class SessionReactor final : public ShardStream<SessionStream> {
 
 ByteBidiReactor* StartSession(Shard& shard,
                               grpc::CallbackServerContext* context,
-                              const LocalOffers& offers) {
-  return Started<SessionReactor>(shard, context, &offers);
+                              LocalDoor* local) {
+  return Started<SessionReactor>(shard, context, local);
 }
 
 }  // namespace cohort

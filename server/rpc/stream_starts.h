@@ -17,10 +17,10 @@ using ByteBidiReactor =
     grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 
-// `offers` must outlive the stream.
+// `local`, which may be null, must outlive the stream.
 ByteBidiReactor* StartSession(Shard& shard,
                               grpc::CallbackServerContext* context,
-                              const LocalOffers& offers);
+                              LocalDoor* local);
 ByteBidiReactor* StartRegister(Shard& shard,
                                grpc::CallbackServerContext* context);
 ByteBidiReactor* StartExchange(Shard& shard,

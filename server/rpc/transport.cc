@@ -91,7 +91,7 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
     const TransportOptions& options, Services services, GrpcMetrics& metrics,
-    const Clock& clock, std::optional<ListenSocket> further) {
+    const Clock& clock) {
   std::unique_ptr<Transport> transport(new Transport);
   COHORT_ASSIGN_OR_RETURN(transport->address_,
                           ParseListenAddress(options.flag, options.listen));
@@ -103,14 +103,10 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
       ReadChunkFor(options.workers));
   grpc::ResourceQuota quota("cohort-server");
   builder.SetResourceQuota(quota.Resize(TransportBytesMax(options)));
-  const auto add_acceptor = [&] {
-    return builder.experimental().AddExternalConnectionAcceptor(
-        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-        CredentialsOf(options, transport->open_calls_));
-  };
-  auto acceptor = add_acceptor();
-  // Both must exist before the server starts.
-  auto further_acceptor = further.has_value() ? add_acceptor() : nullptr;
+  // It must exist before the server starts.
+  auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      CredentialsOf(options, transport->open_calls_));
   for (const auto& service : transport->services_) {
     builder.RegisterService(service.get());
   }
@@ -137,21 +133,16 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   const int64_t files_max = options.connections_max > 0
                                 ? options.connections_max
                                 : ConnectionFilesMax();
-  transport->accept_.push_back(
+  transport->accept_ =
       std::make_unique<AcceptLoop>(*std::move(socket), std::move(acceptor),
-                                   files_max, ConnectionsPerAddress(options)));
-  if (further.has_value()) {
-    transport->accept_.push_back(std::make_unique<AcceptLoop>(
-        *std::move(further), std::move(further_acceptor), files_max,
-        ConnectionsPerAddress(options)));
-  }
+                                   files_max, ConnectionsPerAddress(options));
   return transport;
 }
 
 Transport::~Transport() = default;
 
 void Transport::Shutdown(absl::Duration grace) {
-  accept_.clear();
+  accept_.reset();
   server_->Shutdown(absl::ToChronoTime(absl::Now() + grace));
 }
 

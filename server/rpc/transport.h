@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,12 +55,11 @@ class Transport {
  public:
   using Services = std::vector<std::unique_ptr<grpc::Service>>;
 
-  // Serves the same calls on `further`, if there is one. `metrics` and `clock`
-  // must outlive it.
+  // `metrics` and `clock` must outlive it.
   // Errors: Unavailable: the address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<Transport>> Start(
       const TransportOptions& options, Services services, GrpcMetrics& metrics,
-      const Clock& clock, std::optional<ListenSocket> further = std::nullopt);
+      const Clock& clock);
   ~Transport();
 
   const ListenAddress& address() const { return address_; }
@@ -79,7 +77,7 @@ class Transport {
   // Destroyed in the reverse order: each uses those before it.
   Services services_;
   std::unique_ptr<grpc::Server> server_;
-  std::vector<std::unique_ptr<AcceptLoop>> accept_;
+  std::unique_ptr<AcceptLoop> accept_;
 };
 
 }  // namespace cohort

@@ -100,7 +100,7 @@ absl::Status BenchRendezvous() {
         const std::vector<double> tcp,
         TcpRendezvousSeconds(workers, channels * 16, rounds));
     for (const int32_t together : {1, 4}) {
-      for (const char* const way : {"tcp", "unix", "shm"}) {
+      for (const char* const way : {"tcp", "shm"}) {
         Served served = Plaintext();
         served.local = way;
         COHORT_ASSIGN_OR_RETURN(const std::vector<double> cohort,
@@ -223,10 +223,7 @@ absl::Status BenchWays(const Way& one, const Way& other) {
 absl::Status BenchLocal() {
   Served shared = Plaintext();
   shared.local = "shm";
-  COHORT_RETURN_IF_ERROR(BenchWays({"TCP", Plaintext()}, {"shm", shared}));
-  Served socket = Plaintext();
-  socket.local = "unix";
-  return BenchWays({"TCP", Plaintext()}, {"unix", socket});
+  return BenchWays({"TCP", Plaintext()}, {"shm", shared});
 }
 
 absl::Status BenchWire() {

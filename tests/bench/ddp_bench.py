@@ -375,7 +375,7 @@ def read_options():
                         help="processes of each side (default 2)")
     parser.add_argument("--model", choices=("cnn", "resnet18"), default="cnn",
                         help="(default cnn)")
-    parser.add_argument("--local", choices=("auto", "shm", "unix", "tcp"),
+    parser.add_argument("--local", choices=("auto", "shm", "tcp"),
                         default="auto", help="how Cohort's gradients travel "
                         "(default auto)")
     parser.add_argument("--threads", type=int, default=1,

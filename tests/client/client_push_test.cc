@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "common/local/boot_id.h"
 #include "common/wire/convert.h"
 #include "common/wire/encoding.h"
 #include "tests/client/fake_server.h"
@@ -18,7 +17,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::StartsWith;
 
 const ReducePass kPass{.step = Version(10)};
 
@@ -817,49 +815,15 @@ TEST(ClientReportTest, FencedReportLeadsToANewIncarnation) {
   EXPECT_EQ(server.joins().size(), 2u);
 }
 
-// The rest of the calls stays where the session is.
-TEST(ClientPushTest, PushesAndRendezvousTakeTheUnixSocketThatTheServerNames) {
-  for (const LocalMode mode :
-       {LocalMode::kAuto, LocalMode::kUnix, LocalMode::kTcp}) {
-    FakeServer server;
-    server.on_join = [&server](const v1::Join& join) {
-      v1::JoinReply reply = server.Admit(join);
-      reply.mutable_local()->set_boot_id(BootId());
-      reply.mutable_local()->set_address(server.unix_address());
-      return reply;
-    };
-    server.on_exchange = [](FakeServer::ExchangeIo& io) {
-      std::vector<v1::ExchangeRequest> push;
-      if (ReadPush(io, &push)) io.Write(VerdictReply(Verdict::kSkipped, 0));
-      Drain(io);
-      return grpc::Status::OK;
-    };
-    server.on_reduce = [](FakeServer::ReduceIo&) {
-      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "seen");
-    };
-    ClientOptions options = server.Options();
-    options.local = mode;
-    const auto client = TrainingClient(server, options);
-    ASSERT_TRUE(PushOnce(*client).ok());
-    (void)client->Reduce(kPass, {{.moments = kMoments}});
-    const std::string wanted = mode == LocalMode::kTcp ? "ipv4:" : "unix";
-    ASSERT_EQ(server.bulk_peers().size(), 2u);
-    for (const std::string& peer : server.bulk_peers()) {
-      EXPECT_THAT(peer, StartsWith(wanted));
-    }
-    EXPECT_THAT(server.register_peers().at(0), StartsWith("ipv4:"));
-  }
-}
-
-TEST(ClientPushTest, AUnixSocketThatMustBeTakenAndCannotIsAnError) {
+TEST(ClientPushTest, SharedMemoryThatMustBeTakenAndCannotIsAnError) {
   FakeServer server;
   ClientOptions options = server.Options();
-  options.local = LocalMode::kUnix;
+  options.local = LocalMode::kSharedMemory;
   const auto client = TrainingClient(server, options);
   const absl::Status status = PushOnce(*client).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--local=unix: the server offers no Unix socket"));
+              HasSubstr("--local=shm: the server offers no shared memory"));
 }
 
 }  // namespace

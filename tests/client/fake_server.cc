@@ -1,9 +1,7 @@
 #include "tests/client/fake_server.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -49,9 +47,7 @@ struct FakeServer::Services {
       }
       return fake.on_register ? fake.on_register(*io) : Unexpected("Register");
     }
-    grpc::Status Exchange(grpc::ServerContext* context,
-                          ExchangeIo* io) override {
-      fake.NoteBulkPeer(context->peer());
+    grpc::Status Exchange(grpc::ServerContext*, ExchangeIo* io) override {
       return fake.on_exchange ? fake.on_exchange(*io) : Unexpected("Exchange");
     }
     grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request,
@@ -63,8 +59,7 @@ struct FakeServer::Services {
 
   struct Moments final : v1::Moments::Service {
     explicit Moments(FakeServer& fake) : fake(fake) {}
-    grpc::Status Reduce(grpc::ServerContext* context, ReduceIo* io) override {
-      fake.NoteBulkPeer(context->peer());
+    grpc::Status Reduce(grpc::ServerContext*, ReduceIo* io) override {
       return fake.on_reduce ? fake.on_reduce(*io) : Unexpected("Reduce");
     }
     FakeServer& fake;
@@ -85,10 +80,6 @@ FakeServer::FakeServer() : services_(std::make_unique<Services>(*this)) {
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
                            &port);
-  static std::atomic<int> number = 0;
-  unix_address_ =
-      absl::StrCat("unix-abstract:cohort-fake-", getpid(), "-", ++number);
-  builder.AddListeningPort(unix_address_, grpc::InsecureServerCredentials());
   builder.RegisterService(&services_->membership);
   builder.RegisterService(&services_->parameters);
   builder.RegisterService(&services_->moments);
@@ -97,11 +88,6 @@ FakeServer::FakeServer() : services_(std::make_unique<Services>(*this)) {
 }
 
 FakeServer::~FakeServer() { Shutdown(); }
-
-void FakeServer::NoteBulkPeer(const std::string& peer) {
-  MutexLock lock(mu_);
-  bulk_peers_.push_back(peer);
-}
 
 void FakeServer::Shutdown() {
   server_->Shutdown(std::chrono::system_clock::now());

@@ -37,8 +37,6 @@ class FakeServer {
   ~FakeServer();
 
   const std::string& address() const { return address_; }
-  // A Unix socket that serves the same.
-  const std::string& unix_address() const { return unix_address_; }
   // Options of a client that joins here as rank 2.
   ClientOptions Options() const;
   // A reply that admits `join` to run "run-1", with the incarnation that it
@@ -60,11 +58,6 @@ class FakeServer {
   std::vector<std::string> register_peers() {
     MutexLock lock(mu_);
     return register_peers_;
-  }
-  // The same of exchanges and rendezvous.
-  std::vector<std::string> bulk_peers() {
-    MutexLock lock(mu_);
-    return bulk_peers_;
   }
   // Blocks until the session has received `count` messages that `matches`
   // accepts.
@@ -88,10 +81,8 @@ class FakeServer {
   struct Services;
 
   grpc::Status Session(SessionIo& io);
-  void NoteBulkPeer(const std::string& peer);
 
   std::string address_;
-  std::string unix_address_;
   std::unique_ptr<Services> services_;
   std::unique_ptr<grpc::Server> server_;
 
@@ -103,7 +94,6 @@ class FakeServer {
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
   std::vector<v1::SessionRequest> received_ ABSL_GUARDED_BY(mu_);
   std::vector<std::string> register_peers_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::string> bulk_peers_ ABSL_GUARDED_BY(mu_);
 };
 
 // A client that has joined; fails the test if it cannot.

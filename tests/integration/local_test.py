@@ -1,5 +1,4 @@
-"""Gradients and weights through shared memory and Unix sockets, with real
-processes."""
+"""Gradients and weights through shared memory, with real processes."""
 
 import os
 import pathlib
@@ -50,9 +49,8 @@ class Local(unittest.TestCase):
     def test_the_same_bits_on_every_path(self):
         texts = {"shm": "go through shared memory",
                  "auto": "go through shared memory",
-                 "unix": "go over a Unix socket", "tcp": "go over TCP"}
-        for local in (("shm", "shm"), ("unix", "unix"), ("auto", "tcp"),
-                      ("unix", "shm"), ("tcp", "unix")):
+                 "tcp": "go over TCP"}
+        for local in (("shm", "shm"), ("auto", "tcp")):
             with self.subTest(local), cohort_of(local) as cohort:
                 cohort.start()
                 self.assertEqual(cohort.finish(), 0, cohort.log())
@@ -68,36 +66,6 @@ class Local(unittest.TestCase):
                 lambda: [worker["transport"] for worker in
                          cohort.status()["workers"]] == ["shm", "tcp"],
                 "the ways of both workers")
-
-    def test_auto_takes_the_unix_socket_where_memory_cannot_be_shared(self):
-        with cohort_of("auto", "--local=unix") as cohort:
-            cohort.start()
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertEqual(cohort.model_digest(), self.digest)
-            self.assertIn("go over a Unix socket: no shared memory: the server "
-                          "offers no shared memory", cohort.log("worker0"))
-
-    def test_killed_processes_on_the_unix_socket_replay_to_the_same_bits(self):
-        for victim in ("server", "worker"):
-            for at in self.versions():
-                with self.subTest(victim, version=at), cohort_of(
-                        "unix") as cohort:
-                    folder = cohort.dir / "sockets"
-                    folder.mkdir()
-                    cohort.server_flags.append(f"--local_dir={folder}")
-                    cohort.start()
-                    cohort.wait_until(
-                        lambda at=at: cohort.newest_checkpoint() >= at,
-                        f"version {at}")
-                    if victim == "server":
-                        kill(cohort.server)
-                        cohort.start_server("--resume")
-                    else:
-                        kill(cohort.workers[1])
-                        cohort.start_worker(1)
-                    self.assertEqual(cohort.finish(), 0, cohort.log())
-                    self.assertEqual(cohort.model_digest(), self.digest)
-                    self.assertEqual(list(folder.iterdir()), [])
 
     def test_the_same_bits_with_partitions_of_many_sizes(self):
         flags = ("--partition_kib=4", "--optimizer=adam",
@@ -190,14 +158,6 @@ class Local(unittest.TestCase):
             self.assertEqual(cohort.finish(), 0, cohort.log())
             self.assertEqual(cohort.model_digest(), self.digest)
             self.assertIn("go over TCP", cohort.log("worker1"))
-        with cohort_of("unix") as cohort:
-            cohort.start_server()
-            refused = cohort.start_worker(0, wrapper=wrapper)
-            cohort.start_worker(1)
-            self.assertEqual(refused.wait(60), 3, cohort.log("worker0"))
-            self.assertIn("--local=unix: the server is a process of user 0",
-                          cohort.log("worker0"))
-
     def test_says_why_memory_cannot_be_shared(self):
         with cohort_of("shm", "--local=tcp") as cohort:
             cohort.start()

@@ -182,75 +182,42 @@ TEST_F(UnixListenTest, OtherUsersAreNotServed) {
   EXPECT_EQ(WEXITSTATUS(ended), 0);
 }
 
-class LocalSocketTest : public ServiceTest {
+class LocalOfferTest : public ServiceTest {
  protected:
-  // What a worker is offered that joins now.
-  v1::LocalOffer Offer() {
+  // What a worker that joins now is told.
+  v1::JoinReply Joined() {
     auto worker = std::make_unique<HandWorker>(server_->address());
     EXPECT_TRUE(worker->Join().ok());
     workers_.push_back(std::move(worker));
-    return workers_.back()->joined().local();
+    return workers_.back()->joined();
   }
 
   TempDir folder_;
   ServerOptions options_ = TinyOptions();
 };
 
-TEST_F(LocalSocketTest, IsOfferedBesideSharedMemory) {
+TEST_F(LocalOfferTest, IsMadeUnlessLocalIsTcp) {
   options_.local_dir = folder_.path();
   Start(options_);
-  const v1::LocalOffer offer = Offer();
-  EXPECT_EQ(offer.boot_id(), BootId());
-  EXPECT_THAT(offer.socket(), StartsWith(folder_.path()));
-  EXPECT_THAT(offer.address(),
-              StartsWith(absl::StrCat("unix:", folder_.path(), "/")));
-  EXPECT_TRUE(StatusAt(offer.address()).ok());
+  EXPECT_EQ(Joined().local().boot_id(), BootId());
+  EXPECT_THAT(Joined().local().socket(), StartsWith(folder_.path()));
   workers_.clear();
   server_.reset();
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
-}
-
-TEST_F(LocalSocketTest, IsAbstractWithoutAFolder) {
-  options_.local = "unix";
-  Start(options_);
-  const v1::LocalOffer offer = Offer();
-  EXPECT_THAT(offer.address(), StartsWith("unix-abstract:cohort-"));
-  EXPECT_EQ(offer.socket(), "");
-  EXPECT_EQ(offer.token(), "");
-  EXPECT_TRUE(StatusAt(offer.address()).ok());
-}
-
-TEST_F(LocalSocketTest, IsNotOfferedWhereItIsNotWished) {
-  options_.local = "shm";
-  Start(options_);
-  const v1::LocalOffer offer = Offer();
-  EXPECT_EQ(offer.address(), "");
-  EXPECT_NE(offer.socket(), "");
-  workers_.clear();
   options_.local = "tcp";
   Start(options_);
-  EXPECT_EQ(Offer().boot_id(), "");
-  EXPECT_FALSE(workers_.back()->joined().has_local());
+  EXPECT_FALSE(Joined().has_local());
 }
 
-// Workers that come through a Unix socket need no second one.
-TEST_F(LocalSocketTest, IsNotMadeBesideAUnixSocket) {
-  options_.listen = absl::StrCat("unix:", folder_.File("socket"));
-  options_.local = "unix";
-  Start(options_);
-  EXPECT_EQ(Offer().address(), "");
-}
-
-TEST_F(LocalSocketTest, AFolderThatIsMissingIsAnErrorOrAWarning) {
+TEST_F(LocalOfferTest, AFolderThatIsMissingIsAnErrorOrAWarning) {
   options_.local_dir = folder_.File("no");
-  options_.local = "unix";
+  options_.local = "shm";
   const absl::Status status = StartServer(options_, out_).status();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("does not exist; make it; set --local_dir"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("set --local_dir"));
   options_.local = "auto";
   Start(options_);
-  EXPECT_EQ(Offer().address(), "");
+  EXPECT_FALSE(Joined().has_local());
 }
 
 }  // namespace

@@ -477,7 +477,6 @@ absl::Status GrpcClient::ConnectLocally() {
           : PathToShards(options_.local);
   if (!path.ok()) return final_ = path.status();
   connection_->local = std::move(path->memory);
-  if (!path->address.empty()) FollowPeer(path->address);
   if (options_.hooks != nullptr && path->text != exchange_path_) {
     options_.hooks->OnExchangePath(path->transport, path->text);
   }

@@ -16,19 +16,16 @@ namespace cohort {
 struct LocalPath {
   // Null if no memory is shared.
   std::unique_ptr<LocalLink> memory;
-  // Address of the Unix socket for rendezvous and bulk calls; empty: those of
-  // the session.
-  std::string address;
   // One of kTransportNames.
   std::string transport;
   // One sentence for people.
   std::string text;
 };
 
-// Takes the best way that works, and that `mode` allows: shared memory, a Unix
-// socket, the connection to `server`. `offer` is that of the newest join, empty
-// if there was none. `partitions` must outlive the path.
-// Errors: FailedPrecondition: the way that `mode` names does not work.
+// Takes shared memory where it works and `mode` allows it, else the connection
+// to `server`. `offer` is that of the newest join, empty if there was none.
+// `partitions` must outlive the path.
+// Errors: FailedPrecondition: `mode` wants shared memory, which does not work.
 absl::StatusOr<LocalPath> ChooseLocalPath(
     LocalMode mode, const std::string& server, const v1::LocalOffer& offer,
     const std::vector<Partition>& partitions);

@@ -63,9 +63,9 @@ class Joining:
 def _local_mode(given: str | None) -> str:
     """Raises ConfigurationError if there is no such way."""
     mode = given or os.environ.get("COHORT_LOCAL") or "auto"
-    if mode not in ("auto", "shm", "unix", "tcp"):
+    if mode not in ("auto", "shm", "tcp"):
         raise _errors.ConfigurationError(
-            f"local: got '{mode}', want one of auto, shm, unix, tcp")
+            f"local: got '{mode}', want one of auto, shm, tcp")
     return mode
 
 
@@ -204,9 +204,9 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         tls_key: file of its private key; by default COHORT_TLS_KEY.
         tls_ca: file of the authorities whose certificates are accepted from the
             server; by default COHORT_TLS_CA.
-        local: "shm": exchange through shared memory, "unix": over a Unix
-            socket, "tcp": as between hosts, "auto": the first of them that
-            works; by default COHORT_LOCAL or "auto".
+        local: "shm": exchange through shared memory, "tcp": as between hosts,
+            "auto": the first of them that works; by default COHORT_LOCAL or
+            "auto".
         log_level: "debug", "info", "warning" or "error".
 
     Raises:
