@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 
 import source_tree
 
-LINES_MAX = 600
-TEST_LINES_MAX = 900
 CODE = frozenset({".h", ".cc", ".cu", ".cuh"})
 SCRIPTS = frozenset({".py", ".sh", ".cmake"})
 TEXTS = CODE | SCRIPTS | {".proto", ".md", ".txt", ".json", ".yml", ".yaml",
@@ -57,14 +55,6 @@ def matches(pattern: re.Pattern[str], text: str, why: str
         match = pattern.search(line)
         if match:
             yield number, f"'{match.group().strip()}': {why}"
-
-
-def length(path: Path, text: str) -> Iterator[Violation]:
-    lines = text.count("\n")
-    is_test = source_tree.is_under(path, "tests")
-    limit = TEST_LINES_MAX if is_test else LINES_MAX
-    if path.suffix in CODE | SCRIPTS | {".proto"} and lines > limit:
-        yield lines, f"{lines} lines, want at most {limit}"
 
 
 def last_line(path: Path, text: str) -> Iterator[Violation]:
@@ -116,8 +106,7 @@ def honest_tests(path: Path, text: str) -> Iterator[Violation]:
 
 
 RULES: tuple[Callable[[Path, str], Iterator[Violation]], ...] = (
-    length, last_line, pragma_once, open_tasks, machine_paths, concurrency,
-    honest_tests)
+    last_line, pragma_once, open_tasks, machine_paths, concurrency, honest_tests)
 
 
 def types(text: str) -> Iterator[tuple[int, str]]:
