@@ -56,6 +56,8 @@ class ModulesBeside:
         for group in optimizer.param_groups if self._steps else ():
             for tensor in group["params"]:
                 known, step = self._trained.get(id(tensor), (None, 0))
+                if id(tensor) in self._own:
+                    continue  # The model's own weights are compared.
                 if known is None or known() is not tensor:
                     self._trained[id(tensor)] = weakref.ref(tensor), self._steps
                 elif step < self._steps:

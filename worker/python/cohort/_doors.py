@@ -165,8 +165,9 @@ def _served_unregistered(
             return None
         raise _errors.UsageError(
             f"{where}: F.batch_norm without moving statistics would normalise by "
-            "this worker's batch alone; use a batch-norm module of the model, or "
-            "`with cohort.local():` if that is meant")
+            "this worker's batch alone; use a batch-norm module of the model, one "
+            "with moving statistics elsewhere (a teacher's too), or `with "
+            "cohort.local():` if that is meant")
     step.check_training_call(where)
     owner = _owner_of(mean)
     if owner is None and not step.lasts(mean):

@@ -473,7 +473,8 @@ class Step:
             raise _errors.UsageError(
                 f"job.backward(): got a tensor of shape {tuple(loss.shape)}, "
                 f"requires_grad {loss.requires_grad}, want a scalar loss that "
-                "depends on the parameters")
+                "depends on the parameters; of a batch without anything to learn "
+                "from, such as objects: out.sum() * 0, with weight=0")
         if reduction not in ("mean", "sum"):
             raise _errors.UsageError(
                 f"reduction: got '{reduction}', want 'mean' or 'sum'")
