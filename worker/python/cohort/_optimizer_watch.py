@@ -1,13 +1,14 @@
 """Notices changes of an optimizer that the server, which applies it, would not
 follow."""
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from cohort import _doors, _errors
+from cohort import _core, _doors, _errors
 
 # Its package deletes the name.
 _optimizers: Any = importlib.import_module("torch.optim.optimizer")
@@ -41,6 +42,18 @@ def _refusing(text: str) -> Callable[..., None]:
     refuse._with_counter = True  # type: ignore[attr-defined]
     refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return refuse
+
+
+def _warning(state_dict: Callable[..., Any]) -> Callable[..., Any]:
+    warn = functools.cache(lambda: _core.log(
+        "warning", "optimizer.state_dict(): the server holds the optimizer's state, "
+        "so momentum and the like are not in this one; a run continues from the "
+        "server's own checkpoints (cohort-server --checkpoint_dir)"))
+
+    def warned(*args: Any, **kwargs: Any) -> Any:
+        warn()
+        return state_dict(*args, **kwargs)
+    return warned
 
 
 def _hooks_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
@@ -97,10 +110,12 @@ class OptimizerWatch:
         self._watched = _WATCHED[1:] if rates_by_workers else _WATCHED
         self._noted = self._values()
         # Those of the instance; absent: the class has the method.
-        self._methods = {name: vars(optimizer)[name] for name in _METHODS
+        self._methods = {name: vars(optimizer)[name]
+                         for name in (*_METHODS, "state_dict")
                          if name in vars(optimizer)}
         for name, text in _METHODS.items():
             setattr(optimizer, name, _refusing(f"optimizer.{name}(): {text}"))
+        setattr(optimizer, "state_dict", _warning(optimizer.state_dict))
 
     def _values(self) -> list[dict[str, Any]]:
         return [{name: _plain(group[name]) for name in self._watched
@@ -126,7 +141,7 @@ class OptimizerWatch:
 
     def detach(self) -> None:
         """The optimizer is the script's alone again."""
-        for name in _METHODS:
+        for name in (*_METHODS, "state_dict"):
             if name in self._methods:
                 setattr(self._optimizer, name, self._methods[name])
             else:
