@@ -1,6 +1,7 @@
 """Batches: their order, their randomness, loader processes, own data."""
 
 import array
+import collections
 import os
 import pathlib
 import random
@@ -59,6 +60,21 @@ class Parts(unittest.TestCase):
         with self.assertRaisesRegex(cohort.UsageError, "without a first tensor"):
             _batches.split("text", 0, 2)
 
+    def test_as_many_fields_as_samples_are_fields(self):
+        images = [torch.zeros(3, 4, 5), torch.zeros(3, 6, 5)]
+        first, second = (_batches.split((images, [1, 2]), part, 2, 2)
+                         for part in range(2))
+        self.assertEqual((first[1], second[1]), ([1], [2]))
+        self.assertIs(second[0][0], images[1])
+        samples = [(images[0], 1), (images[1], 2)]
+        self.assertEqual(_batches.split(samples, 1, 2, 2), samples[1:])
+
+    def test_mappings_stay_what_they_are(self):
+        batch = collections.UserDict(x=torch.arange(4))
+        part = _batches.split(batch, 1, 2, 4)
+        self.assertIsInstance(part, collections.UserDict)
+        self.assertEqual(part["x"].tolist(), [2, 3])
+
     def test_split_cuts_lists_of_samples(self):
         images = [torch.zeros(3, size, 5) for size in (4, 5, 6, 7)]
         targets = [{"boxes": torch.zeros(count, 4)} for count in (1, 0, 3, 4)]
@@ -96,13 +112,56 @@ class Parts(unittest.TestCase):
         batches = [(torch.zeros(images, 3), torch.zeros(boxes, 6))
                    for images, boxes in ((4, 9), (4, 0), (3, 4))]
         own = _data.OwnBatches(batches, loop=False)
-        for _ in batches:
+        for images, _ in batches:
             own.next()
-            self.assertEqual(own.doubt_of_samples(4), "")
+            self.assertEqual(own.samples(4), (len(images), ""))
             own.counted()
-        self.assertRegex(begun(batches[2:]).doubt_of_samples(4),
-                         "lengths 3, 4: 3 samples.*batch_size=4; pass weight=")
-        self.assertEqual(begun(batches[2:]).doubt_of_samples(None), "")
+        self.assertRegex(begun(batches[2:]).samples(4)[1],
+                         "lengths 3, 4.*batch_size=4.*pass weight=")
+        self.assertEqual(begun(batches[2:]).samples(None), (3, ""))
+
+    def test_ways_to_count(self):
+        """With the declared number for a whole batch, the number read for a
+        numbered one; None: it is in doubt."""
+        x, y = torch.zeros(5, 3, 8, 8), torch.zeros(5)
+        images = [torch.zeros(3, 8 + size, 8) for size in range(5)]
+        boxes = [{"boxes": torch.zeros(1 + size, 4)} for size in range(5)]
+        packed = torch.nn.utils.rnn.pack_sequence(
+            [torch.zeros(size) for size in (4, 3, 2, 2, 1)])
+        for name, batch, read, own in (
+                ("crops", ([x, x], y), 5, 5), ("named crops",
+                                               {"c": (x, x), "y": y}, 5, 5),
+                ("samples", [(image, 1) for image in images], 5, 5),
+                ("dictionaries", [{"x": image} for image in images], 5, 5),
+                ("views as records", [{"x": x, "y": y}] * 2, 5, 5),
+                ("pairs of records", [(x, [1] * 5)] * 2, 5, 5),
+                ("numbers first", ([6, 6], x, y), 5, 5),
+                ("lists", (images, boxes), 5, 5), ("packed", (packed, y), 5, 5),
+                ("text", ("a", x, y), 5, 5), ("images", [x[0]] * 5, None, 5),
+                ("views together", (torch.zeros(10, 3), y), 5, None),
+                ("time first", (torch.zeros(7, 5, 2), torch.zeros(7, 5)), 5, 5),
+                ("time and tokens", (torch.zeros(7, 5), torch.zeros(35)), None, None),
+                ("tokens", (torch.zeros(13, 2), torch.zeros(13)), None, 13)):
+            with self.subTest(name):
+                count, doubt = _batches.counted_samples(batch, 5)
+                self.assertEqual(None if doubt else count, read)
+                count, doubt = _batches.OwnCounter().count(batch, 5)
+                self.assertEqual(None if doubt else count, own)
+
+    def test_a_shorter_batch_is_counted_as_whole_ones_were(self):
+        def batch(samples):
+            return [{"x": torch.zeros(samples, 3)}, {"y": torch.zeros(samples)}]
+        counter = _batches.OwnCounter()
+        self.assertEqual(counter.count(batch(5), 5), (5, ""))
+        self.assertEqual(counter.count(batch(4), 5), (4, ""))
+        # Two records, or four samples in each.
+        self.assertTrue(_batches.OwnCounter().count(batch(4), 5)[1])
+        self.assertIsNone(_batches.samples_in(batch(4)))
+
+    def test_what_may_have_been_left_out_and_may_have_time_first_is_in_doubt(self):
+        short = torch.zeros(3, 5)
+        self.assertTrue(_batches.counted_samples((short, short), 5)[1])
+        self.assertEqual(_batches.counted_samples((short, short[:2]), 5), (5, ""))
 
     def test_an_epoch_is_a_permutation(self):
         order = _data.Order(seed=3, size=50)

@@ -64,6 +64,40 @@ def two_crops_in_a_dictionary(t):
                  ("crops", "y"), torch.utils.data.default_collate(items))))
 
 
+class Pairs(Samples):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return {"x": x, "z": x.flip(1)}, {"y": y}
+
+
+@row(sizes=SAMPLES)
+def a_pair_of_dictionaries(t):
+    model = started(t)
+    collated(t, model, Pairs(8, (3, 6, 6)), lambda model, batch: both(
+        model, ((batch[0]["x"], batch[0]["z"]), batch[1]["y"])))
+
+
+@row(sizes=SAMPLES)
+def a_pair_of_pairs(t):
+    model = started(t)
+    collated(t, model, PairsOfPairs(8, (3, 6, 6)), lambda model, batch: both(
+        model, ((batch[0][0], batch[1][0]), batch[0][1])))
+
+
+class PairsOfPairs(Samples):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return (x, y), (x.flip(1), y)
+
+
+@row()
+def a_loss_of_one_element(t):
+    model = started(t)
+    for x, y in t.data():
+        train(t, error_of(model(x), y).reshape(1) if t.rank is not None else
+              error_of(model(x), y))
+
+
 def stacked(batch):
     return (torch.stack([x for x, _ in batch]), torch.stack([y for _, y in batch]))
 

@@ -359,6 +359,28 @@ def largest(gradient):
     return gradient * (gradient.abs() >= gradient.abs().median())
 
 
+def clipped(gradient):
+    if gradient.norm() > 100:
+        return gradient * (100 / gradient.norm())
+    return None
+
+
+@refused("UsageError", "head.weight", "not linear")
+def hook_that_clips_above_the_shares(t):
+    hooked(t, clipped)
+
+
+@row()
+def hook_that_looks_under_a_condition(t):
+    seen = []
+
+    def look(gradient):
+        if len(seen) < 100:
+            seen.append(float(gradient.abs().max()))
+    hooked(t, look)
+    assert max(seen) < 1e3, seen
+
+
 @refused("UsageError", "head.weight", "not linear")
 def hook_that_keeps_the_largest(t):
     hooked(t, largest)

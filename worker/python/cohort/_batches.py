@@ -33,15 +33,19 @@ def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
 def _length(value: Any) -> int | None:
     """Of a field with samples first; None: it has no such length."""
     if isinstance(value, torch.Tensor):
-        return len(value) if value.dim() > 0 else None
+        return int(value.size(0)) if value.dim() > 0 else None
     if isinstance(value, rnn.PackedSequence):
         return int(value.batch_sizes[0])
     return len(value) if isinstance(value, (list, tuple)) else None
 
 
+def _lengths_in(batch: Any) -> list[int]:
+    lengths = map(_length, tensors_in(batch))
+    return [length for length in lengths if length is not None]
+
+
 def _is_record(value: Any) -> bool:
-    """Whether it is a sample, with fields of its own, rather than a field of
-    several samples, whose entries are of one kind."""
+    """Whether it has fields of its own, rather than entries of one kind."""
     if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
         return True
     return (isinstance(value, (list, tuple)) and
@@ -50,58 +54,111 @@ def _is_record(value: Any) -> bool:
                 for item in value}) > 1)
 
 
-def _is_list_of_samples(batch: Any) -> bool:
+def _is_list_of_records(batch: Any) -> bool:
+    """Each may be a sample; or a view, with samples first in its fields."""
     return (isinstance(batch, (list, tuple)) and len(batch) > 0 and
             not hasattr(batch, "_fields") and all(map(_is_record, batch)))
 
 
-def samples_in(batch: Any) -> int | None:
-    """The number of samples in a batch: the length of its first tensor; of a list
-    of samples or of a field that is a list, if all fields agree. None: it cannot
-    be told."""
-    if isinstance(batch, torch.Tensor):
-        return _length(batch)
-    fields = _fields(batch) or []
-    if _is_list_of_samples(batch):
-        return len(batch)
-    if fields and isinstance(fields[0], torch.Tensor):
-        return samples_in(fields[0])
-    if fields and isinstance(fields[0], Mapping):
-        return samples_in(fields[0])
-    lengths = {_length(field) for field in fields} - {None}
-    # Two views in a list, and labels.
+def _in_each(records: Sequence[Any]) -> set[int]:
+    """Lengths that tensors of each record have."""
+    return set.intersection(*(set(_lengths_in(record)) for record in records))
+
+
+def _second_extent(batch: Any) -> int | None:
+    """That of all tensors, which have time first if it is the samples."""
+    extents = {int(tensor.size(1)) if tensor.dim() > 1 and not tensor.is_nested
+               else None for tensor in tensors_in(batch)}
+    return extents.pop() if len(extents) == 1 else None
+
+
+def counts_of(batch: Any) -> dict[str, int]:
+    """What the number of samples in a batch may be, by how it is counted."""
+    found: dict[str, int] = {}
+
+    def add(rule: str, count: int | None) -> None:
+        if count is not None:
+            found[rule] = count
+
+    fields = [batch] if isinstance(batch, torch.Tensor) else _fields(batch) or []
+    head = fields[0] if fields else None
+    while isinstance(head, Mapping) and not _is_list_of_records(batch):
+        head = next(iter(head.values()), None)
+    if isinstance(head, torch.Tensor):
+        add("first", _length(head))
+    shapes = {item.shape if isinstance(item, torch.Tensor) and not item.is_nested
+              else None for item in fields}
+    if _is_list_of_records(batch) or (
+            isinstance(batch, list) and len(shapes) == 1 and None not in shapes):
+        add("list", len(fields))
+    else:
+        lists = {len(item) for item in fields if isinstance(item, (list, tuple)) and
+                 not isinstance(item, rnn.PackedSequence)}
+        packed = {_length(item) for item in fields
+                  if isinstance(item, rnn.PackedSequence)}
+        if len(lists | packed) == 1:
+            add("lists", (lists | packed).pop())
     inside = set(_lengths_in(batch))
-    if len(lengths) == 1 and not (
-            len(inside) == 1 and inside != lengths and _columns(fields)):
-        return lengths.pop()
-    return inside.pop() if len(lengths) > 1 and len(inside) == 1 else None
+    if len(inside) == 1:
+        add("inside", inside.pop())
+    add("second", _second_extent(batch))
+    return found
 
 
-def _columns(fields: Sequence[Any]) -> bool:
-    """Whether each field is a list of tensors: of samples, or of views."""
-    return all(isinstance(field, (list, tuple)) for field in fields)
+def samples_in(batch: Any) -> int | None:
+    """The number of samples in a batch: the length of its first tensor; or what
+    every way to count it says. None: it cannot be told."""
+    counts = counts_of(batch)
+    if "first" in counts and "list" not in counts:
+        return counts["first"]
+    counts.pop("second", None)
+    if {"lists", "inside"} <= counts.keys() and counts["lists"] != counts["inside"]:
+        # Views in a list, and labels; or images of one size, and targets.
+        fields = _fields(batch) or []
+        if any(isinstance(field, torch.Tensor) for field in fields):
+            return counts["inside"]
+    values = set(counts.values())
+    return values.pop() if len(values) == 1 else None
 
 
-def doubt_of_samples(batch: Any, declared: int) -> str:
-    """Why the length of a batch's first tensor may not be its number of samples:
-    another tensor has the length that the script has declared. Empty: no reason.
-    """
-    first = samples_in(batch)
-    lengths = _lengths_in(batch)
-    if first is None or first == declared or declared not in lengths:
-        return ""
-    return (f"the batch has tensors of lengths {_listed(lengths)}: {first} samples "
-            "by the first of them, but job.data() was given batch_size="
-            f"{declared}; pass weight=, the number of samples, or put a tensor "
-            "with samples first at the beginning of the batch")
+class OwnCounter:
+    """Counts the samples in batches of the script's own, of which it may have
+    declared the length: a whole batch shows how they are counted, and a later one
+    may be shorter."""
 
+    def __init__(self) -> None:
+        # The ways that have agreed with what was declared.
+        self._rules: set[str] = set()
 
-def shows_samples_first(batch: Any, declared: int) -> bool:
-    """Whether a batch of the declared number of samples has them first; one whose
-    second extent is the same shows nothing."""
-    first = next(tensors_in(batch), None)
-    return samples_in(batch) == declared and not (
-        first is not None and first.dim() > 1 and first.shape[1] == declared)
+    def count(self, batch: Any, declared: int | None) -> tuple[int | None, str]:
+        """The samples, and why they are in doubt; empty: they are not."""
+        if declared is None:
+            return samples_in(batch), ""
+        counts = counts_of(batch)
+        told = {counts[rule] for rule in self._rules if rule in counts}
+        matching = {rule for rule, count in counts.items() if count == declared}
+        if len(told) == 1:
+            if told == {declared}:
+                self._rules &= matching
+            return told.pop(), ""
+        if not told and matching:
+            self._rules = matching
+            return declared, ""
+        first = samples_in(batch)
+        lengths = _lengths_in(batch)
+        head = next(tensors_in(batch), None)
+        if not told and first is not None and "first" in counts and not (
+                declared in lengths or head is not None and head.dim() > 1 and
+                not head.is_nested and head.size(1) == declared):
+            return first, ""
+        if not told and first is not None and "first" not in counts and (
+                len(set(counts.values())) == 1):
+            return first, ""
+        return first, (
+            f"the batch has tensors of lengths {_listed(lengths)}, but job.data() "
+            f"was given batch_size={declared}, so its number of samples cannot be "
+            "told; pass weight=, that number, or put a tensor with samples first at "
+            "the beginning of the batch")
 
 
 def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
@@ -109,33 +166,32 @@ def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
     why it is in doubt; empty: it is not."""
     if read == 0:
         return samples_in(batch), ""
-    if _is_list_of_samples(batch):
-        # A collate_fn leaves out what cannot be read.
-        return min(read, len(batch)), ""
+    inside = _lengths_in(batch)
     fields = [batch] if isinstance(batch, torch.Tensor) else _fields(batch) or []
     lengths = {_length(field) for field in fields} - {None}
-    inside = _lengths_in(batch)
-    if read in lengths or read in inside:
+    if _is_list_of_records(batch):
+        if set(inside) == {read} or read == len(fields) or read in _in_each(fields):
+            return read, ""
+        # A collate_fn leaves out what cannot be read.
+        if len(fields) < read and not _in_each(fields):
+            return len(fields), ""
+    elif read in lengths or read in inside or not (lengths or inside):
         return read, ""
-    if not inside and not lengths:
-        return read, ""  # Nothing to count in.
-    first = samples_in(batch)
-    if first is not None and first < read and {*lengths, *(
-            () if _columns(fields) else inside)} == {first}:
-        return first, ""
-    # A tensor with steps of time may come first. Views of a sample count
-    # together; all of one sample may as well be its tokens.
-    if (first is not None and first % read == 0 and read > 1) or all(
-            tensor.dim() > 1 and tensor.shape[1] == read
-            for tensor in tensors_in(batch)):
-        return read, ""
-    return first, (
+    elif counts_of(batch).get("list") != read:
+        first = counts_of(batch).get("first", samples_in(batch))
+        lists = all(isinstance(field, (list, tuple)) for field in fields)
+        alike = {*lengths, *(() if lists else inside)} == {first}
+        time_first = _second_extent(batch) == read
+        if first is not None and first < read and alike:
+            # It may have time first as well.
+            if not time_first:
+                return first, ""
+        # Views of a sample count together; all of one sample may be its tokens.
+        elif time_first or first is not None and first % read == 0 and read > 1:
+            return read, ""
+    return samples_in(batch), (
         f"the batch was made of {read} samples, but has tensors of lengths "
         f"{_listed(inside)}; pass weight=, what the loss is a mean over")
-
-
-def _lengths_in(batch: Any) -> list[int]:
-    return [len(tensor) for tensor in tensors_in(batch) if tensor.dim() > 0]
 
 
 def _listed(lengths: list[int]) -> str:
@@ -169,19 +225,29 @@ def split(batch: Any, part: int, parts: int,
 
 
 def _cut(value: Any, samples: int, part: slice, outermost: bool = True) -> Any:
-    if isinstance(value, dict):
-        return {key: _cut(item, samples, part, False)
-                for key, item in value.items()}
+    if isinstance(value, Mapping):
+        items = {key: _cut(item, samples, part, False)
+                 for key, item in value.items()}
+        # Such as a tokenizer's, whose fields are attributes, too.
+        return items if isinstance(value, dict) else type(value)(
+            items)  # type: ignore[call-arg]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{
+            field.name: _cut(getattr(value, field.name), samples, part, False)
+            for field in dataclasses.fields(value)})
     if isinstance(value, (list, tuple)):
         inside = _has_samples_first(value, samples)
-        if len(value) == samples and not inside:
+        # As many fields as samples, each with an entry for each sample.
+        fields = outermost and not _is_list_of_records(value) and all(
+            _length(item) == samples for item in value)
+        if len(value) == samples and not inside and not fields:
             return value[part]
         # A pair of tensors is the usual batch, of two samples, too. Further
         # inside, three images of three channels look like three fields.
         if len(value) != samples or outermost:
-            items = [_cut(item, samples, part, False) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else (
-                type(value)(items))
+            parts = [_cut(item, samples, part, False) for item in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else (
+                type(value)(parts))
         got = f"a list of {samples} tensors that have {samples} entries each"
     elif isinstance(value, torch.Tensor):
         if value.dim() == 0:

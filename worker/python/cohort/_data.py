@@ -372,17 +372,11 @@ class OwnBatches:
         self._kept: list[Any] = []
         self._handed_out = 0
         self._digest: int | None = None
-        # A batch has had the declared length.
-        self._samples_first = False
+        self._counter = _batches.OwnCounter()
 
-    def doubt_of_samples(self, declared: int | None) -> str:
-        """Why the first tensor of the batch in progress may not have its samples
-        first; empty: no reason. A later batch may be shorter, so one that has
-        the declared length ends all doubt."""
-        if declared is None or self._samples_first or not self._kept:
-            return ""
-        self._samples_first = _batches.shows_samples_first(self._kept[0], declared)
-        return _batches.doubt_of_samples(self._kept[0], declared)
+    def samples(self, declared: int | None) -> tuple[int | None, str]:
+        """Those of the batch in progress, and why they are in doubt."""
+        return self._counter.count(self._kept[0], declared)
 
     def digest(self, version: int) -> int:
         """A digest of the batch in progress, in the step from this version; 0 in

@@ -129,8 +129,8 @@ class Job:
 
         Args:
             dataset: test samples by number, with a length.
-            evaluate: a loss such as nn.CrossEntropyLoss(), whose batches are
-                (inputs, labels); or a function of the model and a collated batch
+            evaluate: a loss such as nn.CrossEntropyLoss() or F.cross_entropy,
+                whose batches are (inputs, labels); or a function of the model and a collated batch
                 that returns a cohort.Evaluation.
             batch_size: samples a batch.
             ignore_index: labels that a loss ignores; by default the loss's own.
@@ -143,8 +143,10 @@ class Job:
         # A criterion may have a number of its own.
         if ignore_index == -100:
             ignore_index = getattr(evaluate, "ignore_index", ignore_index)
+        is_loss = isinstance(evaluate, nn.Module) or (
+            getattr(evaluate, "__module__", None) == "torch.nn.functional")
         score = (_evaluation.by_criterion(evaluate, ignore_index)
-                 if isinstance(evaluate, nn.modules.loss._Loss) else evaluate)
+                 if is_loss else evaluate)
         self._evaluator = _evaluation.Evaluator(
             dataset, score, collate_fn or torch.utils.data.default_collate,
             batch_size)

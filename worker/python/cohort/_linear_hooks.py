@@ -1,6 +1,9 @@
 """Hooks of the script on parameters. Each gets this worker's share of a gradient,
 so only one that is linear, such as a mask, does the same to the sum."""
 
+import dis
+import functools
+import re
 from typing import Any
 
 import torch
@@ -28,9 +31,12 @@ class _Entry:
     def leave(self, gradient: torch.Tensor) -> None:
         given, self._given = self._given, None
         before, self._before = self._before, None
-        # Those that only look are not called with other numbers.
-        if given is None or before is None or (
-                gradient is given[0] and gradient._version == given[1]):
+        if given is None or before is None:
+            return
+        # Those that only look are not called with other numbers. One that may
+        # act under a condition has not acted on this share.
+        same = gradient is given[0] and gradient._version == given[1]
+        if same and not any(map(_may_act, self.between)):
             return
         with torch.no_grad():
             if not self._is_linear(before, gradient):
@@ -55,6 +61,27 @@ class _Entry:
             result = hook(gradient)
             gradient = gradient if result is None else result
         return gradient
+
+
+def _may_act(hook: Any) -> bool:
+    """Whether a hook that has changed nothing may change another gradient: its
+    code has branches, and returns something or writes in place."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    if not hasattr(hook, "__code__") and not hasattr(hook, "__func__"):
+        hook = getattr(type(hook), "__call__", None)
+    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+    if code is None:
+        return False
+    steps = list(dis.get_instructions(code))
+    branches = any("JUMP" in step.opname for step in steps)
+    returns = any(step.opname == "RETURN_VALUE" and not (
+        before.opname == "LOAD_CONST" and before.argval is None)
+        for before, step in zip(steps, steps[1:]))
+    writes = any(step.opname == "STORE_SUBSCR" or (
+        isinstance(step.argval, str) and re.fullmatch(r"[a-z]\w*[^_]_", step.argval))
+        for step in steps)
+    return branches and (returns or writes)
 
 
 def surround(name: str, parameter: nn.Parameter) -> None:

@@ -152,8 +152,7 @@ class Data:
             samples, doubt = _batches.counted_samples(
                 batch, assignment.end - assignment.begin)
         else:
-            samples = _batches.samples_in(batch)
-            doubt = self._own.doubt_of_samples(self._declared)
+            samples, doubt = self._own.samples(self._declared)
         job._begin_step(assignment, parts, samples, self._own, doubt)
         step.batch_digest = (0 if self._own is None else
                              self._own.digest(assignment.version))

@@ -469,6 +469,8 @@ class Step:
             raise _errors.UsageError(
                 "job.backward(): a second call in one step; add the losses and "
                 "call it once, or cut the batch with job.data(accumulate=...)")
+        if loss.numel() == 1:
+            loss = loss.reshape(())
         if loss.dim() != 0 or not loss.requires_grad:
             raise _errors.UsageError(
                 f"job.backward(): got a tensor of shape {tuple(loss.shape)}, "
