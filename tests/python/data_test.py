@@ -154,6 +154,11 @@ class Parts(unittest.TestCase):
         counter = _batches.OwnCounter()
         self.assertEqual(counter.count(batch(5), 5), (5, ""))
         self.assertEqual(counter.count(batch(4), 5), (4, ""))
+        # Labelled samples, and others.
+        apart = (torch.zeros(5, 3), [1] * 5), (torch.zeros(9, 3), [1] * 9)
+        self.assertTrue(_batches.OwnCounter().count(apart, 5)[1])
+        self.assertTrue(_batches.counted_samples(apart, 14)[1])
+        self.assertIsNone(_batches.samples_in(apart))
         # Two records, or four samples in each.
         self.assertTrue(_batches.OwnCounter().count(batch(4), 5)[1])
         self.assertIsNone(_batches.samples_in(batch(4)))

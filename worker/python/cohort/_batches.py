@@ -109,6 +109,8 @@ def samples_in(batch: Any) -> int | None:
     """The number of samples in a batch: the length of its first tensor; or what
     every way to count it says. None: it cannot be told."""
     counts = counts_of(batch)
+    if _is_list_of_records(batch):
+        return None  # Samples, or parts with samples first.
     if "first" in counts and "list" not in counts:
         return counts["first"]
     counts.pop("second", None)
@@ -151,9 +153,6 @@ class OwnCounter:
                 declared in lengths or head is not None and head.dim() > 1 and
                 not head.is_nested and head.size(1) == declared):
             return first, ""
-        if not told and first is not None and "first" not in counts and (
-                len(set(counts.values())) == 1):
-            return first, ""
         return first, (
             f"the batch has tensors of lengths {_listed(lengths)}, but job.data() "
             f"was given batch_size={declared}, so its number of samples cannot be "
@@ -172,9 +171,6 @@ def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
     if _is_list_of_records(batch):
         if set(inside) == {read} or read == len(fields) or read in _in_each(fields):
             return read, ""
-        # A collate_fn leaves out what cannot be read.
-        if len(fields) < read and not _in_each(fields):
-            return len(fields), ""
     elif read in lengths or read in inside or not (lengths or inside):
         return read, ""
     elif counts_of(batch).get("list") != read:
@@ -183,7 +179,8 @@ def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
         alike = {*lengths, *(() if lists else inside)} == {first}
         time_first = _second_extent(batch) == read
         if first is not None and first < read and alike:
-            # It may have time first as well.
+            # A collate_fn leaves out what cannot be read. It may have time first
+            # as well.
             if not time_first:
                 return first, ""
         # Views of a sample count together; all of one sample may be its tokens.
