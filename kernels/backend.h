@@ -107,9 +107,6 @@ class Backend {
   virtual void RoundChange(const ChangeRun& run) const = 0;
 };
 
-// Plain loops, one element at a time: the oracle of the tests.
-const Backend& ReferenceBackend();
-
 // SIMD by Highway, dispatched at run time to the best instruction set here.
 // Uses the calling thread only.
 const Backend& CpuBackend();

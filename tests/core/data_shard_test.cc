@@ -13,6 +13,7 @@
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
 #include "server/core/step/pending_commit.h"
+#include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {

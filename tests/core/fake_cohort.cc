@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/bfloat16.h"
 #include "kernels/backend.h"
+#include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {

@@ -11,6 +11,7 @@
 #include "common/bfloat16.h"
 #include "common/permutation.h"
 #include "kernels/backend.h"
+#include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {

@@ -15,6 +15,7 @@
 #include "server/core/data/transaction.h"
 #include "server/core/optimizer/slots.h"
 #include "tests/core/small_run.h"
+#include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {

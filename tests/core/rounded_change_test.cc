@@ -15,6 +15,7 @@
 #include "common/permutation.h"
 #include "kernels/backend.h"
 #include "server/core/optimizer/fold_job.h"
+#include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {

@@ -12,6 +12,7 @@
 
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
+#include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {

@@ -17,6 +17,7 @@
 #include "server/core/data/data_shard.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/step/pending_commit.h"
+#include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {

@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
 #include "kernels/backend.h"
+#include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort::kernels {
 

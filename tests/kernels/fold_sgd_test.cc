@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
 #include "tests/kernels/backend_matrix.h"
+#include "tests/kernels/reference/reference_backend.h"
 #include "tests/kernels/sample_data.h"
 
 namespace cohort::kernels {

@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "kernels/data_type.h"
 #include "tests/kernels/backend_matrix.h"
+#include "tests/kernels/reference/reference_backend.h"
 #include "tests/kernels/sample_data.h"
 
 namespace cohort::kernels {

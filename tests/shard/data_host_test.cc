@@ -17,6 +17,7 @@
 #include "common/mutex.h"
 #include "kernels/backend.h"
 #include "server/core/settings.h"
+#include "tests/kernels/reference/reference_backend.h"
 #include "tests/shard/shard_fakes.h"
 
 namespace cohort {

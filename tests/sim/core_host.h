@@ -14,6 +14,7 @@
 #include "server/core/data/data_shard.h"
 #include "server/core/data/shard_commands.h"
 #include "server/core/effects.h"
+#include "tests/kernels/reference/reference_backend.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/scenario.h"
 

@@ -1,3 +1,5 @@
+#include "tests/kernels/reference/reference_backend.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -8,7 +10,6 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kernels/backend.h"
 #include "kernels/channel_factors.h"
 #include "kernels/data_type.h"
 

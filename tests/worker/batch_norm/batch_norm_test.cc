@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
+#include "tests/kernels/reference/reference_backend.h"
 #include "tests/worker/batch_norm/joined_batch.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
