@@ -148,7 +148,8 @@ absl::Status CheckValues(const StatisticsUpdate& job) {
         (*job.layers)[static_cast<size_t>(call.place.layer)].name, ": step ",
         job.step.value(),
         " has one value a channel, want more than 1 when training; use larger "
-        "batches, or, if it is the last step of an epoch, a batch size or a data "
+        "batches, or, if it is the last step of an epoch, a batch size or a "
+        "data "
         "set that leaves more for it"));
   }
   return absl::OkStatus();
