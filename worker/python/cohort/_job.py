@@ -229,9 +229,10 @@ class Job:
         Args:
             loss: a scalar: the mean over what `weight` counts, or its sum.
             weight: samples, labels or valid pixels behind the loss; by default
-                the samples of the batch (in own data the length of its first
-                tensor). 0: a mean over nothing, so there is nothing to learn
-                from; a sum still counts.
+                the samples of the batch. In own data a batch of `batch_size`
+                samples shows how they are counted; without it they are the length
+                of the first tensor. 0: a mean over nothing, so there is nothing to
+                learn from; a sum still counts.
             reduction: "mean" or "sum": what `loss` is over `weight`.
             correct: labels that were predicted, for the live page.
             labels: of so many.
