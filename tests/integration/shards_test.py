@@ -10,7 +10,7 @@ import unittest
 
 from processes import BIN, KILLS, Cohort, kill, run
 
-EPOCHS = 4
+EPOCHS = 3
 # For runs of which only the bits count.
 SHORT = "--epochs=2"
 
@@ -158,7 +158,7 @@ class ShardsTest(unittest.TestCase):
 
     def test_a_shard_that_is_stopped_is_in_a_checkpoint(self):
         """The others do not go back to the one before."""
-        with Shards(3, "--checkpoint_every=0", "--epochs=8") as cohort:
+        with Shards(3, "--checkpoint_every=0", "--epochs=5") as cohort:
             cohort.start()
             cohort.await_version(20)
             at = cohort.status()["version"]
@@ -263,7 +263,7 @@ class ShardsTest(unittest.TestCase):
             self.assertIn("optimizer sgd -> adam", cohort.log())
 
     def test_a_lost_shard_does_not_undo_a_change(self):
-        with Shards(2, "--checkpoint_every=0", "--epochs=8") as cohort:
+        with Shards(2, "--checkpoint_every=0", "--epochs=5") as cohort:
             cohort.start()
             cohort.await_version(8)
             changed = run("cohortctl", "policy", "set", "--learning_rate=0.02",
@@ -279,7 +279,7 @@ class ShardsTest(unittest.TestCase):
             cohort.complete(self)
 
     def test_a_change_while_a_shard_is_away_outlives_the_server(self):
-        with Shards(2, "--epochs=8") as cohort:
+        with Shards(2, "--epochs=5") as cohort:
             cohort.start()
             cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
                               "a checkpoint")
