@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import cohort
-from cohort import _batches, _data
+from cohort import _batches, _evaluation, _data
 from networks import Shapes, three_batch_norms
 from ranks import Rank, Server, run
 
@@ -38,6 +38,62 @@ def begun(batches):
     own = _data.OwnBatches(batches, loop=False)
     own.next()
     return own
+
+
+class Scores(unittest.TestCase):
+    """By a criterion, over batches of several sizes: that of all samples at once."""
+
+    def score(self, criterion, samples, collate=torch.utils.data.default_collate,
+              model=lambda x: x):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(torch.ones(()))
+
+            def forward(self, x):
+                return model(x)
+        sums = _evaluation.Evaluator(
+            samples, _evaluation.by_criterion(criterion, getattr(
+                criterion, "ignore_index", -100)), collate, 3).score(
+                    Model(), range(len(samples)))
+        return sums.loss_sum / sums.loss_weight
+
+    def test_class_weights_and_ignored_labels_count_as_in_the_loss(self):
+        torch.manual_seed(5)
+        logits, labels = torch.randn(8, 3), torch.tensor([0, 1, 2, 0, 1, 1, 0, 2])
+        for criterion in (
+                nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=1),
+                nn.CrossEntropyLoss(weight=torch.tensor([0.2, 1.0, 3.0])),
+                nn.NLLLoss(weight=torch.tensor([0.2, 1.0, 3.0]), ignore_index=0),
+                nn.functional.cross_entropy):
+            self.assertAlmostEqual(
+                self.score(criterion, list(zip(logits, labels))),
+                float(criterion(logits, labels)), 5)
+
+    def test_samples_are_those_that_were_read(self):
+        x, y = torch.randn(8, 2), torch.randn(8, 2)
+        wanted = float(nn.functional.mse_loss(x, y))
+        for name, samples, model, collate in (
+                ("pairs", [((a, a), b) for a, b in zip(x, y)], lambda x: x[0],
+                 torch.utils.data.default_collate),
+                ("named", [({"a": a, "b": a, "c": a}, b) for a, b in zip(x, y)],
+                 lambda x: x["b"], torch.utils.data.default_collate),
+                ("time first", list(zip(x, y)), lambda x: x,
+                 lambda items: tuple(torch.stack(field, 1)
+                                     for field in zip(*items)))):
+            with self.subTest(name):
+                self.assertAlmostEqual(
+                    self.score(nn.MSELoss(), samples, collate, model), wanted, 5)
+
+    def test_what_is_no_mean_or_no_class_is_refused(self):
+        with self.assertRaisesRegex(cohort.ConfigurationError, "reduction='sum'"):
+            self.score(nn.MSELoss(reduction="sum"), [])
+
+        def ignoring(logits, labels):
+            return nn.functional.cross_entropy(logits, labels, ignore_index=255)
+        with self.assertRaisesRegex(cohort.UsageError, "255, want below 3.*ignore_"):
+            self.score(ignoring, [(torch.zeros(3), torch.tensor(label))
+                                  for label in (0, 255)])
 
 
 class Parts(unittest.TestCase):
@@ -118,7 +174,10 @@ class Parts(unittest.TestCase):
             own.counted()
         self.assertRegex(begun(batches[2:]).samples(4)[1],
                          "lengths 3, 4.*batch_size=4.*pass weight=")
-        self.assertEqual(begun(batches[2:]).samples(None), (3, ""))
+        self.assertRegex(begun(batches[2:]).samples(None)[1], "batch_size=")
+        # The declared number is about that of a batch.
+        self.assertTrue(begun(batches).samples(5)[1])
+        self.assertEqual(begun([torch.zeros(3, 2)]).samples(5), (3, ""))
 
     def test_ways_to_count(self):
         """With the declared number for a whole batch, the number read for a

@@ -134,8 +134,15 @@ class OwnCounter:
 
     def count(self, batch: Any, declared: int | None) -> tuple[int | None, str]:
         """The samples, and why they are in doubt; empty: they are not."""
+        first = samples_in(batch)
+        lengths = _lengths_in(batch)
+        # The first tensor may have time or edges first, or be of the whole batch.
+        agree = first is None or set(lengths) <= {first}
         if declared is None:
-            return samples_in(batch), ""
+            return first, "" if agree else (
+                f"the batch has tensors of lengths {_listed(lengths)}, so its number "
+                "of samples cannot be told; pass weight=, that number, or "
+                "job.data(batch_size=...)")
         counts = counts_of(batch)
         told = {counts[rule] for rule in self._rules if rule in counts}
         matching = {rule for rule, count in counts.items() if count == declared}
@@ -146,12 +153,10 @@ class OwnCounter:
         if not told and matching:
             self._rules = matching
             return declared, ""
-        first = samples_in(batch)
-        lengths = _lengths_in(batch)
         head = next(tensors_in(batch), None)
-        if not told and first is not None and "first" in counts and not (
-                declared in lengths or head is not None and head.dim() > 1 and
-                not head.is_nested and head.size(1) == declared):
+        if not told and first is not None and "first" in counts and agree and not (
+                head is not None and head.dim() > 1 and not head.is_nested and
+                head.size(1) == declared):
             return first, ""
         return first, (
             f"the batch has tensors of lengths {_listed(lengths)}, but job.data() "

@@ -32,6 +32,8 @@ class Evaluation:
 
 # From the model, in eval mode, and one collated batch to its score.
 EvaluateFunction = Callable[[nn.Module, Any], Evaluation]
+# The same of a criterion, which is told the samples of the batch.
+CriterionFunction = Callable[[nn.Module, Any, int], Evaluation]
 
 
 def _class_sums(predicted: torch.Tensor, actual: torch.Tensor,
@@ -43,7 +45,7 @@ def _class_sums(predicted: torch.Tensor, actual: torch.Tensor,
 
 
 def by_criterion(criterion: Any,
-                 ignore_index: int) -> EvaluateFunction:
+                 ignore_index: int) -> CriterionFunction:
     """Scores batches (inputs, labels) by a criterion that returns the mean over
     the labels, and by the highest of the logits [n, classes] or [n, classes, h,
     w]. Labels equal to `ignore_index` do not count.
@@ -58,7 +60,7 @@ def by_criterion(criterion: Any,
             "the mean, or a function that returns a cohort.Evaluation")
     weighted = isinstance(criterion, (nn.CrossEntropyLoss, nn.NLLLoss))
 
-    def evaluate(model: nn.Module, batch: Any) -> Evaluation:
+    def evaluate(model: nn.Module, batch: Any, samples: int) -> Evaluation:
         device = next(model.parameters()).device
         inputs, labels = _devices.move(batch, device)
         output = model(inputs)
@@ -68,10 +70,15 @@ def by_criterion(criterion: Any,
                 isinstance(labels, torch.Tensor) and logits.dim() >= 2 and
                 not labels.is_floating_point() and
                 labels.shape == logits.shape[:1] + logits.shape[2:]):
-            samples = len(inputs)
             return Evaluation(loss_sum=loss * samples, loss_weight=samples)
         valid: torch.Tensor = labels.ne(ignore_index)
         predicted, actual = logits.argmax(1)[valid], labels[valid]
+        if actual.numel() and not 0 <= int(actual.min()) <= int(
+                actual.max()) < logits.shape[1]:
+            raise _errors.UsageError(
+                f"job.evaluate_with(): got labels of {int(actual.min())} to "
+                f"{int(actual.max())}, want below {logits.shape[1]}, the number of "
+                "logits; pass ignore_index=, the label that does not count")
         count = int(valid.sum())
         divisor = float(count)
         if weighted and criterion.weight is not None:
@@ -90,12 +97,12 @@ class Evaluator:
 
     Args:
         dataset: the test samples.
-        evaluate: scores one collated batch.
+        evaluate: scores one collated batch, and is told its samples.
         collate: makes a batch of samples.
         batch_size: samples a batch.
     """
 
-    def __init__(self, dataset: MapDataset, evaluate: EvaluateFunction,
+    def __init__(self, dataset: MapDataset, evaluate: CriterionFunction,
                  collate: Callable[[list[Any]], Any], batch_size: int) -> None:
         self.dataset = dataset
         self.evaluate = evaluate
@@ -111,7 +118,7 @@ class Evaluator:
         classes: list[list[int]] = []
         for at in range(0, len(indices), size):
             items = [self.dataset[index] for index in indices[at:at + size]]
-            result = self.evaluate(model, self.collate(items))
+            result = self.evaluate(model, self.collate(items), len(items))
             if not isinstance(result, Evaluation):
                 raise _errors.UsageError(
                     f"the evaluation function: got {type(result).__name__}, want "

@@ -130,8 +130,8 @@ class Job:
         Args:
             dataset: test samples by number, with a length.
             evaluate: a loss such as nn.CrossEntropyLoss() or F.cross_entropy,
-                whose batches are (inputs, labels); or a function of the model and a collated batch
-                that returns a cohort.Evaluation.
+                whose batches are (inputs, labels); or a function of the model and
+                a collated batch that returns a cohort.Evaluation.
             batch_size: samples a batch.
             ignore_index: labels that a loss ignores; by default the loss's own.
             collate_fn: as in torch.utils.data.DataLoader.
@@ -145,8 +145,8 @@ class Job:
             ignore_index = getattr(evaluate, "ignore_index", ignore_index)
         is_loss = isinstance(evaluate, nn.Module) or (
             getattr(evaluate, "__module__", None) == "torch.nn.functional")
-        score = (_evaluation.by_criterion(evaluate, ignore_index)
-                 if is_loss else evaluate)
+        score = (_evaluation.by_criterion(evaluate, ignore_index) if is_loss else
+                 lambda model, batch, _: evaluate(model, batch))
         self._evaluator = _evaluation.Evaluator(
             dataset, score, collate_fn or torch.utils.data.default_collate,
             batch_size)

@@ -35,6 +35,16 @@ class Data:
         # Since `next_epoch`.
         self._iterated = True
 
+    @property
+    def dataset(self) -> Any:
+        """As passed to `Job.data`."""
+        return self._dataset
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this worker in a step."""
+        return self._batch_size
+
     def __len__(self) -> int:
         """The steps of an epoch, if all workers of the cohort are there and have
         this one's batch size; where a step has several parts (`accumulate`, the

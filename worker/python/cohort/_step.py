@@ -430,7 +430,8 @@ class Step:
                 "the batch was not trained: call job.backward(loss) and "
                 "job.step() once for each batch, before the next one; with "
                 "weight=0 if nothing is to be learnt from it, and "
-                "job.data(accumulate=...) to add up gradients")
+                "job.data(accumulate=...) to add up gradients; to look at a "
+                "sample, take it from the data set")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
