@@ -15,8 +15,8 @@ namespace {
 
 constexpr double kFloatMax = std::numeric_limits<float>::max();
 
-// False for NaN. Without a branch, so that compilers vectorise it: each
-// contribution and each sum passes here.
+// False for NaN. Without a branch or a division for each value: all
+// contributions and sums pass here.
 bool AllWithin(const std::vector<double>& values, double limit) {
   bool within = true;
   for (double value : values) within &= std::abs(value) <= limit;

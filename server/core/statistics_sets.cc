@@ -148,9 +148,8 @@ absl::Status CheckValues(const StatisticsUpdate& job) {
         (*job.layers)[static_cast<size_t>(call.place.layer)].name, ": step ",
         job.step.value(),
         " has one value a channel, want more than 1 when training; use larger "
-        "batches, or, if it is the last step of an epoch, a batch size or a "
-        "data "
-        "set that leaves more for it"));
+        "batches, or, for the last step of an epoch, another batch size or "
+        "data set"));
   }
   return absl::OkStatus();
 }

@@ -179,7 +179,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
   }
 
  private:
-  // What a worker of this host may use in place of TCP.
+  // A worker of this host may share memory in place of TCP.
   void AddOffer(const effect::Joined& joined, v1::JoinReply* to) {
     if (local_ == nullptr) return;
     const LocalDoor::Offer offer =

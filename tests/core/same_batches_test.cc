@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -102,6 +103,20 @@ TEST(SameBatchesTest, EqualPushesAmongOthersAreChance) {
         EXPECT_THAT(same.NotePush({.rank = Rank(rank), .digest = next++}),
                     IsEmpty());
       }
+    }
+  }
+}
+
+// Each push is another rank's, too, but never twice in a row of the same one.
+TEST(SameBatchesTest, OtherTwinsInEachPushAreChance) {
+  SameBatches same;
+  for (int i = 0; i < 24; ++i) {
+    for (int32_t rank : {0, 1, 2, 3}) {
+      // 0 with 1 and 2 with 3, then 0 with 2 and 1 with 3, and so on.
+      const int32_t twin = rank ^ (1 + i % 3);
+      const auto digest = static_cast<uint64_t>(10 * i + std::min(rank, twin));
+      EXPECT_THAT(same.NotePush({.rank = Rank(rank), .digest = digest + 1}),
+                  IsEmpty());
     }
   }
 }

@@ -184,7 +184,7 @@ TEST_F(UnixListenTest, OtherUsersAreNotServed) {
 
 class LocalOfferTest : public ServiceTest {
  protected:
-  // What a worker that joins now is told.
+  // The answer to a worker that joins now.
   v1::JoinReply Joined() {
     auto worker = std::make_unique<HandWorker>(server_->address());
     EXPECT_TRUE(worker->Join().ok());

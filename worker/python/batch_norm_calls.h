@@ -143,7 +143,7 @@ class BatchNormCalls {
   };
   // The sum over all members.
   std::vector<Moments> MeetBackward(std::vector<LocalSums> calls);
-  // What all members of a meeting, under a name, bring.
+  // The numbers that all members of a meeting, under a name, bring.
   struct Meeting {
     std::vector<double> sums;
     // Squared differences from the mean; 0: all have the same number.

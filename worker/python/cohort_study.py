@@ -152,7 +152,7 @@ class Cell:
     percent: Seeds = dataclasses.field(default_factory=dict)
     # Points by which the batch's own statistics are better.
     gap: Seeds = dataclasses.field(default_factory=dict)
-    # Of the whole run; empty: not measured.
+    # The whole run; empty: not measured.
     seconds: Seeds = dataclasses.field(default_factory=dict)
     # Until the target; empty unless every seed reached it.
     to_target: Seeds = dataclasses.field(default_factory=dict)
@@ -449,7 +449,8 @@ def _by_images(study: Study, title: str, y: str, values_of: Callable[[Cell], See
                     [one.half or 0 for _, one in points], color=f"C{number}",
                     marker="os^vD"[number], capsize=3,
                     label="batch's own" if kind == OWN else f"{kind} statistics")
-    figure.legend(handles=list(shown.values()), loc="outside right upper",
+    figure.legend(handles=[shown[kind] for kind in KINDS if kind in shown],
+                  loc="outside right upper",
                   title="Bars: 95 % intervals\nover the seeds")
     return figure
 

@@ -39,27 +39,28 @@ std::vector<Rank> SameBatches::NoteStep(const std::vector<BatchDigest>& step) {
 std::vector<Rank> SameBatches::NotePush(const BatchDigest& push) {
   if (told_) return {};
   std::deque<Recent>& own = recent_[push.rank];
+  const std::map<Rank, int32_t> before =
+      own.empty() ? std::map<Rank, int32_t>() : own.back().agreed;
   own.push_back({.digest = push.digest});
-  if (own.size() > kRecent) {
-    if (!own.front().matched) {
-      std::erase_if(agreed_, [&push](const auto& agreed) {
-        return agreed.first.first == push.rank ||
-               agreed.first.second == push.rank;
-      });
-    }
-    own.pop_front();
-  }
+  if (own.size() > kRecent) own.pop_front();
+  std::vector<Rank> ranks;
   for (auto& [rank, kept] : recent_) {
     if (rank == push.rank) continue;
     const auto same = std::find_if(
         kept.begin(), kept.end(),
         [&push](const Recent& one) { return one.digest == push.digest; });
     if (same == kept.end()) continue;
-    same->matched = true;
-    own.back().matched = true;
-    ++agreed_[std::minmax(rank, push.rank)];
+    const auto at = before.find(rank);
+    const int32_t steps = at == before.end() ? 1 : at->second + 1;
+    own.back().agreed[rank] = steps;
+    same->agreed[push.rank] = steps;
+    if (steps >= kInARow) ranks.push_back(rank);
   }
-  return Certain();
+  if (ranks.empty()) return ranks;
+  told_ = true;
+  ranks.push_back(push.rank);
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
 }
 
 std::string SameBatchesText(const std::vector<Rank>& ranks) {

@@ -37,8 +37,8 @@ class SameBatches {
   // nothing.
   std::vector<Rank> NoteStep(const std::vector<BatchDigest>& step);
   // One push that is applied alone. It is compared with the last pushes of the
-  // other ranks, because equal ranks are not equally fast. That it differs is
-  // known once it is kept no longer and no other rank has made the same.
+  // other ranks, because equal ranks are not equally fast; two agree in a row if
+  // the push before had a twin of the same rank.
   std::vector<Rank> NotePush(const BatchDigest& push);
 
  private:
@@ -46,14 +46,15 @@ class SameBatches {
   static constexpr size_t kRecent = 8;
   struct Recent {
     uint64_t digest = 0;
-    // Another rank has had it, too.
-    bool matched = false;
+    // By other rank that has had it, too: in how many pushes in a row.
+    std::map<Rank, int32_t> agreed;
   };
 
   // The ranks that agree with the lowest that has a twin in enough steps.
   std::vector<Rank> Certain();
 
-  // Of two ranks, the lower first, in how many compared steps they agreed.
+  // For NoteStep: pairs of ranks, the lower first, and in how many steps in a
+  // row they agreed.
   std::map<std::pair<Rank, Rank>, int32_t> agreed_;
   std::map<Rank, std::deque<Recent>> recent_;
   // It has been reported.

@@ -21,6 +21,11 @@ def _fields(value: Any) -> list[Any] | None:
     return None
 
 
+def _top(batch: Any) -> list[Any]:
+    """The fields of a batch; a tensor is the only one of its own."""
+    return [batch] if isinstance(batch, torch.Tensor) else _fields(batch) or []
+
+
 def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
     """The tensors of a batch, in its order."""
     if isinstance(batch, torch.Tensor):
@@ -80,24 +85,22 @@ def counts_of(batch: Any) -> dict[str, int]:
         if count is not None:
             found[rule] = count
 
-    fields = [batch] if isinstance(batch, torch.Tensor) else _fields(batch) or []
+    fields = _top(batch)
+    records = _is_list_of_records(batch)
     head = fields[0] if fields else None
-    while isinstance(head, Mapping) and not _is_list_of_records(batch):
+    while isinstance(head, Mapping) and not records:
         head = next(iter(head.values()), None)
     if isinstance(head, torch.Tensor):
         add("first", _length(head))
     shapes = {item.shape if isinstance(item, torch.Tensor) and not item.is_nested
               else None for item in fields}
-    if _is_list_of_records(batch) or (
-            isinstance(batch, list) and len(shapes) == 1 and None not in shapes):
+    if records or (isinstance(batch, list) and len(shapes) == 1 and
+                   None not in shapes):
         add("list", len(fields))
     else:
-        lists = {len(item) for item in fields if isinstance(item, (list, tuple)) and
-                 not isinstance(item, rnn.PackedSequence)}
-        packed = {_length(item) for item in fields
-                  if isinstance(item, rnn.PackedSequence)}
-        if len(lists | packed) == 1:
-            add("lists", (lists | packed).pop())
+        lists = {_length(item) for item in fields if isinstance(item, (list, tuple))}
+        if len(lists) == 1:
+            add("lists", lists.pop())
     inside = set(_lengths_in(batch))
     if len(inside) == 1:
         add("inside", inside.pop())
@@ -107,19 +110,20 @@ def counts_of(batch: Any) -> dict[str, int]:
 
 def samples_in(batch: Any) -> int | None:
     """The number of samples in a batch: the length of its first tensor; or what
-    every way to count it says. None: it cannot be told."""
-    counts = counts_of(batch)
+    every way to count it says. None: that is not clear."""
+    return _chosen(batch, counts_of(batch))
+
+
+def _chosen(batch: Any, counts: dict[str, int]) -> int | None:
     if _is_list_of_records(batch):
         return None  # Samples, or parts with samples first.
     if "first" in counts and "list" not in counts:
         return counts["first"]
-    counts.pop("second", None)
-    if {"lists", "inside"} <= counts.keys() and counts["lists"] != counts["inside"]:
-        # Views in a list, and labels; or images of one size, and targets.
-        fields = _fields(batch) or []
-        if any(isinstance(field, torch.Tensor) for field in fields):
-            return counts["inside"]
-    values = set(counts.values())
+    # Views in a list, and labels; or images of one size, and targets.
+    if {"lists", "inside"} <= counts.keys() and any(
+            isinstance(field, torch.Tensor) for field in _top(batch)):
+        return counts["inside"]
+    values = {count for rule, count in counts.items() if rule != "second"}
     return values.pop() if len(values) == 1 else None
 
 
@@ -134,34 +138,33 @@ class OwnCounter:
 
     def count(self, batch: Any, declared: int | None) -> tuple[int | None, str]:
         """The samples, and why they are in doubt; empty: they are not."""
-        first = samples_in(batch)
+        counts = counts_of(batch)
+        first = _chosen(batch, counts)
         lengths = _lengths_in(batch)
         # The first tensor may have time or edges first, or be of the whole batch.
         agree = first is None or set(lengths) <= {first}
         if declared is None:
             return first, "" if agree else (
                 f"the batch has tensors of lengths {_listed(lengths)}, so its number "
-                "of samples cannot be told; pass weight=, that number, or "
+                "of samples is not clear; pass weight=, that number, or "
                 "job.data(batch_size=...)")
-        counts = counts_of(batch)
-        told = {counts[rule] for rule in self._rules if rule in counts}
+        known = {counts[rule] for rule in self._rules if rule in counts}
         matching = {rule for rule, count in counts.items() if count == declared}
-        if len(told) == 1:
-            if told == {declared}:
+        if len(known) == 1:
+            if known == {declared}:
                 self._rules &= matching
-            return told.pop(), ""
-        if not told and matching:
+            return known.pop(), ""
+        if not known and matching:
             self._rules = matching
             return declared, ""
         head = next(tensors_in(batch), None)
-        if not told and first is not None and "first" in counts and agree and not (
-                head is not None and head.dim() > 1 and not head.is_nested and
-                head.size(1) == declared):
+        time_first = head is not None and _second_extent(head) == declared
+        if not known and "first" in counts and agree and not time_first:
             return first, ""
         return first, (
             f"the batch has tensors of lengths {_listed(lengths)}, but job.data() "
-            f"was given batch_size={declared}, so its number of samples cannot be "
-            "told; pass weight=, that number, or put a tensor with samples first at "
+            f"was given batch_size={declared}, so its number of samples is not "
+            "clear; pass weight=, that number, or put a tensor with samples first at "
             "the beginning of the batch")
 
 
@@ -170,19 +173,21 @@ def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
     why it is in doubt; empty: it is not."""
     if read == 0:
         return samples_in(batch), ""
+    counts = counts_of(batch)
+    chosen = _chosen(batch, counts)
     inside = _lengths_in(batch)
-    fields = [batch] if isinstance(batch, torch.Tensor) else _fields(batch) or []
+    fields = _top(batch)
     lengths = {_length(field) for field in fields} - {None}
     if _is_list_of_records(batch):
         if set(inside) == {read} or read == len(fields) or read in _in_each(fields):
             return read, ""
     elif read in lengths or read in inside or not (lengths or inside):
         return read, ""
-    elif counts_of(batch).get("list") != read:
-        first = counts_of(batch).get("first", samples_in(batch))
+    elif counts.get("list") != read:
+        first = counts.get("first", chosen)
         lists = all(isinstance(field, (list, tuple)) for field in fields)
         alike = {*lengths, *(() if lists else inside)} == {first}
-        time_first = _second_extent(batch) == read
+        time_first = counts.get("second") == read
         if first is not None and first < read and alike:
             # A collate_fn leaves out what cannot be read. It may have time first
             # as well.
@@ -191,7 +196,7 @@ def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
         # Views of a sample count together; all of one sample may be its tokens.
         elif time_first or first is not None and first % read == 0 and read > 1:
             return read, ""
-    return samples_in(batch), (
+    return chosen, (
         f"the batch was made of {read} samples, but has tensors of lengths "
         f"{_listed(inside)}; pass weight=, what the loss is a mean over")
 
@@ -208,7 +213,7 @@ def split(batch: Any, part: int, parts: int,
 
     Args:
         batch: a tensor, or dictionaries, lists and tuples of such.
-        samples: in the batch; by default the length of its first tensor.
+        samples: in the batch; by default as `samples_in` counts them.
 
     Raises:
         UsageError: a part of the batch has another length.

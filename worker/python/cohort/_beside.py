@@ -55,9 +55,9 @@ class ModulesBeside:
         alone, such as a perturbation of samples, is that step's."""
         for group in optimizer.param_groups if self._steps else ():
             for tensor in group["params"]:
-                known, step = self._trained.get(id(tensor), (None, 0))
                 if id(tensor) in self._own:
                     continue  # The model's own weights are compared.
+                known, step = self._trained.get(id(tensor), (None, 0))
                 if known is None or known() is not tensor:
                     self._trained[id(tensor)] = weakref.ref(tensor), self._steps
                 elif step < self._steps:

@@ -32,7 +32,7 @@ class Evaluation:
 
 # From the model, in eval mode, and one collated batch to its score.
 EvaluateFunction = Callable[[nn.Module, Any], Evaluation]
-# The same of a criterion, which is told the samples of the batch.
+# The same of a criterion, with the number of samples in the batch.
 CriterionFunction = Callable[[nn.Module, Any, int], Evaluation]
 
 
@@ -97,7 +97,7 @@ class Evaluator:
 
     Args:
         dataset: the test samples.
-        evaluate: scores one collated batch, and is told its samples.
+        evaluate: scores one collated batch, given its number of samples.
         collate: makes a batch of samples.
         batch_size: samples a batch.
     """

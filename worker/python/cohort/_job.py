@@ -230,8 +230,8 @@ class Job:
             loss: a scalar: the mean over what `weight` counts, or its sum.
             weight: samples, labels or valid pixels behind the loss; by default
                 the samples of the batch. In own data a batch of `batch_size`
-                samples shows how they are counted; without it they are the length
-                of the first tensor. 0: a mean over nothing, so there is nothing to
+                samples shows how they are counted; without it all tensors must
+                have one length. 0: a mean over nothing, so there is nothing to
                 learn from; a sum still counts.
             reduction: "mean" or "sum": what `loss` is over `weight`.
             correct: labels that were predicted, for the live page.

@@ -18,7 +18,7 @@ class _Entry:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # What the script's hooks get, as it is and as it was.
+        # The gradient that the script's hooks get, as it is and as it was.
         self._given: tuple[torch.Tensor, int] | None = None
         self._before: torch.Tensor | None = None
         self.between: list[Any] = []

@@ -34,6 +34,8 @@ _METHODS = {
                        "state: set them before it",
 }
 
+_REPLACED = (*_METHODS, "state_dict")
+
 
 def _refusing(text: str) -> Callable[..., None]:
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -110,8 +112,7 @@ class OptimizerWatch:
         self._watched = _WATCHED[1:] if rates_by_workers else _WATCHED
         self._noted = self._values()
         # Those of the instance; absent: the class has the method.
-        self._methods = {name: vars(optimizer)[name]
-                         for name in (*_METHODS, "state_dict")
+        self._methods = {name: vars(optimizer)[name] for name in _REPLACED
                          if name in vars(optimizer)}
         for name, text in _METHODS.items():
             setattr(optimizer, name, _refusing(f"optimizer.{name}(): {text}"))
@@ -141,7 +142,7 @@ class OptimizerWatch:
 
     def detach(self) -> None:
         """The optimizer is the script's alone again."""
-        for name in (*_METHODS, "state_dict"):
+        for name in _REPLACED:
             if name in self._methods:
                 setattr(self._optimizer, name, self._methods[name])
             else:

@@ -446,8 +446,8 @@ class Step:
         if weight is None:
             if self._samples is None:
                 raise _errors.UsageError(
-                    "job.backward(): cannot tell the number of samples in the "
-                    "batch; pass weight=")
+                    "job.backward(): the number of samples in the batch is not "
+                    "clear; pass weight=")
             weight = (self._samples * (self.done + 1) // self.parts -
                       self._samples * self.done // self.parts)
         weight = float(weight)
