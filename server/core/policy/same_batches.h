@@ -37,8 +37,8 @@ class SameBatches {
   // nothing.
   std::vector<Rank> NoteStep(const std::vector<BatchDigest>& step);
   // One push that is applied alone. It is compared with the last pushes of the
-  // other ranks, because equal ranks are not equally fast; two agree in a row if
-  // the push before had a twin of the same rank.
+  // other ranks, because equal ranks are not equally fast; two agree in a row
+  // if the push before had a twin of the same rank.
   std::vector<Rank> NotePush(const BatchDigest& push);
 
  private:
