@@ -13,7 +13,7 @@ import unittest
 
 import processes
 from damaging_proxy import Damage, DamagingProxy, damages
-from processes import BIN, KILLS, Cohort
+from processes import KILLS, Cohort
 
 # Short, because there are many. Whoever waits for a message that was lost in
 # the damage is given up after a few seconds; the result does not depend on it.

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import random
 import signal
 import subprocess
 import unittest
@@ -10,11 +9,7 @@ import unittest
 import processes
 from processes import KILLS, Cohort, kill, run
 
-# Enough steps that a run goes on after the last version of `versions`.
-EPOCHS = 4
-
-
-def cohort_of(local, *server_flags, epochs=EPOCHS):
+def cohort_of(local, *server_flags, epochs=2):
     cohort = Cohort(workers=2, server_flags=[
         f"--epochs={epochs}", "--checkpoint_every=4", *server_flags])
     cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
@@ -22,41 +17,13 @@ def cohort_of(local, *server_flags, epochs=EPOCHS):
     return cohort
 
 
-def digest_of(local, *server_flags):
-    with cohort_of(local, *server_flags) as cohort:
-        cohort.start()
-        assert cohort.finish() == 0, cohort.log()
-        return cohort.model_digest()
-
-
 class Local(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.seed = random.SystemRandom().randrange(1 << 30)
-        print(f"seed {cls.seed}", flush=True)
-        cls.random = random.Random(cls.seed)
-        cls.digest = digest_of("tcp")
-
-    def versions(self):
-        """The version after which to kill, for each run."""
-        return [self.random.randrange(8, 50) for _ in range(KILLS)]
-
-    def assert_shared(self, cohort, *ranks):
-        for rank in ranks:
-            self.assertIn("go through shared memory",
-                          cohort.log(f"worker{rank}"))
-
-    def test_the_same_bits_on_every_path(self):
-        texts = {"shm": "go through shared memory",
-                 "auto": "go through shared memory",
-                 "tcp": "go over TCP"}
-        for local in (("shm", "shm"), ("auto", "tcp")):
-            with self.subTest(local), cohort_of(local) as cohort:
-                cohort.start()
-                self.assertEqual(cohort.finish(), 0, cohort.log())
-                self.assertEqual(cohort.model_digest(), self.digest)
-                for rank, way in enumerate(local):
-                    self.assertIn(texts[way], cohort.log(f"worker{rank}"))
+        with cohort_of("tcp") as cohort:
+            cohort.start()
+            assert cohort.finish() == 0, cohort.log()
+            cls.digest = cohort.model_digest()
 
     def test_status_tells_how_gradients_travel(self):
         # It ends with the test.
@@ -66,39 +33,6 @@ class Local(unittest.TestCase):
                 lambda: [worker["transport"] for worker in
                          cohort.status()["workers"]] == ["shm", "tcp"],
                 "the ways of both workers")
-
-    def test_the_same_bits_with_partitions_of_many_sizes(self):
-        flags = ("--partition_kib=4", "--optimizer=adam",
-                 "--learning_rate=0.001")
-        self.assertEqual(digest_of("shm", *flags), digest_of("tcp", *flags))
-
-    def test_killed_workers_replay_to_the_same_bits(self):
-        for at in self.versions():
-            with self.subTest(version=at), cohort_of("shm") as cohort:
-                cohort.start()
-                cohort.wait_until(lambda: cohort.newest_checkpoint() >= at,
-                                  f"version {at}")
-                kill(cohort.workers[1])
-                cohort.start_worker(1)
-                self.assertEqual(cohort.finish(), 0, cohort.log())
-                self.assertEqual(cohort.model_digest(), self.digest)
-                self.assert_shared(cohort, 0, 1)
-
-    def test_a_killed_server_resumes_to_the_same_bits(self):
-        for at in self.versions():
-            with self.subTest(version=at), cohort_of("shm") as cohort:
-                folder = cohort.dir / "sockets"
-                folder.mkdir()
-                cohort.server_flags.append(f"--local_dir={folder}")
-                cohort.start()
-                cohort.wait_until(lambda: cohort.newest_checkpoint() >= at,
-                                  f"version {at}")
-                kill(cohort.server)
-                cohort.start_server("--resume")
-                self.assertEqual(cohort.finish(), 0, cohort.log())
-                self.assertEqual(cohort.model_digest(), self.digest)
-                # The killed server's socket is gone, too.
-                self.assertEqual(list(folder.iterdir()), [])
 
     def test_a_stopped_worker_that_goes_on_changes_nothing(self):
         """It may read and write memory that is no longer its own."""
@@ -158,6 +92,7 @@ class Local(unittest.TestCase):
             self.assertEqual(cohort.finish(), 0, cohort.log())
             self.assertEqual(cohort.model_digest(), self.digest)
             self.assertIn("go over TCP", cohort.log("worker1"))
+
     def test_says_why_memory_cannot_be_shared(self):
         with cohort_of("shm", "--local=tcp") as cohort:
             cohort.start()

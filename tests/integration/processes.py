@@ -207,6 +207,26 @@ def run(program, *flags, timeout_s=60, environment=None):
                           check=False)
 
 
+def own_network():
+    """A command that runs another one in a separate network namespace, and the
+    reason why there is none here."""
+    why_not = ""
+    for command in (["unshare", "--net"],
+                    ["unshare", "--user", "--map-current-user", "--net"]):
+        try:
+            tried = subprocess.run([*command, "true"], capture_output=True,
+                                   text=True, check=False)
+        except OSError as error:
+            return [], str(error)
+        if tried.returncode == 0:
+            return command, ""
+        why_not = tried.stderr.strip()
+    return [], why_not
+
+
+OWN_NETWORK, WHY_NO_NETWORK = own_network()
+
+
 def python_with_torch():
     """An interpreter that has PyTorch: this one, or Debian's."""
     for python in (sys.executable, "/usr/bin/python3"):

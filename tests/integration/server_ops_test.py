@@ -128,6 +128,31 @@ class ServerOps(unittest.TestCase):
             seen['cohort_bn_statistics_total{action="folded"}'],
             seen['cohort_pushes_total{result="applied"}'])
 
+    def test_bytes_are_rounded_from_a_change_on_and_until_the_next(self):
+        names = [f"cohort_{what}_bytes_total{{encoding=\"bfloat16\"}}"
+                 for what in ("push", "pull")]
+
+        def change(wire):
+            told = run("cohortctl", "policy", "set", f"--wire={wire}",
+                       f"--server={self.cohort.address}")
+            self.assertEqual(told.returncode, 0, told.stderr)
+
+        self.await_version(5)
+        series = self.series()
+        self.assertEqual([series[name] for name in names], [0, 0])
+        change("bf16")
+        self.await_version(self.version() + 5)
+        series = self.series()
+        self.assertTrue(all(series[name] > 0 for name in names), series)
+        change("float32")
+        # Pushes that were begun before may still arrive.
+        self.await_version(self.version() + 5)
+        before = self.series()
+        self.await_version(self.version() + 5)
+        after = self.series()
+        self.assertEqual([before[name] for name in names],
+                         [after[name] for name in names])
+
     def test_200_slow_clients_hold_up_neither_training_nor_scrapes(self):
         self.await_version(5)
         host, port = self.url.removeprefix("http://").split(":")

@@ -8,7 +8,7 @@ import urllib.request
 
 from monitored import get, monitoring_files, samples
 from processes import BIN, kill, run
-from shards_test import Shards
+from shards import Shards
 
 # More than any test waits for; each ends its run itself.
 EPOCHS = "--epochs=1000"

@@ -5,7 +5,7 @@ import unittest
 
 import history_check
 from processes import run
-from shards_test import Shards
+from shards import Shards
 
 # Longer than a test takes; the rest is drained.
 LONG = ("--epochs=1000", "--schedule=constant")

@@ -3,12 +3,10 @@ as containers have them."""
 
 import os
 import signal
-import stat
-import subprocess
 import unittest
 
 import processes
-from processes import Cohort, kill, run
+from processes import OWN_NETWORK, WHY_NO_NETWORK, Cohort, run
 
 EPOCHS = "--epochs=2"
 
@@ -25,71 +23,11 @@ def cohort_of(*server_flags):
     return cohort
 
 
-def own_network():
-    """A command that runs another one in a network namespace of its own, and the
-    reason why there is none here."""
-    why_not = ""
-    for command in (["unshare", "--net"],
-                    ["unshare", "--user", "--map-current-user", "--net"]):
-        try:
-            tried = subprocess.run([*command, "true"], capture_output=True,
-                                   text=True, check=False)
-        except OSError as error:
-            return [], str(error)
-        if tried.returncode == 0:
-            return command, ""
-        why_not = tried.stderr.strip()
-    return [], why_not
-
-
-OWN_NETWORK, WHY_NOT = own_network()
-
-
 def network_of(pid):
     return os.readlink(f"/proc/{pid}/ns/net")
 
 
-class SocketTest(unittest.TestCase):
-    """Compares with a cohort on TCP."""
-
-    @classmethod
-    def setUpClass(cls):
-        with cohort_of() as cohort:
-            cohort.address = None
-            cohort.local = "tcp"
-            cohort.start()
-            assert cohort.finish() == 0, cohort.log()
-            cls.digest = cohort.model_digest()
-
-    def assert_trained(self, cohort):
-        self.assertEqual(cohort.finish(), 0, cohort.log())
-        self.assertEqual(cohort.model_digest(), self.digest)
-        self.assertEqual(list(cohort.sockets.iterdir()), [])
-
-
-class UnixSocket(SocketTest):
-    def test_trains_to_the_same_bits_on_every_path(self):
-        for local, text in (("shm", "through shared memory"),
-                            ("tcp", "over a Unix socket")):
-            with self.subTest(local), cohort_of() as cohort:
-                cohort.local = local
-                cohort.start()
-                socket = cohort.sockets / "server"
-                self.assertEqual(stat.S_IMODE(socket.stat().st_mode), 0o600)
-                for rank in range(2):
-                    cohort.await_log(f"worker{rank}", text)
-                self.assert_trained(cohort)
-
-    def test_a_killed_server_leaves_a_socket_that_the_next_one_replaces(self):
-        with cohort_of() as cohort:
-            cohort.start()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
-                              "version 4")
-            kill(cohort.server)
-            self.assertTrue((cohort.sockets / "server").is_socket())
-            cohort.start_server("--resume")
-            self.assert_trained(cohort)
-
+class UnixSocket(unittest.TestCase):
     def test_a_stopped_server_leaves_no_socket(self):
         with cohort_of() as cohort:
             cohort.server_flags[1] = "--epochs=100000"
@@ -149,8 +87,8 @@ class UnixSocket(SocketTest):
         self.assertIn("unix:/nowhere/cohort: cannot be reached", result.stderr)
 
 
-@unittest.skipIf(WHY_NOT, f"no network namespaces here: {WHY_NOT}")
-class OwnNetworks(SocketTest):
+@unittest.skipIf(WHY_NO_NETWORK, f"no network namespaces here: {WHY_NO_NETWORK}")
+class OwnNetworks(unittest.TestCase):
     """Workers that have nothing of the server but a folder."""
 
     def start(self, cohort, local="auto"):
@@ -161,16 +99,6 @@ class OwnNetworks(SocketTest):
             cohort.until(lambda pid=worker.pid: network_of(pid) != network_of(
                 os.getpid()), "the worker's network")
 
-    def test_trains_to_the_same_bits_on_every_path(self):
-        for local, text in (("shm", "through shared memory"),
-                            ("tcp", "over a Unix socket")):
-            with self.subTest(local), cohort_of() as cohort:
-                cohort.server_flags.append(f"--local_dir={cohort.sockets}")
-                self.start(cohort, local)
-                for rank in range(2):
-                    cohort.await_log(f"worker{rank}", text)
-                self.assert_trained(cohort)
-
     def test_without_a_common_folder_memory_is_not_shared(self):
         with cohort_of() as cohort:
             self.start(cohort)
@@ -178,7 +106,7 @@ class OwnNetworks(SocketTest):
                 cohort.await_log(
                     f"worker{rank}",
                     "go over a Unix socket: no shared memory: @cohort-")
-            self.assert_trained(cohort)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
         with cohort_of() as cohort:
             self.start(cohort, "shm")
             # The other one may wait for a replacement of the first that ends.
