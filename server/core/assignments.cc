@@ -5,63 +5,63 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/core/describe_status.h"
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
 namespace {
 
-std::optional<Assignment> NextWork(const Run& run, Worker& worker) {
-  std::optional<Assignment> next = run.parts.pinned.Next(
-      worker.rank, /*may_collect=*/!run.driver.HoldsUpIssuedStep(worker.rank));
+std::optional<Assignment> NextWork(Run& run, Worker& worker) {
+  std::optional<Assignment> next = run.pinned.Next(
+      worker.rank, /*may_collect=*/!run.driver->HoldsUpIssuedStep(worker.rank));
   if (!next.has_value()) {
-    next = run.driver.Next(worker);
+    next = run.driver->Next(worker);
     if (!next.has_value()) return std::nullopt;
     next->kind = AssignmentKind::kTrain;
-    next->version = run.parts.model.version();
-    next->global_normalization = run.parts.settings.global();
-    const PolicyOptions& policy = run.parts.settings.policy();
+    next->version = run.model.version();
+    next->global_normalization = run.settings.global();
+    const PolicyOptions& policy = run.settings.policy();
     next->gradients = policy.wire;
     const StatisticsKind first = policy.statistics.front();
     next->statistics = std::string(StatisticsName(first));
     next->moves_statistics =
         first == StatisticsKind::kSync && !policy.mixture_variance &&
         next->global_normalization && policy.normalization_group == 0;
-    run.parts.ledger.pushes_of(worker.rank)
+    run.ledger.pushes_of(worker.rank)
         .Give({.sequence = worker.next_sequence, .attempt = next->attempt});
   }
   next->sequence = worker.next_sequence;
-  next->policy_epoch = run.parts.settings.policy_epoch();
+  next->policy_epoch = run.settings.policy_epoch();
   worker.next_sequence = worker.next_sequence.Next();
   return next;
 }
 
 Assignment WaitAssignment(const Run& run, const Worker& worker, Instant now) {
-  const RunView view = run.view();
   return {.kind = AssignmentKind::kWait,
           .sequence = worker.next_sequence,
-          .version = run.parts.model.version(),
-          .policy_epoch = run.parts.settings.policy_epoch(),
-          .reason = WaitText(view, now),
-          .wait = WaitLeft(view, WaitedFor(view), now)};
+          .version = run.model.version(),
+          .policy_epoch = run.settings.policy_epoch(),
+          .reason = WaitText(run, now),
+          .wait = WaitLeft(run, WaitedFor(run), now)};
 }
 
 }  // namespace
 
-Assignment NextFor(const Run& run, Worker& worker, Instant now) {
+Assignment NextFor(Run& run, Worker& worker, Instant now) {
   worker.waiting = false;
   worker.last_progress = now;
-  if (run.parts.ledger.ended()) {
-    return FinishedAssignment(run.parts, run.parts.ledger.end_reason());
+  if (run.ledger.ended()) {
+    return FinishedAssignment(run, run.ledger.end_reason());
   }
   if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
-    Assignment leave = FinishedAssignment(run.parts, *worker.leaves_because);
+    Assignment leave = FinishedAssignment(run, *worker.leaves_because);
     leave.unfinished = true;
     return leave;
   }
-  if (run.parts.ledger.started() && worker.registered) {
+  if (run.ledger.started() && worker.registered) {
     if (!worker.outstanding.has_value())
       worker.outstanding = NextWork(run, worker);
-    if (worker.outstanding.has_value() && run.driver.GivesAgain(worker)) {
+    if (worker.outstanding.has_value() && run.driver->GivesAgain(worker)) {
       return *worker.outstanding;
     }
   }
@@ -69,15 +69,14 @@ Assignment NextFor(const Run& run, Worker& worker, Instant now) {
   return WaitAssignment(run, worker, now);
 }
 
-Assignment NextForRank(const Run& run, Rank rank, Instant now) {
-  if (run.parts.ranks.Contains(rank))
-    return NextFor(run, run.parts.ranks[rank], now);
-  return FinishedAssignment(run.parts, run.roster.SizeText());
+Assignment NextForRank(Run& run, Rank rank, Instant now) {
+  if (run.ranks.Contains(rank)) return NextFor(run, run.ranks[rank], now);
+  return FinishedAssignment(run, run.roster.SizeText());
 }
 
-void NotifyWaiting(const Run& run, Turn& turn) {
-  if (run.parts.ledger.ended()) return;
-  for (Worker& worker : run.parts.ranks.all()) {
+void NotifyWaiting(Run& run, Turn& turn) {
+  if (run.ledger.ended()) return;
+  for (Worker& worker : run.ranks.all()) {
     if (!worker.waiting || !worker.usable()) continue;
     Assignment next = NextFor(run, worker, turn.now);
     if (next.kind == AssignmentKind::kWait) continue;
@@ -86,9 +85,9 @@ void NotifyWaiting(const Run& run, Turn& turn) {
   }
 }
 
-void RepeatWait(const Run& run, Rank rank, Turn& turn) {
-  if (run.parts.ledger.ended() || !run.parts.ranks.Contains(rank)) return;
-  const Worker& worker = run.parts.ranks[rank];
+void RepeatWait(Run& run, Rank rank, Turn& turn) {
+  if (run.ledger.ended() || !run.ranks.Contains(rank)) return;
+  const Worker& worker = run.ranks[rank];
   if (!worker.waiting || worker.state != Worker::State::kLive ||
       !(worker.registered || run.registrar.Contains(rank))) {
     return;
@@ -98,21 +97,20 @@ void RepeatWait(const Run& run, Rank rank, Turn& turn) {
       worker.leaves_because.has_value() && !worker.outstanding.has_value();
   turn.out.push_back(effect::Notify{
       .session = worker.session,
-      .assignment = leaves
-                        ? FinishedAssignment(run.parts, *worker.leaves_because)
-                        : WaitAssignment(run, worker, turn.now)});
+      .assignment = leaves ? FinishedAssignment(run, *worker.leaves_because)
+                           : WaitAssignment(run, worker, turn.now)});
 }
 
-void RepeatWaits(const Run& run, Turn& turn) {
-  for (const Worker& worker : run.parts.ranks.all())
+void RepeatWaits(Run& run, Turn& turn) {
+  for (const Worker& worker : run.ranks.all())
     RepeatWait(run, worker.rank, turn);
 }
 
 namespace {
 
-void SendAnswer(const Run& run, Turn::Answer answer, Turn& turn) {
-  if (run.parts.ranks.Contains(answer.rank)) {
-    Worker& worker = run.parts.ranks[answer.rank];
+void SendAnswer(Run& run, Turn::Answer answer, Turn& turn) {
+  if (run.ranks.Contains(answer.rank)) {
+    Worker& worker = run.ranks[answer.rank];
     if (!worker.usable() || worker.incarnation != answer.incarnation) return;
     answer.verdict.next = NextFor(run, worker, turn.now);
     if (std::exchange(worker.returned, false)) {
@@ -124,13 +122,13 @@ void SendAnswer(const Run& run, Turn::Answer answer, Turn& turn) {
       // A data shard knows a new stream from the first gradient that is taken
       // there, and a push that was complete commits without: weights may have
       // found no stream. The worker reads them instead.
-      if (run.parts.settings.options().shards > 1) {
+      if (run.settings.options().shards > 1) {
         answer.weights_partitions = 0;
       }
     }
   } else {
     // The change that its push had kept waiting has made the cohort smaller.
-    answer.verdict.next = FinishedAssignment(run.parts, run.roster.SizeText());
+    answer.verdict.next = FinishedAssignment(run, run.roster.SizeText());
   }
   turn.out.push_back(
       effect::SendVerdict{.rank = answer.rank,
@@ -143,7 +141,7 @@ void SendAnswer(const Run& run, Turn::Answer answer, Turn& turn) {
 
 }  // namespace
 
-void SendAnswers(const Run& run, bool session_first, Turn& turn) {
+void SendAnswers(Run& run, bool session_first, Turn& turn) {
   std::vector<Turn::Answer> later;
   // A commit answers every rank under the lock; growing would move them all.
   turn.out.reserve(turn.out.size() + turn.answers.size());

@@ -16,20 +16,20 @@ namespace cohort {
 
 // The assignment of `worker` now. It keeps an assignment until that has ended;
 // if there is none for it, it waits.
-Assignment NextFor(const Run& run, Worker& worker, Instant now);
+Assignment NextFor(Run& run, Worker& worker, Instant now);
 // The same for a rank that may have been given up meanwhile.
-Assignment NextForRank(const Run& run, Rank rank, Instant now);
+Assignment NextForRank(Run& run, Rank rank, Instant now);
 
 // Gives work to those who wait and for whom there is some.
-void NotifyWaiting(const Run& run, Turn& turn);
+void NotifyWaiting(Run& run, Turn& turn);
 // Tells a worker that waits what it waits for now. No-op for a rank that is
 // gone or does not wait.
-void RepeatWait(const Run& run, Rank rank, Turn& turn);
-void RepeatWaits(const Run& run, Turn& turn);
+void RepeatWait(Run& run, Rank rank, Turn& turn);
+void RepeatWaits(Run& run, Turn& turn);
 
 // Sends the verdicts of this turn that go before the notices on sessions, or
 // after them.
-void SendAnswers(const Run& run, bool session_first, Turn& turn);
+void SendAnswers(Run& run, bool session_first, Turn& turn);
 
 // Whether a report of `worker` is of its outstanding assignment. False: of an
 // older one, to be ignored.

@@ -9,10 +9,12 @@
 #include "common/check.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
+#include "server/core/assignments.h"
 #include "server/core/membership/lost_ranks.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/run_lifecycle.h"
 #include "server/core/run_state.h"
+#include "server/core/settings_change.h"
 #include "server/core/step/old_pushes.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
@@ -55,24 +57,18 @@ void NameNonfinite(const Worker& worker, PushClosing& closing, Effects& out) {
 
 Coordinator::Coordinator(const CoordinatorOptions& options,
                          const RunState* restored)
-    : settings_(options, restored),
-      ranks_(options.workers),
-      ledger_(options.workers),
-      pinned_(settings_, ledger_, ranks_, model_),
-      flow_(options.inflight_bytes_max, ranks_),
-      roster_(settings_, model_, ledger_, ranks_),
-      registrar_(settings_, model_, ranks_),
-      driver_(MakeStepDriver(parts())) {
+    : run_(options, restored) {
   if (restored == nullptr) return;
-  const bool epoch_ended = RestoreState(*restored, settings_, parts());
-  roster_.Restore(*restored);
+  const bool epoch_ended = RestoreState(*restored, run_);
+  run_.roster.Restore(*restored);
   if (IsOver(*restored, options)) {
     over_ = restored->ended;
     return;
   }
   // The last step may have come within an epoch.
-  if (epoch_ended || driver_->TrainingDone()) {
-    pinned_.EvaluateEpoch(restored->data_epoch, driver_->TrainingDone());
+  if (epoch_ended || run_.driver->TrainingDone()) {
+    run_.pinned.EvaluateEpoch(restored->data_epoch,
+                              run_.driver->TrainingDone());
   }
 }
 
@@ -81,34 +77,34 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
 void Coordinator::Settle(Turn& turn) {
   bool changed = turn.changed;
   while (Advance(turn)) changed = true;
-  SendAnswers(run(), /*session_first=*/false, turn);
+  SendAnswers(run_, /*session_first=*/false, turn);
   if (turn.end.has_value()) {
-    EndRun(run(), *turn.end, turn);
-  } else if ((changed || turn.changed) && ledger_.started()) {
-    EndIfDone(run(), turn);
-    NotifyWaiting(run(), turn);
+    EndRun(run_, *turn.end, turn);
+  } else if ((changed || turn.changed) && run_.ledger.started()) {
+    EndIfDone(run_, turn);
+    NotifyWaiting(run_, turn);
   }
-  SendAnswers(run(), /*session_first=*/true, turn);
-  if (turn.repeat_waits) RepeatWaits(run(), turn);
+  SendAnswers(run_, /*session_first=*/true, turn);
+  if (turn.repeat_waits) RepeatWaits(run_, turn);
 }
 
 bool Coordinator::Advance(Turn& turn) {
-  if (ledger_.ended() || turn.end.has_value()) return false;
+  if (run_.ledger.ended() || turn.end.has_value()) return false;
   if (turn.fencing.has_value()) {
-    Fence(run(), *std::exchange(turn.fencing, std::nullopt), turn);
+    Fence(run_, *std::exchange(turn.fencing, std::nullopt), turn);
     return true;
   }
   // First: a cohort of another size is not to be waited for.
   if (TryChange(turn)) return true;
-  if (!ledger_.started()) {
-    if (registrar_.Ask(turn)) return true;
-    if (!ReadyToStart(run(), turn.now) || !SafeToStart(run(), turn)) {
+  if (!run_.ledger.started()) {
+    if (run_.registrar.Ask(turn)) return true;
+    if (!ReadyToStart(run_, turn.now) || !SafeToStart(run_, turn)) {
       return false;
     }
-    StartTraining(run(), turn);
+    StartTraining(run_, turn);
     return true;
   }
-  const bool advanced = driver_->Advance(turn);
+  const bool advanced = run_.driver->Advance(turn);
   if (std::exchange(turn.checkpoint, false)) {
     absl::StatusOr<RunState> state = State();
     COHORT_CHECK(state.ok(), state.status().ToString());
@@ -118,10 +114,11 @@ bool Coordinator::Advance(Turn& turn) {
 }
 
 bool Coordinator::TryChange(Turn& turn) {
-  if (!settings_.pending().has_value() || !driver_->Quiet()) return false;
-  PutChangeInForce({settings_, roster_, registrar_, parts()}, turn);
+  if (!run_.settings.pending().has_value() || !run_.driver->Quiet())
+    return false;
+  PutChangeInForce(run_, turn);
   // A round that nobody was given leaves no trace.
-  driver_ = MakeStepDriver(parts());
+  run_.driver = MakeStepDriver(run_);
   return true;
 }
 
@@ -130,48 +127,49 @@ bool Coordinator::TryChange(Turn& turn) {
 absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
                                Instant now, Effects& out) {
   Turn turn{.now = now, .out = out};
-  roster_.NoteBegin(now);
+  run_.roster.NoteBegin(now);
   COHORT_ASSIGN_OR_RETURN(
       const Roster::Joined joined,
-      roster_.Join(
-          session, request, [&] { return WaitText(view(), now); }, turn));
-  Worker& worker = ranks_[joined.rank];
+      run_.roster.Join(
+          session, request, [&] { return WaitText(run_, now); }, turn));
+  Worker& worker = run_.ranks[joined.rank];
   // Its new streams begin anew.
-  flow_.Forget(joined.rank);
+  run_.flow.Forget(joined.rank);
   // A process that takes a lost rank's place where nobody waited for it
   // starts beside the slowest.
-  driver_->Welcome(worker,
-                   /*anew=*/!joined.back &&
-                       (!joined.replaces || !settings_.waits_for_lost()),
-                   turn);
-  if (ledger_.ended()) {
+  run_.driver->Welcome(
+      worker,
+      /*anew=*/!joined.back &&
+          (!joined.replaces || !run_.settings.waits_for_lost()),
+      turn);
+  if (run_.ledger.ended()) {
     out.push_back(effect::Notify{
         .session = session,
-        .assignment = FinishedAssignment(parts(), ledger_.end_reason())});
+        .assignment = FinishedAssignment(run_, run_.ledger.end_reason())});
     return absl::OkStatus();
   }
   if (!joined.back) return absl::OkStatus();
   // Others may have waited for its return.
   turn.changed = true;
   Settle(turn);
-  RepeatWait(run(), joined.rank, turn);
+  RepeatWait(run_, joined.rank, turn);
   return absl::OkStatus();
 }
 
 void Coordinator::Heartbeat(SessionId session, Instant now,
                             const WorkerReport& report) {
-  roster_.Hear(session, report, now);
+  run_.roster.Hear(session, report, now);
 }
 
 void Coordinator::DataEnded(SessionId session, Instant now, Effects& out) {
-  const Worker* worker = ranks_.BySession(session);
-  if (worker == nullptr || ledger_.ended() || ledger_.draining() ||
-      !model_.registered() || !model_.model()->plan.own_data) {
+  const Worker* worker = run_.ranks.BySession(session);
+  if (worker == nullptr || run_.ledger.ended() || run_.ledger.draining() ||
+      !run_.model.registered() || !run_.model.model()->plan.own_data) {
     return;
   }
   Turn turn{.now = now, .out = out, .changed = true};
   BeginDrain(
-      run(),
+      run_,
       absl::StrCat("the data of worker ", worker->rank.value(), " has ended"),
       turn);
   Settle(turn);
@@ -179,36 +177,36 @@ void Coordinator::DataEnded(SessionId session, Instant now, Effects& out) {
 
 void Coordinator::Leave(SessionId session, const std::string& reason,
                         Instant now, Effects& out) {
-  const Worker* worker = ranks_.BySession(session);
+  const Worker* worker = run_.ranks.BySession(session);
   if (worker == nullptr) return;
   Turn turn{.now = now, .out = out};
   // One that was told to leave says only that it is done.
   const std::string why = worker->leaves_because.value_or(reason);
-  Lose(run(), worker->rank, VacancyReason::kLeft, why, turn);
+  Lose(run_, worker->rank, VacancyReason::kLeft, why, turn);
   Settle(turn);
 }
 
 void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
   Turn turn{.now = now, .out = out};
-  roster_.Break(session, turn);
+  run_.roster.Break(session, turn);
 }
 
 absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
                                 Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(roster_.CheckHeld(rank));
+  COHORT_RETURN_IF_ERROR(run_.roster.CheckHeld(rank));
   Turn turn{.now = now, .out = out};
   const std::string why = absl::StrCat("evicted: ", reason);
-  EndSession(run(), rank, why, turn);
-  Lose(run(), rank, VacancyReason::kAdmin, why, turn);
+  EndSession(run_, rank, why, turn);
+  Lose(run_, rank, VacancyReason::kAdmin, why, turn);
   Settle(turn);
   return absl::OkStatus();
 }
 
 absl::Status Coordinator::DrainWorker(Rank rank, const std::string& reason,
                                       Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(roster_.CheckHeld(rank));
+  COHORT_RETURN_IF_ERROR(run_.roster.CheckHeld(rank));
   Turn turn{.now = now, .out = out, .changed = true};
-  AskToLeave(run(), rank, reason, turn);
+  AskToLeave(run_, rank, reason, turn);
   Settle(turn);
   return absl::OkStatus();
 }
@@ -219,29 +217,29 @@ absl::Status Coordinator::BeginRegister(const Sender& sender,
                                         const ModelLayout& layout,
                                         const RunPlan& plan, Instant now,
                                         Effects& out) {
-  COHORT_RETURN_IF_ERROR(roster_.Check(sender, now).status());
-  COHORT_RETURN_IF_ERROR(registrar_.Check(sender.rank, layout, plan));
+  COHORT_RETURN_IF_ERROR(run_.roster.Check(sender, now).status());
+  COHORT_RETURN_IF_ERROR(run_.registrar.Check(sender.rank, layout, plan));
   Turn turn{.now = now, .out = out, .changed = true};
-  if (!TakeRegistration(run(), sender, layout, plan, turn)) {
+  if (!TakeRegistration(run_, sender, layout, plan, turn)) {
     return absl::OkStatus();
   }
   Settle(turn);
-  RepeatWait(run(), sender.rank, turn);
+  RepeatWait(run_, sender.rank, turn);
   return absl::OkStatus();
 }
 
 absl::Status Coordinator::RegisterProgress(const Sender& sender, Instant now) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, roster_.Check(sender, now));
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, run_.roster.Check(sender, now));
   // Each partition is taken once.
-  if (registrar_.asked() == sender.rank) worker->last_progress = now;
+  if (run_.registrar.asked() == sender.rank) worker->last_progress = now;
   return absl::OkStatus();
 }
 
 void Coordinator::RegisterClosed(const Sender& sender, Instant now,
                                  Effects& out) {
-  if (!roster_.Check(sender, now).ok() || ledger_.ended()) return;
+  if (!run_.roster.Check(sender, now).ok() || run_.ledger.ended()) return;
   Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
-  registrar_.NoteClosed(sender.rank);
+  run_.registrar.NoteClosed(sender.rank);
   Settle(turn);
 }
 
@@ -249,25 +247,24 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
     std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
     Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(roster_.Check(sender, now).status());
+  COHORT_RETURN_IF_ERROR(run_.roster.Check(sender, now).status());
   // The worker is told so on its session.
-  if (ledger_.ended()) return registrar_.AnswerOf(layout, plan);
-  if (model_.registered()) {
+  if (run_.ledger.ended()) return run_.registrar.AnswerOf(layout, plan);
+  if (run_.model.registered()) {
     // The same life has sent them twice.
-    COHORT_RETURN_IF_ERROR(registrar_.Check(sender.rank, layout, plan));
-    return registrar_.AnswerOfModel();
+    COHORT_RETURN_IF_ERROR(run_.registrar.Check(sender.rank, layout, plan));
+    return run_.registrar.AnswerOfModel();
   }
   Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
-  COHORT_RETURN_IF_ERROR(registrar_.Check(sender.rank, layout, plan));
+  COHORT_RETURN_IF_ERROR(run_.registrar.Check(sender.rank, layout, plan));
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
-                          TakeWorkersOptimizer(settings_.options(), plan));
-  COHORT_RETURN_IF_ERROR(InstallModel(run(), sender, target, layout, plan,
+                          TakeWorkersOptimizer(run_.settings.options(), plan));
+  COHORT_RETURN_IF_ERROR(InstallModel(run_, sender, target, layout, plan,
                                       std::move(values), std::move(statistics),
                                       turn));
-  AdoptWorkersOptimizer({settings_, roster_, registrar_, parts()}, target, plan,
-                        turn);
+  AdoptWorkersOptimizer(run_, target, plan, turn);
   Settle(turn);
-  return registrar_.AnswerOfModel();
+  return run_.registrar.AnswerOfModel();
 }
 
 // ---- one push
@@ -276,12 +273,12 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
                                const PushOpening& opening, Instant now,
                                Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
-                          roster_.CheckRegistered(sender, now));
+                          run_.roster.CheckRegistered(sender, now));
   COHORT_ASSIGN_OR_RETURN(const bool under_way,
-                          IsUnderWay(ledger_, *worker, key));
+                          IsUnderWay(run_.ledger, *worker, key));
   if (!under_way) return absl::OkStatus();
   Turn turn{.now = now, .out = out};
-  COHORT_RETURN_IF_ERROR(driver_->Open(*worker, opening, turn));
+  COHORT_RETURN_IF_ERROR(run_.driver->Open(*worker, opening, turn));
   NoteProgress(*worker, key, AssignmentProgress::kOpening, now);
   Settle(turn);
   return absl::OkStatus();
@@ -292,13 +289,14 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
                                                 GradientMessage& message,
                                                 Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
-                          roster_.CheckRegistered(sender, now));
-  COHORT_RETURN_IF_ERROR(CheckGradient(message, model_.model()->partitions));
+                          run_.roster.CheckRegistered(sender, now));
+  COHORT_RETURN_IF_ERROR(
+      CheckGradient(message, run_.model.model()->partitions));
   COHORT_ASSIGN_OR_RETURN(const bool under_way,
-                          IsUnderWay(ledger_, *worker, key));
+                          IsUnderWay(run_.ledger, *worker, key));
   if (!under_way) {
     // Its push may have been paused before it was dropped.
-    flow_.Forget(worker->rank, FlowControl::SourceOf(message));
+    run_.flow.Forget(worker->rank, FlowControl::SourceOf(message));
     if (message.ticket != 0) {
       NoteTaken({.rank = sender.rank,
                  .incarnation = sender.incarnation,
@@ -313,7 +311,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   const int32_t partition = message.partition;
   Turn turn{.now = now, .out = out};
   COHORT_ASSIGN_OR_RETURN(const Admission admission,
-                          driver_->Gradient(*worker, message, turn));
+                          run_.driver->Gradient(*worker, message, turn));
   if (admission == Admission::kTaken) {
     NoteProgress(*worker, key, partition, now);
   }
@@ -339,42 +337,43 @@ void Coordinator::NoteProgress(Worker& worker, const PushKey& key, int32_t part,
 
 bool Coordinator::AwaitsOpening(const Sender& sender,
                                 const PushKey& key) const {
-  if (!ranks_.Contains(sender.rank)) return false;
-  const Worker& worker = ranks_[sender.rank];
+  if (!run_.ranks.Contains(sender.rank)) return false;
+  const Worker& worker = run_.ranks[sender.rank];
   return worker.incarnation == sender.incarnation && worker.trains() &&
-         KeyOf(*worker.outstanding) == key && !driver_->HasOpened(worker);
+         KeyOf(*worker.outstanding) == key && !run_.driver->HasOpened(worker);
 }
 
 absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                                 PushClosing closing, Instant now,
                                 Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
-                          roster_.CheckRegistered(sender, now));
+                          run_.roster.CheckRegistered(sender, now));
   COHORT_ASSIGN_OR_RETURN(const bool under_way,
-                          IsUnderWay(ledger_, *worker, key));
+                          IsUnderWay(run_.ledger, *worker, key));
   Turn turn{.now = now, .out = out};
   if (under_way) {
     // A closing of an older assignment is not checked, because another policy
     // may have been in force.
-    COHORT_RETURN_IF_ERROR(
-        CheckClosing(closing, model_.batch_norms(), settings_.global()));
+    COHORT_RETURN_IF_ERROR(CheckClosing(closing, run_.model.batch_norms(),
+                                        run_.settings.global()));
     NameNonfinite(*worker, closing, out);
-    COHORT_RETURN_IF_ERROR(driver_->Close(*worker, std::move(closing), turn));
+    COHORT_RETURN_IF_ERROR(
+        run_.driver->Close(*worker, std::move(closing), turn));
     NoteProgress(*worker, key, AssignmentProgress::kClosing, now);
   } else {
-    AnswerOldPush(parts(), *driver_, *worker, key, turn);
+    AnswerOldPush(run_, *run_.driver, *worker, key, turn);
   }
   Settle(turn);
   return absl::OkStatus();
 }
 
 absl::Status Coordinator::CheckFolded(const FoldReport& report) const {
-  if (!flow_.budget().Folds(report.gradient_bytes)) {
+  if (!run_.flow.budget().Folds(report.gradient_bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "fold of partition ", report.partition, ": got ", report.gradient_bytes,
         " bytes of gradients, want at most those that are being folded"));
   }
-  const PendingCommit* const commit = driver_->commit();
+  const PendingCommit* const commit = run_.driver->commit();
   if (!report.prepared.has_value() || commit == nullptr ||
       commit->transaction() != report.transaction) {
     return absl::OkStatus();
@@ -389,9 +388,9 @@ absl::Status Coordinator::CheckFolded(const FoldReport& report) const {
 
 void Coordinator::Folded(FoldReport report, Instant now, Effects& out) {
   Turn turn{.now = now, .out = out};
-  flow_.budget().EndFold(report.gradient_bytes);
-  if (ledger_.ended()) return;
-  driver_->Folded(std::move(report), turn);
+  run_.flow.budget().EndFold(report.gradient_bytes);
+  if (run_.ledger.ended()) return;
+  run_.driver->Folded(std::move(report), turn);
   Settle(turn);
 }
 
@@ -399,7 +398,7 @@ absl::Status Coordinator::Reduce(const Sender& sender,
                                  std::vector<MomentsMessage> messages,
                                  Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
-                          roster_.CheckRegistered(sender, now));
+                          run_.roster.CheckRegistered(sender, now));
   Turn turn{.now = now, .out = out};
   absl::Status status;
   for (MomentsMessage& message : messages) {
@@ -413,32 +412,33 @@ absl::Status Coordinator::Reduce(const Sender& sender,
 
 absl::Status Coordinator::ReduceOne(Worker& worker, MomentsMessage message,
                                     Turn& turn) {
-  if (ledger_.ended() || !settings_.MayHaveRendezvous()) {
-    return RefuseReduce(parts(), worker, message.key, turn);
+  if (run_.ledger.ended() || !run_.settings.MayHaveRendezvous()) {
+    return RefuseReduce(run_, worker, message.key, turn);
   }
-  COHORT_RETURN_IF_ERROR(CheckStep(message.key, worker.rank, model_.version()));
-  return driver_->Reduce(worker, std::move(message), turn);
+  COHORT_RETURN_IF_ERROR(
+      CheckStep(message.key, worker.rank, run_.model.version()));
+  return run_.driver->Reduce(worker, std::move(message), turn);
 }
 
 void Coordinator::MomentsFolded(MomentsFold done, Instant now, Effects& out) {
-  if (ledger_.ended()) return;
+  if (run_.ledger.ended()) return;
   Turn turn{.now = now, .out = out};
-  driver_->MomentsFolded(std::move(done), turn);
+  run_.driver->MomentsFolded(std::move(done), turn);
   Settle(turn);
 }
 
 void Coordinator::StatisticsUpdated(StatisticsUpdate done, Instant now,
                                     Effects& out) {
-  if (ledger_.ended()) return;
+  if (run_.ledger.ended()) return;
   Turn turn{.now = now, .out = out};
-  driver_->StatisticsUpdated(std::move(done), turn);
+  run_.driver->StatisticsUpdated(std::move(done), turn);
   Settle(turn);
 }
 
 void Coordinator::CheckpointStored(Instant now, Effects& out) {
-  if (ledger_.ended()) return;
+  if (run_.ledger.ended()) return;
   Turn turn{.now = now, .out = out, .changed = true};
-  ledger_.NoteStored();
+  run_.ledger.NoteStored();
   Settle(turn);
 }
 
@@ -447,44 +447,46 @@ void Coordinator::CheckpointStored(Instant now, Effects& out) {
 absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
     const Sender& sender, Sequence sequence, const EvaluationSums& sums,
     Instant now, Effects& out) {
-  COHORT_ASSIGN_OR_RETURN(Worker * worker, roster_.Check(sender, now));
+  COHORT_ASSIGN_OR_RETURN(Worker * worker, run_.roster.Check(sender, now));
   COHORT_RETURN_IF_ERROR(Validate(sums));
   COHORT_ASSIGN_OR_RETURN(
       const bool current,
       ReportsOutstanding(*worker, AssignmentKind::kEvaluate, sequence));
   if (current) {
-    COHORT_RETURN_IF_ERROR(pinned_.FinishEvaluation(worker->rank, sums, out));
+    COHORT_RETURN_IF_ERROR(
+        run_.pinned.FinishEvaluation(worker->rank, sums, out));
     worker->outstanding.reset();
     Turn turn{.now = now, .out = out, .changed = true};
     Settle(turn);
   }
-  return NextForRank(run(), sender.rank, now);
+  return NextForRank(run_, sender.rank, now);
 }
 
 absl::StatusOr<Assignment> Coordinator::ReportMoments(
     const Sender& sender, Sequence sequence, std::vector<CallMoments> calls,
     Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
-                          roster_.CheckRegistered(sender, now));
-  COHORT_RETURN_IF_ERROR(pinned_.CheckCollected(calls));
+                          run_.roster.CheckRegistered(sender, now));
+  COHORT_RETURN_IF_ERROR(run_.pinned.CheckCollected(calls));
   COHORT_ASSIGN_OR_RETURN(
       const bool current,
       ReportsOutstanding(*worker, AssignmentKind::kCollectMoments, sequence));
   if (current) {
     worker->outstanding.reset();
-    pinned_.FinishBatch(worker->rank, std::move(calls), driver_->TrainingDone(),
-                        out);
+    run_.pinned.FinishBatch(worker->rank, std::move(calls),
+                            run_.driver->TrainingDone(), out);
     Turn turn{.now = now, .out = out, .changed = true};
     Settle(turn);
   }
-  return NextForRank(run(), sender.rank, now);
+  return NextForRank(run_, sender.rank, now);
 }
 
 absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
     const std::string& run_id, Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(CheckRunId(run_id, settings_.run_id()));
-  COHORT_ASSIGN_OR_RETURN(const CollectionAnswer answer,
-                          pinned_.Collect(driver_->TrainingDone(), out));
+  COHORT_RETURN_IF_ERROR(CheckRunId(run_id, run_.settings.run_id()));
+  COHORT_ASSIGN_OR_RETURN(
+      const CollectionAnswer answer,
+      run_.pinned.Collect(run_.driver->TrainingDone(), out));
   Turn turn{.now = now, .out = out, .changed = true};
   Settle(turn);
   return answer;
@@ -494,41 +496,43 @@ absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
 
 absl::StatusOr<SharedSnapshot> Coordinator::Read(
     std::optional<Version> version) const {
-  COHORT_RETURN_IF_ERROR(model_.CheckRegistered());
-  return version.has_value() ? pinned_.Read(*version) : model_.current();
+  COHORT_RETURN_IF_ERROR(run_.model.CheckRegistered());
+  return version.has_value() ? run_.pinned.Read(*version)
+                             : run_.model.current();
 }
 
 absl::StatusOr<RunState> Coordinator::State() const {
-  COHORT_RETURN_IF_ERROR(model_.CheckRegistered());
-  return CaptureState(view());
+  COHORT_RETURN_IF_ERROR(run_.model.CheckRegistered());
+  return CaptureState(run_);
 }
 
 // ---- changes
 
 absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                                                  Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id, settings_.run_id()));
-  COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
+  COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id, run_.settings.run_id()));
+  COHORT_RETURN_IF_ERROR(run_.ledger.CheckNotOver());
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
-                          settings_.TargetOf(request.values));
+                          run_.settings.TargetOf(request.values));
   COHORT_RETURN_IF_ERROR(
-      CheckChange(settings_.options(), target, model_, ranks_));
+      CheckChange(run_.settings.options(), target, run_.model, run_.ranks));
   const RunSettings::Outlook outlook =
-      settings_.OutlookOn(request.values, target);
-  ChangeAnswer answer = AnswerTo(outlook, settings_, model_.version());
-  if (outlook.changes && ledger_.started()) {
-    answer.text += PauseText(target, ranks_.present());
+      run_.settings.OutlookOn(request.values, target);
+  ChangeAnswer answer = AnswerTo(outlook, run_.settings, run_.model.version());
+  if (outlook.changes && run_.ledger.started()) {
+    answer.text += PauseText(target, run_.ranks.present());
   }
   // A request for what is in force withdraws a pending change.
-  if (request.dry_run || !(outlook.changes || settings_.pending()))
+  if (request.dry_run || !(outlook.changes || run_.settings.pending()))
     return answer;
   Turn turn{.now = now, .out = out, .changed = true};
-  RequestChange(run(), settings_, target, request.note, turn);
+  RequestChange(run_, target, request.note, turn);
   Settle(turn);
   if (outlook.changes) {
     // A change that acts at once does not wait for others that are pending.
-    answer.pending = settings_.IsPending(request.values);
-    answer.policy_epoch = settings_.policy_epoch() + (answer.pending ? 1 : 0);
+    answer.pending = run_.settings.IsPending(request.values);
+    answer.policy_epoch =
+        run_.settings.policy_epoch() + (answer.pending ? 1 : 0);
   }
   return answer;
 }
@@ -536,27 +540,27 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
 // ---- time and people
 
 void Coordinator::Tick(Instant now, Effects& out) {
-  roster_.NoteBegin(now);
-  if (ledger_.ended()) return;
+  run_.roster.NoteBegin(now);
+  if (run_.ledger.ended()) return;
   Turn turn{.now = now, .out = out};
   if (over_.has_value()) {
     turn.end = {.outcome = RunOutcome::kFinished,
                 .reason = *std::exchange(over_, std::nullopt)};
   }
-  LoseOverdue(run(), turn);
-  if (ledger_.started()) driver_->Tick(turn);
+  LoseOverdue(run_, turn);
+  if (run_.ledger.started()) run_.driver->Tick(turn);
   Settle(turn);
-  if (!ledger_.started() || ledger_.ended()) return;
+  if (!run_.ledger.started() || run_.ledger.ended()) return;
   Turn deadlines{.now = now, .out = out};
-  LoseStalled(run(), deadlines);
-  GiveUpAbandoned(run(), deadlines);
+  LoseStalled(run_, deadlines);
+  GiveUpAbandoned(run_, deadlines);
   Settle(deadlines);
 }
 
 void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
-  if (ledger_.ended() || ledger_.draining()) return;
+  if (run_.ledger.ended() || run_.ledger.draining()) return;
   Turn turn{.now = now, .out = out, .changed = true};
-  BeginDrain(run(), reason, turn);
+  BeginDrain(run_, reason, turn);
   Settle(turn);
 }
 

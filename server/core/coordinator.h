@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,21 +15,11 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "common/worker_report.h"
-#include "server/core/assignments.h"
 #include "server/core/describe_status.h"
 #include "server/core/effects.h"
-#include "server/core/membership/rank_table.h"
-#include "server/core/membership/registrar.h"
-#include "server/core/membership/roster.h"
-#include "server/core/model/model_store.h"
-#include "server/core/model/pinned_work.h"
 #include "server/core/options.h"
 #include "server/core/requests.h"
-#include "server/core/run_ledger.h"
-#include "server/core/run_settings.h"
-#include "server/core/settings_change.h"
-#include "server/core/step/flow_control.h"
-#include "server/core/step/step_driver.h"
+#include "server/core/run.h"
 #include "server/core/turn.h"
 #include "server/core/views.h"
 
@@ -153,17 +142,17 @@ class Coordinator {
   // Errors: FailedPrecondition nothing registered; OutOfRange not held.
   absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
   // Null before registration.
-  SharedModel model() const { return model_.model(); }
+  SharedModel model() const { return run_.model.model(); }
   // Versions that anything may still read, ascending. Only with several shards,
   // which keep the weights of these.
-  std::vector<Version> HeldVersions() { return model_.HeldVersions(); }
+  std::vector<Version> HeldVersions() { return run_.model.HeldVersions(); }
   // State for a checkpoint of the current version; FailedPrecondition before
   // registration.
   absl::StatusOr<RunState> State() const;
-  StatusView Status(Instant now) const { return DescribeStatus(view(), now); }
-  bool ended() const { return ledger_.ended(); }
+  StatusView Status(Instant now) const { return DescribeStatus(run_, now); }
+  bool ended() const { return run_.ledger.ended(); }
   // Gradients held until they are folded, and room reserved for more.
-  int64_t inflight_bytes() const { return flow_.budget().held_bytes(); }
+  int64_t inflight_bytes() const { return run_.flow.budget().held_bytes(); }
 
   // ---- changes
   // All of the values or none. Leases, deadlines and on_worker_loss act at
@@ -181,7 +170,7 @@ class Coordinator {
   // Errors: those of Evict.
   absl::Status DrainWorker(Rank rank, const std::string& reason, Instant now,
                            Effects& out);
-  PolicyView Policy(Instant now) const { return DescribePolicy(view(), now); }
+  PolicyView Policy(Instant now) const { return DescribePolicy(run_, now); }
 
   // ---- time and people
   // Notices leases, graces and deadlines that have passed. Call it at least
@@ -191,15 +180,6 @@ class Coordinator {
   void Drain(const std::string& reason, Instant now, Effects& out);
 
  private:
-  RunParts parts() {
-    return {settings_, ranks_, ledger_, model_, pinned_, flow_};
-  }
-  Run run() { return {parts(), roster_, registrar_, *driver_}; }
-  RunView view() const {
-    return {settings_, ranks_,  roster_, registrar_, ledger_,
-            model_,    pinned_, flow_,   *driver_};
-  }
-
   // ---- an event to its end
   // Does what the parts have asked for, and what follows from it, until nothing
   // more does; then answers pushes and gives out work.
@@ -212,20 +192,9 @@ class Coordinator {
   bool Advance(Turn& turn);
   bool TryChange(Turn& turn);
 
-  // The parts; see README.md. Later ones refer to earlier ones.
-  RunSettings settings_;
   // The run was over when it was restored: why. Until the first Tick.
   std::optional<std::string> over_;
-  // Resized by changes: no reference to a worker is kept over Settle.
-  RankTable ranks_;
-  RunLedger ledger_;
-  ModelStore model_;
-  PinnedWork pinned_;
-  FlowControl flow_;
-  Roster roster_;
-  Registrar registrar_;
-  // Never null.
-  std::unique_ptr<StepDriver> driver_;
+  Run run_;
 };
 
 }  // namespace cohort

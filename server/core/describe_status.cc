@@ -25,7 +25,7 @@ std::string Ranks(const std::vector<Rank>& ranks) {
 // Shorter waits come and go with every step, and are nobody's news.
 constexpr absl::Duration kHeldUpMin = absl::Seconds(2);
 
-std::vector<Rank> VacantRanks(const RunView& run) {
+std::vector<Rank> VacantRanks(const Run& run) {
   std::vector<Rank> vacant;
   for (const Worker& worker : run.ranks.all()) {
     if (!worker.usable()) vacant.push_back(worker.rank);
@@ -33,7 +33,7 @@ std::vector<Rank> VacantRanks(const RunView& run) {
   return vacant;
 }
 
-std::vector<Rank> AwaitedToStart(const RunView& run) {
+std::vector<Rank> AwaitedToStart(const Run& run) {
   return run.roster.AwaitedToStart(
       [&run](Rank rank) { return run.registrar.Contains(rank); });
 }
@@ -56,17 +56,17 @@ absl::string_view PhaseName(StatusView::Phase phase) {
   return "";
 }
 
-std::vector<Rank> WaitedFor(const RunView& run) {
+std::vector<Rank> WaitedFor(const Run& run) {
   if (!run.ledger.started()) {
     if (run.registrar.asked().has_value()) return {*run.registrar.asked()};
     std::vector<Rank> awaited = AwaitedToStart(run);
     // Only those are missing that need not come, but one must.
     return awaited.empty() ? VacantRanks(run) : awaited;
   }
-  return run.driver.WaitedFor();
+  return run.driver->WaitedFor();
 }
 
-absl::Duration WaitLeft(const RunView& run, const std::vector<Rank>& ranks,
+absl::Duration WaitLeft(const Run& run, const std::vector<Rank>& ranks,
                         Instant now) {
   if (!run.ledger.started()) return kUnbounded;
   absl::Duration left = kUnbounded;
@@ -92,13 +92,13 @@ std::string MoreWorkers(int64_t count) {
 }
 
 // An elastic cohort has too few workers to go on.
-bool TooFew(const RunView& run) {
+bool TooFew(const Run& run) {
   return run.ledger.started() && !run.ledger.ended() &&
-         !run.driver.TrainingDone() &&
+         !run.driver->TrainingDone() &&
          run.ranks.present() < run.settings.workers_min();
 }
 
-std::string TooFewText(const RunView& run, Instant now) {
+std::string TooFewText(const Run& run, Instant now) {
   const int32_t here = run.ranks.present();
   const int32_t wanted = run.settings.workers_min();
   const Instant until = run.roster.too_few_since().value_or(now) +
@@ -108,7 +108,7 @@ std::string TooFewText(const RunView& run, Instant now) {
                       SecondsText(std::max(until - now, absl::ZeroDuration())));
 }
 
-std::string StartText(const RunView& run, Instant now) {
+std::string StartText(const Run& run, Instant now) {
   const std::vector<Rank> waited = WaitedFor(run);
   if (run.registrar.asked().has_value()) {
     const Instant until = run.ranks[waited.front()].last_progress +
@@ -143,7 +143,7 @@ std::string StartText(const RunView& run, Instant now) {
       all_here ? "; if that takes long, look at the worker's log" : "");
 }
 
-std::string LostText(const RunView& run, const std::vector<Rank>& lost,
+std::string LostText(const Run& run, const std::vector<Rank>& lost,
                      Instant now) {
   absl::Duration since;
   for (Rank rank : lost) {
@@ -161,7 +161,7 @@ std::string LostText(const RunView& run, const std::vector<Rank>& lost,
 
 }  // namespace
 
-std::string WaitText(const RunView& run, Instant now) {
+std::string WaitText(const Run& run, Instant now) {
   if (!run.ledger.started()) return StartText(run, now);
   if (TooFew(run)) return TooFewText(run, now);
   const std::vector<Rank> waited = WaitedFor(run);
@@ -177,7 +177,7 @@ std::string WaitText(const RunView& run, Instant now) {
 
 namespace {
 
-std::string PausedText(const RunView& run, Instant now) {
+std::string PausedText(const Run& run, Instant now) {
   std::vector<Rank> paused = run.flow.PausedRanks();
   std::erase_if(paused, [&](Rank rank) {
     return !run.flow.IsPausedSince(rank, now - kHeldUpMin);
@@ -191,7 +191,7 @@ std::string PausedText(const RunView& run, Instant now) {
 }
 
 // "; rank 1 waits in call 0 of bn1", of those that have waited for a second.
-std::string RendezvousText(const RunView& run, Instant now) {
+std::string RendezvousText(const Run& run, Instant now) {
   constexpr absl::Duration kWaitMin = absl::Seconds(1);
   constexpr int kNamedMax = 4;
   std::string text;
@@ -199,7 +199,7 @@ std::string RendezvousText(const RunView& run, Instant now) {
   int others = 0;
   for (const Worker& worker : run.ranks.all()) {
     if (!worker.usable() || now - worker.last_progress < kWaitMin) continue;
-    const std::string call = run.driver.WaitsIn(worker);
+    const std::string call = run.driver->WaitsIn(worker);
     if (call.empty()) continue;
     if (named == kNamedMax) {
       ++others;
@@ -213,11 +213,11 @@ std::string RendezvousText(const RunView& run, Instant now) {
 }
 
 // The run has ended, and the worker took part until then.
-bool IsFinished(const RunView& run, const Worker& worker) {
+bool IsFinished(const Run& run, const Worker& worker) {
   return run.ledger.ended() && (worker.registered || worker.finished);
 }
 
-absl::string_view ActivityOf(const RunView& run, const Worker& worker) {
+absl::string_view ActivityOf(const Run& run, const Worker& worker) {
   if (IsFinished(run, worker)) return "finished";
   if (worker.state == Worker::State::kVacant) return "vacant";
   if (worker.state == Worker::State::kReconnecting) return "reconnecting";
@@ -232,17 +232,16 @@ absl::string_view ActivityOf(const RunView& run, const Worker& worker) {
       break;
   }
   if (run.flow.IsPaused(worker.rank)) return "paused";
-  return run.driver.WaitsForOthers(worker) ? "waiting" : "computing";
+  return run.driver->WaitsForOthers(worker) ? "waiting" : "computing";
 }
 
-StatusView::Worker ViewOf(const RunView& run, const Worker& worker,
-                          Instant now) {
+StatusView::Worker ViewOf(const Run& run, const Worker& worker, Instant now) {
   StatusView::Worker view{
       .rank = worker.rank,
       .state = IsFinished(run, worker) ? "finished"
                                        : std::string(StateName(worker.state)),
       .activity = ActivityOf(run, worker),
-      .waits_in = run.driver.WaitsIn(worker),
+      .waits_in = run.driver->WaitsIn(worker),
       .incarnation = worker.incarnation,
       .description = worker.description,
       .build = worker.build,
@@ -259,7 +258,7 @@ StatusView::Worker ViewOf(const RunView& run, const Worker& worker,
   if (run.model.registered() && at.has_value()) {
     view.lag_versions = run.model.version().value() - at->value();
   }
-  if (run.driver.decides_singly() && decided != nullptr) {
+  if (run.driver->decides_singly() && decided != nullptr) {
     view.staleness_versions = decided->staleness_versions;
   }
   return view;
@@ -271,20 +270,20 @@ struct HoldUp {
   std::vector<Rank> by;
 };
 
-HoldUp HeldUp(const RunView& run, Instant now) {
+HoldUp HeldUp(const Run& run, Instant now) {
   const Worker* longest = nullptr;
   for (const Worker& worker : run.ranks.all()) {
     const bool longer =
         longest == nullptr || worker.last_progress < longest->last_progress;
-    if (longer && worker.usable() && run.driver.IsHeldUp(worker))
+    if (longer && worker.usable() && run.driver->IsHeldUp(worker))
       longest = &worker;
   }
   if (longest == nullptr) return {};
   return {.longest = now - longest->last_progress,
-          .by = run.driver.HeldUpBy(*longest)};
+          .by = run.driver->HeldUpBy(*longest)};
 }
 
-void DescribeStart(const RunView& run, Instant now, StatusView& view) {
+void DescribeStart(const Run& run, Instant now, StatusView& view) {
   view.phase = StatusView::Phase::kWaiting;
   view.state = WaitText(run, now);
   view.waited_for = WaitedFor(run);
@@ -296,7 +295,7 @@ void DescribeStart(const RunView& run, Instant now, StatusView& view) {
   }
 }
 
-void DescribeState(const RunView& run, Instant now, StatusView& view) {
+void DescribeState(const Run& run, Instant now, StatusView& view) {
   if (run.ledger.ended()) {
     view.phase = StatusView::Phase::kOver;
     view.state = absl::StrCat("over: ", run.ledger.end_reason());
@@ -322,7 +321,7 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
       view.waiting = std::max(view.waiting, now - run.ranks[rank].missed_since);
     }
   }
-  if (waits && (!run.driver.decides_singly() || alone)) {
+  if (waits && (!run.driver->decides_singly() || alone)) {
     view.phase = StatusView::Phase::kWaiting;
     view.state = run.ledger.started() && alone ? LostText(run, lost, now)
                                                : WaitText(run, now);
@@ -333,8 +332,8 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
     view.state = run.pinned.CollectingText();
     return;
   }
-  view.phase = run.driver.TrainingDone() ? StatusView::Phase::kEvaluating
-                                         : StatusView::Phase::kTraining;
+  view.phase = run.driver->TrainingDone() ? StatusView::Phase::kEvaluating
+                                          : StatusView::Phase::kTraining;
   const HoldUp held_up = HeldUp(run, now);
   // While the server itself is at work, no worker is to blame.
   if (held_up.longest >= kHeldUpMin && !held_up.by.empty()) {
@@ -361,7 +360,7 @@ void DescribeState(const RunView& run, Instant now, StatusView& view) {
 
 }  // namespace
 
-StatusView DescribeStatus(const RunView& run, Instant now) {
+StatusView DescribeStatus(const Run& run, Instant now) {
   StatusView view{
       .run_id = run.settings.options().run_id,
       .run_name = run.settings.options().run_name,
@@ -387,7 +386,7 @@ StatusView DescribeStatus(const RunView& run, Instant now) {
     view.version = run.model.version();
     if (run.model.model()->plan.own_data) view.epochs = 0;
   }
-  view.attempt = run.driver.attempt().value_or(Attempt());
+  view.attempt = run.driver->attempt().value_or(Attempt());
   if (run.pinned.last_evaluation().has_value()) {
     view.test = run.pinned.last_evaluation()->sums();
   }
@@ -398,7 +397,7 @@ StatusView DescribeStatus(const RunView& run, Instant now) {
   return view;
 }
 
-PolicyView DescribePolicy(const RunView& run, Instant now) {
+PolicyView DescribePolicy(const Run& run, Instant now) {
   PolicyView view{.policy_epoch = run.settings.policy_epoch(),
                   .text = PolicyText(run.settings.policy()),
                   .settings = SettingsOf(run.settings.options()),

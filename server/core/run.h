@@ -1,6 +1,7 @@
 #pragma once
 
-#include "server/core/describe_status.h"
+#include <memory>
+
 #include "server/core/membership/registrar.h"
 #include "server/core/membership/roster.h"
 #include "server/core/run_parts.h"
@@ -8,17 +9,18 @@
 
 namespace cohort {
 
-// All parts of a run, for one event. Borrowed from the coordinator.
-struct Run {
-  RunParts parts;
-  Roster& roster;
-  Registrar& registrar;
-  StepDriver& driver;
+// All parts of a run; see README.md. Functions that only read take it const.
+struct Run : RunParts {
+  Run(const CoordinatorOptions& options, const RunState* restored)
+      : RunParts(options, restored),
+        roster(settings, model, ledger, ranks),
+        registrar(settings, model, ranks),
+        driver(MakeStepDriver(*this)) {}
 
-  RunView view() const {
-    return {parts.settings, parts.ranks,  roster,     registrar, parts.ledger,
-            parts.model,    parts.pinned, parts.flow, driver};
-  }
+  Roster roster;
+  Registrar registrar;
+  // Never null.
+  std::unique_ptr<StepDriver> driver;
 };
 
 }  // namespace cohort

@@ -19,21 +19,21 @@ namespace cohort {
 namespace {
 
 std::string DoneText(const Run& run) {
-  const CoordinatorOptions& options = run.parts.settings.options();
-  return run.parts.ledger.cursor().exhausted()
+  const CoordinatorOptions& options = run.settings.options();
+  return run.ledger.cursor().exhausted()
              ? absl::StrCat("all ", options.epochs, " epochs are done")
              : absl::StrCat("all ", options.max_steps, " steps are done");
 }
 
 // The state of `milestone` is on disk, or need not be. Asks for it when first
 // called; `ended` as in RunState.
-bool IsStored(const Run& run, RunLedger::Milestone milestone,
+bool IsStored(Run& run, RunLedger::Milestone milestone,
               std::optional<std::string> ended, Turn& turn) {
-  RunLedger& ledger = run.parts.ledger;
-  if (run.parts.settings.options().shards == 1) return true;
+  RunLedger& ledger = run.ledger;
+  if (run.settings.options().shards == 1) return true;
   if (ledger.storing(milestone) == RunLedger::Storing::kNo) {
     ledger.Note(milestone, RunLedger::Storing::kAsked);
-    RunState state = CaptureState(run.view());
+    RunState state = CaptureState(run);
     state.ended = std::move(ended);
     state.last = milestone == RunLedger::Milestone::kEnd;
     turn.out.push_back(
@@ -44,25 +44,24 @@ bool IsStored(const Run& run, RunLedger::Milestone milestone,
 
 }  // namespace
 
-bool TakeRegistration(const Run& run, const Sender& sender,
-                      const ModelLayout& layout, const RunPlan& plan,
-                      Turn& turn) {
-  if (run.parts.model.registered()) {
+bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
+                      const RunPlan& plan, Turn& turn) {
+  if (run.model.registered()) {
     turn.out.push_back(
         effect::RegisterAnswered{.rank = sender.rank,
                                  .incarnation = sender.incarnation,
                                  .answer = run.registrar.AnswerOfModel()});
     // One that repeats its registration has its assignment; to give it that
     // again would look like progress.
-    const Worker& known = run.parts.ranks[sender.rank];
+    const Worker& known = run.ranks[sender.rank];
     if (!known.registered || !known.outstanding.has_value()) {
       run.registrar.Admit(sender.rank);
     }
     return true;
   }
   run.registrar.Await(sender, layout, plan);
-  Worker& worker = run.parts.ranks[sender.rank];
-  if (!run.parts.ledger.ended() && !worker.leaves_because.has_value()) {
+  Worker& worker = run.ranks[sender.rank];
+  if (!run.ledger.ended() && !worker.leaves_because.has_value()) {
     return true;
   }
   run.registrar.Dismiss(sender.rank, turn);
@@ -71,7 +70,7 @@ bool TakeRegistration(const Run& run, const Sender& sender,
   return false;
 }
 
-absl::Status InstallModel(const Run& run, const Sender& sender,
+absl::Status InstallModel(Run& run, const Sender& sender,
                           const CoordinatorOptions& options,
                           const ModelLayout& layout, const RunPlan& plan,
                           std::vector<SharedFloats> values,
@@ -84,17 +83,16 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
   COHORT_RETURN_IF_ERROR(Validate(layout));
   COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
   COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
-  const RunParts& parts = run.parts;
-  COHORT_ASSIGN_OR_RETURN(SharedSnapshot whole,
-                          parts.model.Install(layout, plan, std::move(values),
-                                              std::move(statistics), options,
-                                              parts.settings.policy()));
+  COHORT_ASSIGN_OR_RETURN(
+      SharedSnapshot whole,
+      run.model.Install(layout, plan, std::move(values), std::move(statistics),
+                        options, run.settings.policy()));
   if (options.shards > 1) {
-    turn.out.push_back(effect::InstallModel{.model = parts.model.model(),
+    turn.out.push_back(effect::InstallModel{.model = run.model.model(),
                                             .snapshot = std::move(whole),
                                             .settings = SettingsOf(options)});
   }
-  parts.ledger.cursor() = CursorFor(plan, options);
+  run.ledger.cursor() = CursorFor(plan, options);
   turn.out.push_back(effect::Log{
       .worker =
           WorkerProcess{.rank = sender.rank, .incarnation = sender.incarnation},
@@ -107,60 +105,59 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
 }
 
 bool ReadyToStart(const Run& run, Instant now) {
-  if (!run.parts.model.registered() || run.parts.ranks.Usable().empty())
-    return false;
-  const CoordinatorOptions& options = run.parts.settings.options();
+  if (!run.model.registered() || run.ranks.Usable().empty()) return false;
+  const CoordinatorOptions& options = run.settings.options();
   if (options.elastic()) {
-    return run.parts.ranks.present() >= options.workers_min;
+    return run.ranks.present() >= options.workers_min;
   }
   const std::vector<Rank> awaited = run.roster.AwaitedToStart(
       [&run](Rank rank) { return run.registrar.Contains(rank); });
   return awaited.empty() || run.roster.StartLeft(now) <= absl::ZeroDuration();
 }
 
-bool SafeToStart(const Run& run, Turn& turn) {
+bool SafeToStart(Run& run, Turn& turn) {
   // A version that was restored is on disk.
-  return run.parts.model.version() != Version() ||
+  return run.model.version() != Version() ||
          IsStored(run, RunLedger::Milestone::kStart, std::nullopt, turn);
 }
 
-void StartTraining(const Run& run, Turn& turn) {
-  run.parts.ledger.Start();
-  const auto here = static_cast<int32_t>(run.parts.ranks.Usable().size());
-  const CoordinatorOptions& options = run.parts.settings.options();
+void StartTraining(Run& run, Turn& turn) {
+  run.ledger.Start();
+  const auto here = static_cast<int32_t>(run.ranks.Usable().size());
+  const CoordinatorOptions& options = run.settings.options();
   const std::string who =
       options.elastic()
           ? absl::StrCat(here, here == 1 ? " worker is" : " workers are",
                          " registered (", WorkersText(options), ")")
-      : here == run.parts.ranks.size()
+      : here == run.ranks.size()
           ? absl::StrCat("all ", here, " workers are registered")
-          : absl::StrCat(here, " of ", run.parts.ranks.size(),
+          : absl::StrCat(here, " of ", run.ranks.size(),
                          " workers are registered, and the run continues "
                          "without the others");
-  for (Worker& worker : run.parts.ranks.all()) {
+  for (Worker& worker : run.ranks.all()) {
     // As if it had been lost just now, where it is waited for.
     if (!worker.usable()) worker.missed_since = turn.now;
   }
-  turn.out.push_back(effect::Log{
-      .text = absl::StrCat(who, "; training starts at step ",
-                           run.parts.model.version().value(), ": ",
-                           PolicyText(run.parts.settings.policy()))});
+  turn.out.push_back(
+      effect::Log{.text = absl::StrCat(who, "; training starts at step ",
+                                       run.model.version().value(), ": ",
+                                       PolicyText(run.settings.policy()))});
 }
 
-void EndRun(const Run& run, const Turn::End& end, Turn& turn) {
-  if (run.parts.ledger.ended()) return;
+void EndRun(Run& run, const Turn::End& end, Turn& turn) {
+  if (run.ledger.ended()) return;
   const std::string reason = end.reason;
-  run.parts.ledger.End(end.outcome, reason);
-  run.parts.flow.ResumeAll(turn);
-  run.driver.GiveUp(turn);
+  run.ledger.End(end.outcome, reason);
+  run.flow.ResumeAll(turn);
+  run.driver->GiveUp(turn);
   SendAnswers(run, /*session_first=*/false, turn);
   SendAnswers(run, /*session_first=*/true, turn);
-  for (const Worker& worker : run.parts.ranks.all()) {
+  for (const Worker& worker : run.ranks.all()) {
     run.registrar.Dismiss(worker.rank, turn);
     if (worker.state != Worker::State::kLive) continue;
     turn.out.push_back(
         effect::Notify{.session = worker.session,
-                       .assignment = FinishedAssignment(run.parts, reason)});
+                       .assignment = FinishedAssignment(run, reason)});
   }
   const bool done = end.outcome == RunOutcome::kFinished ||
                     end.outcome == RunOutcome::kDrained;
@@ -169,31 +166,31 @@ void EndRun(const Run& run, const Turn::End& end, Turn& turn) {
                   .text = absl::StrCat("the run is over: ", reason)});
   turn.out.push_back(effect::RunEnded{.outcome = end.outcome,
                                       .reason = reason,
-                                      .model = run.parts.model.model(),
-                                      .snapshot = run.parts.model.current()});
+                                      .model = run.model.model(),
+                                      .snapshot = run.model.current()});
 }
 
-void BeginDrain(const Run& run, const std::string& reason, Turn& turn) {
-  run.parts.ledger.Drain(reason);
-  if (run.parts.ledger.started()) {
+void BeginDrain(Run& run, const std::string& reason, Turn& turn) {
+  run.ledger.Drain(reason);
+  if (run.ledger.started()) {
     WithdrawFromLost(run, "the run is drained", turn);
   } else {
     turn.end = {.outcome = RunOutcome::kDrained, .reason = reason};
   }
 }
 
-void EndIfDone(const Run& run, Turn& turn) {
-  if (run.parts.ledger.ended() || !run.driver.TrainingDone() ||
-      !run.parts.pinned.Conclude(turn.out) || !run.parts.pinned.evaluated()) {
+void EndIfDone(Run& run, Turn& turn) {
+  if (run.ledger.ended() || !run.driver->TrainingDone() ||
+      !run.pinned.Conclude(turn.out) || !run.pinned.evaluated()) {
     return;
   }
-  if (run.parts.ledger.draining()) {
+  if (run.ledger.draining()) {
     // Without a reason: who resumes a drained run goes on with it.
     if (!IsStored(run, RunLedger::Milestone::kEnd, std::nullopt, turn)) return;
-    EndRun(run,
-           {.outcome = RunOutcome::kDrained,
-            .reason = run.parts.ledger.drain_reason()},
-           turn);
+    EndRun(
+        run,
+        {.outcome = RunOutcome::kDrained, .reason = run.ledger.drain_reason()},
+        turn);
     return;
   }
   const std::string reason = DoneText(run);

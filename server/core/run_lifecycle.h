@@ -16,16 +16,15 @@ namespace cohort {
 
 // Answers a registration whose model was compared, or keeps it until the run
 // has one. False: its worker has nothing to do, and is told so.
-bool TakeRegistration(const Run& run, const Sender& sender,
-                      const ModelLayout& layout, const RunPlan& plan,
-                      Turn& turn);
+bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
+                      const RunPlan& plan, Turn& turn);
 
 // Starts the run from the model and the values that `sender` was asked for, and
 // admits all registrations of the same model. `options` are the settings of the
 // run with this plan (see TakeWorkersOptimizer).
 // Errors: FailedPrecondition (it was not asked); those of the checks and of
 //   ModelStore::Install.
-absl::Status InstallModel(const Run& run, const Sender& sender,
+absl::Status InstallModel(Run& run, const Sender& sender,
                           const CoordinatorOptions& options,
                           const ModelLayout& layout, const RunPlan& plan,
                           std::vector<SharedFloats> values,
@@ -36,17 +35,17 @@ absl::Status InstallModel(const Run& run, const Sender& sender,
 bool ReadyToStart(const Run& run, Instant now);
 // Training may start. With several shards that is once the initial values are
 // on disk: no shard could go on without them. Asks for that when first called.
-bool SafeToStart(const Run& run, Turn& turn);
-void StartTraining(const Run& run, Turn& turn);
+bool SafeToStart(Run& run, Turn& turn);
+void StartTraining(Run& run, Turn& turn);
 
 // The run ends after the steps that are under way; at once before the start.
-void BeginDrain(const Run& run, const std::string& reason, Turn& turn);
+void BeginDrain(Run& run, const std::string& reason, Turn& turn);
 // Ends the run once training is done and evaluated. No-op before that. With
 // several shards the last state is on disk first: once workers have left, no
 // step can be repeated.
-void EndIfDone(const Run& run, Turn& turn);
+void EndIfDone(Run& run, Turn& turn);
 // Answers all pushes, tells all workers, and hands over the model. No-op if the
 // run is over.
-void EndRun(const Run& run, const Turn::End& end, Turn& turn);
+void EndRun(Run& run, const Turn::End& end, Turn& turn);
 
 }  // namespace cohort

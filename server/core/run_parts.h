@@ -3,21 +3,33 @@
 #include "server/core/membership/rank_table.h"
 #include "server/core/model/model_store.h"
 #include "server/core/model/pinned_work.h"
+#include "server/core/options.h"
 #include "server/core/run_ledger.h"
 #include "server/core/run_settings.h"
 #include "server/core/step/flow_control.h"
 
 namespace cohort {
 
-// The parts of a run that a step driver works with. The coordinator owns them,
-// and they outlive every driver.
+// The parts of a run that a step driver works with. Later ones refer to earlier
+// ones.
 struct RunParts {
-  const RunSettings& settings;
-  RankTable& ranks;
-  RunLedger& ledger;
-  ModelStore& model;
-  PinnedWork& pinned;
-  FlowControl& flow;
+  // `options` must be valid; `restored` is null for a new run.
+  RunParts(const CoordinatorOptions& options, const RunState* restored)
+      : settings(options, restored),
+        ranks(options.workers),
+        ledger(options.workers),
+        pinned(settings, ledger, ranks, model),
+        flow(options.inflight_bytes_max, ranks) {}
+  RunParts(const RunParts&) = delete;
+  RunParts& operator=(const RunParts&) = delete;
+
+  RunSettings settings;
+  // Resized by changes: no reference to a worker is kept over an event.
+  RankTable ranks;
+  RunLedger ledger;
+  ModelStore model;
+  PinnedWork pinned;
+  FlowControl flow;
 };
 
 }  // namespace cohort

@@ -15,7 +15,7 @@ DataCursor CursorFor(const RunPlan& plan, const CoordinatorOptions& options) {
                        : DataCursor(plan.train_samples, options.epochs);
 }
 
-RunState CaptureState(const RunView& run) {
+RunState CaptureState(const Run& run) {
   RunState state{.model = run.model.model(),
                  .snapshot = run.model.current(),
                  .samples = run.ledger.samples(),
@@ -45,16 +45,16 @@ RunState CaptureState(const RunView& run) {
   for (const DataCursor::Piece& piece : run.ledger.cursor().reissue()) {
     reissue(piece);
   }
-  for (const DataCursor::Piece& piece : run.driver.Undecided()) reissue(piece);
+  for (const DataCursor::Piece& piece : run.driver->Undecided()) reissue(piece);
   return state;
 }
 
-bool RestoreState(const RunState& restored, RunSettings& settings,
-                  const RunParts& parts) {
-  parts.model.Restore(restored.model, restored.snapshot,
-                      settings.options().shards);
-  parts.model.AdoptOptimizer(settings.options(), settings.policy());
-  const std::string adopted = parts.model.AdoptStatistics(
+bool RestoreState(const RunState& restored, RunParts& run) {
+  RunSettings& settings = run.settings;
+  run.model.Restore(restored.model, restored.snapshot,
+                    settings.options().shards);
+  run.model.AdoptOptimizer(settings.options(), settings.policy());
+  const std::string adopted = run.model.AdoptStatistics(
       settings.options().optimizer, settings.policy());
   if (settings.history().size() > restored.policy_history.size()) {
     settings.AppendToHistory(adopted);
@@ -63,9 +63,9 @@ bool RestoreState(const RunState& restored, RunSettings& settings,
   for (const RunState::Range& r : restored.reissue) {
     open.push_back({.epoch = r.epoch, .range = r.range});
   }
-  parts.ledger.AddSamples(restored.samples);
-  parts.ledger.call_order = CallOrder(restored.call_order);
-  DataCursor& cursor = parts.ledger.cursor();
+  run.ledger.AddSamples(restored.samples);
+  run.ledger.call_order = CallOrder(restored.call_order);
+  DataCursor& cursor = run.ledger.cursor();
   cursor = CursorFor(restored.model->plan, settings.options());
   cursor.Restore(restored.data_epoch, restored.cursor);
   cursor.RestoreOpen(open);

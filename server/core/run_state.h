@@ -1,9 +1,8 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "server/core/describe_status.h"
 #include "server/core/effects.h"
-#include "server/core/run_parts.h"
+#include "server/core/run.h"
 
 namespace cohort {
 
@@ -11,13 +10,12 @@ namespace cohort {
 DataCursor CursorFor(const RunPlan& plan, const CoordinatorOptions& options);
 
 // The state that a restart needs; the run must have a model.
-RunState CaptureState(const RunView& run);
+RunState CaptureState(const Run& run);
 
 // Puts model, data cursor and moving statistics back where `restored` has them.
 // Returns true if an epoch ended with its version, whose evaluation was lost
 // with the old process.
-bool RestoreState(const RunState& restored, RunSettings& settings,
-                  const RunParts& parts);
+bool RestoreState(const RunState& restored, RunParts& run);
 
 // Gives `snapshot`, which is that of `state`, the slots that the settings of
 // `state` want: data shards pass on those of the version as it was committed.

@@ -36,17 +36,17 @@ std::string OptimizerText(const PolicyOptions& before,
   return text;
 }
 
-void Record(const ChangeParts& parts, SettingValues changed, std::string text,
+void Record(Run& run, SettingValues changed, std::string text,
             const ChangeNote& note, Turn& turn) {
-  ++parts.run.ledger.counts.policy_changes;
-  const Version version = parts.run.model.version();
+  ++run.ledger.counts.policy_changes;
+  const Version version = run.model.version();
   const std::string why = NoteText(note);
   turn.out.push_back(
       effect::Log{.text = absl::StrCat("at step ", version.value(), ": ", text,
                                        why.empty() ? "" : "; ", why)});
   turn.out.push_back(effect::PolicyChanged{
-      .record = parts.settings.Record(std::move(changed), std::move(text), note,
-                                      version, parts.run.ledger.samples())});
+      .record = run.settings.Record(std::move(changed), std::move(text), note,
+                                    version, run.ledger.samples())});
 }
 
 // What the server's flags keep of the workers' optimizer from taking effect;
@@ -72,18 +72,17 @@ std::string KeptText(const CoordinatorOptions& options,
       text);
 }
 
-void ResizeCohort(const ChangeParts& parts, int32_t workers, Turn& turn) {
-  const RunParts& run = parts.run;
+void ResizeCohort(Run& run, int32_t workers, Turn& turn) {
   for (const Worker& worker : run.ranks.all()) {
     if (worker.rank.value() < workers) continue;
     run.pinned.Return(worker.rank);
-    parts.registrar.Dismiss(worker.rank, turn);
+    run.registrar.Dismiss(worker.rank, turn);
     // Where it was asked for its values, the next one is.
-    parts.registrar.Remove(worker.rank);
+    run.registrar.Remove(worker.rank);
     if (worker.state != Worker::State::kLive) continue;
     turn.out.push_back(effect::Notify{
         .session = worker.session,
-        .assignment = FinishedAssignment(run, parts.roster.SizeText())});
+        .assignment = FinishedAssignment(run, run.roster.SizeText())});
   }
   run.ranks.Resize(workers);
   run.ledger.Resize(workers);
@@ -141,14 +140,13 @@ std::string PauseText(const CoordinatorOptions& target, int32_t present) {
                       SecondsText(target.replacement_deadline));
 }
 
-void RequestChange(const Run& run, RunSettings& settings,
-                   const CoordinatorOptions& target, const ChangeNote& note,
-                   Turn& turn) {
+void RequestChange(Run& run, const CoordinatorOptions& target,
+                   const ChangeNote& note, Turn& turn) {
+  RunSettings& settings = run.settings;
   const SettingValues before = SettingsOf(settings.options());
   const SettingValues at_once = settings.AdoptAtOnce(target);
   if (!at_once.empty()) {
-    Record({settings, run.roster, run.registrar, run.parts}, at_once,
-           ChangeText(before, at_once), note, turn);
+    Record(run, at_once, ChangeText(before, at_once), note, turn);
   }
   if (at_once.contains("on_worker_loss") && !settings.waits_for_lost()) {
     WithdrawFromLost(run, "the others continue without it", turn);
@@ -160,26 +158,24 @@ void RequestChange(const Run& run, RunSettings& settings,
   }
 }
 
-void AdoptWorkersOptimizer(const ChangeParts& parts,
-                           const CoordinatorOptions& target,
+void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,
                            const RunPlan& plan, Turn& turn) {
-  const std::string kept = KeptText(parts.settings.options(), target, plan);
+  const std::string kept = KeptText(run.settings.options(), target, plan);
   if (!kept.empty()) {
     turn.out.push_back(
         effect::Log{.severity = Severity::kWarning, .text = kept});
   }
-  const SettingValues before = SettingsOf(parts.settings.options());
+  const SettingValues before = SettingsOf(run.settings.options());
   const SettingValues changed = Difference(before, target);
-  parts.settings.AdoptOptimizer(target);
+  run.settings.AdoptOptimizer(target);
   if (plan.optimizer.empty() || changed.empty()) return;
-  Record(parts, changed,
+  Record(run, changed,
          absl::StrCat("the workers' optimizer: ", ChangeText(before, changed)),
          {}, turn);
 }
 
-void PutChangeInForce(const ChangeParts& parts, Turn& turn) {
-  RunSettings& settings = parts.settings;
-  const RunParts& run = parts.run;
+void PutChangeInForce(Run& run, Turn& turn) {
+  RunSettings& settings = run.settings;
   const SettingValues changed = settings.pending()->changed;
   const ChangeNote note = settings.pending()->note;
   // No push is in flight, so no rank is paused; those that were told to go on
@@ -202,10 +198,10 @@ void PutChangeInForce(const ChangeParts& parts, Turn& turn) {
     const bool vacant = worker.state == Worker::State::kVacant;
     if (options.elastic() && vacant) worker.batch_size = 0;
   }
-  if (options.workers != workers) ResizeCohort(parts, options.workers, turn);
+  if (options.workers != workers) ResizeCohort(run, options.workers, turn);
   // No push under way has read an older version.
   run.model.HoldNone();
-  Record(parts, changed, std::move(text), note, turn);
+  Record(run, changed, std::move(text), note, turn);
   // They may wait for others now.
   if (!run.ledger.started()) turn.repeat_waits = true;
 }

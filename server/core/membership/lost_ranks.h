@@ -12,28 +12,26 @@ namespace cohort {
 
 // Vacates `rank`: what it was given stays for its replacement, or
 // is given up, as the settings say.
-void Lose(const Run& run, Rank rank, VacancyReason why,
-          const std::string& reason, Turn& turn);
+void Lose(Run& run, Rank rank, VacancyReason why, const std::string& reason,
+          Turn& turn);
 // The session of a rank and its data streams end with this reason. No-op if the
 // rank is vacant.
-void EndSession(const Run& run, Rank rank, const std::string& reason,
-                Turn& turn);
+void EndSession(Run& run, Rank rank, const std::string& reason, Turn& turn);
 // The worker of `rank` leaves once it has finished what it was given.
-void AskToLeave(const Run& run, Rank rank, const std::string& reason,
-                Turn& turn);
+void AskToLeave(Run& run, Rank rank, const std::string& reason, Turn& turn);
 // Ends the incarnation that holds a rank, as if it were lost.
-void Fence(const Run& run, const Turn::Fencing& fencing, Turn& turn);
+void Fence(Run& run, const Turn::Fencing& fencing, Turn& turn);
 // Gives up what lost ranks hold. Without that a step may commit, and a change
 // take effect.
-void WithdrawFromLost(const Run& run, const std::string& reason, Turn& turn);
+void WithdrawFromLost(Run& run, const std::string& reason, Turn& turn);
 
 // ---- time
 // Loses ranks whose lease, grace, or time to send the initial values is over.
-void LoseOverdue(const Run& run, Turn& turn);
+void LoseOverdue(Run& run, Turn& turn);
 // Loses the first rank that has held others up for longer than the step
 // deadline.
-void LoseStalled(const Run& run, Turn& turn);
+void LoseStalled(Run& run, Turn& turn);
 // Asks for the end of the run if no replacement has come for a rank in time.
-void GiveUpAbandoned(const Run& run, Turn& turn);
+void GiveUpAbandoned(Run& run, Turn& turn);
 
 }  // namespace cohort

@@ -20,7 +20,7 @@ namespace cohort {
 // complete; `bounded` keeps fast ranks from running ahead of slow ones.
 class ArrivalQueue final : public StepDriver {
  public:
-  explicit ArrivalQueue(const RunParts& parts) : StepDriver(parts) {}
+  explicit ArrivalQueue(RunParts& parts) : StepDriver(parts) {}
 
   absl::Status Open(Worker& worker, const PushOpening& opening,
                     Turn& turn) override;

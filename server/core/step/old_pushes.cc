@@ -26,7 +26,7 @@ absl::StatusOr<bool> IsUnderWay(const RunLedger& ledger, const Worker& worker,
       "; push with the sequence and attempt of the assignment"));
 }
 
-void AnswerOldPush(const RunParts& parts, const StepDriver& driver,
+void AnswerOldPush(RunParts& parts, const StepDriver& driver,
                    const Worker& worker, const PushKey& key, Turn& turn) {
   RunLedger& ledger = parts.ledger;
   Turn::Answer answer{

@@ -18,7 +18,7 @@ absl::StatusOr<bool> IsUnderWay(const RunLedger& ledger, const Worker& worker,
 
 // Answers the closing of an older push: with its verdict, marked as a duplicate
 // if it was answered before.
-void AnswerOldPush(const RunParts& parts, const StepDriver& driver,
+void AnswerOldPush(RunParts& parts, const StepDriver& driver,
                    const Worker& worker, const PushKey& key, Turn& turn);
 
 }  // namespace cohort

@@ -74,7 +74,7 @@ void DropGradients(Rank rank, const Push& push, Turn& turn) {
       effect::DropGradients{.push = {.rank = rank, .key = push.key()}});
 }
 
-void AnswerPush(const RunParts& parts, Worker& worker, const PushKey& key,
+void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
                 const PushVerdict& verdict, int32_t weights_partitions,
                 Turn& turn) {
   PushHistory& history = parts.ledger.pushes_of(worker.rank);
@@ -95,8 +95,7 @@ void AnswerPush(const RunParts& parts, Worker& worker, const PushKey& key,
   }
 }
 
-void AnswerGivenUp(const RunParts& parts, Rank rank, const PushKey& key,
-                   Turn& turn) {
+void AnswerGivenUp(RunParts& parts, Rank rank, const PushKey& key, Turn& turn) {
   PushHistory& history = parts.ledger.pushes_of(rank);
   PushHistory::Entry* entry = history.Find(key);
   if (entry == nullptr || entry->verdict.has_value()) return;
@@ -168,7 +167,7 @@ std::string NonfiniteText(const ModelStore& model,
   return absl::StrCat("sum of the gradients of ", name, " overflows");
 }
 
-void CountNonfinite(const RunParts& parts, const std::string& what,
+void CountNonfinite(RunParts& parts, const std::string& what,
                     const std::string& units, Turn& turn) {
   RunLedger& ledger = parts.ledger;
   const int32_t nonfinite_max = parts.settings.options().nonfinite_max;
@@ -186,7 +185,7 @@ void CountNonfinite(const RunParts& parts, const std::string& what,
                              " in a row were not finite; the last: ", what)};
 }
 
-void WarnOfSameBatches(const RunParts& parts, const std::vector<Rank>& ranks,
+void WarnOfSameBatches(RunParts& parts, const std::vector<Rank>& ranks,
                        Turn& turn) {
   if (ranks.empty()) return;
   parts.ledger.data_problem = SameBatchesText(ranks);
@@ -194,7 +193,7 @@ void WarnOfSameBatches(const RunParts& parts, const std::vector<Rank>& ranks,
                                  .text = parts.ledger.data_problem});
 }
 
-void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
+void CountStatistics(RunParts& parts, int64_t StatisticsCounts::*what,
                      int64_t pushes) {
   // Precise statistics are collected after training, not from pushes.
   const std::vector<StatisticsKind>& kinds = parts.settings.policy().statistics;
@@ -212,7 +211,7 @@ int64_t SamplesReference(const PolicyOptions& policy, const RankTable& ranks) {
   return std::max<int64_t>(samples, 1);
 }
 
-void NoteCommit(const RunParts& parts, const CommitRecord& record,
+void NoteCommit(RunParts& parts, const CommitRecord& record,
                 CommitObservation observation, bool training_done, Turn& turn) {
   if (!record.skipped && record.loss_weight > 0) {
     parts.ledger.train_loss = record.loss;

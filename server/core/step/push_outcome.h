@@ -51,13 +51,12 @@ void EndTransaction(const PendingCommit& commit, TransactionEnd end,
 void DropGradients(Rank rank, const Push& push, Turn& turn);
 
 // The push of `key` is decided, and answered once the turn has settled.
-void AnswerPush(const RunParts& parts, Worker& worker, const PushKey& key,
+void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
                 const PushVerdict& verdict, int32_t weights_partitions,
                 Turn& turn);
 
 // The same for a complete push that is not applied because the run is over.
-void AnswerGivenUp(const RunParts& parts, Rank rank, const PushKey& key,
-                   Turn& turn);
+void AnswerGivenUp(RunParts& parts, Rank rank, const PushKey& key, Turn& turn);
 // Answers a message of a rendezvous that is over.
 // Errors: FailedPrecondition: the policy never had any.
 absl::Status RefuseReduce(const RunParts& parts, const Worker& worker,
@@ -76,16 +75,16 @@ std::string NonfiniteText(const ModelStore& model,
 // Counts a commit that was not finite; asks for the end of the run if there
 // were too many in a row. `what` names the number, `units` what is committed:
 // "steps".
-void CountNonfinite(const RunParts& parts, const std::string& what,
+void CountNonfinite(RunParts& parts, const std::string& what,
                     const std::string& units, Turn& turn);
 
 // Warns once about ranks that train the same batches. `ranks`: an answer of
 // SameBatches.
-void WarnOfSameBatches(const RunParts& parts, const std::vector<Rank>& ranks,
+void WarnOfSameBatches(RunParts& parts, const std::vector<Rank>& ranks,
                        Turn& turn);
 
 // Notes what became of the moments of so many pushes.
-void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
+void CountStatistics(RunParts& parts, int64_t StatisticsCounts::*what,
                      int64_t pushes);
 
 // Samples of a nominal global step: `global_batch`, or the batch sizes of all
@@ -93,7 +92,7 @@ void CountStatistics(const RunParts& parts, int64_t StatisticsCounts::*what,
 int64_t SamplesReference(const PolicyOptions& policy, const RankTable& ranks);
 
 // The present version was committed. `training_done`: no step follows.
-void NoteCommit(const RunParts& parts, const CommitRecord& record,
+void NoteCommit(RunParts& parts, const CommitRecord& record,
                 CommitObservation observation, bool training_done, Turn& turn);
 
 }  // namespace cohort

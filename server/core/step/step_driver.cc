@@ -5,7 +5,7 @@
 
 namespace cohort {
 
-std::unique_ptr<StepDriver> MakeStepDriver(const RunParts& parts) {
+std::unique_ptr<StepDriver> MakeStepDriver(RunParts& parts) {
   if (parts.settings.sync()) return std::make_unique<SyncRounds>(parts);
   return std::make_unique<ArrivalQueue>(parts);
 }

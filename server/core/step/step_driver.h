@@ -121,7 +121,7 @@ class StepDriver {
   virtual std::string WaitsIn(const Worker& worker) const = 0;
 
  protected:
-  explicit StepDriver(const RunParts& parts) : parts_(parts) {}
+  explicit StepDriver(RunParts& parts) : parts_(parts) {}
 
   // The data or the number of steps of the run is used up, by the present
   // version and `under_way` pushes that become versions of their own.
@@ -150,10 +150,10 @@ class StepDriver {
   // Their batch sizes.
   std::vector<int64_t> BatchSizesOf(const std::vector<Rank>& ranks) const;
 
-  const RunParts parts_;
+  RunParts& parts_;
 };
 
 // The one that the settings in force ask for.
-std::unique_ptr<StepDriver> MakeStepDriver(const RunParts& parts);
+std::unique_ptr<StepDriver> MakeStepDriver(RunParts& parts);
 
 }  // namespace cohort

@@ -19,7 +19,7 @@ namespace cohort {
 // given up and repeated as another attempt.
 class SyncRounds final : public StepDriver {
  public:
-  explicit SyncRounds(const RunParts& parts) : StepDriver(parts) {}
+  explicit SyncRounds(RunParts& parts) : StepDriver(parts) {}
 
   absl::Status Open(Worker& worker, const PushOpening& opening,
                     Turn& turn) override;
