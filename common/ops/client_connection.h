@@ -13,7 +13,6 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/clock.h"
-#include "common/ops/tls_stream.h"
 #include "common/security/tls_files.h"
 
 namespace cohort {
@@ -36,9 +35,13 @@ class ClientConnection {
   // Errors also: InvalidArgument: the address cannot be read.
   absl::Status Open();
 
-  // Encrypts everything from now on. As TlsStream::Connect.
+  // Encrypts everything from now on. The peer's certificate must be valid, and
+  // one of the own run if there is an own certificate. `protocol` is offered by
+  // ALPN, such as "h2"; none if empty.
+  // Errors also: Unauthenticated: the peer's certificate is not accepted.
   absl::Status Encrypt(const TlsContent& tls, absl::string_view protocol = "");
-  // As TlsStream::AnswersHandshake; the connection cannot be used afterwards.
+  // Whether the peer answers a handshake, whatever its certificate is; the
+  // connection cannot be used afterwards.
   bool AnswersHandshake();
 
   // The user of the server, if it is connected through a Unix socket.
@@ -50,6 +53,8 @@ class ClientConnection {
   absl::StatusOr<size_t> Read(absl::Span<char> into);
 
  private:
+  class Tls;
+
   void Close();
   absl::Status Connect(const sockaddr* address, socklen_t size);
   absl::Status Named(const absl::Status& status) const;
@@ -64,7 +69,7 @@ class ClientConnection {
   const Instant deadline_;
   int fd_ = -1;
   // Null until Encrypt.
-  std::unique_ptr<TlsStream> tls_;
+  std::unique_ptr<Tls> tls_;
 };
 
 }  // namespace cohort

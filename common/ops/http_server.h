@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -8,9 +9,13 @@
 #include <set>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/clock.h"
+#include "common/listen_address.h"
+#include "common/mutex.h"
 #include "common/security/authenticator.h"
 #include "common/security/tls_files.h"
 
@@ -64,28 +69,69 @@ struct HttpServerOptions {
 // pointing its own name at 127.0.0.1. The headers of every answer forbid
 // framing, storing, guessing another content type, and scripts other than the
 // server's own files.
+//
+// Thread safety: safe.
 class HttpServer {
  public:
+  // Errors:
+  //   InvalidArgument  `listen` is not an address, or other machines can reach
+  //                    it and `insecure` is not set.
+  //   Unavailable      the address cannot be listened on; the message says why,
+  //                    and what to do.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(
+      const HttpServerOptions& options);
   // Stops listening, ends all connections and joins the thread.
-  virtual ~HttpServer() = default;
+  ~HttpServer();
+
   // The listening address, with the actual port.
-  virtual const std::string& address() const = 0;
-  virtual bool encrypted() const = 0;
+  const std::string& address() const { return address_; }
+  bool encrypted() const { return options_.tls.has_value(); }
   // Connections that ended before their TLS handshake was complete.
-  virtual int64_t handshake_failures() const = 0;
+  int64_t handshake_failures() const {
+    return handshake_failures_.load(std::memory_order_relaxed);
+  }
   // Serves new connections with this certificate from now on; open ones go on.
   // Only for a server that was started with one.
   // Errors: Unavailable: the certificate cannot be used; the one before stays.
-  virtual absl::Status SetTls(const TlsContent& tls) = 0;
-};
+  absl::Status SetTls(const TlsContent& tls) ABSL_LOCKS_EXCLUDED(mu_);
 
-// Errors:
-//   InvalidArgument  `listen` is not an address, or other machines can reach it
-//                    and `insecure` is not set.
-//   Unavailable      the address cannot be listened on; the message says why,
-//                    and what to do.
-absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
-    const HttpServerOptions& options);
+ private:
+  // Serves one copy of the listening socket, with one certificate or none.
+  class Daemon;
+  struct Request;
+
+  HttpServer(const HttpServerOptions& options, const ListenAddress& address,
+             int listen_fd);
+  absl::Status Serve(const std::optional<TlsContent>& tls)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void OnHandshakeFailure(const std::string& client)
+      ABSL_LOCKS_EXCLUDED(failures_mu_);
+  HttpResponse Answer(const Request& request) const;
+  absl::Status Admit(const std::string& path, const Presented& presented) const;
+  std::string NotFoundText() const;
+
+  // Fixed after construction.
+  const HttpServerOptions options_;
+  const std::string host_;
+  const bool loopback_;
+  const std::string address_;
+  const int listen_fd_;
+
+  const SteadyClock clock_{};
+
+  // A counter only, so relaxed order is enough.
+  std::atomic<int64_t> handshake_failures_ = 0;
+  Mutex failures_mu_;
+  std::optional<Instant> failure_logged_at_ ABSL_GUARDED_BY(failures_mu_);
+  int64_t failures_unlogged_ ABSL_GUARDED_BY(failures_mu_) = 0;
+
+  // Their threads use everything above. A new certificate is served before the
+  // daemon with the old one stops.
+  Mutex mu_;
+  std::unique_ptr<Daemon> daemon_ ABSL_GUARDED_BY(mu_);
+  // The one before, whose connections may still be open.
+  std::unique_ptr<Daemon> retired_ ABSL_GUARDED_BY(mu_);
+};
 
 // Checks only the address, before anything is started.
 absl::Status Validate(const HttpServerOptions& options);

@@ -4,6 +4,7 @@
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
+#include <openssl/ssl.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
@@ -25,6 +26,8 @@ struct FreeOpenSsl {
     X509_STORE_CTX_free(context);
   }
   void operator()(GENERAL_NAMES* names) const { GENERAL_NAMES_free(names); }
+  void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
+  void operator()(SSL* ssl) const { SSL_free(ssl); }
   void operator()(STACK_OF(X509) * stack) const { sk_X509_free(stack); }
 };
 template <typename T>

@@ -108,13 +108,13 @@ absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
     routes.merge(RunRoutes(*sources.figures, *sources.watchers));
   }
   absl::StatusOr<std::unique_ptr<HttpServer>> http =
-      StartHttpServer({.listen = options.listen,
-                       .insecure = options.insecure,
-                       .routes = std::move(routes),
-                       .tls = options.tls,
-                       .admit = AdmitBy(options.access),
-                       .takes_tokens = options.access != nullptr &&
-                                       options.access->takes_tokens()});
+      HttpServer::Start({.listen = options.listen,
+                         .insecure = options.insecure,
+                         .routes = std::move(routes),
+                         .tls = options.tls,
+                         .admit = AdmitBy(options.access),
+                         .takes_tokens = options.access != nullptr &&
+                                         options.access->takes_tokens()});
   if (!http.ok()) return http.status();
   port->http_ = *std::move(http);
   port->serving_ = port->http_.get();

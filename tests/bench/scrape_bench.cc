@@ -71,7 +71,7 @@ absl::StatusOr<ScrapeCost> TimeScrapes(int32_t workers, int32_t scrapes) {
   HttpServerOptions options{.listen = "127.0.0.1:0"};
   options.routes = OpsRoutes({.metrics = {&collector, &log, &process, &calls}});
   COHORT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server,
-                          StartHttpServer(options));
+                          HttpServer::Start(options));
   const SteadyClock clock;
   std::vector<double> seconds;
   const double begin = ProcessCpuSeconds();

@@ -20,7 +20,7 @@ using testing::HasSubstr;
 class HealthVerbTest : public testing::Test {
  protected:
   CtlResult Health(const absl::Status& ready, const std::string& flags = "") {
-    const auto server = StartHttpServer(
+    const auto server = HttpServer::Start(
         {.listen = "127.0.0.1:0",
          .routes = OpsRoutes({.ready = [&] { return ready; }})});
     EXPECT_TRUE(server.ok()) << server.status();
@@ -35,7 +35,7 @@ class HealthVerbTest : public testing::Test {
 
 TEST_F(HealthVerbTest, PlaintextToHttpsSaysWhatToGive) {
   TestAuthority authority;
-  const auto server = StartHttpServer(
+  const auto server = HttpServer::Start(
       {.listen = "127.0.0.1:0",
        .routes = OpsRoutes({.ready = [] { return absl::OkStatus(); }}),
        .tls = *ReadTlsFiles(authority.Issue("server/0"), absl::Now())});

@@ -53,7 +53,7 @@ void RunHttp(absl::string_view input) {
         HttpServerOptions options{.listen = "127.0.0.1:0"};
         options.routes["/"] = [] { return HttpResponse{.body = kBody}; };
         options.routes["/metrics"] = options.routes["/"];
-        auto started = StartHttpServer(options);
+        auto started = HttpServer::Start(options);
         COHORT_CHECK(started.ok(), started.status().ToString());
         return *std::move(started);
       }());

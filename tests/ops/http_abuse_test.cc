@@ -16,7 +16,7 @@ namespace {
 std::unique_ptr<HttpServer> BigPageServer(const std::string& page) {
   HttpServerOptions options{.listen = "127.0.0.1:0"};
   options.routes["/"] = [&page] { return HttpResponse{.body = page}; };
-  auto server = StartHttpServer(options);
+  auto server = HttpServer::Start(options);
   return server.ok() ? *std::move(server) : nullptr;
 }
 

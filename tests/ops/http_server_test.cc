@@ -31,7 +31,7 @@ class HttpServerTest : public testing::Test {
  protected:
   HttpServerTest() {
     absl::StatusOr<std::unique_ptr<HttpServer>> started =
-        StartHttpServer(SmallSite());
+        HttpServer::Start(SmallSite());
     if (started.ok()) server_ = *std::move(started);
   }
   void SetUp() override { ASSERT_NE(server_, nullptr); }
@@ -101,7 +101,7 @@ TEST(HttpHostTest, OnlyNamesOfLoopbackMatch) {
 
 TEST_F(HttpServerTest, PortInUseIsNamedWithAWayOut) {
   const absl::Status second =
-      StartHttpServer({.listen = server_->address()}).status();
+      HttpServer::Start({.listen = server_->address()}).status();
   EXPECT_TRUE(absl::IsUnavailable(second));
   EXPECT_THAT(std::string(second.message()),
               testing::AllOf(HasSubstr("--ops_listen: cannot listen on " +
@@ -112,19 +112,19 @@ TEST_F(HttpServerTest, PortInUseIsNamedWithAWayOut) {
 
 TEST(HttpServerStartTest, AddressesThatCannotWorkAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(
-      StartHttpServer({.listen = "nonsense"}).status()));
+      HttpServer::Start({.listen = "nonsense"}).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
-      StartHttpServer({.listen = "0.0.0.0:0"}).status()));
+      HttpServer::Start({.listen = "0.0.0.0:0"}).status()));
   // Addresses reserved for documentation belong to no machine.
   EXPECT_TRUE(absl::IsUnavailable(
-      StartHttpServer({.listen = "192.0.2.1:0", .insecure = true}).status()));
+      HttpServer::Start({.listen = "192.0.2.1:0", .insecure = true}).status()));
 }
 
 TEST(HttpServerStartTest, BeyondLoopbackAnyHostIsAnswered) {
   HttpServerOptions options = SmallSite();
   options.listen = "0.0.0.0:0";
   options.insecure = true;
-  const auto server = StartHttpServer(options);
+  const auto server = HttpServer::Start(options);
   ASSERT_TRUE(server.ok()) << server.status();
   EXPECT_EQ(HttpRequest((*server)->address(), "GET", "/", "trainer-7").status,
             200);

@@ -37,7 +37,7 @@ class HttpsTest : public testing::Test {
       return readers_->CheckPageReader(presented);
     };
     absl::StatusOr<std::unique_ptr<HttpServer>> server =
-        StartHttpServer(options);
+        HttpServer::Start(options);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -124,7 +124,7 @@ TEST_F(HttpsTest, APasswordIsAskedForWhereTokensAreTaken) {
     options.admit = [](absl::string_view /*page*/, const Presented&) {
       return absl::UnauthenticatedError("no");
     };
-    server_ = *StartHttpServer(options);
+    server_ = *HttpServer::Start(options);
     return AnswerTo(authority_.Issue("viewer"));
   };
   EXPECT_THAT(answer(true), HasSubstr("WWW-Authenticate: Basic"));

@@ -17,7 +17,7 @@ namespace {
 using testing::HasSubstr;
 
 std::unique_ptr<HttpServer> Serve() {
-  auto server = StartHttpServer(
+  auto server = HttpServer::Start(
       {.listen = "127.0.0.1:0",
        .routes = {{"/good", [] { return HttpResponse{.body = "yes\n"}; }},
                   {"/bad", [] {

@@ -79,7 +79,7 @@ absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
   http.routes = OpsRoutes(pages);
   {
     MutexLock lock(mu_);
-    COHORT_ASSIGN_OR_RETURN(ops_, StartHttpServer(http));
+    COHORT_ASSIGN_OR_RETURN(ops_, HttpServer::Start(http));
     Log(LogLevel::kInfo,
         absl::StrCat("operations port: ", ops_->encrypted() ? "https" : "http",
                      "://", ops_->address(), "/metrics"));
