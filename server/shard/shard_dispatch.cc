@@ -1,8 +1,8 @@
 // How a shard carries out the effects of its core.
 
-#include <iterator>
 #include <map>
 #include <optional>
+#include <typeinfo>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -15,35 +15,10 @@
 namespace cohort {
 namespace {
 
-// Names for the log, in the order of the variant.
-constexpr const char* kEffectNames[] = {"joined",
-                                        "end session",
-                                        "notify",
-                                        "step aborted",
-                                        "register answered",
-                                        "reduce result",
-                                        "reduce abort",
-                                        "send weights",
-                                        "send verdict",
-                                        "resume gradients",
-                                        "hold gradient",
-                                        "drop gradients",
-                                        "prepare",
-                                        "commit",
-                                        "abort",
-                                        "gradient taken",
-                                        "install model",
-                                        "fold moments",
-                                        "update statistics",
-                                        "measure drift",
-                                        "discard",
-                                        "committed",
-                                        "policy changed",
-                                        "evaluated",
-                                        "checkpoint",
-                                        "log",
-                                        "run ended"};
-static_assert(std::size(kEffectNames) == std::variant_size_v<Effect>);
+// For the log line before the end of the process.
+const char* EffectName(const Effect& effect) {
+  return std::visit([](const auto& one) { return typeid(one).name(); }, effect);
+}
 
 }  // namespace
 
@@ -232,7 +207,7 @@ void Shard::DispatchAll() {
     // and dispatching_ set; so an exception ends the process.
     Dispatcher dispatcher{.shard = *this};
     for (Effect& effect : batch) {
-      AllOrExit(kEffectNames[effect.index()], [this, &dispatcher, &effect] {
+      AllOrExit(EffectName(effect), [this, &dispatcher, &effect] {
         if (!std::holds_alternative<effect::ReduceResult>(effect)) {
           dispatcher.SendResults();
         }

@@ -249,8 +249,8 @@ TEST_F(LocalClusterTest, StartsAWorkerAgain) {
        "[[ -e again ]] && touch replaced && exit 0; touch again; kill -9 $$");
   on_end_ = [this](const ClusterProcess& process) {
     if (Exists("replaced") || process.is_server()) return;
-    EXPECT_TRUE(cluster_->StartWorker(process.rank).ok());
-    EXPECT_EQ(cluster_->StartWorker(process.rank).code(),
+    EXPECT_TRUE(cluster_->Restart(process).ok());
+    EXPECT_EQ(cluster_->Restart(process).code(),
               absl::StatusCode::kFailedPrecondition);
   };
   ASSERT_TRUE(Start(1).ok());

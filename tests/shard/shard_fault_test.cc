@@ -69,7 +69,7 @@ TEST(ShardFaultDeathTest, EffectThatFailsEndsTheProcessWithItsOwnCode) {
         shard.Start("here");
         static_cast<void>(shard.Drain("a test"));
       },
-      ::testing::ExitedWithCode(kExitHalfDone), "log.*too long");
+      ::testing::ExitedWithCode(kExitHalfDone), "effect.*too long");
 }
 
 }  // namespace

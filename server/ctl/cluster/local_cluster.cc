@@ -136,8 +136,7 @@ void AddFreePort(absl::string_view name, absl::string_view variable,
 
 std::string ClusterProcess::Name() const {
   if (is_server()) return "server";
-  return is_worker() ? absl::StrCat("worker ", rank)
-                     : absl::StrCat("shard ", data_shard());
+  return absl::StrCat(is_worker() ? "worker " : "shard ", number);
 }
 
 LocalCluster::LocalCluster(ClusterSpec spec, ClusterHooks hooks,
@@ -234,7 +233,7 @@ std::vector<std::string> LocalCluster::DataShardCommand(int32_t shard) const {
 std::string LocalCluster::AddressFile(const ClusterProcess& process) const {
   return absl::StrCat(
       scratch_, "/address",
-      process.is_server() ? "" : absl::StrCat(".", process.data_shard()));
+      process.is_server() ? "" : absl::StrCat(".", process.number));
 }
 
 TlsFiles LocalCluster::CertificateOf(int32_t rank) const {
@@ -269,32 +268,24 @@ absl::Status LocalCluster::StartProcess(const ClusterProcess& process) {
       std::unique_ptr<ChildProcess> child,
       ChildProcess::Start(process.is_server() ? ServerCommand()
                           : process.is_worker()
-                              ? WorkerCommand(process.rank)
-                              : DataShardCommand(process.data_shard())));
+                              ? WorkerCommand(process.number)
+                              : DataShardCommand(process.number)));
   const pid_t pid = child->pid();
   children_[process] = std::move(child);
   if (hooks_.on_start) hooks_.on_start(process, pid);
   return absl::OkStatus();
 }
 
-absl::Status LocalCluster::StartWorker(int32_t rank) {
-  const ClusterProcess worker{.rank = rank};
-  if (phase_ != Phase::kRunning || address_.empty() || running(worker)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(worker.Name(), ": cannot be started, ",
-                     running(worker) ? "it runs" : "the server is not there"));
+absl::Status LocalCluster::Restart(const ClusterProcess& process) {
+  const bool unreachable = process.is_worker() && address_.empty();
+  if (phase_ == Phase::kRunning && !unreachable && !running(process)) {
+    return StartProcess(process);
   }
-  return StartProcess(worker);
-}
-
-absl::Status LocalCluster::StartDataShard(int32_t shard) {
-  const ClusterProcess process = ClusterProcess::DataShard(shard);
-  if (phase_ != Phase::kRunning || running(process)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(process.Name(), ": cannot be started, ",
-                     running(process) ? "it runs" : "the cluster stops"));
-  }
-  return StartProcess(process);
+  return absl::FailedPreconditionError(absl::StrCat(
+      process.Name(), ": cannot be started, ",
+      running(process)
+          ? "it runs"
+          : (unreachable ? "the server is not there" : "the cluster stops")));
 }
 
 bool LocalCluster::done() const {
@@ -397,7 +388,7 @@ absl::Status LocalCluster::AwaitAddress() {
   address_ = *address;
   RemoveScratch();
   for (int32_t rank = 0; rank < spec_.workers; ++rank) {
-    COHORT_RETURN_IF_ERROR(StartProcess({.rank = rank}));
+    COHORT_RETURN_IF_ERROR(StartProcess(ClusterProcess::Worker(rank)));
   }
   return absl::OkStatus();
 }

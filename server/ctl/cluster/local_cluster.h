@@ -21,19 +21,20 @@ namespace cohort {
 // One of a cluster's processes: the server, a data shard, or the worker of a
 // rank.
 struct ClusterProcess {
-  static constexpr int32_t kServer = -1;
+  enum class Role { kServer, kDataShard, kWorker };
+  Role role = Role::kServer;
+  // A worker's rank, or a data shard's number, from 1 on.
+  int32_t number = 0;
 
-  int32_t rank = kServer;
-
-  // From shard 1 on.
   static ClusterProcess DataShard(int32_t shard) {
-    return {.rank = kServer - shard};
+    return {.role = Role::kDataShard, .number = shard};
+  }
+  static ClusterProcess Worker(int32_t rank) {
+    return {.role = Role::kWorker, .number = rank};
   }
 
-  bool is_server() const { return rank == kServer; }
-  // 0 if it is no data shard.
-  int32_t data_shard() const { return rank < kServer ? kServer - rank : 0; }
-  bool is_worker() const { return rank >= 0; }
+  bool is_server() const { return role == Role::kServer; }
+  bool is_worker() const { return role == Role::kWorker; }
   // "server", "shard 1", "worker 0".
   std::string Name() const;
   friend auto operator<=>(const ClusterProcess&,
@@ -89,7 +90,7 @@ struct ClusterHooks {
 
 // A server and its workers as processes of this machine. Data shards are
 // started first, and the workers once the server listens. The cluster never
-// restarts a process by itself; StartWorker does.
+// restarts a process by itself; Restart does.
 //
 // All work happens in Poll, which must be called until done():
 //
@@ -134,12 +135,10 @@ class LocalCluster {
   // listens.
   std::vector<std::string> WorkerCommand(int32_t rank) const;
 
-  // Starts the worker of a rank again.
-  // Errors: FailedPrecondition: it runs, the server does not listen or has
-  //   ended, or the cluster stops; those of ChildProcess::Start.
-  absl::Status StartWorker(int32_t rank);
-  // The same for a data shard, at the address that it had.
-  absl::Status StartDataShard(int32_t shard);
+  // Starts a worker or data shard again; the latter at the address that it had.
+  // Errors: FailedPrecondition: it runs, the worker's server does not listen or
+  //   has ended, or the cluster stops; those of ChildProcess::Start.
+  absl::Status Restart(const ClusterProcess& process);
 
   // Stops the server, then the workers, and kills those that do not end within
   // the spec's patience. Returns at once; Poll does the work.

@@ -90,7 +90,7 @@ void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
     return;
   }
   if (!process.is_worker()) return OnDataShardEnded(process, end);
-  worker_ends_[process.rank] = end;
+  worker_ends_[process] = end;
   if (end.code == 0) return OnWorkerLeft(process);
   if (cluster_->server_end().has_value() || stopping_ || given_up_) {
     // If it was stopped, its signal number needs no message.
@@ -130,7 +130,7 @@ void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
       absl::StrCat(worker.Name(),
                    " has left and is not started again; if the run waits for "
                    "it, start cohort-worker with its flags, --server=",
-                   cluster_->address(), " and --rank=", worker.rank));
+                   cluster_->address(), " and --rank=", worker.number));
 }
 
 // The server's settings take precedence: its policy may have been changed while
@@ -164,7 +164,7 @@ bool ClusterRun::RunIsOver() const {
 std::string ClusterRun::WhyNotAgain(const ClusterProcess& process,
                                     const ProcessEnd& end) const {
   if (EndsSoAgain(end)) return "it would end so again";
-  const auto restarts = restarts_.find(process.rank);
+  const auto restarts = restarts_.find(process);
   const int32_t count = restarts == restarts_.end() ? 0 : restarts->second;
   if (count < options_.max_restarts) return "";
   return absl::StrCat("--max_restarts=", options_.max_restarts,
@@ -215,13 +215,11 @@ void ClusterRun::OnDataShardEnded(const ClusterProcess& shard,
 }
 
 void ClusterRun::Restart(const ClusterProcess& process, const ProcessEnd& end) {
-  const int32_t count = ++restarts_[process.rank];
+  const int32_t count = ++restarts_[process];
   screen_.ShowEnd(process, end,
                   absl::StrCat("it is started again, ", count, " of ",
                                options_.max_restarts, " times"));
-  const absl::Status started =
-      process.is_worker() ? cluster_->StartWorker(process.rank)
-                          : cluster_->StartDataShard(process.data_shard());
+  const absl::Status started = cluster_->Restart(process);
   if (started.ok()) return;
   failure_ = started;
   stopping_ = true;
@@ -273,10 +271,9 @@ absl::StatusOr<int> ClusterRun::Outcome() const {
   }
   if (server.signal != 0 && !cluster_->address().empty()) SayHowToGoOn();
   if (server.code != 0) return server.code;
-  for (const auto& [rank, end] : worker_ends_) {
+  for (const auto& [worker, end] : worker_ends_) {
     if (end.code == 0) continue;
-    screen_.Say(absl::StrCat("the server ended well, but ",
-                             ClusterProcess{.rank = rank}.Name(), " ",
+    screen_.Say(absl::StrCat("the server ended well, but ", worker.Name(), " ",
                              end.Text(), ", so the exit code is ", end.code));
     return end.code;
   }

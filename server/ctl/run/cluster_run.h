@@ -88,9 +88,9 @@ class ClusterRun {
   RunScreen& screen_;
   CtlIo& io_;
   std::unique_ptr<LocalCluster> cluster_;
-  std::map<int32_t, int32_t> restarts_;
+  std::map<ClusterProcess, int32_t> restarts_;
   // How the last process of each rank ended.
-  std::map<int32_t, ProcessEnd> worker_ends_;
+  std::map<ClusterProcess, ProcessEnd> worker_ends_;
   std::optional<GivenUp> given_up_;
   absl::Status failure_;
   bool interrupted_ = false;

@@ -53,7 +53,7 @@ RunScreen::RunScreen(CtlIo& io, bool json, std::string log_dir, int32_t workers)
     : io_(io),
       json_(json),
       log_dir_(std::move(log_dir)),
-      name_width_(ClusterProcess{.rank = workers - 1}.Name().size()) {}
+      name_width_(ClusterProcess::Worker(workers - 1).Name().size()) {}
 
 absl::Status RunScreen::OpenLogs() {
   if (log_dir_.empty()) return absl::OkStatus();
@@ -81,7 +81,7 @@ std::string RunScreen::Prefix(const ClusterProcess& process) const {
                         ' ');
   if (!io_.color) return absl::StrCat(mark, gap);
   const absl::string_view color =
-      process.is_worker() ? kWorkerColors[static_cast<size_t>(process.rank) %
+      process.is_worker() ? kWorkerColors[static_cast<size_t>(process.number) %
                                           kWorkerColors.size()]
                           : kServerColor;
   return absl::StrCat(color, mark, kNoColor, gap);

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -73,9 +74,11 @@ class ClusterJob final : public StudyJob {
 
  private:
   absl::Status OpenLogs(const std::string& path) {
-    const auto workers = static_cast<int32_t>(run_.condition.workers);
-    for (int32_t rank = ClusterProcess::kServer; rank < workers; ++rank) {
-      const ClusterProcess process{.rank = rank};
+    std::vector<ClusterProcess> processes(1);
+    for (int32_t rank = 0; rank < run_.condition.workers; ++rank) {
+      processes.push_back(ClusterProcess::Worker(rank));
+    }
+    for (const ClusterProcess& process : processes) {
       const std::string file = absl::StrCat(path, "/", FileNameOf(process));
       std::ofstream& log = logs_[process];
       log.open(file);
