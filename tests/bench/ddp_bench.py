@@ -26,41 +26,20 @@ import resource
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "integration"))
-os.environ.setdefault(
-    "COHORT_BIN_DIR",
-    str(pathlib.Path(__file__).resolve().parents[2] / "build/release/bin"))
+from frame import BIN, cpu_of, cpu_seconds, in_turns, over
 
-# pylint: disable=wrong-import-position
-from processes import Cohort, python_with_torch  # noqa: E402
+# Behind the frame, which says where it is.
+from processes import Cohort, python_with_torch  # pylint: disable=C0411
 
-BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"]).resolve()
 PACKAGE = BIN.parent / "python-package"
 TENSORFLOW = pathlib.Path(__file__).with_name("tensorflow_training.py")
 CLASSES = 10
 # The size of the test split of the data set `synthetic`.
 TEST_IMAGES = 512
 DDP = "DDP over gloo"
-
-
-def cpu_seconds(who=resource.RUSAGE_SELF):
-    """CPU time so far of this process, or of its children that have ended."""
-    used = resource.getrusage(who)
-    return used.ru_utime + used.ru_stime
-
-
-def cpu_of(pid):
-    """CPU time so far of a process, 0 if it has ended."""
-    try:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    user, system = stat.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def epochs_of(results):
@@ -343,12 +322,6 @@ def contenders(python, options):
     return measured
 
 
-def over(ratios):
-    """The median of ratios and their range."""
-    return (f"{statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f}-{max(ratios):.2f})")
-
-
 def print_table(rates, options):
     """`rates`: name -> images/s and CPU seconds of each turn."""
     print(f"training of {options.model}, {options.workers} processes, "
@@ -356,16 +329,17 @@ def print_table(rates, options):
           f"gradients by {options.local},\n{options.load} busy processes "
           f"beside (medians of {options.rounds} turns)")
     print(f"{'':<16}{'images/s':>10}{'cpu s/1000':>12}  x DDP")
+    def images(name):
+        return [rate for rate, _ in rates[name]]
+
     for name, values in rates.items():
-        ratios = [own[0] / ddp[0] for own, ddp in zip(values, rates[DDP])]
         print(f"{name:<16}"
-              f"{statistics.median(rate for rate, _ in values):>10.0f}"
+              f"{statistics.median(images(name)):>10.0f}"
               f"{statistics.median(cpu for _, cpu in values):>12.2f}  "
-              f"{over(ratios)}")
+              f"{over(images(name), images(DDP))}")
     if "async" in rates:
-        print("async, x TensorFlow PS: " + over(
-            [own[0] / other[0] for own, other in
-             zip(rates["async"], rates["TensorFlow PS"])]))
+        print("async, x TensorFlow PS: "
+              + over(images("async"), images("TensorFlow PS")))
 
 
 def read_options():
@@ -410,14 +384,11 @@ def main():
     if python is None:
         print("skipped: no python3 here has PyTorch: install python3-torch")
         return
-    measured = contenders(python, options)
-    rates = {name: [] for name in measured}
     with busy_processes(options.load):
-        for turn in range(options.rounds):
-            for name, measure in measured.items():
-                rates[name].append(measure())
-                print(f"turn {turn + 1}: {name}: {rates[name][-1][0]:.0f} "
-                      "images/s", flush=True)
+        rates = in_turns(
+            contenders(python, options), options.rounds,
+            lambda turn, name, rate: print(
+                f"turn {turn}: {name}: {rate[0]:.0f} images/s", flush=True))
     print_table(rates, options)
 
 

@@ -1,28 +1,103 @@
-#include "tests/bench/load_clients.h"
+// cohort-load-clients: many clients of the real library, each on a thread of
+// its own, for load.py and slow_network.py. They do no arithmetic. Prints, with
+// instants in seconds of the machine's steady clock:
+//   registered INSTANT           all of them have registered
+//   pulled FIRST LAST            they have read the weights once
+//   begun VERSION INSTANT        the step of the process's lowest rank
+//   answers CALL FIRST LAST      the returns of one rendezvous of a timed step
+//   cost KIND CPU TIME COUNT     beside rank 0: CPU seconds of the server, and
+//                                seconds, for this many contributions or pushes
+//                                of each worker; kind "rest": none
+//   repeated COUNT               assignments that were not carried through
+
+#include <sys/types.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <limits>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "common/byte_rope.h"
+#include "common/cli/command_line.h"
+#include "common/cli/file_limit.h"
+#include "common/cli/lock_checks.h"
 #include "common/float_buffer.h"
+#include "common/log/log.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/thread_pool.h"
-#include "tests/bench/process_costs.h"
 #include "worker/client/client.h"
+
+ABSL_FLAG(std::string, address, "", "of the server");
+ABSL_FLAG(int32_t, server_process, 0, "its process id");
+ABSL_FLAG(int32_t, first_rank, 0, "the lowest rank");
+ABSL_FLAG(int32_t, clients, 1, "their number");
+ABSL_FLAG(int32_t, layers, 20, "batch-norm layers");
+ABSL_FLAG(int64_t, channels, 64, "channels of each layer");
+ABSL_FLAG(int64_t, elements, 20'000, "float32 weights");
+ABSL_FLAG(int32_t, push_steps, 5, "timed steps that are a push only");
+ABSL_FLAG(int32_t, rendezvous_steps, 1, "timed steps with batch norm");
+ABSL_FLAG(int32_t, repeats, 1, "calls of each layer in those");
+ABSL_FLAG(absl::Duration, rest, absl::Seconds(2),
+          "how long rank 0 keeps all others waiting in the step before those");
 
 namespace cohort::bench {
 namespace {
+
+// The steps of a run, in this order.
+struct LoadShape {
+  int32_t layers = 0;
+  int64_t channels = 0;
+  int64_t elements = 0;
+  int32_t push_steps = 0;
+  int32_t rendezvous_steps = 0;
+  int32_t repeats = 0;
+  absl::Duration rest;
+
+  // Two steps come first: one to warm up, and the one with the rest. One
+  // follows, at whose beginning all others are over.
+  int32_t first_push_step() const { return 2; }
+  int32_t first_rendezvous_step() const {
+    return first_push_step() + push_steps;
+  }
+  int32_t steps() const {
+    return first_rendezvous_step() + rendezvous_steps + 1;
+  }
+};
+
+// The clients of this process.
+struct LoadPack {
+  std::string server;
+  pid_t server_process = 0;
+  int32_t first_rank = 0;
+  int32_t clients = 0;
+  LoadShape shape;
+};
+
+// CPU time of another process so far, to the nanosecond; 0 if there is none.
+double CpuSecondsOf(pid_t process) {
+  clockid_t clock = 0;
+  timespec used = {};
+  if (clock_getcpuclockid(process, &clock) != 0 ||
+      clock_gettime(clock, &used) != 0) {
+    return 0;
+  }
+  return static_cast<double>(used.tv_sec) +
+         static_cast<double>(used.tv_nsec) * 1e-9;
+}
 
 double Now() {
   return std::chrono::duration<double>(
@@ -308,9 +383,9 @@ class LoadClient {
   Used pushes_begun_;
 };
 
-}  // namespace
-
-absl::Status RunLoadClients(const LoadPack& load) {
+// Runs the clients to the end of the run.
+// Errors: that of the first client that fails.
+absl::Status RunClients(const LoadPack& load) {
   Pack pack(load);
   {
     ThreadPool threads({.name = "client", .threads = load.clients});
@@ -327,4 +402,36 @@ absl::Status RunLoadClients(const LoadPack& load) {
   return pack.End();
 }
 
+int Main(absl::Span<char* const> arguments) {
+  const absl::StatusOr<HelpRequest> read = SetFlags(arguments);
+  if (!read.ok()) {
+    absl::FPrintF(stderr, "cohort-load-clients: %s\n", read.status().message());
+    return ExitCodeOf(read.status());
+  }
+  SetLogLevel(LogLevel::kWarning);
+  RaiseFileLimit();
+  TurnOffLockChecks();
+  const absl::Status status = RunClients(
+      {.server = absl::GetFlag(FLAGS_address),
+       .server_process = absl::GetFlag(FLAGS_server_process),
+       .first_rank = absl::GetFlag(FLAGS_first_rank),
+       .clients = absl::GetFlag(FLAGS_clients),
+       .shape = {.layers = absl::GetFlag(FLAGS_layers),
+                 .channels = absl::GetFlag(FLAGS_channels),
+                 .elements = absl::GetFlag(FLAGS_elements),
+                 .push_steps = absl::GetFlag(FLAGS_push_steps),
+                 .rendezvous_steps = absl::GetFlag(FLAGS_rendezvous_steps),
+                 .repeats = absl::GetFlag(FLAGS_repeats),
+                 .rest = absl::GetFlag(FLAGS_rest)}});
+  if (status.ok()) return kExitOk;
+  absl::FPrintF(stderr, "cohort-load-clients: %s\n", status.message());
+  return kExitFailure;
+}
+
+}  // namespace
 }  // namespace cohort::bench
+
+int main(int argc, char** argv) {
+  return cohort::bench::Main(
+      absl::MakeConstSpan(argv, static_cast<size_t>(argc)));
+}

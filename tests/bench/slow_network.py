@@ -6,27 +6,22 @@
 Every server process (shard) has a host of its own: a network namespace with one
 card, which passes --rate_mbit in each direction (token buckets). All workers
 share a further host, whose card has no limit. Workers are clients of the real
-library (cohort-load) that push zeros and compute nothing. The contenders take
+library (cohort-load-clients) that push zeros and compute nothing. The contenders take
 turns; ratios are those of the same turn. Needs root, for the namespaces.
 """
 
 import argparse
 import contextlib
+import functools
 import os
-import pathlib
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "integration"))
-os.environ.setdefault(
-    "COHORT_BIN_DIR",
-    str(pathlib.Path(__file__).resolve().parents[2] / "build/release/bin"))
+from frame import BIN, in_turns, over
 
-BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"]).resolve()
 # Only inside the namespaces.
 NETWORK = "10.98.76"
 PORT = 7070
@@ -140,7 +135,7 @@ def step_seconds(options, shards, wire):
             start(shard + 1, BIN / "cohort-server", "--data_shard",
                   f"--listen={addresses[shard]}", "--ops_listen=",
                   "--insecure")
-        # Two further steps begin, and one ends the run: see cohort-load.
+        # Two further steps begin, and one ends the run: see load_clients.cc.
         steps = options.steps + 4
         flags = [f"--listen={addresses[0]}", "--ops_listen=", "--insecure",
                  f"--workers={options.workers}", f"--max_steps={steps}",
@@ -150,7 +145,7 @@ def step_seconds(options, shards, wire):
                       f"--checkpoint_dir={folder}"]
         server = start(1, BIN / "cohort-server", *flags)
         await_line(server, "listening on")
-        clients = start(0, BIN / "cohort-load", f"--address={addresses[0]}",
+        clients = start(0, BIN / "cohort-load-clients", f"--address={addresses[0]}",
                         f"--server_process={server.pid}", "--first_rank=0",
                         f"--clients={options.workers}", "--layers=1",
                         "--channels=1", f"--elements={options.elements}",
@@ -182,12 +177,6 @@ def await_line(process, text):
     raise SystemExit("".join(lines))
 
 
-def over(ratios):
-    """The median of ratios and their range."""
-    return (f"{statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f}-{max(ratios):.2f})")
-
-
 def print_table(times, options):
     """`times`: (shards, wire) -> seconds of each turn."""
     megabytes = options.elements * 4 / 1e6
@@ -197,9 +186,8 @@ def print_table(times, options):
     print(f"{'shards':<8}{'wire':<10}{'s':>8}  x first")
     first = next(iter(times.values()))
     for (shards, wire), values in times.items():
-        ratios = [own / one for own, one in zip(values, first)]
         print(f"{shards:<8}{wire:<10}{statistics.median(values):>8.3f}  "
-              f"{over(ratios)}")
+              f"{over(values, first)}")
 
 
 def read_options():
@@ -227,14 +215,16 @@ def main():
     if why is not None:
         print(f"skipped: {why}")
         return
-    times = {(int(shards), wire): [] for wire in options.wires.split(",")
-             for shards in options.shards.split(",")}
-    for turn in range(options.turns):
-        for (shards, wire), values in times.items():
-            values.append(step_seconds(options, shards, wire))
-            print(f"turn {turn + 1}: {shards} shards, {wire}: "
-                  f"{values[-1]:.3f} s", flush=True)
-    print_table(times, options)
+    contenders = {
+        (int(shards), wire): functools.partial(step_seconds, options,
+                                               int(shards), wire)
+        for wire in options.wires.split(",")
+        for shards in options.shards.split(",")}
+    print_table(in_turns(
+        contenders, options.turns,
+        lambda turn, name, seconds: print(
+            f"turn {turn}: {name[0]} shards, {name[1]}: {seconds:.3f} s",
+            flush=True)), options)
 
 
 if __name__ == "__main__":
