@@ -1,7 +1,7 @@
 """Checks objects for Kubernetes against published schemas.
 
 There is no API server where these tests run. The schemas of Kubernetes itself
-are those of the client `kubernetes` from PyPI, those of JobSet and Kubeflow
+are those of the client `kubernetes` from PyPI, those of Kubeflow
 Trainer are in `kubeflow-trainer-api`; tests/deploy/requirements.txt has both.
 For Prometheus Operator and cert-manager PyPI has none: a list of the fields in
 use stands for them.
@@ -59,8 +59,7 @@ SPECS = {
                        "rotationPolicy": str}},
 }
 # Groups of Kubeflow's package, and how its models begin.
-KUBEFLOW = {"jobset.x-k8s.io/v1alpha2": "jobset_v1alpha2_",
-            "trainer.kubeflow.org/v1alpha1": "trainer_v1alpha1_"}
+KUBEFLOW = {"trainer.kubeflow.org/v1alpha1": "trainer_v1alpha1_"}
 
 
 @functools.lru_cache

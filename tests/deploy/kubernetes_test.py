@@ -76,7 +76,7 @@ class ManifestsTest(unittest.TestCase):
     def all_documents(self) -> dict[str, list[dict]]:
         sources = {path.name: manifests.load(path)
                    for path in sorted((KUBERNETES / "examples").glob("*.yaml"))}
-        self.assertEqual(set(sources), {"jobset.yaml", "training_runtime.yaml",
+        self.assertEqual(set(sources), {"training_runtime.yaml",
                                         "trainjob.yaml"})
         # A TrainJob has the pods of its runtime.
         sources["training_runtime.yaml"] += sources.pop("trainjob.yaml")
@@ -173,7 +173,7 @@ class ManifestsTest(unittest.TestCase):
             for document in documents:
                 spec = document.get("spec", {})
                 with self.subTest(source=name, kind=document["kind"]):
-                    if document["kind"] in ("Job", "JobSet"):
+                    if document["kind"] == "Job":
                         self.assertEqual(spec["ttlSecondsAfterFinished"], 86400)
 
     def test_a_train_job_fits_its_runtime(self):
@@ -211,11 +211,10 @@ class ManifestsTest(unittest.TestCase):
             KUBERNETES / "components/steady_server/kustomization.yaml")
         patch, = component["patches"]
         wanted = manifests.yaml.safe_load(patch["patch"])[0]["value"]
-        for name in ("jobset", "training_runtime"):
-            for pod in manifests.pods(manifests.load(
-                    KUBERNETES / f"examples/{name}.yaml")):
-                self.assertEqual(pod.spec.get("affinity"), wanted
-                                 if pod.program == "server" else None)
+        for pod in manifests.pods(manifests.load(
+                KUBERNETES / "examples/training_runtime.yaml")):
+            self.assertEqual(pod.spec.get("affinity"), wanted
+                             if pod.program == "server" else None)
 
     def test_base_counts_its_workers_alike(self):
         worker, = (document for document in
@@ -230,7 +229,7 @@ class FaultsTest(unittest.TestCase):
 
     def pod(self) -> Pod:
         return copy.deepcopy(manifests.pods(
-            manifests.load(KUBERNETES / "examples/jobset.yaml"))[0])
+            manifests.load(KUBERNETES / "examples/training_runtime.yaml"))[0])
 
     def test_a_misspelt_field_and_a_wrong_type_are_found(self):
         service = {"apiVersion": "v1", "kind": "Service",
@@ -240,15 +239,14 @@ class FaultsTest(unittest.TestCase):
         self.assertEqual(kubernetes_schema.mismatches(service), [
             "Service a.spec.ports[0].port: got '80', want int",
             "Service a.spec.clusterIp: no such field"])
-        jobset, = (document for document in manifests.load(
-            KUBERNETES / "examples/jobset.yaml")
-            if document["kind"] == "JobSet")
-        policy = jobset["spec"]["failurePolicy"]
+        runtime, = manifests.load(KUBERNETES / "examples/training_runtime.yaml")
+        policy = runtime["spec"]["template"]["spec"]["failurePolicy"]
         policy["rules"][0]["jobs"] = []
         del policy["rules"][1]["action"]
-        self.assertEqual(kubernetes_schema.mismatches(jobset), [
-            "JobSet cohort.spec.failurePolicy.rules[0].jobs: no such field",
-            "JobSet cohort.spec.failurePolicy.rules[1].action: missing"])
+        place = ("ClusterTrainingRuntime cohort.spec.template.spec."
+                 "failurePolicy.rules")
+        self.assertEqual(kubernetes_schema.mismatches(runtime), [
+            f"{place}[0].jobs: no such field", f"{place}[1].action: missing"])
         self.assertEqual(
             kubernetes_schema.mismatches({"apiVersion": "kubeflow.org/v1",
                                           "kind": "TFJob"}),

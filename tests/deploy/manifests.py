@@ -135,10 +135,8 @@ def _templates(document: dict) -> Iterator[tuple[dict, dict]]:
     kind, spec = document["kind"], document.get("spec", {})
     if kind in ("StatefulSet", "Job"):
         yield document, spec["template"]
-    elif kind in ("JobSet", "ClusterTrainingRuntime"):
-        if kind == "ClusterTrainingRuntime":
-            spec = spec["template"]["spec"]
-        for job in spec["replicatedJobs"]:
+    elif kind == "ClusterTrainingRuntime":
+        for job in spec["template"]["spec"]["replicatedJobs"]:
             yield job["template"], job["template"]["spec"]["template"]
 
 

@@ -1,21 +1,16 @@
-"""Actors of Ray that run cohort-server: the server of a run and its data shards."""
+"""The actor of Ray that runs cohort-server."""
 
 import csv
 import importlib
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cohort import _errors, _server
 
 # Exit codes of a server that would end so again.
 FINAL_CODES = (2, 3, 7, 8)
-# Flags of the server that are a data shard's too. It gets the others from the
-# server, and must not take its ports and files.
-_SHARD_FLAGS = ("workers", "insecure", "tls_cert", "tls_key", "tls_ca",
-                "connections_per_address", "fold_threads", "inflight_mib",
-                "log_level")
 
 
 class CohortServer:
@@ -31,8 +26,7 @@ class CohortServer:
             before is not None and before.rpartition(":")[0] == host) else "0"
         self._server = _server.EmbeddedServer(
             {"listen": f"{host}:{port}", **flags}, patience=60.0 if before else 0)
-        # A data shard has none.
-        self._results = pathlib.Path(str(flags.get("results_dir", "")))
+        self._results = pathlib.Path(flags["results_dir"])
 
     def address(self) -> str:
         return self._server.address
@@ -82,21 +76,14 @@ def reason_of(error: Exception) -> str:
     return text[names[-1].end():] if names else text.rpartition("\n")[2].strip()
 
 
-def address_of(ray: Any, server: Any,
-               meanwhile: Callable[[], None] = lambda: None) -> str:
+def address_of(ray: Any, server: Any) -> str:
     """Where a new server listens.
-
-    Args:
-        meanwhile: called every second until it does.
 
     Raises:
         TrainingError: it did not start.
     """
-    call = server.address.remote()
-    while not ray.wait([call], timeout=1.0)[0]:
-        meanwhile()
     try:
-        return str(ray.get(call))
+        return str(ray.get(server.address.remote()))
     except ray.exceptions.RayError as error:
         # An actor whose constructor raised: its text has the reason.
         raise _errors.TrainingError(reason_of(error)) from None
@@ -109,63 +96,3 @@ def exit_code_of(ray: Any, server: Any) -> int | None:
     except ray.exceptions.RayActorError:
         return -1
     return None if code is None else int(code)
-
-
-class DataShards:
-    """Data shards of a run, which are started again.
-
-    Attributes:
-        addresses: where they listen, in order.
-    """
-
-    def __init__(self, ray: Any, count: int, max_restarts: int,
-                 start: Callable[[int, str | None], Any]) -> None:
-        """Args:
-            start: starts the actor of a data shard, counted from 0, in place of
-                the one at an address.
-        """
-        self._ray = ray
-        self._max_restarts = max_restarts
-        self._start = start
-        self._restarts = [0] * count
-        self._actors = [start(i, None) for i in range(count)]
-        self.addresses = [address_of(ray, actor) for actor in self._actors]
-
-    def check(self) -> bool:
-        """Starts lost ones again. True if one has another address then, of
-        which the server must be told.
-
-        Raises:
-            TrainingError: one was lost too often, or would end so again.
-        """
-        before = list(self.addresses)
-        for i, actor in enumerate(self._actors):
-            code = exit_code_of(self._ray, actor)
-            # It ends by itself, just before the server.
-            if code is not None and code != 0:
-                self._replace(i, code)
-        return self.addresses != before
-
-    def _replace(self, i: int, code: int) -> None:
-        why = ("its actor was lost" if code == -1 else f"exit code {code}: "
-               f"{self._ray.get(self._actors[i].log.remote())}")
-        if code in FINAL_CODES or self._restarts[i] >= self._max_restarts:
-            raise _errors.TrainingError(
-                f"data shard {i + 1} was lost {self._restarts[i] + 1} times "
-                f"(max_restarts={self._max_restarts}), at last: {why}")
-        self._restarts[i] += 1
-        print(f"cohort.ray: data shard {i + 1} was lost and is started again; "
-              "the run goes on from the newest checkpoint", flush=True)
-        self._ray.kill(self._actors[i])
-        self._actors[i] = self._start(i, self.addresses[i])
-        self.addresses[i] = address_of(self._ray, self._actors[i])
-
-    def release(self) -> None:
-        for actor in self._actors:
-            self._ray.kill(actor)
-
-
-def shard_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of a data shard of a server with `flags`."""
-    return {"data_shard": True,
-            **{name: flags[name] for name in _SHARD_FLAGS if name in flags}}

@@ -98,8 +98,6 @@ class _Plan:
     flags: dict[str, Any]
     worker_resources: dict[str, float]
     server_resources: dict[str, float]
-    # Processes that share the model: the server and data shards.
-    shards: int
     max_restarts: int
     strategy: str
     resources_timeout: float
@@ -112,7 +110,7 @@ class _Plan:
 def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
         server_flags: Mapping[str, Any] | None = None,
         cpus_per_worker: float = 1, gpus_per_worker: float = 0,
-        server_cpus: float = 1, shards: int = 1, max_restarts: int = 3,
+        server_cpus: float = 1, max_restarts: int = 3,
         strategy: str = "PACK", resources_timeout: float = 600.0,
         name: str | None = None,
         storage_path: str = "~/ray_results", insecure: bool = False) -> Result:
@@ -133,11 +131,8 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
             one that was lost too often, while MIN are left.
         cpus_per_worker: CPUs, and threads of torch, of each worker.
         gpus_per_worker: GPUs of each worker.
-        server_cpus: CPUs of the server, and of each data shard.
-        shards: how many processes share the model: the server and data shards,
-            with strategy SPREAD on nodes of their own if there are enough.
-        max_restarts: how often one worker, the server and a data shard are
-            started again.
+        server_cpus: CPUs of the server.
+        max_restarts: how often one worker, and the server, are started again.
         strategy: of the placement group: PACK, SPREAD, STRICT_PACK or
             STRICT_SPREAD.
         resources_timeout: seconds to wait for the cluster's resources.
@@ -158,7 +153,7 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
     if not callable(train_fn):
         raise _errors.ConfigurationError(
             f"train_fn: got {type(train_fn).__name__}, want a function")
-    for what, value, least in (("workers", workers, 1), ("shards", shards, 1),
+    for what, value, least in (("workers", workers, 1),
                                ("max_restarts", max_restarts, 0)):
         if value < least:
             raise _errors.ConfigurationError(
@@ -181,7 +176,7 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
         ray.nodes()) == 1
     return _Run(ray, _Plan(
         train_fn, config, workers, flags, each, {"CPU": server_cpus},
-        shards, max_restarts, strategy, resources_timeout, fixed, path,
+        max_restarts, strategy, resources_timeout, fixed, path,
         insecure)).result()
 
 
@@ -196,10 +191,6 @@ def _size_of(workers: int, given: Any) -> str:
         f"workers of cohort.ray.run, or 'MIN:{workers}' for an elastic cohort")
 
 
-class _ShardMoved(Exception):
-    """A data shard has another address than the server was told."""
-
-
 class _Run:
     """The driver's side of one run."""
 
@@ -208,7 +199,6 @@ class _Run:
         self._plan = plan
         self._group: Any = None
         self._server: Any = None
-        self._shards: _ray_servers.DataShards | None = None
         self._workers: list[Any] = []
         self._address = ""
         self._loopback = False
@@ -224,7 +214,6 @@ class _Run:
         error: Exception | None = None
         try:
             self._place()
-            self._start_shards()
             self._start_server()
             self._train()
             self._await_end()
@@ -250,12 +239,9 @@ class _Run:
     def _place(self) -> None:
         """Reserves the resources of all actors."""
         ray, plan = self._ray, self._plan
-        # The server, the workers, and data shards.
         bundles = ([plan.server_resources] +
-                   [plan.worker_resources] * plan.workers +
-                   [plan.server_resources] * (plan.shards - 1))
-        wanted = f"{plan.workers} workers and " + (
-            "a server" if plan.shards == 1 else f"{plan.shards} servers")
+                   [plan.worker_resources] * plan.workers)
+        wanted = f"{plan.workers} workers and a server"
         self._group = ray.util.placement_group(bundles, strategy=plan.strategy)
         ready = self._group.ready()
         if not ray.wait([ready], timeout=min(_FIRST_S, plan.resources_timeout))[0]:
@@ -311,47 +297,11 @@ class _Run:
             flags[name] = str(flags[name])
         return flags
 
-    def _start_shards(self) -> None:
-        plan = self._plan
-        if plan.shards == 1:
-            return
-
-        def start(shard: int, before: str | None) -> Any:
-            return self._actor(
-                _ray_servers.CohortServer, 1 + plan.workers + shard,
-                plan.server_resources).remote(
-                    _ray_servers.shard_flags(self._flags()), self._loopback,
-                    before)
-
-        self._shards = _ray_servers.DataShards(
-            self._ray, plan.shards - 1, plan.max_restarts, start)
-
     def _start_server(self) -> None:
-        try:
-            self._try_server()
-        except _ShardMoved:
-            self._ray.kill(self._server)
-            self._start_server()
-
-    def _try_server(self) -> None:
-        flags = self._flags()
-        if self._shards is not None:
-            flags["shard_addresses"] = ",".join(self._shards.addresses)
         self._server = self._actor(
             _ray_servers.CohortServer, 0, self._plan.server_resources).remote(
-                flags, self._loopback, self._address or None)
-        # It waits for all data shards before it listens.
-        self._address = _ray_servers.address_of(
-            self._ray, self._server, self._check_shards)
-
-    def _check_shards(self) -> None:
-        """Starts lost data shards again.
-
-        Raises:
-            _ShardMoved: the server must be started again to find one.
-        """
-        if self._shards is not None and self._shards.check():
-            raise _ShardMoved
+                self._flags(), self._loopback, self._address or None)
+        self._address = _ray_servers.address_of(self._ray, self._server)
 
     # ---- the run
 
@@ -421,15 +371,7 @@ class _Run:
     def _check_server(self) -> None:
         """Starts lost servers again; workers reconnect by themselves."""
         code = self._exit_code()
-        if code == 0:
-            return
-        try:
-            self._check_shards()
-        except _ShardMoved:
-            self._close_server()
-            self._start_server()
-            return
-        if code is None:
+        if code is None or code == 0:
             return
         text = ("its actor was lost" if code == -1 else
                 self._ray.get(self._server.log.remote()))
@@ -460,8 +402,6 @@ class _Run:
                 ray.kill(actor)
         if self._server is not None:
             self._close_server()
-        if self._shards is not None:
-            self._shards.release()
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
 
