@@ -27,9 +27,9 @@ double DecayAt(int64_t step) {
 }
 
 // An independent implementation.
-class Reference {
+class AverageReference {
  public:
-  explicit Reference(const SmallRun& run) { average_ = Doubles(run); }
+  explicit AverageReference(const SmallRun& run) { average_ = Doubles(run); }
 
   void Follow(const SmallRun& run, int64_t step) {
     const double decay = DecayAt(step);
@@ -73,7 +73,7 @@ TEST(AverageTest, FollowsTheWeightsOfEveryOptimizer) {
         .kind = kind, .ema_decay = kDecay, .freeze = {"*[0:1]"}};
     SmallRun run(options, kernels::CpuBackend());
     const ParameterValues first = run.weights();
-    Reference reference(run);
+    AverageReference reference(run);
     reference.ExpectHeld(run);
     for (int64_t step = 0; step < 50; ++step) {
       SmallRun::Step how{.learning_rate =
@@ -149,7 +149,7 @@ TEST(AverageTest, StatisticsFollowTheFirstKind) {
 
 // ---- in a run
 
-FakeSetup LongSetup() {
+FakeSetup AverageSetup() {
   FakeSetup setup = SmallSetup();
   setup.plan.train_samples = 40;
   return setup;
@@ -167,7 +167,7 @@ std::vector<float> AverageWeights(const FakeCohort& cohort) {
 }
 
 TEST(AverageTest, TurnedOnInARunItStartsFromTheWeightsOfThatVersion) {
-  FakeCohort cohort(LongSetup());
+  FakeCohort cohort(AverageSetup());
   cohort.Start();
   TrainOnce(cohort);
   TrainOnce(cohort);

@@ -64,8 +64,7 @@ TEST(CoordinatorWireTest, TheStepIsThatOfTheRoundedGradients) {
   EXPECT_THAT(exact.weights(1), ElementsAre(3 - kTie));
 }
 
-// A worker of an older release sends float32 whatever it is told, and a newer
-// one what it was told.
+// A client may send float32 whatever it is told.
 TEST(CoordinatorWireTest, TypesMayBeMixedInAStep) {
   FakeCohort cohort(InBFloat16(SmallSetup()));
   cohort.Start();

@@ -176,7 +176,7 @@ TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
   for (int32_t rank = 0; rank < kRanks; ++rank) {
     FoldContribution half{.rank = Rank(rank)};
     Floats values = draw();
-    // Every third rank's worker is of an older release.
+    // Every third rank's client sends float32.
     if (rank % 3 == 2) {
       half.gradient = CutRope(values, 5000);
     } else {

@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 
 absl::Duration Ms(int64_t ms) { return absl::Milliseconds(ms); }
 
-Moments One(int64_t count, double mean, double m2) {
+Moments OneChannel(int64_t count, double mean, double m2) {
   return {.count = count, .first = {mean}, .second = {m2}};
 }
 
@@ -48,11 +48,11 @@ TEST(DriftTest, OfAStepIsTheLargestOverWorkersAndCalls) {
   // is 3 off and rank 1 is 1 off. Layer b: equal.
   const std::vector<RankMoments> ranks = {
       {.rank = kRank0,
-       .calls = {{.layer = 0, .moments = One(1, 0, 0)},
-                 {.layer = 1, .moments = One(1, 2, 1)}}},
+       .calls = {{.layer = 0, .moments = OneChannel(1, 0, 0)},
+                 {.layer = 1, .moments = OneChannel(1, 2, 1)}}},
       {.rank = kRank1,
-       .calls = {{.layer = 0, .moments = One(3, 4, 0)},
-                 {.layer = 1, .moments = One(1, 2, 1)}}}};
+       .calls = {{.layer = 0, .moments = OneChannel(3, 4, 0)},
+                 {.layer = 1, .moments = OneChannel(1, 2, 1)}}}};
   const std::vector<LayerDrift> drift = StepDrift(layers, ranks);
   ASSERT_EQ(drift.size(), 2);
   EXPECT_EQ(drift[0].layer, 0);
@@ -79,7 +79,7 @@ TEST(CommitObservationTest, TellsHowLongEachRendezvousHeldItsMembers) {
   const auto reduce = [&](Rank rank, ReducePhase phase) {
     ASSERT_TRUE(cohort
                     .Reduce(rank, KeyOf(cohort.told(rank), phase),
-                            One(rank == kRank0 ? 3 : 1, 1, 1))
+                            OneChannel(rank == kRank0 ? 3 : 1, 1, 1))
                     .ok());
   };
   reduce(kRank0, ReducePhase::kForward);
@@ -105,8 +105,8 @@ TEST(CommitObservationTest, DriftIsSampled) {
   FakeCohort cohort(setup);
   cohort.Start();
   for (int64_t step = 0; step <= kDriftEvery; ++step) {
-    cohort.Push(kRank0, {.moments = One(3, 0, 3)});
-    cohort.Push(kRank1, {.moments = One(1, 4, 0)});
+    cohort.Push(kRank0, {.moments = OneChannel(3, 0, 3)});
+    cohort.Push(kRank1, {.moments = OneChannel(1, 4, 0)});
     const auto measures = cohort.All<effect::MeasureDrift>();
     ASSERT_EQ(measures.size(), step % kDriftEvery == 0 ? 1 : 0) << step;
     cohort.Clear();
@@ -124,7 +124,7 @@ TEST(CommitObservationTest, AnArrivalIsAloneAndIsComparedWithMovingStatistics) {
   cohort.Start();
   cohort.HoldFolds();
   // Moving mean 0 and variance 1 at the start.
-  cohort.Push(kRank0, {.moments = One(2, 3, 2)});
+  cohort.Push(kRank0, {.moments = OneChannel(2, 3, 2)});
   cohort.Pass(Ms(25));
   cohort.RunFolds();
   const CommitObservation seen = Last(cohort);
