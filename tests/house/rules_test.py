@@ -299,6 +299,11 @@ class SizeRulesTest(TreeTest):
         self.assertEqual(self.found("lines\tserver\t100\t"),
                          ["Big: 2 sources, want fewer"])
 
+    def test_long_readme_is_found(self):
+        self.write("README.md", "word " * 900)
+        self.write("server/README.md", "word " * 901)
+        self.assertEqual(self.found(), ["server/README.md: 901 words, want fewer"])
+
     def test_lines_of_code_have_a_budget(self):
         self.write("worker/a.py", '"""Two\nlines."""\n\n# no\nx = 1\ny = 2\n')
         self.assertEqual(self.found("lines\tworker\t2\t"), [])
@@ -397,8 +402,14 @@ class LinkRulesTest(TreeTest):
         for line, part in zip(found, ("gone.md", "no heading", "gone.png")):
             self.assertIn(part, line)
 
-    def test_long_root_readme_is_found(self):
-        self.assertIn("want at most", self.violations("word " * 901)[0])
+    def test_missing_paths_in_backticks_are_found(self):
+        self.write("server/core/a.cc", "int x;\n")
+        self.assertEqual(self.violations(
+            "`server/core/a.cc`, `server/core/a`, `server/core/`, "
+            "`server/*/a.*`, `server/0`, `int8/int4`\n"
+            "    `server/gone.cc`, in code\n"), [])
+        found = self.violations("`server/gone.cc`, `server/core/*.h`\n")
+        self.assertEqual(len(found), 2)
 
 
 class TestRulesTest(TreeTest):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks how much code there is: lines by folder, methods and sources by class.
+"""Checks sizes: lines of code by folder, methods and sources by class, words by
+README.
 
 sizes.tsv has what is allowed. Lowering a number is free; raising one, or adding a
 class, needs a reason in its line. Prints one line a violation and exits with 1 if
@@ -19,6 +20,8 @@ TABLE = "tests/house/sizes.tsv"
 CODE = frozenset({".cc", ".h", ".cu", ".cuh", ".py", ".js", ".sh", ".proto",
                   ".inc"})
 METHODS_MAX = 25
+# What a reader can take in as a map of a folder.
+WORDS_MAX = 900
 
 DOCSTRING = re.compile(r'^\s*("""|\'\'\')(?:.|\n)*?\1\s*$', re.M)
 BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.S)
@@ -89,11 +92,16 @@ def _allowed(root: pathlib.Path) -> dict[tuple[str, str], int]:
 
 
 def measured(root: pathlib.Path) -> dict[tuple[str, str], int]:
-    """Lines by top folder; methods and sources of classes above the limits."""
+    """Lines by top folder; methods, sources and words that are above the
+    limits."""
     found: dict[tuple[str, str], int] = collections.Counter()
     sources: dict[str, set[Path]] = collections.defaultdict(set)
     methods: dict[str, int] = {}
     for path in source_tree.files(root):
+        if path.name == "README.md":
+            words = len(source_tree.text(root, path).split())
+            if words > WORDS_MAX:
+                found["words", str(path)] = words
         if path.suffix not in CODE or len(path.parts) < 2:
             continue
         text = source_tree.text(root, path)
@@ -131,7 +139,7 @@ def violations(root: pathlib.Path) -> list[str]:
 def main() -> int:
     return source_tree.report(
         __doc__, violations, lambda root: len(measured(root)),
-        "size rules: {count} folders and classes measured, {found} violations")
+        "size rules: {count} folders, classes and pages measured, {found} violations")
 
 
 if __name__ == "__main__":
