@@ -9,11 +9,11 @@ import unittest
 import urllib.error
 import urllib.request
 
-from processes import Cohort, kill, run
+from processes import KILLS, Cohort, kill, run
 from tls_files import Certificates
 
 # A token's hash, as in the file of --viewer_tokens, comes from cohortctl.
-ROTATIONS = 10
+ROTATIONS = 4 if KILLS == 1 else 10
 
 
 class EncryptedCohort(Cohort):
@@ -58,7 +58,7 @@ def plain_digest(epochs):
 
 class Rotation(unittest.TestCase):
     def test_no_step_is_lost(self):
-        epochs = 20
+        epochs = 2 * ROTATIONS
         with EncryptedCohort(server_flags=[f"--epochs={epochs}"]) as cohort:
             cohort.start()
             for number in range(ROTATIONS):
@@ -165,16 +165,18 @@ class BadFiles(unittest.TestCase):
             path.write_text(damaged(role))
         for process in ("server", "worker0"):
             self.await_count(cohort, process, "stays in use", number)
-        self.check_connections(cohort)
+        self.check_connections(cohort, with_worker=number == 1 or KILLS > 1)
         for role, path in paths.items():
             path.write_text(good[role])
         for process in ("server", "worker0"):
             self.await_count(cohort, process, "can be used again", number)
 
-    def check_connections(self, cohort):
+    def check_connections(self, cohort, with_worker):
         """The server still takes new ones."""
         answer = cohort.ctl("operator", "status", "--timeout=20s")
         self.assertEqual(answer.returncode, 0, answer.stderr)
+        if not with_worker:
+            return
         version = cohort.newest_checkpoint()
         kill(cohort.workers[1])
         cohort.start_worker(1)
