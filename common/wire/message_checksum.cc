@@ -2,7 +2,6 @@
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-#include <google/protobuf/unknown_field_set.h>
 
 #include <cstddef>
 #include <string>
@@ -28,20 +27,20 @@ uint64_t DigestOf(const google::protobuf::Message& message) {
 }
 
 absl::Status CompareDigest(const google::protobuf::Message& message,
-                           const uint64_t* claimed) {
-  if (claimed == nullptr) {
-    const auto& unknown = message.GetReflection()->GetUnknownFields(message);
-    if (unknown.empty()) return absl::OkStatus();
-    return absl::DataLossError(absl::StrCat(
-        message.GetTypeName(), ": got no checksum but ", unknown.field_count(),
-        " unknown fields, want a checksum with them: the message was damaged "
-        "in transit"));
-  }
+                           uint64_t claimed) {
   const uint64_t seen = DigestOf(message);
-  if (seen == *claimed) return absl::OkStatus();
+  if (seen == claimed) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(
       message.GetTypeName(), ": got checksum ", ChecksumText(seen), ", want ",
-      ChecksumText(*claimed), ": the message was damaged in transit"));
+      ChecksumText(claimed), ": the message was damaged in transit"));
+}
+
+absl::Status NoDigest(const google::protobuf::Message& message) {
+  return absl::DataLossError(absl::StrCat(
+      message.GetTypeName(),
+      ": got no message_xxh3, want the checksum of the message "
+      "(proto/README.md, \"Checksums\"): the sender left it out, or "
+      "the message was damaged in transit"));
 }
 
 }  // namespace cohort::wire_internal

@@ -17,9 +17,9 @@ namespace cohort {
 namespace wire_internal {
 
 uint64_t DigestOf(const google::protobuf::Message& message);
-// `claimed` is null if the message had no checksum.
 absl::Status CompareDigest(const google::protobuf::Message& message,
-                           const uint64_t* claimed);
+                           uint64_t claimed);
+absl::Status NoDigest(const google::protobuf::Message& message);
 
 }  // namespace wire_internal
 
@@ -31,19 +31,15 @@ void AddMessageChecksum(Message* message) {
   message->set_message_xxh3(wire_internal::DigestOf(*message));
 }
 
-// Removes the checksum from a received message and compares it. A message
-// without a checksum passes, because older releases send none. But if such a
-// message has fields that this release does not know, it is of a newer release
-// that sends checksums, and the checksum field itself was damaged.
-// Errors: DataLoss; the message must then not be used.
+// Removes the checksum from a received message and compares it.
+// Errors: DataLoss, also if there is none, because damage can hide it; the
+//   message must then not be used.
 template <typename Message>
 absl::Status TakeMessageChecksum(Message* message) {
-  if (!message->has_message_xxh3()) {
-    return wire_internal::CompareDigest(*message, nullptr);
-  }
+  if (!message->has_message_xxh3()) return wire_internal::NoDigest(*message);
   const uint64_t claimed = message->message_xxh3();
   message->clear_message_xxh3();
-  return wire_internal::CompareDigest(*message, &claimed);
+  return wire_internal::CompareDigest(*message, claimed);
 }
 
 }  // namespace cohort

@@ -107,8 +107,7 @@ class LocalReduce final : public ReduceStream,
       return absl::DataLossError(absl::StrCat(
           "shared memory: got ", mail.size(), " bytes, want a ReduceRequest"));
     }
-    COHORT_ASSIGN_OR_RETURN(ReduceMessage message,
-                            ReduceMessageFrom(std::move(request)));
+    COHORT_ASSIGN_OR_RETURN(ReduceMessage message, ReduceMessageFrom(request));
     const Sender& sender = message.sender;
     if (sender.rank != rank_ || sender.incarnation != incarnation_) {
       return absl::PermissionDeniedError(absl::StrCat(

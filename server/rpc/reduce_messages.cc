@@ -50,8 +50,8 @@ grpc::ByteBuffer Encode(absl::Span<const effect::ReduceResult* const> results) {
 
 }  // namespace
 
-absl::StatusOr<ReduceMessage> ReduceMessageFrom(v1::ReduceRequest request) {
-  COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
+absl::StatusOr<ReduceMessage> ReduceMessageFrom(
+    const v1::ReduceRequest& request) {
   COHORT_ASSIGN_OR_RETURN(const Sender sender, FromProto(request.sender()));
   if (request.further_size() >= kContributionsMax) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -21,8 +21,9 @@ struct ReduceMessage {
   std::vector<MomentsMessage> contributions;
 };
 
-// Checks the checksum and decodes. Errors: DataLoss; InvalidArgument.
-absl::StatusOr<ReduceMessage> ReduceMessageFrom(v1::ReduceRequest request);
+// Errors: InvalidArgument.
+absl::StatusOr<ReduceMessage> ReduceMessageFrom(
+    const v1::ReduceRequest& request);
 
 // One reply with all results, which must not be empty. The message in `encoded`
 // is used if it is the one for these results; otherwise it is replaced.

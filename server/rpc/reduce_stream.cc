@@ -8,6 +8,7 @@
 #include "cohort/v1/moments.pb.h"
 #include "common/status_macros.h"
 #include "common/wire/message_bytes.h"
+#include "common/wire/message_checksum.h"
 #include "server/rpc/reduce_messages.h"
 #include "server/rpc/sender_check.h"
 #include "server/rpc/shard_stream.h"
@@ -39,8 +40,8 @@ class ReduceReactor final : public ShardStream<ReduceStream> {
   absl::Status OnMessage(const grpc::ByteBuffer& bytes) override {
     COHORT_ASSIGN_OR_RETURN(v1::ReduceRequest request,
                             DecodeMessage<v1::ReduceRequest>(bytes));
-    COHORT_ASSIGN_OR_RETURN(ReduceMessage message,
-                            ReduceMessageFrom(std::move(request)));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
+    COHORT_ASSIGN_OR_RETURN(ReduceMessage message, ReduceMessageFrom(request));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(caller(), message.sender));
     takes_further_.store(message.takes_further, std::memory_order_relaxed);
     return shard_.Reduce(message.sender, std::move(message.contributions),

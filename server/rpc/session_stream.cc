@@ -68,7 +68,7 @@ absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
   for (const auto& [name, seconds] : heartbeat.phase_seconds()) {
     const auto known = std::find(kStepPhaseNames.begin(), kStepPhaseNames.end(),
                                  absl::string_view(name));
-    // The phase is from a later release.
+    // Another client may name phases that the page does not show.
     if (known == kStepPhaseNames.end()) continue;
     COHORT_RETURN_IF_ERROR(
         CheckReported(absl::StrCat("phase_seconds.", name), seconds));
@@ -116,7 +116,6 @@ class SessionReactor final : public ShardStream<SessionStream> {
       }
     }
     to->set_policy(PolicyText(options.policy));
-    to->set_takes_further_contributions(true);
     to->set_run_name(options.run_name);
     to->set_global_batch(options.policy.global_batch);
     AddOffer(joined, to);

@@ -584,27 +584,6 @@ TEST(ClientReduceTest, AResultThatComesTwiceCountsOnce) {
   ExpectBoth(client->Reduce(kPass, kTwo));
 }
 
-// A server of an older release would not answer fields that it does not know.
-TEST(ClientReduceTest, SeveralGoOneByOneToAServerThatDoesNotTakeThemTogether) {
-  FakeServer server;
-  server.on_join = [&](const v1::Join& join) -> absl::StatusOr<v1::JoinReply> {
-    v1::JoinReply reply = server.Admit(join);
-    reply.clear_takes_further_contributions();
-    return reply;
-  };
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      EXPECT_EQ(request.further_size(), 0);
-      io.Write(ReduceReplyTo(
-          request, request.key().layer() == 0 ? kAllOfFirst : kAllOfSecond));
-    }
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
-  ExpectBoth(client->Reduce(kPass, kTwo));
-}
-
 TEST(ClientReduceTest, OneAbortedOfSeveralVoidsTheStep) {
   FakeServer server;
   server.on_reduce = [&](FakeServer::ReduceIo& io) {

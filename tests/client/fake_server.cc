@@ -18,20 +18,27 @@ grpc::Status Unexpected(const char* method) {
                       absl::StrCat("no test hook for ", method));
 }
 
+template <typename Reply, typename Request>
+using Stream = grpc::ServerReaderWriter<Reply, Request>;
+
 }  // namespace
 
 // The generated services, forwarding to the hooks.
 struct FakeServer::Services {
   struct Membership final : v1::Membership::Service {
     explicit Membership(FakeServer& fake) : fake(fake) {}
-    grpc::Status Session(grpc::ServerContext*, SessionIo* io) override {
-      return fake.Session(*io);
+    grpc::Status Session(
+        grpc::ServerContext*,
+        Stream<v1::SessionReply, v1::SessionRequest>* stream) override {
+      SessionIo io{*stream};
+      return fake.Session(io);
     }
     grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest* request,
                         v1::ReportReply* reply) override {
       if (!fake.on_report) return Unexpected("Report");
       const absl::StatusOr<Assignment> next = fake.on_report(*request);
       if (next.ok()) ToProto(*next, reply->mutable_next());
+      AddMessageChecksum(reply);
       return ToGrpcStatus(next.status());
     }
     FakeServer& fake;
@@ -39,28 +46,37 @@ struct FakeServer::Services {
 
   struct Parameters final : v1::Parameters::Service {
     explicit Parameters(FakeServer& fake) : fake(fake) {}
-    grpc::Status Register(grpc::ServerContext* context,
-                          RegisterIo* io) override {
+    grpc::Status Register(
+        grpc::ServerContext* context,
+        Stream<v1::RegisterReply, v1::RegisterRequest>* stream) override {
+      RegisterIo io{*stream};
       {
         MutexLock lock(fake.mu_);
         fake.register_peers_.push_back(context->peer());
       }
-      return fake.on_register ? fake.on_register(*io) : Unexpected("Register");
+      return fake.on_register ? fake.on_register(io) : Unexpected("Register");
     }
-    grpc::Status Exchange(grpc::ServerContext*, ExchangeIo* io) override {
-      return fake.on_exchange ? fake.on_exchange(*io) : Unexpected("Exchange");
+    grpc::Status Exchange(
+        grpc::ServerContext*,
+        Stream<v1::ExchangeReply, v1::ExchangeRequest>* stream) override {
+      ExchangeIo io{*stream};
+      return fake.on_exchange ? fake.on_exchange(io) : Unexpected("Exchange");
     }
     grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request,
-                      PullIo* io) override {
-      return fake.on_pull ? fake.on_pull(*request, *io) : Unexpected("Pull");
+                      grpc::ServerWriter<v1::PullReply>* stream) override {
+      PullIo io{*stream};
+      return fake.on_pull ? fake.on_pull(*request, io) : Unexpected("Pull");
     }
     FakeServer& fake;
   };
 
   struct Moments final : v1::Moments::Service {
     explicit Moments(FakeServer& fake) : fake(fake) {}
-    grpc::Status Reduce(grpc::ServerContext*, ReduceIo* io) override {
-      return fake.on_reduce ? fake.on_reduce(*io) : Unexpected("Reduce");
+    grpc::Status Reduce(
+        grpc::ServerContext*,
+        Stream<v1::ReduceReply, v1::ReduceRequest>* stream) override {
+      ReduceIo io{*stream};
+      return fake.on_reduce ? fake.on_reduce(io) : Unexpected("Reduce");
     }
     FakeServer& fake;
   };
@@ -111,7 +127,6 @@ v1::JoinReply FakeServer::Admit(const v1::Join& join) {
   reply.set_version(10);
   reply.set_workers(4);
   reply.set_policy("sync");
-  reply.set_takes_further_contributions(true);
   // Short, because EndSession waits for the next heartbeat.
   reply.set_heartbeat_interval_ms(2);
   MutexLock lock(mu_);

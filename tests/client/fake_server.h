@@ -16,6 +16,7 @@
 #include "common/assignment.h"
 #include "common/model_layout.h"
 #include "common/mutex.h"
+#include "tests/fakes/sealed.h"
 #include "worker/client/client.h"
 
 namespace cohort {
@@ -24,14 +25,24 @@ namespace cohort {
 // Hooks run on gRPC's threads; set them before the client calls.
 class FakeServer {
  public:
-  using SessionIo =
-      grpc::ServerReaderWriter<v1::SessionReply, v1::SessionRequest>;
-  using ExchangeIo =
-      grpc::ServerReaderWriter<v1::ExchangeReply, v1::ExchangeRequest>;
-  using RegisterIo =
-      grpc::ServerReaderWriter<v1::RegisterReply, v1::RegisterRequest>;
-  using ReduceIo = grpc::ServerReaderWriter<v1::ReduceReply, v1::ReduceRequest>;
-  using PullIo = grpc::ServerWriter<v1::PullReply>;
+  // A stream. Messages that have no checksum get one.
+  template <typename Stream, typename Reply>
+  struct Io {
+    Stream& stream;
+
+    template <typename Request>
+    bool Read(Request* request) {
+      return stream.Read(request);
+    }
+    bool Write(const Reply& reply) { return stream.Write(Sealed(reply)); }
+  };
+  template <typename Reply, typename Request>
+  using Duplex = Io<grpc::ServerReaderWriter<Reply, Request>, Reply>;
+  using SessionIo = Duplex<v1::SessionReply, v1::SessionRequest>;
+  using ExchangeIo = Duplex<v1::ExchangeReply, v1::ExchangeRequest>;
+  using RegisterIo = Duplex<v1::RegisterReply, v1::RegisterRequest>;
+  using ReduceIo = Duplex<v1::ReduceReply, v1::ReduceRequest>;
+  using PullIo = Io<grpc::ServerWriter<v1::PullReply>, v1::PullReply>;
 
   FakeServer();
   ~FakeServer();

@@ -121,10 +121,7 @@ void CheckFlip(absl::string_view bytes, uint16_t place) {
   wire[place / 8u % wire.size()] ^= static_cast<char>(1 << place % 8u);
   Message received;
   if (!Parse(wire, received)) return;
-  // cohortctl announces the checksums of these.
-  const bool announced = std::is_same_v<Message, v1::SetPolicyRequest> ||
-                         std::is_same_v<Message, v1::EvictRequest>;
-  const absl::Status intact = TakeAnnouncedChecksum(&received, announced);
+  const absl::Status intact = TakeMessageChecksum(&received);
   RequireCode(intact, {absl::StatusCode::kDataLoss});
   if (!intact.ok()) return;
   if constexpr (std::is_same_v<Message, v1::RegisterRequest>) {

@@ -138,7 +138,7 @@ TEST_F(UnixListenTest, ManyWorkersMayPullAtOnce) {
   for (int i = 0; i < kPulls; ++i) {
     contexts.push_back(std::make_unique<grpc::ClientContext>());
     SetDeadline(*contexts.back());
-    pulls.push_back(stub->Pull(contexts.back().get(), request));
+    pulls.push_back(stub->Pull(contexts.back().get(), Sealed(request)));
   }
   for (const auto& pull : pulls) {
     v1::PullReply reply;

@@ -237,7 +237,7 @@ grpc::Status HandWorker::Pull(const v1::PullRequest& request,
   grpc::ClientContext context;
   SetDeadline(context);
   const std::unique_ptr<grpc::ClientReader<v1::PullReply>> reader =
-      parameters_->Pull(&context, request);
+      parameters_->Pull(&context, Sealed(request));
   v1::PullReply reply;
   while (reader->Read(&reply)) replies.push_back(reply);
   return reader->Finish();
@@ -263,7 +263,8 @@ grpc::Status HandWorker::Report(const v1::Assignment& assignment,
   *request.mutable_sender() = sender_;
   request.set_sequence(assignment.sequence());
   v1::ReportReply reply;
-  const grpc::Status status = membership_->Report(&context, request, &reply);
+  const grpc::Status status =
+      membership_->Report(&context, Sealed(request), &reply);
   next = reply.next();
   return status;
 }
@@ -281,7 +282,8 @@ grpc::Status HandWorker::ReportMoments(const v1::Assignment& assignment,
   call->add_mean(mean);
   call->add_m2(m2);
   v1::ReportReply reply;
-  const grpc::Status status = membership_->Report(&context, request, &reply);
+  const grpc::Status status =
+      membership_->Report(&context, Sealed(request), &reply);
   next = reply.next();
   return status;
 }

@@ -12,6 +12,7 @@
 #include "cohort/v1/membership.grpc.pb.h"
 #include "cohort/v1/moments.grpc.pb.h"
 #include "cohort/v1/parameters.grpc.pb.h"
+#include "tests/fakes/sealed.h"
 
 namespace cohort {
 
@@ -32,7 +33,8 @@ struct Call {
   std::unique_ptr<Stream> stream;
 
   bool open() const { return stream != nullptr; }
-  bool Write(const Request& request) { return stream->Write(request); }
+  // A message without a checksum gets one.
+  bool Write(const Request& request) { return stream->Write(Sealed(request)); }
   // Absent once the stream has ended.
   std::optional<Reply> Read() {
     Reply reply;

@@ -134,7 +134,7 @@ TEST_F(LivePullTest, ReaderThatStopsReadingHoldsUpNobody) {
   SetDeadline(context);
   v1::PullRequest request;
   request.set_weights(true);
-  const auto stalled = stub->Pull(&context, request);
+  const auto stalled = stub->Pull(&context, Sealed(request));
   std::vector<v1::PullReply> replies(1);
   ASSERT_TRUE(stalled->Read(&replies[0]));
 

@@ -136,7 +136,7 @@ class UnreadPullTest : public ShardServiceTest {
     const int64_t before = answered();
     PullCall call;
     SetDeadline(*call.context);
-    call.reader = stub_->Pull(call.context.get(), request_);
+    call.reader = stub_->Pull(call.context.get(), Sealed(request_));
     while (answered() == before) std::this_thread::yield();
     return call;
   }

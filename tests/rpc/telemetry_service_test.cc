@@ -70,7 +70,7 @@ TEST_F(TelemetryServiceTest, StatusHasThePhasesThatAWorkerToldLast) {
   v1::SessionRequest heartbeat =
       Heartbeat({{"data", 0.25}, {"wait", 0}, {"made-up", 3}});
   heartbeat.mutable_heartbeat()->set_sent_unix_us(1);
-  workers_[0]->session().stream->Write(heartbeat);
+  workers_[0]->session().Write(heartbeat);
   // The echo follows the phases. That heartbeat and those without news change
   // nothing.
   ASSERT_TRUE(AwaitEcho().has_value());
@@ -79,7 +79,7 @@ TEST_F(TelemetryServiceTest, StatusHasThePhasesThatAWorkerToldLast) {
   EXPECT_THAT(PhasesOf(1), IsEmpty());
   heartbeat = Heartbeat({});
   heartbeat.mutable_heartbeat()->set_sent_unix_us(2);
-  workers_[0]->session().stream->Write(heartbeat);
+  workers_[0]->session().Write(heartbeat);
   ASSERT_TRUE(AwaitEcho().has_value());
   EXPECT_EQ(PhasesOf(0).size(), 2u);
   // A new incarnation has done nothing yet.
@@ -94,7 +94,7 @@ TEST_F(TelemetryServiceTest, StatusHasTheUseOfCoresAndMemory) {
   heartbeat.mutable_heartbeat()->set_cpu_cores(1.5);
   heartbeat.mutable_heartbeat()->set_resident_bytes(1 << 20);
   heartbeat.mutable_heartbeat()->set_transport("shm");
-  workers_[0]->session().stream->Write(heartbeat);
+  workers_[0]->session().Write(heartbeat);
   ASSERT_TRUE(AwaitEcho().has_value());
   grpc::ClientContext context;
   SetDeadline(context);
@@ -119,7 +119,7 @@ TEST_F(TelemetryServiceTest, ImpossibleUseEndsTheSession) {
     } else {
       heartbeat.mutable_heartbeat()->set_resident_bytes(-1);
     }
-    worker.session().stream->Write(heartbeat);
+    worker.session().Write(heartbeat);
     const grpc::Status end = worker.session().End();
     EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_THAT(
@@ -134,7 +134,7 @@ TEST_F(TelemetryServiceTest, PhasesThatAreNoTimesEndTheSession) {
     Start(TinyOptions());
     HandWorker worker(server_->address());
     ASSERT_TRUE(worker.Join(0).ok());
-    worker.session().stream->Write(Heartbeat({{"data", seconds}}));
+    worker.session().Write(Heartbeat({{"data", seconds}}));
     const grpc::Status end = worker.session().End();
     EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_THAT(end.error_message(), HasSubstr("heartbeat.phase_seconds.data"));
@@ -146,7 +146,7 @@ TEST_F(TelemetryServiceTest, HeartbeatIsEchoedWithTheServersClock) {
   const int64_t before = absl::ToUnixMicros(absl::Now());
   v1::SessionRequest heartbeat = Heartbeat({});
   heartbeat.mutable_heartbeat()->set_sent_unix_us(before);
-  workers_[0]->session().stream->Write(heartbeat);
+  workers_[0]->session().Write(heartbeat);
   const std::optional<v1::HeartbeatEcho> echo = AwaitEcho();
   ASSERT_TRUE(echo.has_value());
   EXPECT_EQ(echo->sent_unix_us(), before);
@@ -180,8 +180,8 @@ TEST_F(TelemetryServiceTest, TimelineHasFoldsCommitsRendezvousAndCheckpoints) {
   ReduceCall first = workers_[0]->OpenReduce();
   ReduceCall second = workers_[1]->OpenReduce();
   // Two calls each, which meet at once.
-  first.stream->Write(TwoContributions(*workers_[0], assignments_[0], 1));
-  second.stream->Write(TwoContributions(*workers_[1], assignments_[1], 3));
+  first.Write(TwoContributions(*workers_[0], assignments_[0], 1));
+  second.Write(TwoContributions(*workers_[1], assignments_[1], 3));
   for (auto& worker : workers_) {
     worker->batch_norm_calls = {2};
     worker->contributions = 2;

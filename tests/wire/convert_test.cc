@@ -244,7 +244,7 @@ TEST(ConvertTest, APlanOfATrainingProgramComesBackAndIsChecked) {
                                        p.add_optimizer()->set_name("optimizer");
                                      }}});
 
-  // A worker of an earlier release sends none of it.
+  // A client may leave all of it out.
   const auto earlier = FromProto(v1::RunPlan(Encoded<v1::RunPlan>(RunPlan())));
   ASSERT_TRUE(earlier.ok()) << earlier.status();
   EXPECT_FALSE(earlier->own_data);

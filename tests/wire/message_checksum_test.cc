@@ -5,8 +5,10 @@
 
 #include <string>
 
+#include "cohort/v1/admin.pb.h"
 #include "cohort/v1/membership.pb.h"
 #include "cohort/v1/moments.pb.h"
+#include "common/wire/announced_checksum.h"
 
 namespace cohort {
 namespace {
@@ -34,9 +36,21 @@ TEST(MessageChecksumTest, AnIntactMessagePassesAndIsAsItWas) {
   EXPECT_EQ(request.SerializeAsString(), Request().SerializeAsString());
 }
 
-TEST(MessageChecksumTest, AMessageOfAnOlderReleasePasses) {
+TEST(MessageChecksumTest, AMessageWithoutAChecksumIsRefused) {
   v1::ReduceRequest request = Request();
-  EXPECT_TRUE(TakeMessageChecksum(&request).ok());
+  EXPECT_EQ(TakeMessageChecksum(&request).code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(MessageChecksumTest, ARequestOfAdminNeedsOneOnlyIfItWasAnnounced) {
+  v1::SetPolicyRequest request;
+  request.set_author("anna");
+  EXPECT_TRUE(TakeAnnouncedChecksum(&request, /*announced=*/false).ok());
+  EXPECT_EQ(TakeAnnouncedChecksum(&request, /*announced=*/true).code(),
+            absl::StatusCode::kDataLoss);
+  AddMessageChecksum(&request);
+  request.set_author("anne");
+  EXPECT_EQ(TakeAnnouncedChecksum(&request, /*announced=*/false).code(),
+            absl::StatusCode::kDataLoss);
 }
 
 // Every flipped bit of the encoding, including the checksum's own, is noticed,

@@ -61,7 +61,6 @@ struct Membership {
   // Samples of a step; 0: what the workers' batches add up to.
   int64_t global_batch = 0;
   std::string policy;
-  // Empty if the server's release has no run names.
   std::string run_name;
 };
 

@@ -196,10 +196,8 @@ absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
     COHORT_RETURN_IF_ERROR(ConnectLocally());
     connection_->reduce = std::make_unique<ReduceClient>(
         moments_, link_,
-        ReduceClient::Options{
-            .sender = connection_->sender,
-            .together = connection_->takes_further_contributions,
-            .local = connection_->local.get()});
+        ReduceClient::Options{.sender = connection_->sender,
+                              .local = connection_->local.get()});
   }
   return connection_->reduce->Reduce(pass, local);
 }
@@ -346,8 +344,6 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
   connection->sender = {.run_id = membership.run_id,
                         .rank = membership.rank,
                         .incarnation = membership.incarnation};
-  connection->takes_further_contributions =
-      reply->takes_further_contributions();
   connection->local_offer = reply->local();
   for (int i = 1; i < reply->shards_size(); ++i) {
     connection->data_shards.push_back(reply->shards(i));

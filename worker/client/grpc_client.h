@@ -73,7 +73,6 @@ class GrpcClient final : public Client {
   // All streams of one session; destroyed from the last to the first.
   struct Connection {
     Sender sender;
-    bool takes_further_contributions = false;
     // Addresses of the data shards from shard 1 on.
     std::vector<std::string> data_shards;
     std::unique_ptr<SessionClient> session;

@@ -62,11 +62,7 @@ absl::StatusOr<std::vector<Moments>> ReduceClient::Reduce(
     open_ = local.size();
     aborted_ = absl::OkStatus();
   }
-  // An old server accepts and answers contributions one by one.
-  const size_t each = options_.together ? local.size() : 1;
-  for (size_t i = 0; i < local.size(); i += each) {
-    COHORT_RETURN_IF_ERROR(Send(pass, local.subspan(i, each)));
-  }
+  COHORT_RETURN_IF_ERROR(Send(pass, local));
   COHORT_RETURN_IF_ERROR(Await(pass));
 
   std::vector<Moments> results;

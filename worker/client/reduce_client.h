@@ -31,9 +31,6 @@ class ReduceClient {
  public:
   struct Options {
     Sender sender;
-    // Whether the server accepts several contributions in one request; if not,
-    // each is sent in a request of its own.
-    bool together = false;
     // Null: over gRPC. Must outlive the client.
     LocalLink* local = nullptr;
   };
