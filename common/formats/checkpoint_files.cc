@@ -51,13 +51,11 @@ CheckpointManifest ManifestFrom(const Json& body) {
       .identity = {.run_id = body.at("run_id"),
                    .seed = WholeNumber(body, "seed"),
                    .policy = body.at("policy"),
-                   .run_name = body.value("run_name", "")},
+                   .run_name = body.at("run_name")},
       .version = WholeNumber(body, "version"),
       .tensors_xxh3 =
-          std::stoull(body.at("tensors_xxh3").get<std::string>(), nullptr, 16)};
-  if (body.contains("tensors_bytes")) {
-    manifest.tensors_bytes = WholeNumber(body, "tensors_bytes").get<int64_t>();
-  }
+          std::stoull(body.at("tensors_xxh3").get<std::string>(), nullptr, 16),
+      .tensors_bytes = WholeNumber(body, "tensors_bytes")};
   return manifest;
 }
 
@@ -118,10 +116,8 @@ std::string EncodeCheckpointManifest(const CheckpointManifest& manifest) {
                {"policy", manifest.identity.policy},
                {"run_name", manifest.identity.run_name},
                {"version", manifest.version},
-               {"tensors_xxh3", ChecksumText(manifest.tensors_xxh3)}};
-  if (manifest.tensors_bytes.has_value()) {
-    body["tensors_bytes"] = *manifest.tensors_bytes;
-  }
+               {"tensors_xxh3", ChecksumText(manifest.tensors_xxh3)},
+               {"tensors_bytes", manifest.tensors_bytes}};
   body.update(Json::parse(manifest.state));
   const Json whole = {{"body", body},
                       {"xxh3", ChecksumText(ChecksumOf(body.dump()))}};
@@ -175,9 +171,9 @@ absl::StatusOr<CheckpointManifest> ReadCheckpointManifest(
 absl::Status CheckTensorFile(const std::string& path,
                              const CheckpointManifest& manifest,
                              const TensorFileSum& seen) {
-  if (seen.bytes != manifest.tensors_bytes.value_or(seen.bytes)) {
+  if (seen.bytes != manifest.tensors_bytes) {
     return absl::DataLossError(absl::StrCat(
-        path, ": got ", seen.bytes, " bytes, want ", *manifest.tensors_bytes));
+        path, ": got ", seen.bytes, " bytes, want ", manifest.tensors_bytes));
   }
   if (seen.xxh3 != manifest.tensors_xxh3) {
     return absl::DataLossError(
@@ -191,9 +187,8 @@ absl::Status VerifyCheckpoint(FileSystem& files, const std::string& path) {
   COHORT_ASSIGN_OR_RETURN(const CheckpointManifest manifest,
                           ReadCheckpointManifest(files, path));
   const std::string tensors = absl::StrCat(path, "/", kCheckpointTensors);
-  COHORT_ASSIGN_OR_RETURN(
-      const TensorFileSum sum,
-      SumOf(tensors, manifest.tensors_bytes.value_or(kAnyFileSize)));
+  COHORT_ASSIGN_OR_RETURN(const TensorFileSum sum,
+                          SumOf(tensors, manifest.tensors_bytes));
   return CheckTensorFile(tensors, manifest, sum);
 }
 

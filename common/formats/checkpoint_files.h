@@ -65,7 +65,7 @@ struct RunIdentity {
   // The policy that the process started with; for people. RunState::settings
   // holds the settings in force.
   std::string policy;
-  // The run's name for people; empty in checkpoints of releases without names.
+  // The run's name for people.
   std::string run_name;
 };
 
@@ -73,8 +73,7 @@ struct CheckpointManifest {
   RunIdentity identity;
   int64_t version = 0;
   uint64_t tensors_xxh3 = 0;
-  // Absent if the release that wrote it did not record the size.
-  std::optional<int64_t> tensors_bytes;
+  int64_t tensors_bytes = 0;
   // A JSON object that the server defines. If the manifest was read from a
   // file, the object also has the fields above.
   std::string state;

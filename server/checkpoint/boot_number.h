@@ -24,9 +24,7 @@ namespace cohort {
 // skipped but is never used twice. There is no check for more than 2^32 joins
 // in one start: at a thousand a second they take 50 days.
 struct BootNumber {
-  // Earlier releases counted incarnations from the milliseconds since 1970,
-  // about 2^41 by now. 1000 * 2^32 stays above that until the year 2106.
-  static constexpr int64_t kFirst = 1000;
+  static constexpr int64_t kFirst = 1;
 
   int64_t number = kFirst;
   // If not empty: what was wrong with the file, and how the number was chosen.

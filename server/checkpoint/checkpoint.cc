@@ -337,25 +337,6 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
   return snapshot;
 }
 
-// The largest size that the tensor file may have. Releases that did not record
-// the size wrote weights, at most four slots and statistics, with a header
-// below 100 MB.
-int64_t TensorBytesMax(const CheckpointManifest& read,
-                       const RegisteredModel& model) {
-  if (read.tensors_bytes.has_value()) return *read.tensors_bytes;
-  int64_t bytes = int64_t{1} << 28;
-  const auto add = [&bytes](int64_t elements) {
-    int64_t each = 0;
-    if (__builtin_mul_overflow(elements, int64_t{64}, &each) ||
-        __builtin_add_overflow(bytes, each, &bytes)) {
-      bytes = INT64_MAX;
-    }
-  };
-  for (const ParameterSpec& p : model.layout.parameters) add(ElementCount(p));
-  for (const BatchNormSpec& bn : model.layout.batch_norms) add(bn.channels);
-  return bytes;
-}
-
 absl::StatusOr<Checkpoint> LoadWhole(FileSystem& files,
                                      const std::string& path) {
   const std::string tensor_path = absl::StrCat(path, "/", kCheckpointTensors);
@@ -364,9 +345,8 @@ absl::StatusOr<Checkpoint> LoadWhole(FileSystem& files,
   COHORT_ASSIGN_OR_RETURN(
       Manifest manifest,
       DecodeManifest(absl::StrCat(path, "/", kCheckpointManifest), read));
-  COHORT_ASSIGN_OR_RETURN(
-      const ByteRope bytes,
-      files.ReadFile(tensor_path, TensorBytesMax(read, *manifest.state.model)));
+  COHORT_ASSIGN_OR_RETURN(const ByteRope bytes,
+                          files.ReadFile(tensor_path, read.tensors_bytes));
   COHORT_RETURN_IF_ERROR(
       CheckTensorFile(tensor_path, read,
                       {.bytes = bytes.size_bytes(), .xxh3 = bytes.Checksum()}));

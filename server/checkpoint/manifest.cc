@@ -30,19 +30,13 @@ absl::Status Damaged(const std::string& path, absl::string_view what) {
 Json ModelJson(const RegisteredModel& model) {
   Json json;
   for (const ParameterSpec& p : model.layout.parameters) {
-    Json parameter = {{"name", p.name},
-                      {"shape", p.shape},
-                      {"trainable", p.trainable},
-                      {"decay_exempt", p.decay_exempt}};
-    // Left out if 1, as in checkpoints of releases without them.
-    if (p.rate_multiplier != 1) {
-      parameter["rate_multiplier"] = p.rate_multiplier;
-    }
-    if (p.decay_multiplier != 1) {
-      parameter["decay_multiplier"] = p.decay_multiplier;
-    }
-    if (p.rate_group != 0) parameter["rate_group"] = p.rate_group;
-    json["parameters"].push_back(std::move(parameter));
+    json["parameters"].push_back({{"name", p.name},
+                                  {"shape", p.shape},
+                                  {"trainable", p.trainable},
+                                  {"decay_exempt", p.decay_exempt},
+                                  {"rate_multiplier", p.rate_multiplier},
+                                  {"decay_multiplier", p.decay_multiplier},
+                                  {"rate_group", p.rate_group}});
   }
   json["batch_norms"] = Json::array();
   for (const BatchNormSpec& bn : model.layout.batch_norms) {
@@ -70,13 +64,10 @@ Json ModelJson(const RegisteredModel& model) {
                   {"train_samples", model.plan.train_samples},
                   {"test_samples", model.plan.test_samples},
                   {"loss_reference", model.plan.loss_reference},
-                  {"loss", model.plan.loss}};
-  // Left out where a run has none of it, as in checkpoints of earlier releases.
-  if (model.plan.own_data) json["plan"]["own_data"] = true;
-  if (model.plan.rates_by_workers) json["plan"]["rates_by_workers"] = true;
-  if (!model.plan.optimizer.empty()) {
-    json["plan"]["optimizer"] = model.plan.optimizer;
-  }
+                  {"loss", model.plan.loss},
+                  {"own_data", model.plan.own_data},
+                  {"rates_by_workers", model.plan.rates_by_workers},
+                  {"optimizer", model.plan.optimizer}};
   return json;
 }
 
@@ -89,9 +80,9 @@ SharedModel ModelFrom(const Json& json) {
          .shape = p.at("shape").get<std::vector<int64_t>>(),
          .trainable = p.at("trainable"),
          .decay_exempt = p.at("decay_exempt"),
-         .rate_multiplier = p.value("rate_multiplier", 1.0),
-         .decay_multiplier = p.value("decay_multiplier", 1.0),
-         .rate_group = p.value("rate_group", 0)});
+         .rate_multiplier = p.at("rate_multiplier"),
+         .decay_multiplier = p.at("decay_multiplier"),
+         .rate_group = p.at("rate_group")});
   }
   for (const Json& bn : json.at("batch_norms")) {
     BatchNormSpec spec{.name = bn.at("name"),
@@ -128,10 +119,9 @@ SharedModel ModelFrom(const Json& json) {
                  .test_samples = plan.at("test_samples"),
                  .loss_reference = plan.at("loss_reference"),
                  .loss = plan.at("loss"),
-                 .own_data = plan.value("own_data", false),
-                 .rates_by_workers = plan.value("rates_by_workers", false),
-                 .optimizer = plan.value("optimizer",
-                                         std::map<std::string, std::string>())};
+                 .own_data = plan.at("own_data"),
+                 .rates_by_workers = plan.at("rates_by_workers"),
+                 .optimizer = plan.at("optimizer").get<SettingValues>()};
   return model;
 }
 
@@ -222,10 +212,8 @@ Json RanksJson(const std::vector<Rank>& ranks) {
   return json;
 }
 
-// Absent in checkpoints of releases that always waited for every rank.
 std::vector<Rank> RanksFrom(const Json& json, const char* name) {
   std::vector<Rank> ranks;
-  if (!json.contains(name)) return ranks;
   for (const Json& rank : json.at(name))
     ranks.emplace_back(rank.get<int32_t>());
   return ranks;
@@ -311,30 +299,25 @@ Json StateJson(const RunState& state) {
   json["settings"] = state.settings;
   json["epochs"] = state.epochs;
   json["max_steps"] = state.max_steps;
-  // Left out of most states, as in checkpoints of earlier releases.
   if (state.ended.has_value()) json["ended"] = *state.ended;
   if (state.call_order.step.has_value()) {
     json["call_order"] = CallOrderJson(state.call_order);
   }
   json["policy_history"] = Json::array();
   for (const PolicyRecord& r : state.policy_history) {
-    Json record = {{"policy_epoch", r.policy_epoch},
-                   {"version", r.version.value()},
-                   {"samples", r.samples},
-                   {"changed", r.changed},
-                   {"text", r.text},
-                   {"by_flags", r.by_flags}};
-    // Left out if empty: an older release refuses names it does not know.
-    if (!r.note.author.empty()) record["author"] = r.note.author;
-    if (!r.note.reason.empty()) record["reason"] = r.note.reason;
-    json["policy_history"].push_back(std::move(record));
+    json["policy_history"].push_back({{"policy_epoch", r.policy_epoch},
+                                      {"version", r.version.value()},
+                                      {"samples", r.samples},
+                                      {"changed", r.changed},
+                                      {"text", r.text},
+                                      {"by_flags", r.by_flags},
+                                      {"author", r.note.author},
+                                      {"reason", r.note.reason}});
   }
   return json;
 }
 
-// Absent in checkpoints of releases whose settings could not be changed.
 void PolicyFrom(const Json& json, RunState& state) {
-  if (!json.contains("settings")) return;
   state.settings = json.at("settings").get<SettingValues>();
   for (const Json& r : json.at("policy_history")) {
     state.policy_history.push_back(
@@ -344,8 +327,7 @@ void PolicyFrom(const Json& json, RunState& state) {
          .changed = r.at("changed").get<SettingValues>(),
          .text = r.at("text"),
          .by_flags = r.at("by_flags"),
-         .note = {.author = r.value("author", ""),
-                  .reason = r.value("reason", "")}});
+         .note = {.author = r.at("author"), .reason = r.at("reason")}});
   }
 }
 
@@ -368,8 +350,8 @@ RunState StateFrom(const Json& json) {
   }
   state.lost = RanksFrom(json, "lost");
   state.never_registered = RanksFrom(json, "never_registered");
-  state.epochs = json.value("epochs", int64_t{0});
-  state.max_steps = json.value("max_steps", int64_t{0});
+  state.epochs = json.at("epochs");
+  state.max_steps = json.at("max_steps");
   if (json.contains("ended")) state.ended = json.at("ended").get<std::string>();
   if (json.contains("call_order")) {
     state.call_order = CallOrderFrom(json.at("call_order"));
@@ -436,11 +418,11 @@ absl::StatusOr<Manifest> DecodeManifest(const std::string& path,
   try {
     const Json body = Json::parse(read.state);
     CheckNumbers(body);
-    Manifest manifest{.identity = read.identity,
-                      .state = StateFrom(body.at("state")),
-                      .version = Version(read.version),
-                      .tensors = {.bytes = read.tensors_bytes.value_or(0),
-                                  .xxh3 = read.tensors_xxh3}};
+    Manifest manifest{
+        .identity = read.identity,
+        .state = StateFrom(body.at("state")),
+        .version = Version(read.version),
+        .tensors = {.bytes = read.tensors_bytes, .xxh3 = read.tensors_xxh3}};
     COHORT_ASSIGN_OR_RETURN(manifest.statistics,
                             StatisticsFrom(path, body.at("statistics")));
     manifest.state.model = ModelFrom(body.at("model"));

@@ -56,8 +56,7 @@ struct RunState {
   int64_t policy_epoch = 0;
   // In force; what the process was started with may differ.
   SettingValues settings;
-  // --epochs and --max_steps. Epochs are 0 in checkpoints of releases that did
-  // not keep them.
+  // --epochs and --max_steps.
   int64_t epochs = 0;
   int64_t max_steps = 0;
   std::vector<PolicyRecord> policy_history;

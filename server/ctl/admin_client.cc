@@ -82,8 +82,8 @@ absl::Status Explained(const ServerTarget& target, absl::Duration timeout,
       }
       return absl::UnimplementedError(absl::StrCat(
           server,
-          ": does not know this request: it is a server of an older release, "
-          "or none of Cohort's\nCheck --server, or use the cohortctl of that "
+          ": does not know this request: it is a server of another release, or "
+          "none of Cohort's\nCheck --server, or use the cohortctl of that "
           "release"));
     case absl::StatusCode::kCancelled:
       return absl::UnavailableError(absl::StrCat(

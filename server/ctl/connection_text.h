@@ -11,8 +11,7 @@ namespace cohort {
 // How cohortctl's connection to a server is secured.
 struct ConnectionView {
   bool encrypted = false;
-  // cohortctl as the server knows it; empty without encryption, and from an
-  // older server.
+  // cohortctl as the server knows it; empty without encryption.
   std::string client;
   // When the two certificates expire; InfiniteFuture without one.
   absl::Time own_end = absl::InfiniteFuture();

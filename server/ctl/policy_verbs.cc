@@ -215,8 +215,7 @@ absl::Status AwaitChange(Context& context, int64_t wanted) {
   }
 }
 
-// Settings that differ from their defaults. One that only a newer server has is
-// among them, since its default is unknown here.
+// Settings that differ from their defaults.
 Table ChangedTable(const v1::GetPolicyReply& policy) {
   Table table({"setting", "value", "default"});
   for (const auto& [name, value] : Sorted(policy.settings())) {

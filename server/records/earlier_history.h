@@ -12,7 +12,7 @@ namespace cohort {
 extern const char kHistoryHeader[];
 
 // Reads the rows of history.csv, up to the version from which the run
-// continues. Rows of other releases are skipped.
+// continues. Rows that cannot be read are skipped.
 //
 // The last commits before that version may not be in a row yet; their duration
 // is estimated from the rows before them.

@@ -349,11 +349,9 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
   if (!given.contains("run_name")) {
     continued.run_name = checkpoint.identity.run_name;
   }
-  if (checkpoint.state.epochs > 0) {
-    if (!given.contains("epochs")) continued.epochs = checkpoint.state.epochs;
-    if (!given.contains("max_steps")) {
-      continued.max_steps = checkpoint.state.max_steps;
-    }
+  if (!given.contains("epochs")) continued.epochs = checkpoint.state.epochs;
+  if (!given.contains("max_steps")) {
+    continued.max_steps = checkpoint.state.max_steps;
   }
   for (const auto& [name, value] : checkpoint.state.settings) {
     const auto flag = flags.find(name);
@@ -371,9 +369,6 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
           absl::StrCat(checkpoint.path, ": ", known.message(),
                        "; another release of Cohort wrote it"));
     }
-  }
-  if (continued.optimizer.kind == OptimizerKind::kAuto) {
-    continued.optimizer.kind = OptimizerKind::kMomentum;
   }
   return continued;
 }

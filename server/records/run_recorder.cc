@@ -48,14 +48,6 @@ std::string Fraction(std::optional<double> value) {
   return value.has_value() ? absl::StrFormat("%.6f", *value) : "";
 }
 
-// The first line with its newline; empty if it cannot be read.
-std::string HeaderOf(const std::string& path) {
-  std::ifstream file(path);
-  std::string header;
-  std::getline(file, header);
-  return absl::StrCat(header, "\n");
-}
-
 // "aggregation=async normalization=local".
 std::string ChangesText(const SettingValues& changes) {
   return absl::StrJoin(changes, " ", absl::PairFormatter("="));
@@ -178,7 +170,6 @@ absl::Status RunRecorder::OpenFiles() {
       OpenTable(kHistoryFile, kHistoryHeader, history_).status());
   COHORT_ASSIGN_OR_RETURN(const bool is_new,
                           OpenTable(kPolicyFile, kPolicyHeader, policy_));
-  policy_named_ = is_new || HeaderOf(PathOf(kPolicyFile)) == kPolicyHeader;
   // A continued file already has the earlier records.
   for (size_t i = is_new ? 0 : options_.policies_before;
        i < options_.policies.size(); ++i) {
@@ -477,8 +468,7 @@ void RunRecorder::WriteChange(const PolicyRecord& record,
   const std::string why = NoteText(record.note);
   policy_ << ',' << CsvQuoted(ChangesText(record.changed)) << ','
           << CsvQuoted(absl::StrCat(record.text, why.empty() ? "" : "; ", why));
-  if (policy_named_) policy_ << ',' << options_.run.run_name;
-  policy_ << '\n' << std::flush;
+  policy_ << ',' << options_.run.run_name << '\n' << std::flush;
 }
 
 void RunRecorder::PrintChange(const Change& change) {

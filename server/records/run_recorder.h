@@ -196,9 +196,6 @@ class RunRecorder {
   // Used by the recorder's thread, and by Finish after it.
   std::ofstream history_;
   std::ofstream policy_;
-  // True if the file has a column for the run's name; older releases write
-  // none.
-  bool policy_named_ = false;
   std::ofstream classes_;
   std::ofstream measures_;
   // Null if no event files are written.

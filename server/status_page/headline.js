@@ -20,9 +20,8 @@ function toneOf(status) {
   return isWaiting(status) ? 'waiting' : 'running';
 }
 
-// The default name contains the identifier; an old server sends no name.
+// The default name contains the identifier.
 function runText(status) {
-  if (!status.run_name) return status.run;
   return status.run_name.includes(status.run) ?
       status.run_name : `${status.run_name} (${status.run})`;
 }
@@ -217,8 +216,7 @@ function showDropped(status) {
 function showSafe(status) {
   const checkpoint = status.checkpoint ?? {};
   const failures = checkpoint.failures ?? 0;
-  // An older server tells their number only.
-  const problem = checkpoint.problem || `${plural(failures, 'checkpoint')} failed`;
+  const problem = checkpoint.problem;
   if (checkpoint.enabled === undefined) {
     showTile('tile-safe', UNKNOWN, '');
   } else if (status.ended && known(checkpoint.model_version)) {

@@ -364,7 +364,7 @@ TEST(CtlCommandTest, AServerThatIsBackInAMomentIsAskedAgain) {
                         "may not have been done\n"));
 }
 
-TEST(CtlCommandTest, ServerOfAnOlderReleaseIsRecognised) {
+TEST(CtlCommandTest, ServerOfAnotherReleaseIsRecognised) {
   CtlHarness ctl;
   ctl.server.on_get = []() -> absl::StatusOr<v1::GetPolicyReply> {
     return absl::UnimplementedError("");
@@ -373,9 +373,9 @@ TEST(CtlCommandTest, ServerOfAnOlderReleaseIsRecognised) {
   EXPECT_EQ(result.code, 1);
   EXPECT_EQ(result.err,
             absl::StrCat("cohortctl: ", ctl.server.address(),
-                         ": does not know this request: it is a server of an "
-                         "older release, or none of Cohort's\nCheck --server, "
-                         "or use the cohortctl of that release\n"));
+                         ": does not know this request: it is a server of "
+                         "another release, or none of Cohort's\nCheck "
+                         "--server, or use the cohortctl of that release\n"));
 }
 
 TEST(CtlCommandTest, ServerThatDoesNotAnswerIsExitCode5AtTheTimeout) {

@@ -236,10 +236,6 @@ TEST(RunCheckTest, TellsAHaltFromADelayAndFromTheEnd) {
   EXPECT_EQ(CheckRun(status).result, Result::kWarning);
   status.add_waited_for(1);  // Vacant.
   EXPECT_EQ(CheckRun(status).result, Result::kFailed);
-  // A server of a release without the phase.
-  status.clear_phase();
-  status.clear_waited_for();
-  EXPECT_EQ(CheckRun(status).result, Result::kFailed);
   status.set_ended(true);
   status.set_state("over: no replacement for rank 1 in 600 s");
   EXPECT_EQ(CheckRun(status).result, Result::kWarning);

@@ -52,14 +52,6 @@ TEST(ContinuedOptionsTest, AutoContinuesWithTheRunsOptimizer) {
   }
 }
 
-// A checkpoint of an earlier release has no settings.
-TEST(ContinuedOptionsTest, AutoWithoutSettingsIsMomentum) {
-  const auto options = ContinuedOptions(
-      CheckpointOf({}, {}), {.optimizer = {.kind = OptimizerKind::kAuto}}, {});
-  ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->optimizer.kind, OptimizerKind::kMomentum);
-}
-
 TEST(ContinuedOptionsTest, TheLengthIsTheRunsUnlessAFlagSaysOtherwise) {
   Checkpoint checkpoint = CheckpointOf({}, kAdam);
   checkpoint.state.epochs = 12;
@@ -78,19 +70,6 @@ TEST(ContinuedOptionsTest, TheLengthIsTheRunsUnlessAFlagSaysOtherwise) {
   options = ContinuedOptions(checkpoint, flags, {"max_steps"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_EQ(options->epochs, 12);
-  EXPECT_EQ(options->max_steps, 9);
-}
-
-// A checkpoint of an earlier release does not have it.
-TEST(ContinuedOptionsTest, WithoutALengthTheFlagsApply) {
-  const auto options =
-      ContinuedOptions(CheckpointOf({}, kAdam),
-                       {.optimizer = {.kind = OptimizerKind::kAdam},
-                        .epochs = 30,
-                        .max_steps = 9},
-                       {});
-  ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_EQ(options->epochs, 30);
   EXPECT_EQ(options->max_steps, 9);
 }
 

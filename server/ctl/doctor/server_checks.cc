@@ -244,11 +244,8 @@ Check CheckRun(const v1::Status& status) {
                     absl::StrCat("it ended before its last image: ", state),
                     "if it is to go on, start the server again with --resume");
   }
-  // An older server sends only the sentence.
-  const bool waits = status.phase().empty()
-                         ? absl::StartsWith(status.state(), "waiting")
-                         : status.phase() == "waiting";
-  if (!waits) return Of("run", Check::Result::kOk, "it goes on");
+  if (status.phase() != "waiting")
+    return Of("run", Check::Result::kOk, "it goes on");
   // CheckShards says how to go on.
   if (!MissingShardsText(status).empty()) {
     return Of("run", Check::Result::kFailed,
@@ -262,9 +259,9 @@ Check CheckRun(const v1::Status& status) {
                        });
   };
   const bool too_few = status.workers_min() > 0 && status.waited_for().empty();
-  const bool any_away = too_few || status.phase().empty() ||
-                        std::any_of(status.waited_for().begin(),
-                                    status.waited_for().end(), is_away);
+  const bool any_away =
+      too_few || std::any_of(status.waited_for().begin(),
+                             status.waited_for().end(), is_away);
   if (status.workers_min() > 0 && any_away) {
     return Of(
         "run", Check::Result::kFailed,
@@ -289,8 +286,9 @@ Check CheckVersions(absl::string_view own, const v1::Status& status) {
   // By build: the processes that have it.
   std::map<std::string, std::vector<std::string>> others;
   const auto add = [&](const std::string& build, const std::string& who) {
-    const std::string said = build.empty() ? std::string("an older release")
-                                           : WithoutName(Printable(build));
+    // A client of somebody else need not say any.
+    const std::string said =
+        build.empty() ? "of no known build" : WithoutName(Printable(build));
     if (said != own) others[said].push_back(who);
   };
   add(status.build(), "the server");
