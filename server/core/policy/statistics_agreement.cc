@@ -107,6 +107,7 @@ absl::StatusOr<std::vector<TrainingCall>> MergeCalls(
 }
 
 std::string ReadsText(const Said& said) {
+  if (said.changes->reads.empty()) return "no evaluation pass";
   return absl::StrCat("an evaluation pass after ",
                       absl::StrJoin(said.changes->reads, " and "),
                       " training calls");

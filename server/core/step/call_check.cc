@@ -194,7 +194,8 @@ std::string StuckText(const Round& round, size_t group, const Layers& layers) {
                     closed.size() == 1 ? " has closed its push"
                                        : " have closed their pushes");
   }
-  return text;
+  return absl::StrCat(text,
+                      "; make the call on all ranks, or in evaluation mode");
 }
 
 std::string LateText(const Round& round, const Layers& layers) {
@@ -230,7 +231,9 @@ std::string ContradictionText(const Round& round, const Layers& layers) {
           return absl::StrCat(text, ": rank ", ranks[a].value(), " makes ",
                               CallTextOf(place, layers), " before ",
                               CallTextOf(*last, layers), ", rank ",
-                              ranks[b].value(), " after it");
+                              ranks[b].value(),
+                              " after it; call them in one order on all ranks, "
+                              "or name the calls with cohort.call()");
         }
         last = &place;
       }

@@ -553,3 +553,52 @@ def a_copy_that_is_scripted_after_the_run(t):
     model = copy.deepcopy(model).eval()
     t.own("scripted", torch.jit.script(model)(x))
     t.own("traced", torch.jit.trace(model, x)(x))
+
+
+# ---- tracers of torch in the loop
+
+def between_steps(t, use):
+    """`use` gets the model in evaluation mode."""
+    model = started(t)
+    x, _ = batch_of(0, 9, 6, (3, 6, 6))
+    x = x.to(next(model.parameters()).dtype)
+    for inputs, y in t.data():
+        model.eval()
+        t.same("traced", use(model, x))
+        model.train()
+        train(t, error_of(model(inputs), y))
+
+
+@row()
+def traced_by_fx(t):
+    between_steps(t, lambda model, x: torch.fx.symbolic_trace(model)(x))
+
+
+@row()
+def scripted_copy(t):
+    between_steps(t, lambda model, x: torch.jit.script(
+        copy.deepcopy(model))(x))
+
+
+@row(needs="func")
+def exported(t):
+    between_steps(t, lambda model, x: torch.export.export(
+        model, (x,)).module()(x))
+
+
+@refused("ConfigurationError", "norm1", "model.eval()", needs="func")
+def traced_in_training_mode(t):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    model = started(t)
+    for x, y in t.data():
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            model(fake.from_tensor(x))
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "job.backward()", "float")
+def a_number_in_place_of_the_loss(t):
+    model = started(t)
+    for x, y in t.data():
+        t.backward(float(error_of(model(x), y)))
+        t.step()

@@ -332,6 +332,76 @@ def buffer_of_a_batch_norm(t):
         train(t, error_of(model(x), y))
 
 
+@row()
+def hook_that_notes_and_scales(t):
+    """It is tried with other numbers, of which it must note nothing."""
+    model = started(t)
+    noted, calls = [], torch.zeros(1)
+
+    def halve(gradient):
+        noted.append(gradient.clone())
+        calls.add_(1)
+        return gradient * 0.5
+
+    model.conv1.weight.register_hook(halve)
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        t.same("calls", calls)
+        t.same("noted", float(len(noted)))
+        t.total("gradient", noted[-1])
+        t.step()
+
+
+@row(needs="func")
+def hook_on_several_parameters(t):
+    model = started(t)
+    noted = []
+    torch.autograd.graph.register_multi_grad_hook(
+        [model.conv1.weight, model.head.weight],
+        lambda gradients: noted.append([g.clone() for g in gradients]))
+    for x, y in t.data():
+        t.backward(error_of(model(x), y))
+        t.same("calls", float(len(noted)))
+        t.total("first", noted[-1][0])
+        t.total("second", noted[-1][1])
+        t.step()
+
+
+# ---- a worker without anything to learn from
+
+def over_valid_samples(t, model, loss_of):
+    for x, y in t.data():
+        valid = t.of(x, 0).to(x.dtype)
+        t.backward(loss_of(error_by_sample(model(x), y), valid),
+                   weight=float(valid.sum()))
+        t.step()
+
+
+def error_by_sample(out, y):
+    return (out - y).square().mean(1)
+
+
+@row()
+def mean_over_nothing(t):
+    """0 / 0 on the others: its derivatives are no numbers."""
+    over_valid_samples(t, started(t), lambda error, valid: (
+        (error * valid).sum() / valid.sum()))
+
+
+@row()
+def root_of_nothing(t):
+    """0, with an infinite derivative."""
+    model = started(t)
+    for x, y in t.data():
+        x.requires_grad_()
+        valid = t.of(x, 0).to(x.dtype)
+        error = (error_by_sample(model(x), y) * valid).sum()
+        t.backward((error / valid.sum().clamp(min=1)).sqrt(),
+                   weight=float(valid.sum()))
+        t.own("x", x.grad)
+        t.step()
+
+
 # ---- what clips a sum may leave shares alone
 
 @refused("UsageError", "clip_norm")

@@ -119,6 +119,11 @@ def _is_transformed(x: torch.Tensor) -> bool:
 
 def check_input(name: str, x: torch.Tensor) -> None:
     """Raises ConfigurationError unless batch norm can be computed over `x`."""
+    if not _operator.is_compiling() and _passes.is_stand_in(x):
+        raise _errors.ConfigurationError(
+            f"{name}: a training call with a stand-in for a tensor, which has no "
+            "memory (torch.export, torch.fx, FakeTensorMode); call model.eval() "
+            "for it, or do it after the run")
     if not _operator.is_compiling() and _is_transformed(x):
         raise _errors.ConfigurationError(
             f"{name}: batch norm over all workers has no rule for torch.func's "
@@ -167,6 +172,9 @@ def batch_norm_together(layers: Sequence[nn.Module],
                                      zip(layers, inputs, strict=True)])
 
 
+# Tracers of torch keep the modules of torch's own as they are, by their module's
+# name.
+
 class BatchNorm1d(_Cohort, nn.BatchNorm1d):
     """nn.BatchNorm1d over the batches of all workers.
 
@@ -174,21 +182,25 @@ class BatchNorm1d(_Cohort, nn.BatchNorm1d):
     mode, it is nn.BatchNorm1d.
     """
     _cohort_plain = nn.BatchNorm1d
+    __module__ = nn.BatchNorm1d.__module__
 
 
 class BatchNorm2d(_Cohort, nn.BatchNorm2d):
     """nn.BatchNorm2d over the batches of all workers: [n, channels, h, w]."""
     _cohort_plain = nn.BatchNorm2d
+    __module__ = nn.BatchNorm2d.__module__
 
 
 class BatchNorm3d(_Cohort, nn.BatchNorm3d):
     """nn.BatchNorm3d over the batches of all workers: [n, channels, d, h, w]."""
     _cohort_plain = nn.BatchNorm3d
+    __module__ = nn.BatchNorm3d.__module__
 
 
 class BatchNorm(_Cohort, _TorchBatchNorm):
     """In place of nn.SyncBatchNorm, for 2 to 5 dimensions."""
     _cohort_plain = nn.SyncBatchNorm
+    __module__ = nn.SyncBatchNorm.__module__
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if not 2 <= input.dim() <= 5:
@@ -249,6 +261,15 @@ def convert_batch_norm(model: nn.Module) -> nn.Module:
         plain: Any = type(module)
         module.__class__ = _converted(plain)
     return model
+
+
+def restore(layer: Layer) -> None:
+    """Makes a converted module one of its own class again."""
+    for name in ("_cohort_step", "_cohort_layer"):
+        layer.__dict__.pop(name, None)
+    # SyncBatchNorm refuses the CPU.
+    if not issubclass(layer._cohort_plain, nn.SyncBatchNorm):
+        layer.__class__ = layer._cohort_plain
 
 
 def _check_scripted(model: nn.Module) -> None:

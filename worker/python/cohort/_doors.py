@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _errors, _graph_check, _operator
+from cohort import _batch_norm, _errors, _graph_check, _operator, _passes
 from cohort._passes import Call, Moves, torch_batch_norm
 
 if TYPE_CHECKING:
     from cohort._step import Step
 
 _functional: Any = nn.functional
+_jit_builtins: Any = torch.jit._builtins
 _variable: Any = torch.autograd.Variable
 
 # The step of this process's job.
@@ -82,12 +83,12 @@ def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
                      ) -> torch.Tensor:
     """Replaces torch.batch_norm."""
     step = _active()
-    if step is not None and _is_traced():
+    if step is not None and (_is_traced() or _passes.is_stand_in(input)):
         if training and step.trains() and not _local:
             raise _errors.UsageError(
-                f"{_caller()}: F.batch_norm within a graph of torch.compile would "
-                "normalise by this worker's batch alone; call it outside, or use "
-                "a batch-norm module of the model")
+                f"{_caller()}: F.batch_norm within a graph of torch.compile or "
+                "torch.export would normalise by this worker's batch alone; call "
+                "it outside, or use a batch-norm module of the model")
     elif step is not None:
         served = _served(step, input, weight, bias, running_mean, running_var,
                          training, momentum, eps)
@@ -97,15 +98,22 @@ def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
             _torch_verify_batch_size(input.size())
     output = torch_batch_norm(input, weight, bias, running_mean, running_var,
                               training, momentum, eps, cudnn_enabled)
-    if step is not None and training and not _is_traced():
+    if (step is not None and training and not _is_traced() and
+            not _passes.is_stand_in(output)):
         _graph_check.accept(output)
     return output
+
+
+# torch.jit.script takes it for the operator.
+_jit_builtins._register_builtin(_batch_norm_door, "aten::batch_norm")
 
 
 def _verify_door(size: list[int]) -> None:
     """Replaces torch's check for more than one value a channel: here the values
     of all workers count, and the server checks them."""
-    if _active() is None:
+    if torch.jit.is_scripting():
+        _torch_verify_batch_size(size)
+    elif _active() is None:
         _torch_verify_batch_size(size)
 
 
@@ -274,7 +282,9 @@ class _Operator:
 
 
 def _is_of_torch(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch"
+    """Or below a door, where torch's C++ looks operators up."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in ("torch", "cohort")
 
 
 # ---- autograd

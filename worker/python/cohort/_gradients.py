@@ -193,6 +193,7 @@ class Gradients:
                 f"{self._model.names[number]}: its gradient was changed after "
                 "job.backward(), but it has been sent; clip with the server's "
                 "--clip_norm (cohortctl policy set --clip_norm=1), scale the loss "
-                "instead of gradients, freeze with requires_grad_(False), and measure "
+                "instead of gradients, freeze with requires_grad_(False), leave a batch out "
+                "with weight=0, and measure "
                 "with torch.linalg.vector_norm: clip_grad_norm_ writes whatever its "
                 "limit is")

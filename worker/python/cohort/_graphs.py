@@ -19,3 +19,9 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
         seen.add(node)
         todo += [following for following, _ in node.next_functions]
     return seen
+
+
+def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors whose `grad` a backward pass from this one adds to."""
+    return [node.variable for node in nodes_of([tensor])
+            if hasattr(node, "variable")]

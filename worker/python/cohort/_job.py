@@ -245,13 +245,17 @@ class Job:
         self._step.backward(loss, weight, reduction, self._rates)
         self._step.count(int(correct), int(labels))
 
-    def step(self) -> StepResult:
+    def step(self, closure: None = None) -> StepResult:
         """Ends the step: the server combines it with those of the other workers
         and sends new weights, which are then in the model.
 
         Returns:
             What became of it.
         """
+        if closure is not None:
+            raise _errors.UsageError(
+                "job.step(): got a closure; compute the loss and call "
+                "job.backward(loss) before")
         step = self._step
         step.check_in_progress("job.step()")
         self._model.check_weights(content=True)

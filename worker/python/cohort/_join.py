@@ -121,7 +121,7 @@ def _check_wrappers(model: nn.Module) -> None:
 def _check_optimizer(optimizer: object) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise _errors.ConfigurationError(
-            f"optimizer: got {type(optimizer).__name__}, want a "
+            f"optimizer: got a {type(optimizer).__name__}, want one "
             "torch.optim.Optimizer of the model's parameters")
 
 

@@ -1,13 +1,17 @@
 """Hooks of the script on parameters. Each gets this worker's share of a gradient,
 so only one that is linear, such as a mask, does the same to the sum."""
 
+import collections
+import copy
 import dis
 import functools
 import re
+import types
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from cohort import _errors
 
@@ -22,6 +26,7 @@ class _Entry:
         self._given: tuple[torch.Tensor, int] | None = None
         self._before: torch.Tensor | None = None
         self.between: list[Any] = []
+        self._tried: list[Any] = []
 
     def enter(self, gradient: torch.Tensor) -> None:
         # Hooks may write into the gradient.
@@ -46,6 +51,9 @@ class _Entry:
                     "--clip_norm, or change the loss")
 
     def _is_linear(self, before: torch.Tensor, after: torch.Tensor) -> bool:
+        # What a hook notes beside, it must not note of these numbers.
+        copies = _Copies()
+        self._tried = [copies.of(hook) for hook in self.between]
         # Powers of two are exact.
         for scale in (-1.0, 2.0 ** 20, 2.0 ** -20):
             if not torch.equal(self._apply(before.mul(scale)), after.mul(scale)):
@@ -57,10 +65,105 @@ class _Entry:
                               atol=1e-4 * float(wanted.abs().max()))
 
     def _apply(self, gradient: torch.Tensor) -> torch.Tensor:
-        for hook in self.between:
+        for hook in self._tried:
             result = hook(gradient)
             gradient = gradient if result is None else result
         return gradient
+
+
+class _Copies:
+    """Copies of functions and of what they may write to: closures, defaults,
+    global variables, objects of the script. What is large stays itself."""
+
+    _KEPT = (nn.Module, nn.Parameter, torch.optim.Optimizer, Dataset, DataLoader)
+    _PLAIN = (list, tuple, set, dict, collections.OrderedDict, collections.deque,
+              collections.defaultdict, collections.Counter)
+    _DEPTH_MAX = 6
+    _ELEMENTS_MAX = 1 << 20
+
+    def __init__(self) -> None:
+        # By number; the value is kept, so that no other gets its number.
+        self._made: dict[int, tuple[Any, Any]] = {}
+        self._depth = 0
+
+    def of(self, value: Any) -> Any:
+        """The copy; the value itself, if it cannot or need not be copied."""
+        if id(value) not in self._made:
+            self._made[id(value)] = value, value
+            if self._depth < self._DEPTH_MAX:
+                self._depth += 1
+                self._made[id(value)] = value, self._copy(value)
+                self._depth -= 1
+        return self._made[id(value)][1]
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, self._KEPT):
+            return value
+        if isinstance(value, torch.Tensor):
+            return (value.detach().clone() if value.numel() <= self._ELEMENTS_MAX
+                    else value)
+        if type(value).__module__ == "numpy" and hasattr(value, "copy"):
+            return value.copy() if value.size <= self._ELEMENTS_MAX else value
+        if isinstance(value, functools.partial):
+            return functools.partial(self.of(value.func),
+                                     *map(self.of, value.args),
+                                     **self._items(value.keywords))
+        if isinstance(value, types.MethodType):
+            return types.MethodType(self.of(value.__func__),
+                                    self.of(value.__self__))
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if type(value) in self._PLAIN:
+            made = copy.copy(value)
+            if len(made) > self._ELEMENTS_MAX:
+                return value
+            if isinstance(made, dict):
+                made.update(self._items(made))
+            elif isinstance(made, (list, tuple)):
+                made = type(made)(map(self.of, value))
+            return made
+        if type(value).__module__.partition(".")[0] in ("builtins", "torch",
+                                                        "cohort"):
+            return value
+        try:
+            made = copy.copy(value)
+            vars(made).update(self._items(vars(value)))
+        except Exception:  # such as one with slots, a lock or a file
+            return value
+        return made
+
+    def _items(self, values: dict[Any, Any]) -> dict[Any, Any]:
+        return {name: self.of(value) for name, value in values.items()}
+
+    def _function(self, function: types.FunctionType) -> Any:
+        if function.__module__.partition(".")[0] in ("torch", "cohort"):
+            return function
+        known = function.__globals__
+        names = _names_in(function.__code__) & known.keys()
+        cells = tuple(types.CellType(self.of(cell.cell_contents))
+                      if _is_filled(cell) else types.CellType()
+                      for cell in function.__closure__ or ())
+        made = types.FunctionType(
+            function.__code__,
+            {**known, **{name: self.of(known[name]) for name in names}},
+            function.__name__, self.of(function.__defaults__), cells)
+        made.__kwdefaults__ = self.of(function.__kwdefaults__)
+        return made
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """The names that code, and functions within it, use of the module."""
+    return set(code.co_names).union(*(
+        _names_in(part) for part in code.co_consts
+        if isinstance(part, types.CodeType)))
 
 
 def _may_act(hook: Any) -> bool:
@@ -68,6 +171,9 @@ def _may_act(hook: Any) -> bool:
     code has branches, and returns something or writes in place."""
     while isinstance(hook, functools.partial):
         hook = hook.func
+    # Those of several tensors at once look; torch ignores what they return.
+    if getattr(hook, "__module__", "") == "torch.autograd.graph":
+        return False
     if not hasattr(hook, "__code__") and not hasattr(hook, "__func__"):
         hook = getattr(type(hook), "__call__", None)
     code = getattr(getattr(hook, "__func__", hook), "__code__", None)

@@ -8,7 +8,7 @@ from torch import nn
 
 from cohort import (_batch_norm, _buffers, _core, _devices, _errors,
                     _statistics)
-from cohort._graphs import nodes_of
+from cohort._graphs import leaves_of, nodes_of
 from cohort._optimizer import OptimizerPlan
 
 
@@ -72,9 +72,11 @@ class RegisteredModel:
                 "before cohort.join()")
         _devices.check(parameter.device, f"{name}: got a parameter")
         if parameter.dtype != torch.float32:
+            way = ("keep its real and imaginary parts: torch.view_as_real()"
+                   if parameter.is_complex() else "call model.float(), and compute "
+                   "in half precision with torch.autocast")
             raise _errors.ConfigurationError(
-                f"{name}: got {parameter.dtype}, want torch.float32; compute in "
-                "half precision with torch.autocast")
+                f"{name}: got {parameter.dtype}, want torch.float32; {way}")
 
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Notes which parameters the optimizer has: the others are never trained,
@@ -151,7 +153,7 @@ class RegisteredModel:
         # Neither may what chooses entries of a parameter.
         if any(map(_has_indices, nodes)):
             return False
-        leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+        leaves = leaves_of(x)
         return bool(leaves) and all(id(leaf) in known for leaf in leaves)
 
     # ---- checks
@@ -182,9 +184,9 @@ class RegisteredModel:
                 self._weight_prints, self._addresses):
             if parameter.data_ptr() != address:
                 raise _errors.UsageError(
-                    f"{name}: the parameter was moved after the run was joined; "
-                    "call model.to() before job.data() is iterated, and load "
-                    "weights with load_state_dict()")
+                    f"{name}: the parameter was moved, or laid out anew in memory, "
+                    "after the run was joined; call model.to() before job.data() "
+                    "is iterated")
             if parameter._version != version or content and not _devices.same(
                     printed, _devices.fingerprint(parameter)):
                 raise _errors.UsageError(

@@ -140,7 +140,8 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, str]:
         return _adam(optimizer)
     raise _errors.ConfigurationError(
         f"optimizer: got {type(optimizer).__name__}, want torch.optim.SGD, Adam "
-        "or AdamW, or cohort.LARS: the server applies the optimizer")
+        "or AdamW, or cohort.LARS: the server applies the optimizer, and a subclass "
+        "of the script's own cannot be followed there")
 
 
 def plan_of(optimizer: torch.optim.Optimizer,

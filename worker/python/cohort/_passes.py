@@ -150,6 +150,14 @@ class BackwardCall:
     needs_dx: bool
 
 
+def is_stand_in(x: Any) -> bool:
+    """Whether a tracer of torch runs code with something in place of a tensor,
+    which has no memory."""
+    return type(x) is not torch.Tensor and (not isinstance(x, torch.Tensor) or any(
+        kind.__name__ in ("FakeTensor", "FunctionalTensor")
+        for kind in type(x).__mro__))
+
+
 def are_transforms_active() -> bool:
     """Whether torch runs this code with stand-ins for tensors."""
     if _are_functorch_transforms_active():

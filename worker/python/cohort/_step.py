@@ -17,7 +17,7 @@ from cohort import (_batch_norm, _core, _doors, _errors, _operator,
                     _statistics)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
-from cohort._graphs import nodes_of
+from cohort._graphs import leaves_of, nodes_of
 from cohort._model import RegisteredModel
 from cohort._passes import Kept, Layer, Moves
 
@@ -117,7 +117,7 @@ class Step:
         """The model is the script's alone again."""
         self.gradients.detach()
         for _, layer in self._model.layers:
-            layer._cohort_step = None
+            _batch_norm.restore(layer)
         _doors.close_doors(self)
         self.mode = Mode.IDLE
 
@@ -470,6 +470,10 @@ class Step:
             raise _errors.UsageError(
                 "job.backward(): a second call in one step; add the losses and "
                 "call it once, or cut the batch with job.data(accumulate=...)")
+        if not isinstance(loss, torch.Tensor):
+            raise _errors.UsageError(
+                f"job.backward(): got a {type(loss).__name__}, want the loss as a "
+                "tensor that depends on the parameters, not its value")
         if loss.numel() == 1:
             loss = loss.reshape(())
         if loss.dim() != 0 or not loss.requires_grad:
@@ -508,10 +512,7 @@ class Step:
         gradients.expected = self._in_backward = True
         try:
             with self.phase("backward"):
-                roots = [loss, *self._further_roots()]
-                torch.autograd.backward(
-                    roots, [torch.full_like(loss, root),
-                            *map(torch.zeros_like, roots[1:])])
+                self._visit(loss, root)
                 if last:
                     gradients.finish()
         finally:
@@ -547,6 +548,21 @@ class Step:
             if met == self.assignment.members:
                 return float(total) or reference
         return reference * max(1, int(self.assignment.members))
+
+    def _visit(self, loss: torch.Tensor, factor: float) -> None:
+        further = self._further_roots()
+        if factor > 0:
+            torch.autograd.backward(
+                [loss, *further],
+                [torch.full_like(loss, factor), *map(torch.zeros_like, further)])
+            return
+        # Derivatives of a mean over nothing are infinite or no numbers, and 0
+        # times them would be none. So only what others need is visited.
+        if further:
+            torch.autograd.backward(further, [*map(torch.zeros_like, further)])
+        for leaf in leaves_of(loss):
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
 
     def _further_roots(self) -> list[torch.Tensor]:
         """Outputs of calls that the loss may not depend on, but other members'
