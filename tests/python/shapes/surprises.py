@@ -602,3 +602,30 @@ def a_number_in_place_of_the_loss(t):
     for x, y in t.data():
         t.backward(float(error_of(model(x), y)))
         t.step()
+
+
+class WithinAFunction(torch.autograd.Function):
+    """Keeps a graph of its own, and differentiates it in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, layer, *parameters):
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.out = layer(ctx.x)
+        ctx.parameters = parameters
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, *others = torch.autograd.grad(ctx.out, (ctx.x, *ctx.parameters),
+                                         gradient)
+        return x, None, *others
+
+
+@refused("UsageError", "backward pass of a function", "batch norm")
+def a_layer_within_a_function(t):
+    model = started(t)
+    for x, y in t.data():
+        x = WithinAFunction.apply(model.conv1(x), model.norm1,
+                                  *model.norm1.parameters())
+        train(t, error_of(model.out(model.second(torch.tanh(x))), y))

@@ -389,6 +389,18 @@ def mean_over_nothing(t):
 
 
 @row()
+def mean_of_zeros_over_a_checkpoint(t):
+    model = started(t)
+    for x, y in t.data():
+        valid = t.of(x, 0).to(x.dtype)
+        out = model.out(t.checkpoint(model.features, x.requires_grad_(),
+                                     reentrant=True))
+        t.backward((error_by_sample(out, y) * valid).sum() /
+                   valid.sum().clamp(min=1), weight=float(valid.sum()))
+        t.step()
+
+
+@row()
 def root_of_nothing(t):
     """0, with an infinite derivative."""
     model = started(t)

@@ -25,3 +25,11 @@ def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors whose `grad` a backward pass from this one adds to."""
     return [node.variable for node in nodes_of([tensor])
             if hasattr(node, "variable")]
+
+
+def has_functions(tensor: torch.Tensor) -> bool:
+    """Whether functions in Python, other than this package's, are visited."""
+    kinds = (getattr(type(node), "_forward_cls", None)
+             for node in nodes_of([tensor]))
+    return any(kind is not None and not kind.__module__.startswith("cohort.")
+               for kind in kinds)

@@ -17,7 +17,7 @@ from cohort import (_batch_norm, _core, _doors, _errors, _operator,
                     _statistics)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
-from cohort._graphs import leaves_of, nodes_of
+from cohort._graphs import has_functions, leaves_of, nodes_of
 from cohort._model import RegisteredModel
 from cohort._passes import Kept, Layer, Moves
 
@@ -319,6 +319,8 @@ class Step:
             return
         of_script = self._depth == 0 and not self._in_backward
         seen: set[Any] = set()
+        if self._depth > 0 and self._roots:
+            self._check_nested(tensors)
         if of_script:
             self._of_script = True
             self._note_shares(inputs)
@@ -332,6 +334,17 @@ class Step:
             if of_script:
                 self._of_script = False
                 self._freed |= seen
+
+    def _check_nested(self, tensors: Any) -> None:
+        """A pass within a pass, such as that of a checkpoint with reentry, must
+        visit calls of its own."""
+        if not nodes_of(tensors) & {root.grad_fn for root in self._roots}:
+            return
+        raise _errors.UsageError(
+            "torch.autograd in the backward pass of a function of the script: it "
+            "would visit a batch norm that the function's forward pass has called, "
+            "which job.backward() visits too; call the batch norm outside of the "
+            "function, or again in its backward pass")
 
     def _note_shares(self, inputs: Any) -> None:
         if self._warned_of_shares or not inputs:
@@ -551,7 +564,9 @@ class Step:
 
     def _visit(self, loss: torch.Tensor, factor: float) -> None:
         further = self._further_roots()
-        if factor > 0:
+        # Functions of the script, and checkpoints with reentry, may call layers
+        # in their backward pass.
+        if factor > 0 or has_functions(loss):
             torch.autograd.backward(
                 [loss, *further],
                 [torch.full_like(loss, factor), *map(torch.zeros_like, further)])
