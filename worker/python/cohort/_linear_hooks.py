@@ -2,6 +2,7 @@
 so only one that is linear, such as a mask, does the same to the sum."""
 
 import collections
+import contextlib
 import copy
 import dis
 import functools
@@ -92,7 +93,8 @@ class _Copies:
             self._made[id(value)] = value, value
             if self._depth < self._DEPTH_MAX:
                 self._depth += 1
-                self._made[id(value)] = value, self._copy(value)
+                with contextlib.suppress(Exception):  # slots, a lock, a file
+                    self._made[id(value)] = value, self._copy(value)
                 self._depth -= 1
         return self._made[id(value)][1]
 
@@ -125,18 +127,16 @@ class _Copies:
         if type(value).__module__.partition(".")[0] in ("builtins", "torch",
                                                         "cohort"):
             return value
-        try:
-            made = copy.copy(value)
-            vars(made).update(self._items(vars(value)))
-        except Exception:  # such as one with slots, a lock or a file
-            return value
+        made = copy.copy(value)
+        vars(made).update(self._items(vars(value)))
         return made
 
     def _items(self, values: dict[Any, Any]) -> dict[Any, Any]:
         return {name: self.of(value) for name, value in values.items()}
 
     def _function(self, function: types.FunctionType) -> Any:
-        if function.__module__.partition(".")[0] in ("torch", "cohort"):
+        package = (function.__module__ or "").partition(".")[0]
+        if package in ("torch", "cohort"):
             return function
         known = function.__globals__
         names = _names_in(function.__code__) & known.keys()
