@@ -22,6 +22,7 @@ function toneOf(status) {
 
 // The default name contains the identifier.
 function runText(status) {
+  if (!status.run_name) return status.run;
   return status.run_name.includes(status.run) ?
       status.run_name : `${status.run_name} (${status.run})`;
 }
@@ -216,7 +217,7 @@ function showDropped(status) {
 function showSafe(status) {
   const checkpoint = status.checkpoint ?? {};
   const failures = checkpoint.failures ?? 0;
-  const problem = checkpoint.problem;
+  const problem = checkpoint.problem || `${plural(failures, 'checkpoint')} failed`;
   if (checkpoint.enabled === undefined) {
     showTile('tile-safe', UNKNOWN, '');
   } else if (status.ended && known(checkpoint.model_version)) {
