@@ -255,10 +255,10 @@ TEST(CoordinatorCallsTest, OrdersThatContradictEachOtherEndTheRun) {
     ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
     cohort.Push(kRank0, {});
   }
-  EXPECT_EQ(EndOf(cohort),
-            "the members of step 0 call layers in orders that contradict each "
-            "other: rank 0 makes call 0 of bn before call 0 of bn2, rank 1 "
-            "after it");
+  EXPECT_THAT(
+      EndOf(cohort),
+      HasSubstr("rank 0 makes call 0 of bn before call 0 of bn2, rank 1 "
+                "after it"));
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
@@ -335,10 +335,10 @@ TEST(CoordinatorCallsTest, AVisitThatAMemberDoesNotMakeEndsTheRunByName) {
   }
   cohort.Push(kRank0, {});
   ASSERT_TRUE(cohort.Meet(kRank1, BackwardOf(0)).ok());
-  EXPECT_EQ(EndOf(cohort),
-            "step 0 cannot end, because every member of a rendezvous must "
-            "come: rank 1 waits in the backward pass of call 0 of bn; rank 0 "
-            "has closed its push");
+  EXPECT_THAT(
+      EndOf(cohort),
+      HasSubstr("rank 1 waits in the backward pass of call 0 of bn; rank "
+                "0 has closed its push"));
 }
 
 TEST(CoordinatorCallsTest, CallsThatAreNotRegisteredWaitForAllMembers) {
