@@ -629,3 +629,42 @@ def a_layer_within_a_function(t):
         x = WithinAFunction.apply(model.conv1(x), model.norm1,
                                   *model.norm1.parameters())
         train(t, error_of(model.out(model.second(torch.tanh(x))), y))
+
+
+@refused("ConfigurationError", "norm1", "make_fx", needs="func")
+def recorded_in_training_mode(t):
+    from torch.fx.experimental.proxy_tensor import make_fx
+    model = started(t)
+    for x, y in t.data():
+        train(t, error_of(make_fx(model)(x)(x), y))
+
+
+@refused("UsageError", "norm1", "cohort.local")
+def a_layer_of_the_model_within_local(t):
+    model = started(t)
+    for x, y in t.data():
+        with t.local():
+            out = model(x)
+        train(t, error_of(out, y))
+
+
+@refused("UsageError", "an optimizer of the script", needs="optimizer hooks")
+def a_copy_trained_within_each_step(t):
+    """An inner loop."""
+    model = started(t)
+    for x, y in t.data():
+        inner = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(inner.parameters(), 0.1)
+        error_of(inner.head(x.mean((2, 3)).repeat(1, 2)[:, :4]), y).backward()
+        optimizer.step()
+        train(t, error_of(model(x), y) + error_of(inner.head.weight, 0))
+
+
+@refused("UsageError", "job.share()", "weight=0")
+def shares_of_one_rank_only(t):
+    model = started(t)
+    for x, y in t.data():
+        out = model(x.requires_grad_())
+        if t.here(0):
+            t.share(error_of(out, y), weight=len(x))
+        train(t, error_of(out, y))

@@ -119,11 +119,13 @@ def _is_transformed(x: torch.Tensor) -> bool:
 
 def check_input(name: str, x: torch.Tensor) -> None:
     """Raises ConfigurationError unless batch norm can be computed over `x`."""
-    if not _operator.is_compiling() and _passes.is_stand_in(x):
+    if not _operator.is_compiling() and (_passes.is_stand_in(x) or
+                                         _passes.is_recorded()):
         raise _errors.ConfigurationError(
-            f"{name}: a training call with a stand-in for a tensor, which has no "
-            "memory (torch.export, torch.fx, FakeTensorMode); call model.eval() "
-            "for it, or do it after the run")
+            f"{name}: a training call with a {type(x).__name__} that has no memory, "
+            "or that is recorded (torch.export, make_fx, FakeTensorMode, wrappers "
+            "of tensors); call model.eval() for it, do it after the run, or pass "
+            "plain tensors")
     if not _operator.is_compiling() and _is_transformed(x):
         raise _errors.ConfigurationError(
             f"{name}: batch norm over all workers has no rule for torch.func's "

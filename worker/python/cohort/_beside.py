@@ -32,6 +32,7 @@ class ModulesBeside:
     def __init__(self, model: nn.Module) -> None:
         self._own = {id(thing) for thing in (*model.modules(),
                                              *model.parameters())}
+        self._shapes = {parameter.shape for parameter in model.parameters()}
         # By address: name, tensor, and its state when it was noted.
         self._tensors: dict[int, _Watched] = {}
         # Vectors that the script holds outside of modules.
@@ -52,11 +53,17 @@ class ModulesBeside:
     def _on_optimizer(self, optimizer: torch.optim.Optimizer, args: Any,
                       kwargs: Any) -> None:
         """An optimizer of the script is about to act. What it changes in one step
-        alone, such as a perturbation of samples, is that step's."""
+        alone, such as a perturbation of samples, is that step's; but not a copy of
+        the model."""
         for group in optimizer.param_groups if self._steps else ():
             for tensor in group["params"]:
                 if id(tensor) in self._own:
                     continue  # The model's own weights are compared.
+                if (isinstance(tensor, nn.Parameter) and
+                        id(tensor) not in self._tensors and
+                        tensor.shape in self._shapes):
+                    raise _errors.UsageError(trained_alone(_name_in(
+                        tensor, optimizer)))
                 known, step = self._trained.get(id(tensor), (None, 0))
                 if known is None or known() is not tensor:
                     self._trained[id(tensor)] = weakref.ref(tensor), self._steps

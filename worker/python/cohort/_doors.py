@@ -73,6 +73,14 @@ def local() -> Iterator[None]:
         _local -= 1
 
 
+def check_not_local(name: str) -> None:
+    """Raises UsageError for a layer of the model within `local`."""
+    if _local:
+        raise _errors.UsageError(
+            f"{name}: a layer of the model within cohort.local(); its statistics "
+            "are the cohort's, so call it outside")
+
+
 # ---- batch norm
 
 def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
@@ -140,10 +148,7 @@ def _served(step: "Step", x: torch.Tensor, weight: torch.Tensor | None,
             not (step.trains() and torch.is_grad_enabled())):
         return None
     name = step.layer_name(layer)
-    if _local:
-        raise _errors.UsageError(
-            f"{name}: a layer of the model within cohort.local(); its statistics "
-            "are the cohort's, so call it outside")
+    check_not_local(name)
     step.check_training_call(name)
     _batch_norm.check_input(name, x)
     moves = None

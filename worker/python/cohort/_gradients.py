@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _devices, _errors, _linear_hooks
+from cohort import _devices, _errors, _linear_hooks, _passes
 from cohort._model import RegisteredModel, accumulator_of
 
 
@@ -167,6 +167,11 @@ class Gradients:
         grad = self._model.parameters[number].grad
         if grad is None:
             return
+        if _passes.is_stand_in(grad):
+            raise _errors.ConfigurationError(
+                f"{self._model.names[number]}: got a gradient of type "
+                f"{type(grad).__name__}, which has no memory; make the loss of "
+                "plain tensors")
         if grad.is_sparse:
             raise _errors.ConfigurationError(
                 f"{self._model.names[number]}: got a sparse gradient, want a "

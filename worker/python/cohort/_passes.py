@@ -3,6 +3,7 @@ rendezvous, and the arithmetic."""
 
 import dataclasses
 import math
+import sys
 from typing import Any, Protocol
 
 import torch
@@ -150,12 +151,21 @@ class BackwardCall:
     needs_dx: bool
 
 
+def is_recorded() -> bool:
+    """Whether make_fx records the operators that run now."""
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    mode = getattr(tracer, "get_proxy_mode", None)
+    return mode is not None and mode() is not None
+
+
 def is_stand_in(x: Any) -> bool:
-    """Whether a tracer of torch runs code with something in place of a tensor,
-    which has no memory."""
+    """Whether code gets something in place of a tensor, from a tracer of torch or
+    as a wrapper of the script's: it has no memory."""
     return type(x) is not torch.Tensor and (not isinstance(x, torch.Tensor) or any(
         kind.__name__ in ("FakeTensor", "FunctionalTensor")
-        for kind in type(x).__mro__))
+        for kind in type(x).__mro__) or (
+            type(x) is not torch.nn.Parameter and x.numel() > 0 and
+            x.layout is torch.strided and x.data_ptr() == 0))
 
 
 def are_transforms_active() -> bool:

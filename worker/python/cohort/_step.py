@@ -157,7 +157,9 @@ class Step:
             return self._started and self.normalises(module.training)
         if not self.is_served() or not self.normalises(module.training):
             return False
-        self.check_training_call(self.layer_name(module._cohort_layer))
+        name = self.layer_name(module._cohort_layer)
+        _doors.check_not_local(name)
+        self.check_training_call(name)
         return True
 
     def check_training_call(self, name: str) -> None:
@@ -598,6 +600,11 @@ class Step:
         assert self.assignment is not None
         whole = (met == self.assignment.members if
                  self.assignment.global_normalization else workers == 1)
+        if not whole and self.assignment.global_normalization and (
+                workers == self.assignment.members):
+            raise _errors.UsageError(
+                f"job.share(): {met} of {workers} workers have called it here; call "
+                "it as often on all of them, with weight=0 where there is nothing")
         if not whole:
             raise _errors.UsageError(
                 "job.share(): the weight of all workers is not known, because they "
