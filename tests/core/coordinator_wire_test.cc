@@ -64,7 +64,7 @@ TEST(CoordinatorWireTest, TheStepIsThatOfTheRoundedGradients) {
   EXPECT_THAT(exact.weights(1), ElementsAre(3 - kTie));
 }
 
-// A client may send float32 whatever it is told.
+// A client may send float32 whatever it was assigned.
 TEST(CoordinatorWireTest, TypesMayBeMixedInAStep) {
   FakeCohort cohort(InBFloat16(SmallSetup()));
   cohort.Start();

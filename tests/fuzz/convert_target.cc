@@ -9,8 +9,8 @@
 #include "cohort/v1/membership.pb.h"
 #include "cohort/v1/moments.pb.h"
 #include "cohort/v1/parameters.pb.h"
-#include "common/wire/announced_checksum.h"
 #include "common/wire/convert.h"
+#include "common/wire/message_checksum.h"
 #include "tests/fuzz/target.h"
 
 namespace cohort::fuzz {

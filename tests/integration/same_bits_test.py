@@ -49,7 +49,7 @@ TRANSPORTS = {
     "networks": Transport(socket=True, networks=True),
     "networks_shm": Transport(("shm", "shm"), socket=True, networks=True),
 }
-VICTIMS = {"nobody": (), "worker": ("worker",), "server": ("server",),
+VICTIMS = {"none": (), "worker": ("worker",), "server": ("server",),
            "shard": ("shard",), "all": ("server", "shard", "worker")}
 
 
@@ -72,17 +72,17 @@ class Row:
 
 
 CHOSEN = [
-    Row("tcp", "float32", 1, "nobody"),
+    Row("tcp", "float32", 1, "none"),
     Row("tcp", "float32", 1, "worker"),
     Row("tcp", "bf16", 1, "server"),
     Row("shm", "bf16", 1, "worker"),
     Row("shm", "float32", 1, "server"),
-    Row("mixed", "bf16", 1, "nobody"),
+    Row("mixed", "bf16", 1, "none"),
     Row("mixed", "float32", 1, "worker"),
     Row("unix_shm", "float32", 1, "server"),
-    Row("networks", "float32", 1, "nobody"),
-    Row("networks_shm", "bf16", 1, "nobody"),
-    Row("tcp", "float32", 5, "nobody"),
+    Row("networks", "float32", 1, "none"),
+    Row("networks_shm", "bf16", 1, "none"),
+    Row("tcp", "float32", 5, "none"),
     Row("tcp", "bf16", 3, "all"),
 ]
 PRODUCT = [Row(*values) for values in itertools.product(
@@ -153,7 +153,7 @@ class SameBits(unittest.TestCase):
     def digest(self, wire):
         """Of one server that workers reach over TCP, undisturbed."""
         if wire not in self.digests:
-            with RowCohort(Row("tcp", wire, 1, "nobody")) as cohort:
+            with RowCohort(Row("tcp", wire, 1, "none")) as cohort:
                 cohort.start()
                 self.digests[wire] = cohort.complete(self)
         return self.digests[wire]

@@ -333,7 +333,7 @@ TEST_F(ServiceTest, WrongChecksumIsDataLoss) {
   EXPECT_EQ(AwaitVerdict(exchanges_[0]).verdict(), v1::VERDICT_APPLIED);
 }
 
-// One worker sends bfloat16, as it is told, and another client float32.
+// One worker sends bfloat16, as assigned, and another client float32.
 TEST_F(ServiceTest, GradientsInTwoEncodingsMakeOneStep) {
   ServerOptions options = TinyOptions();
   options.coordinator.policy.wire = ElementType::kBFloat16;

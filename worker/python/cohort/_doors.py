@@ -119,6 +119,7 @@ _jit_builtins._register_builtin(_batch_norm_door, "aten::batch_norm")
 def _verify_door(size: list[int]) -> None:
     """Replaces torch's check for more than one value a channel: here the values
     of all workers count, and the server checks them."""
+    # The compiler of torch.jit.script reads this branch alone.
     if torch.jit.is_scripting():  # type: ignore[attr-defined]
         _torch_verify_batch_size(size)
     elif _active() is None:

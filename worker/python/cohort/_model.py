@@ -184,7 +184,7 @@ class RegisteredModel:
                 self._weight_prints, self._addresses):
             if parameter.data_ptr() != address:
                 raise _errors.UsageError(
-                    f"{name}: the parameter was moved, or laid out anew in memory, "
+                    f"{name}: the parameter was moved, or its layout in memory was changed, "
                     "after the run was joined; call model.to() before job.data() "
                     "is iterated")
             if parameter._version != version or content and not _devices.same(

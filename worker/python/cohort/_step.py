@@ -565,6 +565,7 @@ class Step:
         return reference * max(1, int(self.assignment.members))
 
     def _visit(self, loss: torch.Tensor, factor: float) -> None:
+        """The backward pass, from a gradient of `factor` at the loss."""
         further = self._further_roots()
         # Functions of the script, and checkpoints with reentry, may call layers
         # in their backward pass.
@@ -600,12 +601,13 @@ class Step:
         assert self.assignment is not None
         whole = (met == self.assignment.members if
                  self.assignment.global_normalization else workers == 1)
-        if not whole and self.assignment.global_normalization and (
-                workers == self.assignment.members):
-            raise _errors.UsageError(
-                f"job.share(): {met} of {workers} workers have called it here; call "
-                "it as often on all of them, with weight=0 where there is nothing")
         if not whole:
+            if self.assignment.global_normalization and (
+                    workers == self.assignment.members):
+                raise _errors.UsageError(
+                    f"job.share(): {met} of {workers} workers have called it here; "
+                    "call it as often on all of them, with weight=0 where there is "
+                    "nothing")
             raise _errors.UsageError(
                 "job.share(): the weight of all workers is not known, because they "
                 "do not all meet under this policy; want --normalization=global "
