@@ -195,16 +195,19 @@ RunExtras MakeExtras(uint64_t seed) {
 
 }  // namespace
 
-int64_t MakeLimit(const RunSpec& run, SplitMix64& random) {
+int64_t LeastLimit(const RunSpec& run, int64_t bytes) {
   CoordinatorOptions limited = run.coordinator;
-  if (random.Below(3) == 0) return limited.inflight_bytes_max;
-  const int64_t push = PushBytes(run.layout);
-  limited.inflight_bytes_max =
-      1 + static_cast<int64_t>(random.Below(static_cast<uint64_t>(2 * push)));
+  limited.inflight_bytes_max = bytes;
   while (!CheckInflight(limited, run.layout).ok()) {
-    limited.inflight_bytes_max += push;
+    limited.inflight_bytes_max += PushBytes(run.layout);
   }
   return limited.inflight_bytes_max;
+}
+
+int64_t MakeLimit(const RunSpec& run, SplitMix64& random) {
+  if (random.Below(3) == 0) return run.coordinator.inflight_bytes_max;
+  const auto models = static_cast<uint64_t>(2 * PushBytes(run.layout));
+  return LeastLimit(run, 1 + static_cast<int64_t>(random.Below(models)));
 }
 
 absl::Duration FaultLength(FaultKind kind, SplitMix64& random) {

@@ -150,6 +150,10 @@ Scenario MakeElastic(uint64_t seed);
 // The base scenario or an elastic one with two to four shards, which die, or
 // lose each other.
 Scenario MakeShards(uint64_t seed);
+// The base scenario with two or three shards and room for the gradients of one
+// push, or of as many as make a commit: a rank that is let in at one shard and
+// not at another would wait for ever.
+Scenario MakeTight(uint64_t seed);
 // The run of `number` without any disturbance.
 Scenario MakeUndisturbed(int32_t number, const RunExtras& extras = {});
 
@@ -158,6 +162,8 @@ std::string Describe(const Scenario& scenario);
 // ---- for the functions above
 // Adds to the model and its settings what `extras` says of them.
 void Widen(const RunExtras& extras, RunSpec& run);
+// `bytes`, or as many more whole pushes as the policy needs.
+int64_t LeastLimit(const RunSpec& run, int64_t bytes);
 // A limit of bytes in flight between one element and two models, or the
 // original one.
 int64_t MakeLimit(const RunSpec& run, SplitMix64& random);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "common/permutation.h"
+#include "server/core/gradient_budget.h"
 #include "tests/sim/scenario.h"
 
 namespace cohort::sim {
@@ -54,6 +55,26 @@ Scenario MakeBase(SplitMix64& random) {
   return scenario;
 }
 
+// Some of the streams that break are those to data shards. Returns the time
+// that the run may take.
+absl::Duration AddShardFaults(Scenario& scenario, SplitMix64& random) {
+  const CoordinatorOptions& o = scenario.run.coordinator;
+  for (Fault& fault : scenario.faults) {
+    if (fault.kind != FaultKind::kBreakExchange) continue;
+    fault.shard =
+        static_cast<int32_t>(random.Below(static_cast<uint64_t>(o.shards)));
+  }
+  const absl::Duration span =
+      scenario.delay_max * 20 * static_cast<double>(5 * o.epochs);
+  const uint64_t count = random.Below(5);
+  for (uint64_t i = 0; i < count; ++i) {
+    Fault fault = MakeShardFault(o.shards, random);
+    fault.at = span * random.Uniform();
+    scenario.faults.push_back(fault);
+  }
+  return span;
+}
+
 }  // namespace
 
 void Widen(const RunExtras& extras, RunSpec& run) {
@@ -82,23 +103,27 @@ Scenario MakeShards(uint64_t seed) {
   // The limit of the base scenario may be too low for the larger model.
   o.inflight_bytes_max = CoordinatorOptions().inflight_bytes_max;
   o.inflight_bytes_max = MakeLimit(run, random);
-  for (Fault& fault : scenario.faults) {
-    if (fault.kind != FaultKind::kBreakExchange) continue;
-    fault.shard =
-        static_cast<int32_t>(random.Below(static_cast<uint64_t>(o.shards)));
-  }
-  const absl::Duration span =
-      scenario.delay_max * 20 * static_cast<double>(5 * o.epochs);
-  const uint64_t count = random.Below(5);
-  for (uint64_t i = 0; i < count; ++i) {
-    Fault fault = MakeShardFault(o.shards, random);
-    fault.at = span * random.Uniform();
-    scenario.faults.push_back(fault);
-  }
+  const absl::Duration span = AddShardFaults(scenario, random);
   if (!scenario.changes.empty()) {
     scenario.changes.push_back(
         {.at = span * random.Uniform(), .values = MakeSharedChange(random)});
   }
+  return scenario;
+}
+
+Scenario MakeTight(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 7));
+  Scenario scenario = MakeScenario(random.Next());
+  while (scenario.run.coordinator.workers == 1) {
+    scenario = MakeScenario(random.Next());
+  }
+  scenario.seed = seed;
+  RunSpec& run = scenario.run;
+  run.coordinator.shards = 2 + static_cast<int32_t>(random.Below(2));
+  run.extras.wide = true;
+  Widen(run.extras, run);
+  run.coordinator.inflight_bytes_max = LeastLimit(run, PushBytes(run.layout));
+  AddShardFaults(scenario, random);
   return scenario;
 }
 

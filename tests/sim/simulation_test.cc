@@ -26,6 +26,7 @@ constexpr uint64_t kMiscountSeeds = 1000;
 constexpr uint64_t kSkipsSeeds = 2000;
 constexpr uint64_t kElasticSeeds = 1000;
 constexpr uint64_t kShardsSeeds = 1000;
+constexpr uint64_t kTightSeeds = 1000;
 
 uint64_t SeedCount(uint64_t usual) {
   const char* wanted = std::getenv("COHORT_SIM_SEEDS");
@@ -290,6 +291,34 @@ TEST(SimulationTest, SeveralShardsMakeTheWeightsOfOneServer) {
   EXPECT_GT(sum.restarts - sum.shards_lost, static_cast<int64_t>(seeds / 4));
 }
 
+// Whoever is let in, at whichever shard, is let in for good.
+TEST(SimulationTest, SeveralShardsWithRoomForOnePushNeverStall) {
+  References references;
+  Outcome outcome;
+  int64_t identical = 0;
+  Outcome sum;
+  const uint64_t seeds = SeedCount(kTightSeeds);
+  for (uint64_t seed = 1; seed <= seeds; ++seed) {
+    const Scenario scenario = MakeTight(seed);
+    ASSERT_EQ(RunScenario(scenario, references, outcome), "")
+        << "replay: cohort_sim_test --tight=" << seed;
+    identical += MustBeIdentical(scenario, outcome);
+    sum.workers_lost += outcome.workers_lost;
+    sum.shards_lost += outcome.shards_lost;
+    sum.restarts += outcome.restarts;
+  }
+  std::printf(
+      "%lld of %lld runs had to have the weights of one server; %lld workers "
+      "lost, %lld losses of a data shard, %lld restarts of shard 0\n",
+      static_cast<long long>(identical), static_cast<long long>(seeds),
+      static_cast<long long>(sum.workers_lost),
+      static_cast<long long>(sum.shards_lost),
+      static_cast<long long>(sum.restarts));
+  EXPECT_GT(identical, static_cast<int64_t>(seeds / 20));
+  EXPECT_GT(sum.workers_lost, static_cast<int64_t>(seeds / 2));
+  EXPECT_GT(sum.shards_lost, static_cast<int64_t>(seeds / 2));
+}
+
 // Runs one seed and prints the outcome. Returns the exit status.
 int Replay(const Scenario& scenario) {
   References references;
@@ -304,34 +333,26 @@ int Replay(const Scenario& scenario) {
 }  // namespace
 }  // namespace cohort::sim
 
-// With --seed=N, replays one seed of the ten thousand instead of testing; with
-// --miscount=N, one of a worker that miscounts; with --skips=N, one of ranks
-// that leave out layers; with --elastic=N, an elastic one; with --shards=N, one
-// of several shards.
+// With --NAME=SEED, replays one seed of a scenario instead of testing: seed is
+// the base scenario, the others are named as their functions.
 int main(int argc, char** argv) {
+  using cohort::sim::Scenario;
+  const std::map<std::string, Scenario (*)(uint64_t)> scenarios = {
+      {"seed", cohort::sim::MakeScenario},
+      {"miscount", cohort::sim::MakeMiscount},
+      {"skips", cohort::sim::MakeSkips},
+      {"elastic", cohort::sim::MakeElastic},
+      {"shards", cohort::sim::MakeShards},
+      {"tight", cohort::sim::MakeTight}};
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
-    absl::string_view text = argv[i];
-    uint64_t seed = 0;
-    if (absl::ConsumePrefix(&text, "--seed=") &&
-        absl::SimpleAtoi(text, &seed)) {
-      return cohort::sim::Replay(cohort::sim::MakeScenario(seed));
-    }
-    if (absl::ConsumePrefix(&text, "--miscount=") &&
-        absl::SimpleAtoi(text, &seed)) {
-      return cohort::sim::Replay(cohort::sim::MakeMiscount(seed));
-    }
-    if (absl::ConsumePrefix(&text, "--skips=") &&
-        absl::SimpleAtoi(text, &seed)) {
-      return cohort::sim::Replay(cohort::sim::MakeSkips(seed));
-    }
-    if (absl::ConsumePrefix(&text, "--elastic=") &&
-        absl::SimpleAtoi(text, &seed)) {
-      return cohort::sim::Replay(cohort::sim::MakeElastic(seed));
-    }
-    if (absl::ConsumePrefix(&text, "--shards=") &&
-        absl::SimpleAtoi(text, &seed)) {
-      return cohort::sim::Replay(cohort::sim::MakeShards(seed));
+    for (const auto& [name, make] : scenarios) {
+      absl::string_view text = argv[i];
+      uint64_t seed = 0;
+      if (absl::ConsumePrefix(&text, absl::StrCat("--", name, "=")) &&
+          absl::SimpleAtoi(text, &seed)) {
+        return cohort::sim::Replay(make(seed));
+      }
     }
   }
   return RUN_ALL_TESTS();
