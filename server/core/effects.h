@@ -21,6 +21,7 @@
 #include "server/core/data/commit_plan.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/observation.h"
+#include "server/core/optimizer/fold_job.h"
 #include "server/core/policy/call_order.h"
 #include "server/core/rendezvous.h"
 #include "server/core/settings.h"
@@ -250,6 +251,11 @@ struct DropGradients {
 struct Prepare {
   CommitPlan plan;
 };
+// The first of two passes has ended, so the second may begin.
+struct Scale {
+  int64_t transaction = 0;
+  GradientScales scales;
+};
 struct Commit {
   int64_t transaction = 0;
   // The version that it makes.
@@ -333,7 +339,7 @@ using Effect = std::variant<
     effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
     effect::RegisterAnswered, effect::ReduceResult, effect::ReduceAborted,
     effect::SendWeights, effect::SendVerdict, effect::ResumeGradients,
-    effect::HoldGradient, effect::DropGradients, effect::Prepare,
+    effect::HoldGradient, effect::DropGradients, effect::Prepare, effect::Scale,
     effect::Commit, effect::Abort, effect::GradientTaken, effect::InstallModel,
     effect::FoldMoments, effect::UpdateStatistics, effect::MeasureDrift,
     effect::Discard, effect::Committed, effect::PolicyChanged,

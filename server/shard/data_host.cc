@@ -383,9 +383,7 @@ void DataHost::Folded(int64_t epoch, FoldResult result) {
   {
     MutexLock lock(mu_);
     if (epoch == epoch_ && node_.has_value()) {
-      actions.epoch = epoch_;
-      const FoldReport report =
-          node_->FoldDone(std::move(result), actions.folds);
+      const FoldReport report = node_->FoldDone(std::move(result));
       actions.calls.push_back(
           [link = link_, report] { link->SendFold(report); });
     }

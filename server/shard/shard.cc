@@ -180,11 +180,10 @@ void Shard::StartFold(FoldJob job) {
     // Frees the gradients' memory before workers are told to send more.
     job = FoldJob();
     FoldReport report;
-    FoldWith([&result, &report](DataShard& data) {
-      std::vector<FoldJob> next;
-      report = data.FoldDone(std::move(result), next);
-      return next;
-    });
+    {
+      MutexLock lock(data_mu_);
+      report = data_.FoldDone(std::move(result));
+    }
     NoteFold(0, report);
     Report(std::move(report));
   });
@@ -367,7 +366,6 @@ void Shard::OfferRemote(Rank rank) {
 }
 
 void Shard::Report(FoldReport report) {
-  SendToShards(commands_.Of(report));
   Handle(
       [&](Coordinator& core, Instant now, Effects& out)
           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

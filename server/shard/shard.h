@@ -281,7 +281,7 @@ class Shard {
   void OfferRemote(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
   // The same for ranks whose gradients have waited for an opening for too long.
   void OfferOverdue() ABSL_LOCKS_EXCLUDED(mu_);
-  // Hands a fold's report, complete, to the other shards and the core.
+  // Hands a fold's report to the core.
   void Report(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ends streams whose peer sends nothing or reads nothing.

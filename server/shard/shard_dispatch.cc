@@ -131,6 +131,10 @@ struct Shard::Dispatcher {
       return data.Prepare(std::move(prepare.plan));
     });
   }
+  void operator()(effect::Scale& scale) const {
+    shard.FoldWith(
+        [&scale](DataShard& data) { return data.Scale(scale.scales); });
+  }
   void operator()(effect::Commit& commit) const {
     shard.NoteCommit(commit);
     std::optional<Transaction> over;

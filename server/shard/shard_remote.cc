@@ -65,21 +65,17 @@ absl::Status Shard::CheckRemoteFold(int32_t shard,
         absl::StrCat("it has folded partition ", report.partition,
                      ", which is not one of its own"));
   }
-  const auto slices_of = [&](int32_t partition) {
-    return model->partitions[static_cast<size_t>(partition)].slices.size();
-  };
-  const size_t slices = slices_of(report.partition);
+  const size_t slices =
+      model->partitions[static_cast<size_t>(report.partition)].slices.size();
   if (!report.norms.empty() && report.norms.size() != slices) {
     return absl::InvalidArgumentError(absl::StrCat(
         "it has sent ", report.norms.size(), " norms of partition ",
         report.partition, ", which has ", slices, " slices"));
   }
-  // May be of a fold before this one.
   const std::optional<NonfiniteGradient>& nonfinite = report.nonfinite;
   if (nonfinite.has_value() &&
-      (!owns(nonfinite->partition) || nonfinite->slice < 0 ||
-       static_cast<size_t>(nonfinite->slice) >=
-           slices_of(nonfinite->partition))) {
+      (nonfinite->partition != report.partition || nonfinite->slice < 0 ||
+       static_cast<size_t>(nonfinite->slice) >= slices)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "it has found a value that is not finite in slice ", nonfinite->slice,
         " of partition ", nonfinite->partition, ", which it does not have"));
@@ -91,11 +87,6 @@ absl::Status Shard::CheckRemoteFold(int32_t shard,
 absl::Status Shard::RemoteFolded(int32_t shard, FoldReport report) {
   COHORT_RETURN_IF_ERROR(CheckRemoteFold(shard, report));
   NoteFold(shard, report);
-  FoldWith([&report](DataShard& data) {
-    std::vector<FoldJob> next;
-    data.FoldedElsewhere(report, next);
-    return next;
-  });
   Report(std::move(report));
   return absl::OkStatus();
 }

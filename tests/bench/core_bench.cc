@@ -254,7 +254,7 @@ class MeasuredCore {
       const FoldJob job = std::exchange(folds_.back(), {});
       folds_.pop_back();
       FoldReport report =
-          data_.FoldDone(RunFold(job, kernels::CpuBackend(), pool_), folds_);
+          data_.FoldDone(RunFold(job, kernels::CpuBackend(), pool_));
       COHORT_RETURN_IF_ERROR(Event("fold done", [&](Effects& out) {
         core_.Folded(std::move(report), now_, out);
         return absl::OkStatus();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -78,7 +79,9 @@ class DataShardTest : public ::testing::Test {
       FoldResult result =
           RunFold(jobs.back(), kernels::ReferenceBackend(), pool_);
       jobs.pop_back();
-      commit.Take(data_.FoldDone(std::move(result), jobs));
+      commit.Take(data_.FoldDone(std::move(result)));
+      const std::optional<GradientScales> scales = commit.TakeScales();
+      if (scales.has_value()) jobs = data_.Scale(*scales);
     }
   }
 
@@ -132,9 +135,8 @@ TEST_F(DataShardTest, AbortKeepsWhatWasNotFoldedUntilItIsDropped) {
   ASSERT_THAT(folds, SizeIs(1));
   data_.Abort(1);
   // The fold ends after its transaction was aborted.
-  std::vector<FoldJob> next;
-  const FoldReport report = data_.FoldDone(
-      RunFold(folds[0], kernels::ReferenceBackend(), pool_), next);
+  const FoldReport report =
+      data_.FoldDone(RunFold(folds[0], kernels::ReferenceBackend(), pool_));
   EXPECT_EQ(report.gradient_bytes, 8);
   EXPECT_FALSE(report.prepared.has_value());
   EXPECT_THAT(data_.Drop(PushOfRank(0)), SizeIs(1));

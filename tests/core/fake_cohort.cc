@@ -85,6 +85,8 @@ void FakeCohort::Note(const Effect& effect) {
     data_.Drop(e->push);
   } else if (const auto* e = std::get_if<effect::Prepare>(&effect)) {
     Begin(data_.Prepare(e->plan));
+  } else if (const auto* e = std::get_if<effect::Scale>(&effect)) {
+    Begin(data_.Scale(e->scales));
   } else if (const auto* e = std::get_if<effect::Commit>(&effect)) {
     data_.Commit(e->transaction);
   } else if (const auto* e = std::get_if<effect::Abort>(&effect)) {
@@ -177,11 +179,8 @@ void FakeCohort::MomentsFolded(MomentsFold done) {
 }
 
 void FakeCohort::FoldDone(FoldResult result) {
-  std::vector<FoldJob> next;
-  FoldReport report = data_.FoldDone(std::move(result), next);
-  Begin(std::move(next));
   Effects out;
-  core_.Folded(std::move(report), now_, out);
+  core_.Folded(data_.FoldDone(std::move(result)), now_, out);
   Absorb(std::move(out));
 }
 

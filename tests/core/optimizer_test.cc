@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/float_buffer.h"
-#include "server/core/data/transaction.h"
+#include "server/core/optimizer/gradient_scales.h"
 #include "server/core/optimizer/slots.h"
 #include "tests/core/small_run.h"
 #include "tests/kernels/reference/reference_backend.h"

@@ -8,6 +8,7 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
@@ -22,7 +23,6 @@
 namespace cohort {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr int32_t kPushes = 2;
@@ -112,21 +112,15 @@ class ShardNormsTest : public ::testing::Test {
   void FoldOne(PendingCommit& commit) {
     const auto [shard, job] = std::move(folds_.back());
     folds_.pop_back();
-    std::vector<FoldJob> next;
-    FoldReport report = shards_[shard].FoldDone(
-        RunFold(job, kernels::ReferenceBackend(), pool_), next);
-    Queue(shard, std::move(next));
-    if (shard != 0) {
-      std::vector<FoldJob> second;
-      shards_[0].FoldedElsewhere(report, second);
-      Queue(0, std::move(second));
-    }
-    if (report.scales.has_value()) {
-      for (size_t i = 1; i < shards_.size(); ++i) {
-        Queue(i, shards_[i].Scale(*report.scales));
+    commit.Take(shards_[shard].FoldDone(
+        RunFold(job, kernels::ReferenceBackend(), pool_)));
+    const std::optional<GradientScales> scales = commit.TakeScales();
+    if (!scales.has_value()) return;
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      if (shards_[i].transaction()->AwaitsScales()) {
+        Queue(i, shards_[i].Scale(*scales));
       }
     }
-    commit.Take(std::move(report));
   }
 
   // One server and several come to the same bits.
@@ -182,8 +176,8 @@ TEST_F(ShardNormsTest, ClippedAdamHasTheBitsOfOneServer) {
   ExpectSameForAnyNumber({.kind = OptimizerKind::kAdam, .clip_norm = 0.5});
 }
 
-// Shard 0 has nothing to fold, and begins the second pass all the same.
-TEST_F(ShardNormsTest, AShardWithoutTrainedPartitionsSumsTheNorms) {
+// Shard 0 has nothing to fold, and takes the scales all the same.
+TEST_F(ShardNormsTest, AShardWithoutTrainedPartitionsHasNoSecondPass) {
   auto model = std::make_shared<RegisteredModel>(*model_);
   for (size_t p = 0; p < model->partitions.size(); p += 2) {
     model->partitions[p].trainable = false;
@@ -223,29 +217,26 @@ TEST_F(ShardNormsTest, AGradientThatIsNotFiniteElsewhereGivesTheCommitUp) {
   EXPECT_FALSE(shards_[1].transaction()->AwaitsScales());
 }
 
-// The norms of a partition count once, and a fold that ended after an abort has
-// none.
+// The norms of a partition count once, and a report without any is of no fold.
 TEST_F(ShardNormsTest, OtherReportsChangeNothing) {
-  const CommitPlan plan = PlanOf({.clip_norm = 0.5});
-  DataShard first(ShardPlace{.index = 0, .count = 2});
-  first.Prepare(plan);
-  std::vector<FoldJob> next;
+  PendingCommit commit(PlanOf({.clip_norm = 0.5}));
   const auto report = [&](int32_t partition, std::vector<SliceNorm> norms) {
-    FoldReport from{
-        .transaction = 1, .partition = partition, .norms = std::move(norms)};
-    first.FoldedElsewhere(from, next);
-    return from;
+    return commit.Take(
+        {.transaction = 1, .partition = partition, .norms = std::move(norms)});
   };
-  const size_t slices = model_->partitions[1].slices.size();
-  const std::vector<SliceNorm> norms(slices, {.gradient = 4});
-  report(1, {});
-  report(1, norms);
-  report(1, norms);
-  EXPECT_EQ(first.transaction()->scales(), std::nullopt);
-  FoldReport other{.transaction = 2, .partition = 3, .norms = norms};
-  first.FoldedElsewhere(other, next);
-  EXPECT_THAT(other.norms, ElementsAre(norms[0]));
-  EXPECT_THAT(next, IsEmpty());
+  for (int32_t p = 0; p < 5; ++p) {
+    const size_t slices =
+        model_->partitions[static_cast<size_t>(p)].slices.size();
+    EXPECT_TRUE(report(p, {}));
+    EXPECT_TRUE(report(p, std::vector<SliceNorm>(slices, {.gradient = 4})));
+    EXPECT_TRUE(report(p, std::vector<SliceNorm>(slices, {.gradient = 9})));
+  }
+  EXPECT_FALSE(commit.Take({.transaction = 2, .partition = 5, .norms = {{}}}));
+  EXPECT_EQ(commit.TakeScales(), std::nullopt);
+  EXPECT_TRUE(report(5, {{.gradient = 4}}));
+  EXPECT_NE(commit.TakeScales(), std::nullopt);
+  // Once.
+  EXPECT_EQ(commit.TakeScales(), std::nullopt);
 }
 
 }  // namespace

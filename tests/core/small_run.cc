@@ -127,7 +127,9 @@ std::optional<NonfiniteGradient> SmallRun::Apply(
   while (!jobs.empty()) {
     FoldResult result = RunFold(jobs.back(), backend_, pool_);
     jobs.pop_back();
-    EXPECT_TRUE(commit.Take(data.FoldDone(std::move(result), jobs)));
+    EXPECT_TRUE(commit.Take(data.FoldDone(std::move(result))));
+    std::optional<GradientScales> scales = commit.TakeScales();
+    if (scales.has_value()) jobs = data.Scale(*scales);
   }
   EXPECT_TRUE(commit.complete());
   gradient_norm_ = commit.gradient_norm();

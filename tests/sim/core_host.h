@@ -85,17 +85,11 @@ class CoreHost {
     return RunFold(job, kernels::ReferenceBackend(), pool_);
   }
   void Done(FoldResult result, Instant now) {
-    std::vector<FoldJob> next;
-    FoldReport report = data_->FoldDone(std::move(result), next);
-    BeginAll(next);
-    Report(std::move(report), now);
+    PassOn(data_->FoldDone(std::move(result)), now);
   }
-  // Another shard's.
-  void DoneElsewhere(FoldReport report, Instant now) {
-    std::vector<FoldJob> next;
-    data_->FoldedElsewhere(report, next);
-    BeginAll(next);
-    Report(std::move(report), now);
+  // A fold has ended, of whichever shard.
+  void PassOn(FoldReport report, Instant now) {
+    Handle([&](Effects& out) { core_->Folded(std::move(report), now, out); });
   }
   void Done(MomentsFold done, Instant now) {
     Handle(
@@ -121,16 +115,12 @@ class CoreHost {
     }
   }
 
-  void Report(FoldReport report, Instant now) {
-    SendAll(commands_->Of(report));
-    Handle([&](Effects& out) { core_->Folded(std::move(report), now, out); });
-  }
-
   void CarryOut(const effect::HoldGradient& e) {
     BeginAll(data_->Hold(e.gradient));
   }
   void CarryOut(const effect::DropGradients& e) { data_->Drop(e.push); }
   void CarryOut(const effect::Prepare& e) { BeginAll(data_->Prepare(e.plan)); }
+  void CarryOut(const effect::Scale& e) { BeginAll(data_->Scale(e.scales)); }
   void CarryOut(const effect::Commit& e) { data_->Commit(e.transaction); }
   void CarryOut(const effect::Abort& e) { data_->Abort(e.transaction); }
   void CarryOut(const effect::FoldMoments& e) { self().Begin(e.job); }

@@ -66,7 +66,7 @@ void SimServer::RemoteArrived(int32_t shard, RemoteGradient gradient) {
 }
 
 void SimServer::RemoteFolded(FoldReport report) {
-  DoneElsewhere(std::move(report), world_.scheduler.now());
+  PassOn(std::move(report), world_.scheduler.now());
 }
 
 void SimServer::Offer(Rank rank) {

@@ -7,14 +7,6 @@
 #include "common/check.h"
 
 namespace cohort {
-namespace {
-
-void Append(std::vector<FoldJob> jobs, std::vector<FoldJob>& to) {
-  for (FoldJob& job : jobs) to.push_back(std::move(job));
-}
-
-}  // namespace
-
 bool DataShard::Contributes(const PushId& push) const {
   if (!transaction_.has_value()) return false;
   const std::vector<PushId>& contributors = transaction_->plan().contributors;
@@ -86,44 +78,18 @@ std::optional<FoldJob> DataShard::FoldIfComplete(int32_t partition) {
   return transaction_->Fold(partition, std::move(gradients));
 }
 
-FoldReport DataShard::FoldDone(FoldResult result, std::vector<FoldJob>& next) {
+FoldReport DataShard::FoldDone(FoldResult result) {
   FoldReport report{.transaction = result.transaction,
                     .partition = result.partition,
                     .gradient_bytes = result.gradient_bytes};
   if (!transaction_.has_value() || transaction_->id() != report.transaction) {
     return report;
   }
-  if (place_.index != 0) report.norms = result.norms;
-  const bool scaled = transaction_->scales().has_value();
-  Append(transaction_->Done(std::move(result)), next);
+  report.nonfinite = result.nonfinite;
+  report.norms = std::move(result.norms);
+  transaction_->Done(std::move(result));
   report.prepared = transaction_->result(report.partition);
-  Complete(report, scaled);
   return report;
-}
-
-void DataShard::FoldedElsewhere(FoldReport& report,
-                                std::vector<FoldJob>& next) {
-  // A fold that ended after an abort says neither.
-  const bool first_pass =
-      !report.prepared.has_value() &&
-      (!report.norms.empty() || report.nonfinite.has_value());
-  if (!first_pass || !transaction_.has_value() ||
-      transaction_->id() != report.transaction) {
-    return;
-  }
-  const bool scaled = transaction_->scales().has_value();
-  Append(
-      transaction_->DoneElsewhere(
-          report.partition, std::exchange(report.norms, {}), report.nonfinite),
-      next);
-  Complete(report, scaled);
-}
-
-void DataShard::Complete(FoldReport& report, bool scaled) const {
-  report.nonfinite = transaction_->nonfinite();
-  report.gradient_norm = transaction_->gradient_norm();
-  report.given_up = transaction_->given_up();
-  if (place_.count > 1 && !scaled) report.scales = transaction_->scales();
 }
 
 std::optional<Transaction> DataShard::Commit(int64_t transaction) {

@@ -21,19 +21,9 @@ struct FoldReport {
   // The partition of the next version. Absent: a pass over it is still to come,
   // or the transaction was given up.
   std::optional<FoldResult> prepared;
-  // The first that was seen in the transaction so far.
   std::optional<NonfiniteGradient> nonfinite;
-  // Norm of the mean gradient before clipping and damping; known after the
-  // first pass of a clipped transaction.
-  std::optional<double> gradient_norm;
-  // The other partitions will not be prepared, because the gradient is not
-  // finite.
-  bool given_up = false;
-  // From a data shard, of the first of two passes: one entry for each slice,
-  // for DataShard::FoldedElsewhere. Otherwise empty.
+  // Of the first of two passes: one entry for each slice. Otherwise empty.
   std::vector<SliceNorm> norms;
-  // At shard 0 of several: the second pass begins, and the others need these.
-  std::optional<GradientScales> scales;
 };
 
 // The partitions of one shard: it holds accepted gradients unfolded until a
@@ -61,14 +51,10 @@ class DataShard {
   // Folds what `plan` names, as soon as it is there. The transaction before it
   // must be over. Returns the folds that are complete by now.
   std::vector<FoldJob> Prepare(CommitPlan plan);
-  // A fold has ended, of this transaction or of one that is over. Appends to
-  // `next` the folds of a second pass.
-  FoldReport FoldDone(FoldResult result, std::vector<FoldJob>& next);
-  // At shard 0: another shard reports on a fold. Takes the norms of a first
-  // pass, and completes `report` as FoldDone does. No-op for other reports.
-  void FoldedElsewhere(FoldReport& report, std::vector<FoldJob>& next);
-  // At a data shard: begins the second pass of the transaction, which must
-  // await it (Transaction::AwaitsScales).
+  // A fold has ended, of this transaction or of one that is over.
+  FoldReport FoldDone(FoldResult result);
+  // Begins the second pass of the transaction, which must await it
+  // (Transaction::AwaitsScales).
   std::vector<FoldJob> Scale(const GradientScales& scales) {
     return transaction_->Scale(scales);
   }
@@ -91,9 +77,6 @@ class DataShard {
 
   // The fold of `partition`, if all contributors have sent it.
   std::optional<FoldJob> FoldIfComplete(int32_t partition);
-  // Adds what is known of the transaction now; the scales unless
-  // `scaled`: the second pass had begun before.
-  void Complete(FoldReport& report, bool scaled) const;
 
   ShardPlace place_;
   std::map<PushId, Parts> pushes_;

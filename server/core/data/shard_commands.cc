@@ -48,6 +48,10 @@ struct ShardCommands::Translator {
   void operator()(const effect::Prepare& prepare) {
     TellAll(shard_command::Prepare{.plan = ShardPlanOf(prepare.plan)});
   }
+  void operator()(const effect::Scale& scale) {
+    TellAll(shard_command::Scale{.transaction = scale.transaction,
+                                 .scales = scale.scales});
+  }
   void operator()(const effect::Commit& commit) {
     TellAll(shard_command::Commit{.transaction = commit.transaction,
                                   .version = commit.version,
@@ -100,19 +104,6 @@ std::vector<ShardCommands::Command> ShardCommands::Of(const Effect& effect,
   if (shards_ == 1) return commands;
   std::visit(Translator{.to = *this, .held = held, .commands = commands},
              effect);
-  return commands;
-}
-
-std::vector<ShardCommands::Command> ShardCommands::Of(
-    const FoldReport& report) const {
-  std::vector<Command> commands;
-  if (!report.scales.has_value()) return commands;
-  for (int32_t shard = 1; shard < shards_; ++shard) {
-    commands.push_back(
-        {.shard = shard,
-         .command = shard_command::Scale{.transaction = report.transaction,
-                                         .scales = *report.scales}});
-  }
   return commands;
 }
 

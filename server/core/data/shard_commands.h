@@ -16,7 +16,7 @@ namespace cohort {
 // commands. Pass every effect, in order, before it is carried out, and send its
 // commands afterwards.
 //
-// Thread safety: none, except that folds may be passed on any thread.
+// Thread safety: none.
 class ShardCommands {
  public:
   struct Command {
@@ -37,9 +37,6 @@ class ShardCommands {
   // Empty for most effects, and always with one shard. `held` is called at most
   // once.
   std::vector<Command> Of(const Effect& effect, HeldVersions held);
-  // Empty unless this fold begins the second pass of a transaction. Send them
-  // before the core knows of the fold.
-  std::vector<Command> Of(const FoldReport& report) const;
   // True for effects that the data shards carry out in place of shard 0.
   bool IsElsewhere(const Effect& effect) const;
 

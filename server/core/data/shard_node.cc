@@ -162,7 +162,7 @@ absl::StatusOr<std::optional<Transaction>> ShardNode::Commit(
     const shard_command::Commit& commit) {
   const Transaction* over = data_.transaction();
   if (over == nullptr || over->id() != commit.transaction ||
-      !over->complete() || over->nonfinite().has_value()) {
+      !over->prepared()) {
     return absl::FailedPreconditionError(
         absl::StrCat("transaction ", commit.transaction,
                      " is to be committed and is not prepared here"));

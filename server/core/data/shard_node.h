@@ -61,8 +61,8 @@ class ShardNode {
   // Errors: FailedPrecondition: the first pass has not ended here;
   //   InvalidArgument: factors of another model.
   absl::StatusOr<std::vector<FoldJob>> Scale(const shard_command::Scale& scale);
-  FoldReport FoldDone(FoldResult result, std::vector<FoldJob>& next) {
-    return data_.FoldDone(std::move(result), next);
+  FoldReport FoldDone(FoldResult result) {
+    return data_.FoldDone(std::move(result));
   }
   // The transaction's memory is returned, so that it is freed without a lock.
   // Errors: FailedPrecondition: it is not prepared, or does not lead to this

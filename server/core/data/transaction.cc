@@ -1,32 +1,16 @@
 #include "server/core/data/transaction.h"
 
-#include <algorithm>
 #include <cmath>
-#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/name_pattern.h"
+#include "server/core/optimizer/gradient_scales.h"
 #include "server/core/statistics_sets.h"
 
 namespace cohort {
 
 namespace {
-
-bool Matches(const std::vector<std::string>& patterns,
-             const ParameterSpec& parameter) {
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [&parameter](const std::string& pattern) {
-                       return MatchesPattern(pattern, parameter.name);
-                     });
-}
-
-// As LARS is used: what is not decayed by default is not adapted either.
-bool Adapts(const OptimizerOptions& options, const ParameterSpec& parameter) {
-  return options.kind == OptimizerKind::kLars && !parameter.decay_exempt &&
-         !Matches(options.no_decay, parameter);
-}
 
 kernels::AdamStep AdamStepOf(const OptimizerOptions& o, double learning_rate,
                              double weight_decay, double weight,
@@ -70,18 +54,9 @@ Transaction::Transaction(CommitPlan plan, const ShardPlace& place)
   if (!two_passes()) return;
   pending_.resize(partitions.size());
   missing_first_ = missing_;
-  if (!sums_norms()) return;
-  norms_.resize(partitions.size());
-  for (const Partition& partition : partitions) {
-    norms_missing_.push_back(partition.trainable);
-    if (partition.trainable) ++norms_missing_count_;
-  }
 }
 
-bool Transaction::two_passes() const {
-  return plan_.optimizer.clip_norm > 0 ||
-         plan_.optimizer.kind == OptimizerKind::kLars;
-}
+bool Transaction::two_passes() const { return NeedsNorms(plan_.optimizer); }
 
 SliceStep Transaction::StepOf(int32_t partition, size_t slice,
                               bool absent) const {
@@ -165,77 +140,27 @@ FoldJob Transaction::Fold(int32_t partition,
   return job;
 }
 
-std::vector<FoldJob> Transaction::Done(FoldResult result) {
+void Transaction::Done(FoldResult result) {
   const auto p = static_cast<size_t>(result.partition);
   COHORT_CHECK(started_[p] && !results_[p].has_value(),
                absl::StrCat("partition ", result.partition, " folded twice"));
-  if (result.nonfinite.has_value() && !nonfinite_.has_value()) {
-    nonfinite_ = result.nonfinite;
-  }
+  finite_ = finite_ && !result.nonfinite.has_value();
   if (result.pass != FoldPass::kGradient) {
     results_[p] = std::move(result);
     --missing_;
-    return {};
+    return;
   }
   pending_[p].gradient = std::move(result.gradient);
   pending_[p].slots.mean_square = std::move(result.slots.mean_square);
   --missing_first_;
-  if (!sums_norms()) return {};
-  return TakeNorms(result.partition, std::move(result.norms));
-}
-
-std::vector<FoldJob> Transaction::DoneElsewhere(
-    int32_t partition, std::vector<SliceNorm> norms,
-    const std::optional<NonfiniteGradient>& nonfinite) {
-  if (!two_passes() || !norms_missing_[static_cast<size_t>(partition)]) {
-    return {};
-  }
-  if (!nonfinite_.has_value()) nonfinite_ = nonfinite;
-  return TakeNorms(partition, std::move(norms));
-}
-
-std::vector<FoldJob> Transaction::TakeNorms(int32_t partition,
-                                            std::vector<SliceNorm> norms) {
-  const auto p = static_cast<size_t>(partition);
-  norms_missing_[p] = false;
-  norms_[p] = std::move(norms);
-  if (--norms_missing_count_ > 0) return {};
-  // No part of the transaction will be used.
-  if (nonfinite_.has_value()) {
-    given_up_ = true;
-    missing_ = 0;
-    return {};
-  }
-  scales_ = SumNorms();
-  return SecondPass(*scales_);
 }
 
 bool Transaction::AwaitsScales() const {
-  return two_passes() && !sums_norms() && missing_first_ == 0 &&
-         !pending_.empty() && !nonfinite_.has_value();
+  return two_passes() && missing_first_ == 0 && !pending_.empty() && finite_;
 }
 
 std::vector<FoldJob> Transaction::Scale(const GradientScales& scales) {
   COHORT_CHECK(AwaitsScales(), absl::StrCat("transaction ", id()));
-  return SecondPass(scales);
-}
-
-GradientScales Transaction::SumNorms() {
-  double squares = 0;
-  for (const std::vector<SliceNorm>& partition : norms_) {
-    for (const SliceNorm& norm : partition) squares += norm.gradient;
-  }
-  gradient_norm_ = std::sqrt(squares);
-  const double norm_max = plan_.optimizer.clip_norm;
-  const double clip = norm_max > 0 && *gradient_norm_ > norm_max
-                          ? norm_max / *gradient_norm_
-                          : 1.0;
-  GradientScales scales{.clip = clip, .trust_ratios = TrustRatios(clip)};
-  norms_.clear();
-  return scales;
-}
-
-std::vector<FoldJob> Transaction::SecondPass(const GradientScales& scales) {
   const std::vector<double>& ratios = scales.trust_ratios;
   std::vector<FoldJob> jobs;
   for (size_t p = 0; p < pending_.size(); ++p) {
@@ -261,44 +186,6 @@ std::vector<FoldJob> Transaction::SecondPass(const GradientScales& scales) {
   }
   pending_.clear();
   return jobs;
-}
-
-// trust * |w| / (|g| + decay * |w|) over whole parameters; 1 where either norm
-// is 0, as a parameter that starts at 0 could never leave it.
-//
-// Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional
-//   Networks", 2017, equation 6 and algorithm 1. The rate multiplies the
-//   velocity, as in the other rules, and not what goes into it.
-std::vector<double> Transaction::TrustRatios(double clip) const {
-  const OptimizerOptions& o = plan_.optimizer;
-  if (o.kind != OptimizerKind::kLars) return {};
-  const std::vector<ParameterSpec>& parameters = plan_.model->layout.parameters;
-  std::vector<double> ratios(parameters.size(), 1.0);
-  std::vector<SliceNorm> sums(parameters.size());
-  for (size_t p = 0; p < norms_.size(); ++p) {
-    for (size_t i = 0; i < norms_[p].size(); ++i) {
-      const Slice& slice = plan_.model->partitions[p].slices[i];
-      SliceNorm& sum = sums[static_cast<size_t>(slice.parameter)];
-      sum.gradient += norms_[p][i].gradient;
-      sum.weights += norms_[p][i].weights;
-    }
-  }
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    if (!Adapts(o, parameters[k])) continue;
-    const double weights = std::sqrt(sums[k].weights);
-    const double gradient = clip * std::sqrt(sums[k].gradient);
-    if (weights == 0 || gradient == 0) continue;
-    const double decay = DecayOf(o, parameters[k]);
-    ratios[k] = o.lars_trust * weights / (gradient + decay * weights);
-  }
-  return ratios;
-}
-
-double DecayOf(const OptimizerOptions& options,
-               const ParameterSpec& parameter) {
-  const bool decays = !Matches(options.no_decay, parameter) &&
-                      (options.decay_everything || !parameter.decay_exempt);
-  return decays ? options.weight_decay * parameter.decay_multiplier : 0;
 }
 
 }  // namespace cohort

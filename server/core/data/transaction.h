@@ -15,11 +15,9 @@ namespace cohort {
 // One atomic change of all partitions: makes the folds of a plan and collects
 // their results.
 //
-// Clipping and LARS need the norms of all gradients before anything is
-// updated, so then each partition is folded in two passes; see Done. Shard 0
-// gets the squares of every slice of every shard and sums them in the order of
-// the partitions, so that the number of shards changes no bit: sums of sums
-// would.
+// Where the rule needs norms (NeedsNorms), each partition is folded in two
+// passes. The second begins with Scale, once the core has the squares of every
+// slice of every shard.
 class Transaction {
  public:
   // Folds the partitions that `place` owns.
@@ -35,38 +33,19 @@ class Transaction {
   // of all contributors, in rank order.
   FoldJob Fold(int32_t partition, std::vector<HeldGradient> gradients);
   // A fold of this transaction has ended; each of its folds comes once.
-  // Returns the folds of the second pass once the first has ended everywhere,
-  // otherwise none: those of a data shard begin with Scale.
-  std::vector<FoldJob> Done(FoldResult result);
-  // At shard 0: the first pass over another shard's partition has ended, with
-  // one norm for each slice, or is not finite. No-op if that is known already.
-  // Returns the folds of the second pass, as Done.
-  std::vector<FoldJob> DoneElsewhere(
-      int32_t partition, std::vector<SliceNorm> norms,
-      const std::optional<NonfiniteGradient>& nonfinite);
-  // At shard 0, once the second pass has begun.
-  const std::optional<GradientScales>& scales() const { return scales_; }
-  // At a data shard: its first pass has ended, with finite gradients, and the
-  // second has not begun.
+  void Done(FoldResult result);
+  // Its first pass has ended here, with finite gradients, and the second has
+  // not begun.
   bool AwaitsScales() const;
-  // Begins the second pass of a data shard that awaits it.
+  // Begins the second pass, which it must await.
   std::vector<FoldJob> Scale(const GradientScales& scales);
 
-  // All folds have ended.
-  bool complete() const { return missing_ == 0; }
-  // The second pass is left out, because the gradient is not finite.
-  bool given_up() const { return given_up_; }
+  // All folds have ended, and gradients were finite.
+  bool prepared() const { return missing_ == 0 && finite_; }
   // Absent: not folded to the end yet, frozen, or another shard's.
   const std::optional<FoldResult>& result(int32_t partition) const {
     return results_[static_cast<size_t>(partition)];
   }
-  // The first that was seen.
-  const std::optional<NonfiniteGradient>& nonfinite() const {
-    return nonfinite_;
-  }
-  // Norm of the mean gradient before clipping and damping; known after the
-  // first pass of a clipped transaction.
-  std::optional<double> gradient_norm() const { return gradient_norm_; }
 
  private:
   bool two_passes() const;
@@ -75,16 +54,6 @@ class Transaction {
   // The step of one slice of `partition`, without factors that depend on a
   // norm.
   SliceStep StepOf(int32_t partition, size_t slice, bool absent) const;
-  bool sums_norms() const { return place_.index == 0; }
-  // Begins the second pass if all norms are here.
-  std::vector<FoldJob> TakeNorms(int32_t partition,
-                                 std::vector<SliceNorm> norms);
-  // Of all norms; sets gradient_norm_.
-  GradientScales SumNorms();
-  std::vector<FoldJob> SecondPass(const GradientScales& scales);
-  // Factor of the clipped gradient, by parameter; 1 for parameters that are not
-  // adapted. Empty without LARS.
-  std::vector<double> TrustRatios(double clip) const;
 
   CommitPlan plan_;
   ShardPlace place_;
@@ -94,23 +63,12 @@ class Transaction {
   // first pass has not ended.
   std::vector<FoldJob> pending_;
   int32_t missing_first_ = 0;
-  // At shard 0, by partition of any shard: the norms, and whether they are
-  // still to come.
-  std::vector<std::vector<SliceNorm>> norms_;
-  std::vector<bool> norms_missing_;
-  int32_t norms_missing_count_ = 0;
-  std::optional<GradientScales> scales_;
-  std::optional<double> gradient_norm_;
   // By partition; partitions that are frozen or another shard's count as
   // started and are never folded.
   std::vector<bool> started_;
   std::vector<std::optional<FoldResult>> results_;
   int32_t missing_ = 0;
-  bool given_up_ = false;
-  std::optional<NonfiniteGradient> nonfinite_;
+  bool finite_ = true;
 };
-
-// Weight decay of `parameter`; 0 if it is exempt.
-double DecayOf(const OptimizerOptions& options, const ParameterSpec& parameter);
 
 }  // namespace cohort

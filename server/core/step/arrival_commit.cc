@@ -93,7 +93,7 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
 
 void ArrivalQueue::Folded(FoldReport report, Turn& turn) {
   ResumePaused(turn);
-  if (commit_.has_value()) commit_->Take(std::move(report));
+  if (commit_.has_value()) TakeFold(std::move(report), *commit_, turn);
 }
 
 StatisticsSets ArrivalQueue::StatisticsWith(const Arrival& arrival) const {

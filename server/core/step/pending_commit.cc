@@ -11,12 +11,17 @@ namespace cohort {
 PendingCommit::PendingCommit(const CommitPlan& plan)
     : transaction_(plan.transaction),
       learning_rate_(plan.learning_rate),
+      model_(plan.model),
+      optimizer_(plan.optimizer),
       base_(plan.base),
       results_(plan.model->partitions.size()) {
-  for (const Partition& partition : plan.model->partitions) {
+  for (const Partition& partition : model_->partitions) {
     begun_.push_back(!partition.trainable);
+    norms_missing_.push_back(partition.trainable && NeedsNorms(optimizer_));
     if (partition.trainable) ++missing_;
+    if (norms_missing_.back()) ++norms_missing_count_;
   }
+  norms_.resize(begun_.size());
 }
 
 void PendingCommit::Begin(int32_t partition) {
@@ -29,17 +34,37 @@ bool PendingCommit::Take(FoldReport report) {
   if (report.nonfinite.has_value() && !nonfinite_.has_value()) {
     nonfinite_ = report.nonfinite;
   }
-  if (report.gradient_norm.has_value()) gradient_norm_ = report.gradient_norm;
-  given_up_ = given_up_ || report.given_up;
-  if (report.prepared.has_value()) {
-    std::optional<FoldResult>& result =
-        results_[static_cast<size_t>(report.partition)];
-    COHORT_CHECK(HasBegun(report.partition) && !result.has_value(),
-                 absl::StrCat("partition ", report.partition, " folded twice"));
-    result = *std::move(report.prepared);
-    --missing_;
+  if (!report.prepared.has_value()) {
+    TakeNorms(report);
+    return true;
   }
+  std::optional<FoldResult>& result =
+      results_[static_cast<size_t>(report.partition)];
+  COHORT_CHECK(HasBegun(report.partition) && !result.has_value(),
+               absl::StrCat("partition ", report.partition, " folded twice"));
+  result = *std::move(report.prepared);
+  --missing_;
   return true;
+}
+
+void PendingCommit::TakeNorms(const FoldReport& report) {
+  const auto p = static_cast<size_t>(report.partition);
+  if (!norms_missing_[p]) return;
+  // Neither is of no fold.
+  if (report.norms.empty() && !report.nonfinite.has_value()) return;
+  norms_missing_[p] = false;
+  norms_[p] = report.norms;
+  if (--norms_missing_count_ > 0) return;
+  if (nonfinite_.has_value()) {
+    given_up_ = true;
+    return;
+  }
+  gradient_norm_ = NormOf(norms_);
+  scales_ = ScalesOf(norms_, optimizer_, model_->layout, model_->partitions);
+}
+
+std::optional<GradientScales> PendingCommit::TakeScales() {
+  return std::exchange(scales_, std::nullopt);
 }
 
 SharedSnapshot PendingCommit::Next(VersionExtras extras) const {

@@ -54,6 +54,16 @@ void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn) {
                    .ticket = message.ticket}});
 }
 
+bool TakeFold(FoldReport report, PendingCommit& commit, Turn& turn) {
+  if (!commit.Take(std::move(report))) return false;
+  std::optional<GradientScales> scales = commit.TakeScales();
+  if (scales.has_value()) {
+    turn.out.push_back(effect::Scale{.transaction = commit.transaction(),
+                                     .scales = *std::move(scales)});
+  }
+  return true;
+}
+
 void EndTransaction(const PendingCommit& commit, TransactionEnd end,
                     Turn& turn) {
   if (end == TransactionEnd::kCommitted) {

@@ -37,6 +37,9 @@ void SendResult(const FoldResult& result, Version version, const Worker& worker,
 
 // Hands an accepted gradient to the data shard.
 void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn);
+// A fold was reported. False: it is of another transaction, such as one that
+// was given up. Begins the second of two passes once the first has ended.
+bool TakeFold(FoldReport report, PendingCommit& commit, Turn& turn);
 enum class TransactionEnd {
   kCommitted,
   // Nothing comes of it, and the version stays.

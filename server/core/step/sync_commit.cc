@@ -138,7 +138,8 @@ void SyncRounds::Folded(FoldReport report, Turn& turn) {
   const bool prepared = report.prepared.has_value();
   // Otherwise it is of an attempt that was given up meanwhile.
   if (!round_.has_value() || !round_->progress.commit.has_value() ||
-      !round_->progress.commit->Take(std::move(report)) || !prepared) {
+      !TakeFold(std::move(report), *round_->progress.commit, turn) ||
+      !prepared) {
     return;
   }
   const FoldResult& result = *round_->progress.commit->result(partition);

@@ -1,0 +1,94 @@
+#include "server/core/optimizer/gradient_scales.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+
+#include "common/name_pattern.h"
+
+namespace cohort {
+namespace {
+
+bool Matches(const std::vector<std::string>& patterns,
+             const ParameterSpec& parameter) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&parameter](const std::string& pattern) {
+                       return MatchesPattern(pattern, parameter.name);
+                     });
+}
+
+// As LARS is used: what is not decayed by default is not adapted either.
+bool Adapts(const OptimizerOptions& options, const ParameterSpec& parameter) {
+  return options.kind == OptimizerKind::kLars && !parameter.decay_exempt &&
+         !Matches(options.no_decay, parameter);
+}
+
+// trust * |w| / (|g| + decay * |w|) over whole parameters; 1 where either norm
+// is 0, as a parameter that starts at 0 could never leave it, and for
+// parameters that are not adapted. Empty without LARS.
+//
+// Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional
+//   Networks", 2017, equation 6 and algorithm 1. The rate multiplies the
+//   velocity, as in the other rules, and not what goes into it.
+std::vector<double> TrustRatios(const GradientNorms& norms, double clip,
+                                const OptimizerOptions& o,
+                                const ModelLayout& layout,
+                                const std::vector<Partition>& partitions) {
+  if (o.kind != OptimizerKind::kLars) return {};
+  const std::vector<ParameterSpec>& parameters = layout.parameters;
+  std::vector<double> ratios(parameters.size(), 1.0);
+  std::vector<SliceNorm> sums(parameters.size());
+  for (size_t p = 0; p < norms.size(); ++p) {
+    for (size_t i = 0; i < norms[p].size(); ++i) {
+      const Slice& slice = partitions[p].slices[i];
+      SliceNorm& sum = sums[static_cast<size_t>(slice.parameter)];
+      sum.gradient += norms[p][i].gradient;
+      sum.weights += norms[p][i].weights;
+    }
+  }
+  for (size_t k = 0; k < parameters.size(); ++k) {
+    if (!Adapts(o, parameters[k])) continue;
+    const double weights = std::sqrt(sums[k].weights);
+    const double gradient = clip * std::sqrt(sums[k].gradient);
+    if (weights == 0 || gradient == 0) continue;
+    const double decay = DecayOf(o, parameters[k]);
+    ratios[k] = o.lars_trust * weights / (gradient + decay * weights);
+  }
+  return ratios;
+}
+
+}  // namespace
+
+bool NeedsNorms(const OptimizerOptions& optimizer) {
+  return optimizer.clip_norm > 0 || optimizer.kind == OptimizerKind::kLars;
+}
+
+double NormOf(const GradientNorms& norms) {
+  double squares = 0;
+  for (const std::vector<SliceNorm>& partition : norms) {
+    for (const SliceNorm& norm : partition) squares += norm.gradient;
+  }
+  return std::sqrt(squares);
+}
+
+GradientScales ScalesOf(const GradientNorms& norms,
+                        const OptimizerOptions& optimizer,
+                        const ModelLayout& layout,
+                        const std::vector<Partition>& partitions) {
+  const double norm = NormOf(norms);
+  const double norm_max = optimizer.clip_norm;
+  const double clip = norm_max > 0 && norm > norm_max ? norm_max / norm : 1.0;
+  return {
+      .clip = clip,
+      .trust_ratios = TrustRatios(norms, clip, optimizer, layout, partitions)};
+}
+
+double DecayOf(const OptimizerOptions& options,
+               const ParameterSpec& parameter) {
+  const bool decays = !Matches(options.no_decay, parameter) &&
+                      (options.decay_everything || !parameter.decay_exempt);
+  return decays ? options.weight_decay * parameter.decay_multiplier : 0;
+}
+
+}  // namespace cohort

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <vector>
+
+#include "common/model_layout.h"
+#include "server/core/optimizer/fold_job.h"
+#include "server/core/options.h"
+
+namespace cohort {
+
+// Clipping and LARS need the norms of all gradients before anything is
+// updated, so then each partition is folded in two passes.
+bool NeedsNorms(const OptimizerOptions& optimizer);
+
+// By partition, one entry a slice; empty for partitions without gradients.
+using GradientNorms = std::vector<std::vector<SliceNorm>>;
+
+// The norm of the whole mean gradient, before clipping and damping. Squares are
+// summed in the order of the partitions, so that it does not depend on who has
+// which: sums of sums would.
+double NormOf(const GradientNorms& norms);
+
+// What the second pass takes from them. `layout` and `partitions` are the
+// model's.
+GradientScales ScalesOf(const GradientNorms& norms,
+                        const OptimizerOptions& optimizer,
+                        const ModelLayout& layout,
+                        const std::vector<Partition>& partitions);
+
+// Weight decay of `parameter`; 0 if it is exempt.
+double DecayOf(const OptimizerOptions& options, const ParameterSpec& parameter);
+
+}  // namespace cohort
