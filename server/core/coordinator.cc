@@ -23,18 +23,6 @@
 namespace cohort {
 namespace {
 
-// Tells the shard that has the gradient, before anything else that `out` has
-// from position `at` on. It is held if the driver has handed it over.
-void NoteTaken(effect::GradientTaken taken, size_t at, Effects& out) {
-  for (size_t i = at; i < out.size(); ++i) {
-    const auto* hold = std::get_if<effect::HoldGradient>(&out[i]);
-    if (hold != nullptr && hold->gradient.ticket == taken.ticket) {
-      taken.held = true;
-    }
-  }
-  out.insert(out.begin() + static_cast<std::ptrdiff_t>(at), taken);
-}
-
 // Names what a closing says that is not finite. A loss is reported as it is,
 // because a model that diverges must show; measures are left out.
 void NameNonfinite(const Worker& worker, PushClosing& closing, Effects& out) {
@@ -245,8 +233,7 @@ void Coordinator::RegisterClosed(const Sender& sender, Instant now,
 
 absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
-    std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
-    Instant now, Effects& out) {
+    std::vector<LayerStatistics> statistics, Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(run_.roster.Check(sender, now).status());
   // The worker is told so on its session.
   if (run_.ledger.ended()) return run_.registrar.AnswerOf(layout, plan);
@@ -260,8 +247,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           TakeWorkersOptimizer(run_.settings.options(), plan));
   COHORT_RETURN_IF_ERROR(InstallModel(run_, sender, target, layout, plan,
-                                      std::move(values), std::move(statistics),
-                                      turn));
+                                      std::move(statistics), turn));
   AdoptWorkersOptimizer(run_, target, plan, turn);
   Settle(turn);
   return run_.registrar.AnswerOfModel();
@@ -286,43 +272,25 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
 
 absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
                                                 const PushKey& key,
-                                                GradientMessage& message,
+                                                const GradientArrival& gradient,
                                                 Instant now, Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
                           run_.roster.CheckRegistered(sender, now));
   COHORT_RETURN_IF_ERROR(
-      CheckGradient(message, run_.model.model()->partitions));
+      CheckGradient(gradient, run_.model.model()->partitions));
   COHORT_ASSIGN_OR_RETURN(const bool under_way,
                           IsUnderWay(run_.ledger, *worker, key));
+  Turn turn{.now = now, .out = out};
   if (!under_way) {
     // Its push may have been paused before it was dropped.
-    run_.flow.Forget(worker->rank, FlowControl::SourceOf(message));
-    if (message.ticket != 0) {
-      NoteTaken({.rank = sender.rank,
-                 .incarnation = sender.incarnation,
-                 .push = {.rank = sender.rank, .key = key},
-                 .partition = message.partition,
-                 .ticket = message.ticket},
-                out.size(), out);
-    }
+    run_.flow.Forget(worker->rank);
+    TakeGradient(*worker, key, gradient, /*held=*/false, turn);
     return Admission::kTaken;
   }
-  const size_t before = out.size();
-  const int32_t partition = message.partition;
-  Turn turn{.now = now, .out = out};
   COHORT_ASSIGN_OR_RETURN(const Admission admission,
-                          run_.driver->Gradient(*worker, message, turn));
+                          run_.driver->Gradient(*worker, gradient, turn));
   if (admission == Admission::kTaken) {
-    NoteProgress(*worker, key, partition, now);
-  }
-  if (message.ticket != 0 && admission == Admission::kTaken) {
-    // First: weights for this rank may follow.
-    NoteTaken({.rank = sender.rank,
-               .incarnation = sender.incarnation,
-               .push = {.rank = sender.rank, .key = key},
-               .partition = partition,
-               .ticket = message.ticket},
-              before, out);
+    NoteProgress(*worker, key, gradient.partition, now);
   }
   Settle(turn);
   return admission;
@@ -374,12 +342,12 @@ absl::Status Coordinator::CheckFolded(const FoldReport& report) const {
         " bytes of gradients, want at most those that are being folded"));
   }
   const PendingCommit* const commit = run_.driver->commit();
-  if (!report.prepared.has_value() || commit == nullptr ||
+  if (!report.prepared || commit == nullptr ||
       commit->transaction() != report.transaction) {
     return absl::OkStatus();
   }
   const bool first = commit->HasBegun(report.partition) &&
-                     !commit->result(report.partition).has_value();
+                     !commit->IsPrepared(report.partition);
   if (first) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("fold of partition ", report.partition,
@@ -494,7 +462,7 @@ absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
 
 // ---- reading
 
-absl::StatusOr<SharedSnapshot> Coordinator::Read(
+absl::StatusOr<SharedVersion> Coordinator::Read(
     std::optional<Version> version) const {
   COHORT_RETURN_IF_ERROR(run_.model.CheckRegistered());
   return version.has_value() ? run_.pinned.Read(*version)

@@ -69,13 +69,13 @@ class Coordinator {
   // The client has closed its side of the registration, so it can send no
   // values.
   void RegisterClosed(const Sender& sender, Instant now, Effects& out);
-  // Takes the values of the worker that was asked. `values` has one buffer a
-  // partition; `statistics` one entry a layer or none.
-  // Errors also: FailedPrecondition if it was not asked.
+  // The values of the worker that was asked are here; `statistics` has one
+  // entry a layer or none. With effect InstallModel they become the weights of
+  // version 0. Without it another worker's already have. Errors also:
+  // FailedPrecondition if it was not asked.
   absl::StatusOr<RegisterAnswer> FinishRegister(
       const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
-      std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
-      Instant now, Effects& out);
+      std::vector<LayerStatistics> statistics, Instant now, Effects& out);
 
   // ---- one push
   // Every push is answered once (effect SendVerdict): when it is decided, or at
@@ -84,17 +84,16 @@ class Coordinator {
   //   assignment, or out of order).
   absl::Status Open(const Sender& sender, const PushKey& key,
                     const PushOpening& opening, Instant now, Effects& out);
-  // Takes from `message` unless it answers kPaused.
   absl::StatusOr<Admission> Gradient(const Sender& sender, const PushKey& key,
-                                     GradientMessage& message, Instant now,
-                                     Effects& out);
+                                     const GradientArrival& gradient,
+                                     Instant now, Effects& out);
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing, Instant now, Effects& out);
   // With several shards, a gradient can arrive at one of them before the
   // opening of its push arrives here. True if that of `key` is still to come;
   // Gradient would refuse it.
   bool AwaitsOpening(const Sender& sender, const PushKey& key) const;
-  // The data shard reports on a fold.
+  // A shard reports on a fold.
   void Folded(FoldReport report, Instant now, Effects& out);
   // Whether a report of another process may be passed to Folded.
   // Errors: InvalidArgument.
@@ -140,12 +139,9 @@ class Coordinator {
 
   // ---- reading
   // Errors: FailedPrecondition nothing registered; OutOfRange not held.
-  absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
+  absl::StatusOr<SharedVersion> Read(std::optional<Version> version) const;
   // Null before registration.
   SharedModel model() const { return run_.model.model(); }
-  // Versions that anything may still read, ascending. Only with several shards,
-  // which keep the weights of these.
-  std::vector<Version> HeldVersions() { return run_.model.HeldVersions(); }
   // State for a checkpoint of the current version; FailedPrecondition before
   // registration.
   absl::StatusOr<RunState> State() const;

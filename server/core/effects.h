@@ -11,17 +11,15 @@
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
 #include "common/evaluation_sums.h"
-#include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/measures/measures.h"
 #include "common/model_layout.h"
 #include "common/moments.h"
 #include "common/push.h"
 #include "common/rank_list.h"
-#include "server/core/data/commit_plan.h"
+#include "server/core/commands.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/observation.h"
-#include "server/core/optimizer/fold_job.h"
 #include "server/core/policy/call_order.h"
 #include "server/core/rendezvous.h"
 #include "server/core/settings.h"
@@ -50,6 +48,7 @@ struct PolicyRecord {
 // The state that a restart needs beside the options.
 struct RunState {
   SharedModel model;
+  // Of the core, it is without weights and slots.
   SharedSnapshot snapshot;
   int64_t samples = 0;
   int64_t data_epoch = 0;
@@ -207,22 +206,6 @@ struct ReduceAborted {
   ReduceKey key;
   std::string reason;
 };
-// Weights of one partition, tentative until the verdict of `key`. If another
-// shard owns the partition, it has them, and sends them.
-struct SendWeights {
-  Rank rank;
-  Incarnation incarnation;
-  PushKey key;
-  int32_t partition = 0;
-  Version version;
-  SharedFloats weights;
-  // The rank holds the version before.
-  bool takes_change = false;
-  // If so: what its weights need to become these, in bfloat16, and its XXH3-64.
-  // Otherwise empty.
-  ByteRope change;
-  uint64_t change_checksum = 0;
-};
 struct SendVerdict {
   Rank rank;
   Incarnation incarnation;
@@ -234,53 +217,14 @@ struct SendVerdict {
   // May be null.
   std::shared_ptr<const StatisticsSets> statistics;
 };
-// The rank's stream of gradients was paused: its message may be handed over
-// once more, and others read.
+// A gradient of the rank was paused: the core may be asked once more.
 struct ResumeGradients {
   Rank rank;
   Incarnation incarnation;
 };
-// For the data shard (data/data_shard.h), in this order: its methods of the
-// same names. Hand its reports to Coordinator::Folded.
-struct HoldGradient {
-  HeldGradient gradient;
-};
-struct DropGradients {
-  PushId push;
-};
-struct Prepare {
-  CommitPlan plan;
-};
-// The first of two passes has ended, so the second may begin.
-struct Scale {
-  int64_t transaction = 0;
-  GradientScales scales;
-};
-struct Commit {
-  int64_t transaction = 0;
-  // The version that it makes.
-  Version version;
-};
-struct Abort {
-  int64_t transaction = 0;
-  // There is a new version all the same, with the weights of the one before.
-  std::optional<Version> skipped;
-};
-// With several shards: the gradient of this ticket is accepted, and `held`
-// unless it is a repetition. Replaces HoldGradient at the shard that has it.
-struct GradientTaken {
-  Rank rank;
-  Incarnation incarnation;
-  PushId push;
-  int32_t partition = 0;
-  int64_t ticket = 0;
-  bool held = false;
-};
-// With several shards: each takes its partitions of version 0.
+// The model is registered: each shard takes its partitions of version 0.
 struct InstallModel {
   SharedModel model;
-  // With the weights of all partitions.
-  SharedSnapshot snapshot;
   SettingValues settings;
 };
 // Run on a pool; hand the result to Coordinator::MomentsFolded.
@@ -308,6 +252,9 @@ struct Committed {
 };
 struct PolicyChanged {
   PolicyRecord record;
+  // A checkpoint of it keeps the change over a restart. Absent before
+  // registration.
+  std::optional<RunState> state;
 };
 struct Evaluated {
   EvaluationRecord record;
@@ -330,17 +277,18 @@ struct RunEnded {
   std::string reason;
   // Null if nothing was ever registered.
   SharedModel model;
-  SharedSnapshot snapshot;
+  SharedVersion version;
 };
 
 }  // namespace effect
 
+// Commands go to ShardsOf.
 using Effect = std::variant<
     effect::Joined, effect::EndSession, effect::Notify, effect::StepAborted,
     effect::RegisterAnswered, effect::ReduceResult, effect::ReduceAborted,
-    effect::SendWeights, effect::SendVerdict, effect::ResumeGradients,
-    effect::HoldGradient, effect::DropGradients, effect::Prepare, effect::Scale,
-    effect::Commit, effect::Abort, effect::GradientTaken, effect::InstallModel,
+    effect::SendVerdict, effect::ResumeGradients, effect::InstallModel,
+    command::Adopt, command::Take, command::Drop, command::Prepare,
+    command::Scale, command::Commit, command::Abort, command::SendWeights,
     effect::FoldMoments, effect::UpdateStatistics, effect::MeasureDrift,
     effect::Discard, effect::Committed, effect::PolicyChanged,
     effect::Evaluated, effect::WriteCheckpoint, effect::Log, effect::RunEnded>;

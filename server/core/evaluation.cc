@@ -7,7 +7,7 @@
 
 namespace cohort {
 
-void EvaluationBook::Start(SharedSnapshot snapshot, const Plan& plan) {
+void EvaluationBook::Start(SharedVersion snapshot, const Plan& plan) {
   const Version version = snapshot->version;
   if (plan.test_samples == 0 || plan.kinds.empty() || open_.contains(version)) {
     return;
@@ -78,7 +78,7 @@ std::optional<EvaluationRecord> EvaluationBook::Finish(
   return record;
 }
 
-SharedSnapshot EvaluationBook::Pinned(Version version) const {
+SharedVersion EvaluationBook::Pinned(Version version) const {
   const auto it = open_.find(version);
   return it == open_.end() ? nullptr : it->second.snapshot;
 }

@@ -40,7 +40,7 @@ class EvaluationBook {
   // Cuts the test split into `shards` near-equal ranges a kind and pins
   // `snapshot`. An evaluation of the same version that is under way is not
   // repeated.
-  void Start(SharedSnapshot snapshot, const Plan& plan);
+  void Start(SharedVersion snapshot, const Plan& plan);
 
   // The next shard nobody computes yet.
   std::optional<Shard> Take();
@@ -57,11 +57,11 @@ class EvaluationBook {
   bool pending() const { return !waiting_.empty(); }
   bool empty() const { return open_.empty(); }
   // Null if that version is not pinned here.
-  SharedSnapshot Pinned(Version version) const;
+  SharedVersion Pinned(Version version) const;
 
  private:
   struct Open {
-    SharedSnapshot snapshot;
+    SharedVersion snapshot;
     Plan plan;
     // Kind by kind.
     std::vector<std::optional<EvaluationSums>> shards;

@@ -36,7 +36,7 @@ std::vector<IndexRange> CollectionBatches(const CollectionPlan& plan) {
   return batches;
 }
 
-MomentsCollection::MomentsCollection(int64_t id, SharedSnapshot snapshot,
+MomentsCollection::MomentsCollection(int64_t id, SharedVersion snapshot,
                                      const std::vector<IndexRange>& batches,
                                      size_t layers)
     : id_(id),

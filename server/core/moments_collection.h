@@ -55,7 +55,7 @@ class MomentsCollection {
   };
 
   // Pins `snapshot`. `layers` is how many batch-norm layers there are.
-  MomentsCollection(int64_t id, SharedSnapshot snapshot,
+  MomentsCollection(int64_t id, SharedVersion snapshot,
                     const std::vector<IndexRange>& batches, size_t layers);
 
   // The next batch nobody computes yet.
@@ -72,7 +72,7 @@ class MomentsCollection {
   int64_t batches() const { return batches_; }
   // So many first batches are folded.
   int64_t folded() const { return folded_; }
-  const SharedSnapshot& snapshot() const { return snapshot_; }
+  const SharedVersion& snapshot() const { return snapshot_; }
 
   // Where a moment was not finite; names the first in batch order.
   struct Nonfinite {
@@ -102,7 +102,7 @@ class MomentsCollection {
   void Fold(const Batch& batch);
 
   int64_t id_ = 0;
-  SharedSnapshot snapshot_;
+  SharedVersion snapshot_;
   int64_t batches_ = 0;
   std::deque<Shard> waiting_;
   // By index: arrived, but an earlier one has not.

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "common/byte_rope.h"
 #include "common/element_type.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
@@ -28,22 +27,25 @@ struct JoinRequest {
   std::string build;
 };
 
-struct GradientMessage {
+// One partition's gradient of a push, as the shard describes it that has
+// received it.
+struct GradientArrival {
   int32_t partition = 0;
-  // The partition's elements. Empty if another shard has received them.
-  ByteRope gradient;
   ElementType type = ElementType::kFloat32;
+  int64_t bytes = 0;
   // ByteRope::SampledChecksum of it, to compare repetitions.
   uint64_t sampled_checksum = 0;
+  // Positions in Partition::slices that the rank has no gradient for.
   std::vector<int32_t> absent_slices;
-  // Names the gradient at the shard that has received it, and its size. 0: the
-  // gradient is here.
+  // The shard's name for it.
   int64_t ticket = 0;
-  int64_t remote_bytes = 0;
+};
 
-  int64_t size_bytes() const {
-    return ticket == 0 ? gradient.size_bytes() : remote_bytes;
-  }
+// A gradient that waits at its shard for command Take or Refuse.
+struct RemoteGradient {
+  Sender sender;
+  PushKey key;
+  GradientArrival gradient;
 };
 
 // One rank's part of a rendezvous.
@@ -54,12 +56,12 @@ struct MomentsMessage {
   std::vector<int64_t> extents;
 };
 
-// The outcome of handing over a gradient.
+// The answer to a gradient.
 enum class Admission {
-  // It is the core's.
+  // Command Take is for its shard.
   kTaken,
-  // There is no room: the caller keeps it, reads nothing more of this stream,
-  // and hands it over again after effect ResumeGradients.
+  // There is no room: nothing more of this stream is to be read, and the core
+  // is asked again after effect ResumeGradients.
   kPaused,
 };
 

@@ -73,7 +73,6 @@ bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
 absl::Status InstallModel(Run& run, const Sender& sender,
                           const CoordinatorOptions& options,
                           const ModelLayout& layout, const RunPlan& plan,
-                          std::vector<SharedFloats> values,
                           std::vector<LayerStatistics> statistics, Turn& turn) {
   if (run.registrar.asked() != sender.rank) {
     return absl::FailedPreconditionError(
@@ -83,15 +82,10 @@ absl::Status InstallModel(Run& run, const Sender& sender,
   COHORT_RETURN_IF_ERROR(Validate(layout));
   COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
   COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
-  COHORT_ASSIGN_OR_RETURN(
-      SharedSnapshot whole,
-      run.model.Install(layout, plan, std::move(values), std::move(statistics),
-                        options, run.settings.policy()));
-  if (options.shards > 1) {
-    turn.out.push_back(effect::InstallModel{.model = run.model.model(),
-                                            .snapshot = std::move(whole),
-                                            .settings = SettingsOf(options)});
-  }
+  COHORT_RETURN_IF_ERROR(run.model.Install(layout, plan, std::move(statistics),
+                                           options, run.settings.policy()));
+  turn.out.push_back(effect::InstallModel{.model = run.model.model(),
+                                          .settings = SettingsOf(options)});
   run.ledger.cursor() = CursorFor(plan, options);
   turn.out.push_back(effect::Log{
       .worker =
@@ -167,7 +161,7 @@ void EndRun(Run& run, const Turn::End& end, Turn& turn) {
   turn.out.push_back(effect::RunEnded{.outcome = end.outcome,
                                       .reason = reason,
                                       .model = run.model.model(),
-                                      .snapshot = run.model.current()});
+                                      .version = run.model.current()});
 }
 
 void BeginDrain(Run& run, const std::string& reason, Turn& turn) {

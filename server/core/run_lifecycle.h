@@ -27,7 +27,6 @@ bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
 absl::Status InstallModel(Run& run, const Sender& sender,
                           const CoordinatorOptions& options,
                           const ModelLayout& layout, const RunPlan& plan,
-                          std::vector<SharedFloats> values,
                           std::vector<LayerStatistics> statistics, Turn& turn);
 
 // A model is registered, and all ranks that must be there are, or are not

@@ -1,9 +1,11 @@
 #include "server/core/run_state.h"
 
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "common/status_macros.h"
+#include "common/check.h"
 #include "server/core/data_cursor.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/settings.h"
@@ -17,7 +19,7 @@ DataCursor CursorFor(const RunPlan& plan, const CoordinatorOptions& options) {
 
 RunState CaptureState(const Run& run) {
   RunState state{.model = run.model.model(),
-                 .snapshot = run.model.current(),
+                 .snapshot = SnapshotOf(run.model.current()),
                  .samples = run.ledger.samples(),
                  .data_epoch = run.ledger.cursor().epoch(),
                  .cursor = run.ledger.cursor().position(),
@@ -51,8 +53,7 @@ RunState CaptureState(const Run& run) {
 
 bool RestoreState(const RunState& restored, RunParts& run) {
   RunSettings& settings = run.settings;
-  run.model.Restore(restored.model, restored.snapshot,
-                    settings.options().shards);
+  run.model.Restore(restored.model, *restored.snapshot);
   run.model.AdoptOptimizer(settings.options(), settings.policy());
   const std::string adopted = run.model.AdoptStatistics(
       settings.options().optimizer, settings.policy());
@@ -72,13 +73,16 @@ bool RestoreState(const RunState& restored, RunParts& run) {
   return restored.cursor == 0 && restored.data_epoch > 0 && open.empty();
 }
 
-absl::Status FitToSettings(const RunState& state, ModelSnapshot& snapshot) {
+RunState FittedToSettings(RunState state) {
   CoordinatorOptions options;
-  COHORT_RETURN_IF_ERROR(SetSettings(state.settings, options));
-  snapshot.slots =
-      FitSlots(state.model->partitions, snapshot.weights, snapshot.slots,
+  const absl::Status set = SetSettings(state.settings, options);
+  COHORT_CHECK(set.ok(), set.ToString());
+  auto fitted = std::make_shared<ModelSnapshot>(*state.snapshot);
+  fitted->slots =
+      FitSlots(state.model->partitions, fitted->weights, fitted->slots,
                SlotsOf(options.optimizer, Resolve(options.policy)));
-  return absl::OkStatus();
+  state.snapshot = std::move(fitted);
+  return state;
 }
 
 bool IsOver(const RunState& restored, const CoordinatorOptions& options) {

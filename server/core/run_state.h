@@ -17,10 +17,9 @@ RunState CaptureState(const Run& run);
 // with the old process.
 bool RestoreState(const RunState& restored, RunParts& run);
 
-// Gives `snapshot`, which is that of `state`, the slots that the settings of
-// `state` want: data shards pass on those of the version as it was committed.
-// Errors: those of SetSetting.
-absl::Status FitToSettings(const RunState& state, ModelSnapshot& snapshot);
+// The state with the slots that its settings want, of the partitions that it
+// has: shards pass on those of the version as it was committed.
+RunState FittedToSettings(RunState state);
 
 // A server with `options` that continues from `restored` has nothing left to
 // do, unless they make the run longer.

@@ -11,6 +11,7 @@
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/optimizer/workers_optimizer.h"
+#include "server/core/run_state.h"
 #include "server/core/step/push_outcome.h"
 #include "server/core/step_shares.h"
 
@@ -44,9 +45,15 @@ void Record(Run& run, SettingValues changed, std::string text,
   turn.out.push_back(
       effect::Log{.text = absl::StrCat("at step ", version.value(), ": ", text,
                                        why.empty() ? "" : "; ", why)});
-  turn.out.push_back(effect::PolicyChanged{
+  // The shards of a model that comes later take the settings of that time.
+  if (run.model.registered()) {
+    turn.out.push_back(command::Adopt{.changed = changed});
+  }
+  effect::PolicyChanged told{
       .record = run.settings.Record(std::move(changed), std::move(text), note,
-                                    version, run.ledger.samples())});
+                                    version, run.ledger.samples())};
+  if (run.model.registered()) told.state = CaptureState(run);
+  turn.out.push_back(std::move(told));
 }
 
 // What the server's flags keep of the workers' optimizer from taking effect;
@@ -117,8 +124,7 @@ absl::Status CheckChange(const CoordinatorOptions& before,
   COHORT_RETURN_IF_ERROR(CheckRatesUnchanged(before, target, plan));
   COHORT_RETURN_IF_ERROR(CheckPlanFits(target, plan));
   COHORT_RETURN_IF_ERROR(CheckInflight(target, model.layout()));
-  COHORT_RETURN_IF_ERROR(
-      CheckSlots(SlotsHeld(model.current()->slots), target.optimizer.kind));
+  COHORT_RETURN_IF_ERROR(CheckSlots(model.slots(), target.optimizer.kind));
   return MaskFor(target.optimizer, model.layout(), model.model()->partitions)
       .status();
 }

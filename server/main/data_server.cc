@@ -175,12 +175,12 @@ void DataServer::StayForShard0() {
   constexpr absl::Duration kStayMax = absl::Seconds(20);
   constexpr absl::Duration kPoll = absl::Milliseconds(50);
   host_.Leave();
-  if (!host_.attached()) return;
+  if (!host_.figures().connected) return;
   Log(LogLevel::kInfo,
       "stopping once shard 0 has written a checkpoint and disconnected, or in "
       "20 s; a second signal stops at once");
   const Instant deadline = clock_.Now() + kStayMax;
-  while (host_.attached() && clock_.Now() < deadline) {
+  while (host_.figures().connected && clock_.Now() < deadline) {
     MutexLock lock(mu_);
     if (ended_) return;
     changed_.WaitFor(mu_, kPoll);

@@ -540,15 +540,11 @@ void Server::OnCommitted(const CommitRecord& record,
   if (CurrentLogLevel() == LogLevel::kDebug) LogCommit(record);
 }
 
-void Server::OnPolicyChanged(const PolicyRecord& record) {
+void Server::OnPolicyChanged(const PolicyRecord& record,
+                             std::optional<RunState> state) {
   recorder_->PolicyChanged(record);
-  KeepChange();
-}
-
-// A restart does not undo the change.
-void Server::KeepChange() {
-  absl::StatusOr<RunState> state = shard_->State();
-  if (state.ok()) files_->KeepChange(*std::move(state));
+  // A restart does not undo the change.
+  if (state.has_value()) files_->KeepChange(*std::move(state));
 }
 
 void Server::OnChangedBeforeStart() {
@@ -557,7 +553,8 @@ void Server::OnChangedBeforeStart() {
     over_before_start_ = true;
     return;
   }
-  KeepChange();
+  absl::StatusOr<RunState> state = shard_->State();
+  if (state.ok()) files_->KeepChange(*std::move(state));
 }
 
 void Server::OnEvaluated(const EvaluationRecord& record) {
@@ -588,12 +585,13 @@ void Server::OnCheckpoint(RunState state) {
   files_->OfferCheckpoint(std::move(state));
 }
 
-void Server::OnEnded(const effect::RunEnded& ended) {
+void Server::OnEnded(const effect::RunEnded& ended,
+                     const SharedSnapshot& snapshot) {
   MutexLock lock(mu_);
   summary_.outcome = ended.outcome;
   summary_.reason = ended.reason;
   summary_.model = ended.model;
-  summary_.snapshot = ended.snapshot;
+  summary_.snapshot = snapshot;
   changed_.NotifyAll();
 }
 

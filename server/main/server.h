@@ -151,7 +151,6 @@ class Server : private RunListener {
   absl::StatusOr<Version> ExportNow();
   void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
   // Writes a checkpoint of a live change.
-  void KeepChange();
   void WriteResults(RunSummary& summary);
   void NoteLostAtTheEnd(RunSummary& summary) ABSL_LOCKS_EXCLUDED(mu_);
   void WriteModelAndStaleness(RunSummary& summary);
@@ -166,12 +165,15 @@ class Server : private RunListener {
 
   void OnCommitted(const CommitRecord& record,
                    const CommitObservation& observation) override;
-  void OnPolicyChanged(const PolicyRecord& record) override;
+  void OnPolicyChanged(const PolicyRecord& record,
+                       std::optional<RunState> state) override;
   void OnEvaluated(const EvaluationRecord& record) override;
   void OnLogged(const effect::Log& log) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnCheckpoint(RunState state) override;
   void OnMilestone(RunState state) override ABSL_LOCKS_EXCLUDED(mu_);
-  void OnEnded(const effect::RunEnded& ended) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnEnded(const effect::RunEnded& ended,
+               const SharedSnapshot& snapshot) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   void OnChangedBeforeStart() override ABSL_LOCKS_EXCLUDED(mu_);
   void OnFolded(absl::Duration took) override;
   void OnDrift(const std::vector<LayerDrift>& drift) override;

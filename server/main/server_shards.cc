@@ -73,11 +73,11 @@ void Server::MakeDataShards(const std::vector<std::string>& addresses) {
         DataShardClient::Reactions{
             .on_gradient =
                 [this, i](RemoteGradient gradient) {
-                  shard_->RemoteArrived(i, std::move(gradient));
+                  shard_->Arrived(i, std::move(gradient));
                 },
             .on_fold =
                 [this, i](FoldReport report) {
-                  return shard_->RemoteFolded(i, std::move(report));
+                  return shard_->Folded(i, std::move(report));
                 },
             .on_leaving = [this, i] { OnShardLeaving(i); },
             .on_end =
@@ -318,9 +318,8 @@ absl::StatusOr<RunState> Server::WithAllPartitions(RunState state) {
     return absl::UnavailableError(
         absl::StrCat("the data shards have sent no partition ", p));
   }
-  COHORT_RETURN_IF_ERROR(FitToSettings(state, *whole));
   state.snapshot = std::move(whole);
-  return state;
+  return FittedToSettings(std::move(state));
 }
 
 SharedSnapshot Server::WholeHere(Version version) const {

@@ -55,7 +55,7 @@ std::optional<double> SecondsLeft(const StatusView& status,
 
 }  // namespace
 
-FiguresSource::FiguresSource(const Shard& shard, const RunStats& stats,
+FiguresSource::FiguresSource(Shard& shard, const RunStats& stats,
                              const RunFiles& files, const Clock& clock,
                              Links links)
     : shard_(shard),

@@ -29,8 +29,8 @@ class FiguresSource {
   };
 
   // All references must outlive the source.
-  FiguresSource(const Shard& shard, const RunStats& stats,
-                const RunFiles& files, const Clock& clock, Links links);
+  FiguresSource(Shard& shard, const RunStats& stats, const RunFiles& files,
+                const Clock& clock, Links links);
 
   // Never null.
   SharedFigures Newest() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -42,7 +42,7 @@ class FiguresSource {
   ModelFigures GatherModel() const;
 
   // Fixed after construction.
-  const Shard& shard_;
+  Shard& shard_;
   const RunStats& stats_;
   const RunFiles& files_;
   const Clock& clock_;

@@ -436,7 +436,7 @@ class AdminService final : public v1::Admin::CallbackService {
     // Fails only for messages that cannot be JSON, which these can.
     static_cast<void>(
         google::protobuf::util::MessageToJsonString(request, &call.arguments));
-    const absl::StatusOr<SharedSnapshot> newest = shard_.Read(std::nullopt);
+    const absl::StatusOr<SharedVersion> newest = shard_.Find(std::nullopt);
     if (newest.ok()) call.version = (*newest)->version.value();
     COHORT_ASSIGN_OR_RETURN(const int64_t id, actions_.audit->Intent(call));
     const absl::Status outcome = body();

@@ -102,10 +102,13 @@ class AttachReactor final
       Spoke();
       return Attach(message);
     }
-    COHORT_ASSIGN_OR_RETURN(std::optional<ShardCommand> command,
-                            reader_->Take(message));
-    if (!command.has_value()) return absl::OkStatus();
-    return host_.Handle(this, *std::move(command));
+    if (InstallationReader::Reads(message)) {
+      COHORT_ASSIGN_OR_RETURN(const std::optional<Installation> model,
+                              reader_->Take(message));
+      return model.has_value() ? host_.Install(this, *model) : absl::OkStatus();
+    }
+    COHORT_ASSIGN_OR_RETURN(ShardCommand command, FromProto(message));
+    return host_.Handle(this, std::move(command));
   }
 
   absl::Status Attach(const v1::ShardCommand& message) {
@@ -147,7 +150,7 @@ class AttachReactor final
   // Used by the reading side only.
   grpc::ByteBuffer request_;
   // Absent before the stream is attached.
-  std::optional<CommandReader> reader_;
+  std::optional<InstallationReader> reader_;
 };
 
 // Sends one version.

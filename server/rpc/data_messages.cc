@@ -40,7 +40,7 @@ absl::Status CheckNumber(absl::string_view where, double number) {
       where, ": got ", number, ", want finite numbers of at least 0"));
 }
 
-void PlanToProto(const ShardPlan& plan, v1::PrepareCommit* proto) {
+void PlanToProto(const CommitPlan& plan, v1::PrepareCommit* proto) {
   proto->set_transaction(plan.transaction);
   proto->set_base_version(plan.base.value());
   for (const PushId& push : plan.contributors) {
@@ -56,8 +56,8 @@ void PlanToProto(const ShardPlan& plan, v1::PrepareCommit* proto) {
   proto->set_weight(plan.weight);
 }
 
-absl::StatusOr<ShardPlan> PlanFromProto(const v1::PrepareCommit& proto) {
-  ShardPlan plan{
+absl::StatusOr<CommitPlan> PlanFromProto(const v1::PrepareCommit& proto) {
+  CommitPlan plan{
       .transaction = proto.transaction(),
       .base = Version(proto.base_version()),
       .learning_rate = proto.learning_rate(),
@@ -78,39 +78,36 @@ absl::StatusOr<ShardPlan> PlanFromProto(const v1::PrepareCommit& proto) {
   return plan;
 }
 
-absl::StatusOr<shard_command::Take> TakeFromProto(
-    const v1::TakeGradient& proto) {
+absl::StatusOr<command::Take> TakeFromProto(const v1::TakeGradient& proto) {
   COHORT_ASSIGN_OR_RETURN(const PushId push, PushIdFromProto(proto.push()));
-  return shard_command::Take{.rank = push.rank,
-                             .incarnation = Incarnation(proto.incarnation()),
-                             .push = push,
-                             .partition = proto.partition(),
-                             .ticket = proto.ticket(),
-                             .held = proto.held()};
+  return command::Take{.rank = push.rank,
+                       .incarnation = Incarnation(proto.incarnation()),
+                       .push = push,
+                       .partition = proto.partition(),
+                       .ticket = proto.ticket(),
+                       .held = proto.held()};
 }
 
-shard_command::Abort AbortFromProto(const v1::EndTransaction& proto) {
-  shard_command::Abort abort{.transaction = proto.transaction(),
-                             .held = VersionsFrom(proto.held())};
+command::Abort AbortFromProto(const v1::EndTransaction& proto) {
+  command::Abort abort{.transaction = proto.transaction(),
+                       .held = VersionsFrom(proto.held())};
   if (proto.has_version()) abort.skipped = Version(proto.version());
   return abort;
 }
 
-absl::StatusOr<shard_command::SendWeights> SendFromProto(
+absl::StatusOr<command::SendWeights> SendFromProto(
     const v1::SendShardWeights& proto) {
   COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(proto.key()));
-  return shard_command::SendWeights{
-      .rank = Rank(proto.rank()),
-      .incarnation = Incarnation(proto.incarnation()),
-      .key = key,
-      .partition = proto.partition(),
-      .version = Version(proto.version()),
-      .takes_change = proto.takes_change()};
+  return command::SendWeights{.rank = Rank(proto.rank()),
+                              .incarnation = Incarnation(proto.incarnation()),
+                              .key = key,
+                              .partition = proto.partition(),
+                              .version = Version(proto.version()),
+                              .takes_change = proto.takes_change()};
 }
 
-absl::StatusOr<shard_command::Scale> ScaleFromProto(
-    const v1::ScaleGradients& proto) {
-  shard_command::Scale scale{
+absl::StatusOr<command::Scale> ScaleFromProto(const v1::ScaleGradients& proto) {
+  command::Scale scale{
       .transaction = proto.transaction(),
       .scales = {.clip = proto.clip(),
                  .trust_ratios = {proto.trust_ratios().begin(),
@@ -139,16 +136,15 @@ absl::Status NormsFromProto(const v1::ShardFold& proto, FoldReport& report) {
   return absl::OkStatus();
 }
 
-// The messages of one command. A model's are sent by EncodeInstall.
+// The message of one command.
 struct Encoder {
   v1::ShardCommand& to;
 
-  void operator()(const shard_command::Install&) {}
-  void operator()(const shard_command::Adopt& adopt) {
+  void operator()(const command::Adopt& adopt) {
     to.mutable_adopt()->mutable_changed()->insert(adopt.changed.begin(),
                                                   adopt.changed.end());
   }
-  void operator()(const shard_command::Take& take) {
+  void operator()(const command::Take& take) {
     v1::TakeGradient* proto = to.mutable_take();
     proto->set_ticket(take.ticket);
     proto->set_incarnation(take.incarnation.value());
@@ -156,31 +152,31 @@ struct Encoder {
     proto->set_partition(take.partition);
     proto->set_held(take.held);
   }
-  void operator()(const shard_command::Refuse& refuse) {
+  void operator()(const command::Refuse& refuse) {
     v1::RefuseGradient* proto = to.mutable_refuse();
     proto->set_ticket(refuse.ticket);
     proto->set_code(static_cast<int32_t>(refuse.status.code()));
     proto->set_text(std::string(refuse.status.message()));
   }
-  void operator()(const shard_command::Drop& drop) {
+  void operator()(const command::Drop& drop) {
     PushIdToProto(drop.push, to.mutable_drop());
   }
-  void operator()(const shard_command::Prepare& prepare) {
+  void operator()(const command::Prepare& prepare) {
     PlanToProto(prepare.plan, to.mutable_prepare());
   }
-  void operator()(const shard_command::Commit& commit) {
+  void operator()(const command::Commit& commit) {
     v1::EndTransaction* proto = to.mutable_commit();
     proto->set_transaction(commit.transaction);
     proto->set_version(commit.version.value());
     for (Version version : commit.held) proto->add_held(version.value());
   }
-  void operator()(const shard_command::Abort& abort) {
+  void operator()(const command::Abort& abort) {
     v1::EndTransaction* proto = to.mutable_abort();
     proto->set_transaction(abort.transaction);
     if (abort.skipped.has_value()) proto->set_version(abort.skipped->value());
     for (Version version : abort.held) proto->add_held(version.value());
   }
-  void operator()(const shard_command::SendWeights& send) {
+  void operator()(const command::SendWeights& send) {
     v1::SendShardWeights* proto = to.mutable_send_weights();
     proto->set_rank(send.rank.value());
     proto->set_incarnation(send.incarnation.value());
@@ -189,18 +185,20 @@ struct Encoder {
     proto->set_version(send.version.value());
     proto->set_takes_change(send.takes_change);
   }
-  void operator()(const shard_command::Scale& scale) {
+  void operator()(const command::Scale& scale) {
     v1::ScaleGradients* proto = to.mutable_scale();
     proto->set_transaction(scale.transaction);
     proto->set_clip(scale.scales.clip);
     proto->mutable_trust_ratios()->Add(scale.scales.trust_ratios.begin(),
                                        scale.scales.trust_ratios.end());
   }
-  void operator()(const shard_command::EndRun&) { to.set_end_run(true); }
+  void operator()(const command::EndRun&) { to.set_end_run(true); }
 };
 
-void EncodeInstall(const shard_command::Install& install,
-                   absl::FunctionRef<void(v1::ShardCommand&)> send) {
+}  // namespace
+
+void EncodeInstallation(const Installation& install,
+                        absl::FunctionRef<void(v1::ShardCommand&)> send) {
   v1::ShardCommand begin;
   v1::InstallModel* proto = begin.mutable_install();
   ToProto(install.model->layout, proto->mutable_layout());
@@ -222,19 +220,13 @@ void EncodeInstall(const shard_command::Install& install,
   send(end);
 }
 
-}  // namespace
-
-void EncodeCommand(const ShardCommand& command,
-                   absl::FunctionRef<void(v1::ShardCommand&)> send) {
-  if (const auto* install = std::get_if<shard_command::Install>(&command)) {
-    return EncodeInstall(*install, send);
-  }
+v1::ShardCommand EncodeCommand(const ShardCommand& command) {
   v1::ShardCommand message;
   std::visit(Encoder{message}, command);
-  send(message);
+  return message;
 }
 
-absl::Status CommandReader::Begin(const v1::InstallModel& message) {
+absl::Status InstallationReader::Begin(const v1::InstallModel& message) {
   auto model = std::make_shared<RegisteredModel>();
   COHORT_ASSIGN_OR_RETURN(model->layout, FromProto(message.layout()));
   COHORT_ASSIGN_OR_RETURN(model->plan, FromProto(message.plan()));
@@ -244,44 +236,49 @@ absl::Status CommandReader::Begin(const v1::InstallModel& message) {
   snapshot_->version = Version(message.version());
   snapshot_->weights.resize(model->partitions.size());
   snapshot_->slots.resize(model->partitions.size());
-  install_ = shard_command::Install{
+  install_ = Installation{
       .place = place_,
       .model = std::move(model),
       .settings = {message.settings().begin(), message.settings().end()}};
   return absl::OkStatus();
 }
 
-absl::Status CommandReader::Add(const v1::ShardPartition& message) {
+absl::Status InstallationReader::Add(const v1::ShardPartition& message) {
   if (!install_.has_value()) {
     return absl::InvalidArgumentError("got a partition without a model");
   }
   return AddPartition(message, install_->model->partitions, *snapshot_);
 }
 
-absl::StatusOr<std::optional<ShardCommand>> CommandReader::Take(
+absl::StatusOr<std::optional<Installation>> InstallationReader::Take(
     const v1::ShardCommand& message) {
+  if (message.has_install()) {
+    COHORT_RETURN_IF_ERROR(Begin(message.install()));
+    return std::nullopt;
+  }
+  if (message.has_partition()) {
+    COHORT_RETURN_IF_ERROR(Add(message.partition()));
+    return std::nullopt;
+  }
+  if (!install_.has_value()) {
+    return absl::InvalidArgumentError("got the end of a model without a model");
+  }
+  install_->snapshot = std::move(snapshot_);
+  return std::exchange(install_, std::nullopt);
+}
+
+absl::StatusOr<ShardCommand> FromProto(const v1::ShardCommand& message) {
   switch (message.command_case()) {
-    case v1::ShardCommand::kInstall:
-      COHORT_RETURN_IF_ERROR(Begin(message.install()));
-      return std::nullopt;
-    case v1::ShardCommand::kPartition:
-      COHORT_RETURN_IF_ERROR(Add(message.partition()));
-      return std::nullopt;
-    case v1::ShardCommand::kInstallEnd: {
-      if (!install_.has_value()) break;
-      install_->snapshot = std::move(snapshot_);
-      return *std::exchange(install_, std::nullopt);
-    }
     case v1::ShardCommand::kAdopt:
-      return shard_command::Adopt{.changed = {message.adopt().changed().begin(),
-                                              message.adopt().changed().end()}};
+      return command::Adopt{.changed = {message.adopt().changed().begin(),
+                                        message.adopt().changed().end()}};
     case v1::ShardCommand::kTake: {
-      COHORT_ASSIGN_OR_RETURN(shard_command::Take take,
+      COHORT_ASSIGN_OR_RETURN(command::Take take,
                               TakeFromProto(message.take()));
       return take;
     }
     case v1::ShardCommand::kRefuse:
-      return shard_command::Refuse{
+      return command::Refuse{
           .ticket = message.refuse().ticket(),
           .status = absl::Status(
               static_cast<absl::StatusCode>(message.refuse().code()),
@@ -289,51 +286,49 @@ absl::StatusOr<std::optional<ShardCommand>> CommandReader::Take(
     case v1::ShardCommand::kDrop: {
       COHORT_ASSIGN_OR_RETURN(const PushId push,
                               PushIdFromProto(message.drop()));
-      return shard_command::Drop{.push = push};
+      return command::Drop{.push = push};
     }
     case v1::ShardCommand::kPrepare: {
-      COHORT_ASSIGN_OR_RETURN(ShardPlan plan, PlanFromProto(message.prepare()));
-      return shard_command::Prepare{.plan = std::move(plan)};
+      COHORT_ASSIGN_OR_RETURN(CommitPlan plan,
+                              PlanFromProto(message.prepare()));
+      return command::Prepare{.plan = std::move(plan)};
     }
     case v1::ShardCommand::kCommit:
-      return shard_command::Commit{
-          .transaction = message.commit().transaction(),
-          .version = Version(message.commit().version()),
-          .held = VersionsFrom(message.commit().held())};
+      return command::Commit{.transaction = message.commit().transaction(),
+                             .version = Version(message.commit().version()),
+                             .held = VersionsFrom(message.commit().held())};
     case v1::ShardCommand::kAbort:
       return AbortFromProto(message.abort());
     case v1::ShardCommand::kSendWeights: {
-      COHORT_ASSIGN_OR_RETURN(shard_command::SendWeights send,
+      COHORT_ASSIGN_OR_RETURN(command::SendWeights send,
                               SendFromProto(message.send_weights()));
       return send;
     }
     case v1::ShardCommand::kScale: {
-      COHORT_ASSIGN_OR_RETURN(shard_command::Scale scale,
+      COHORT_ASSIGN_OR_RETURN(command::Scale scale,
                               ScaleFromProto(message.scale()));
       return scale;
     }
     case v1::ShardCommand::kEndRun:
-      return shard_command::EndRun{};
-    case v1::ShardCommand::kAttach:
-    case v1::ShardCommand::COMMAND_NOT_SET:
-      break;
+      return command::EndRun{};
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("got command ", static_cast<int>(message.command_case()),
+                       ", which does not follow from those before it"));
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("got command ", static_cast<int>(message.command_case()),
-                   ", which does not follow from those before it"));
 }
 
 void ToProto(const RemoteGradient& gradient, v1::RemoteGradient* proto) {
-  const GradientMessage& message = gradient.message;
-  proto->set_ticket(message.ticket);
+  const GradientArrival& of = gradient.gradient;
+  proto->set_ticket(of.ticket);
   ToProto(gradient.sender, proto->mutable_sender());
   ToProto(gradient.key, proto->mutable_key());
-  proto->set_partition(message.partition);
-  proto->set_encoding(EncodingOf(message.type));
-  proto->set_bytes(message.remote_bytes);
-  proto->set_sampled_xxh3(message.sampled_checksum);
-  proto->mutable_absent_slices()->Add(message.absent_slices.begin(),
-                                      message.absent_slices.end());
+  proto->set_partition(of.partition);
+  proto->set_encoding(EncodingOf(of.type));
+  proto->set_bytes(of.bytes);
+  proto->set_sampled_xxh3(of.sampled_checksum);
+  proto->mutable_absent_slices()->Add(of.absent_slices.begin(),
+                                      of.absent_slices.end());
 }
 
 absl::StatusOr<RemoteGradient> FromProto(const v1::RemoteGradient& proto) {
@@ -347,13 +342,13 @@ absl::StatusOr<RemoteGradient> FromProto(const v1::RemoteGradient& proto) {
         absl::StrCat("gradient: got ticket ", proto.ticket(), " of ",
                      proto.bytes(), " bytes, want above 0 and at least 0"));
   }
-  gradient.message = {.partition = proto.partition(),
-                      .type = type,
-                      .sampled_checksum = proto.sampled_xxh3(),
-                      .absent_slices = {proto.absent_slices().begin(),
-                                        proto.absent_slices().end()},
-                      .ticket = proto.ticket(),
-                      .remote_bytes = proto.bytes()};
+  gradient.gradient = {.partition = proto.partition(),
+                       .type = type,
+                       .bytes = proto.bytes(),
+                       .sampled_checksum = proto.sampled_xxh3(),
+                       .absent_slices = {proto.absent_slices().begin(),
+                                         proto.absent_slices().end()},
+                       .ticket = proto.ticket()};
   return gradient;
 }
 
@@ -361,9 +356,7 @@ void ToProto(const FoldReport& report, v1::ShardFold* proto) {
   proto->set_transaction(report.transaction);
   proto->set_partition(report.partition);
   proto->set_gradient_bytes(report.gradient_bytes);
-  proto->set_prepared(report.prepared.has_value());
-  proto->set_has_weights(report.prepared.has_value() &&
-                         report.prepared->weights != nullptr);
+  proto->set_prepared(report.prepared);
   for (const SliceNorm& norm : report.norms) {
     proto->add_gradient_squares(norm.gradient);
     proto->add_weight_squares(norm.weights);
@@ -380,13 +373,8 @@ void ToProto(const FoldReport& report, v1::ShardFold* proto) {
 absl::StatusOr<FoldReport> FromProto(const v1::ShardFold& proto) {
   FoldReport report{.transaction = proto.transaction(),
                     .partition = proto.partition(),
-                    .gradient_bytes = proto.gradient_bytes()};
-  if (proto.prepared()) {
-    report.prepared = FoldResult{.transaction = proto.transaction(),
-                                 .partition = proto.partition(),
-                                 .gradient_bytes = proto.gradient_bytes(),
-                                 .elsewhere = proto.has_weights()};
-  }
+                    .gradient_bytes = proto.gradient_bytes(),
+                    .prepared = proto.prepared()};
   COHORT_RETURN_IF_ERROR(NormsFromProto(proto, report));
   if (proto.has_nonfinite()) {
     report.nonfinite =

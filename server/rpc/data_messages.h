@@ -10,26 +10,34 @@
 #include "absl/status/statusor.h"
 #include "cohort/v1/data_shard.pb.h"
 #include "common/float_buffer.h"
-#include "server/core/data/shard_messages.h"
+#include "server/core/commands.h"
+#include "server/core/data/shard_node.h"
+#include "server/core/requests.h"
 
 // Converts the messages between shards to and from the generated types. As in
 // common/wire/convert.h, FromProto checks what it can without knowing the run,
 // and its errors are InvalidArgument.
 namespace cohort {
 
-// Passes the messages that make up `command` to `send`, in order: one, but many
-// for a model.
-void EncodeCommand(const ShardCommand& command,
-                   absl::FunctionRef<void(v1::ShardCommand&)> send);
+v1::ShardCommand EncodeCommand(const ShardCommand& command);
+absl::StatusOr<ShardCommand> FromProto(const v1::ShardCommand& message);
 
-// Puts commands together again. Thread safety: none.
-class CommandReader {
+// Passes the messages of a model, with its weights, to `send`, in order.
+void EncodeInstallation(const Installation& install,
+                        absl::FunctionRef<void(v1::ShardCommand&)> send);
+
+// Puts them together again. Thread safety: none.
+class InstallationReader {
  public:
   // `place` is the shard's, as attached.
-  explicit CommandReader(const ShardPlace& place) : place_(place) {}
+  explicit InstallationReader(const ShardPlace& place) : place_(place) {}
 
-  // Absent while more messages of a model are to come.
-  absl::StatusOr<std::optional<ShardCommand>> Take(
+  static bool Reads(const v1::ShardCommand& message) {
+    return message.has_install() || message.has_partition() ||
+           message.has_install_end();
+  }
+  // Absent while more messages are to come.
+  absl::StatusOr<std::optional<Installation>> Take(
       const v1::ShardCommand& message);
 
  private:
@@ -38,7 +46,7 @@ class CommandReader {
 
   const ShardPlace place_;
   // The model that is being received.
-  std::optional<shard_command::Install> install_;
+  std::optional<Installation> install_;
   std::shared_ptr<ModelSnapshot> snapshot_;
 };
 

@@ -206,10 +206,15 @@ void DataShardClient::OnEnd(const absl::Status& end) {
   if (lost) reactions_.on_end(why);
 }
 
-void DataShardClient::Send(ShardCommand command) {
-  EncodeCommand(command, [this](v1::ShardCommand& message) {
+void DataShardClient::Install(Installation installation) {
+  EncodeInstallation(installation, [this](v1::ShardCommand& message) {
     SendMessage(message, *stream_);
   });
+}
+
+void DataShardClient::Send(ShardCommand command) {
+  v1::ShardCommand message = EncodeCommand(command);
+  SendMessage(message, *stream_);
 }
 
 absl::Status DataShardClient::Fetch(Version version,
@@ -257,7 +262,7 @@ void DataShardClient::EndRun() {
     if (!attached_ || end_.has_value()) return;
     closing_ = true;
   }
-  Send(shard_command::EndRun{});
+  Send(command::EndRun{});
   stream_->FinishWrites();
 }
 

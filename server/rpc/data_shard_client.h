@@ -21,7 +21,7 @@
 #include "common/security/tls_files.h"
 #include "common/wire/bidi_stream.h"
 #include "common/wire/shared_security.h"
-#include "server/core/data/shard_messages.h"
+#include "server/core/commands.h"
 #include "server/shard/data_host.h"
 #include "server/shard/data_link.h"
 
@@ -76,6 +76,7 @@ class DataShardClient final : public DataLink {
   // Ends the connection, as if it was lost.
   void Release() { stream_->Cancel(); }
 
+  void Install(Installation installation) override;
   void Send(ShardCommand command) override;
   // Weights and slots of the shard's partitions at a version that is held, into
   // `into`, whose lists have an entry a partition. Blocks.

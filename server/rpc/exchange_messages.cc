@@ -10,8 +10,7 @@
 
 namespace cohort {
 
-grpc::ByteBuffer EncodeWeights(const effect::SendWeights& weights,
-                               bool checksums,
+grpc::ByteBuffer EncodeWeights(const WeightsMessage& weights, bool checksums,
                                std::optional<SharedPlace> place) {
   v1::ExchangeReply reply;
   ToProto(weights.key, reply.mutable_key());
@@ -36,15 +35,16 @@ grpc::ByteBuffer EncodeWeights(const effect::SendWeights& weights,
   return EncodeFramed(reply, payload);
 }
 
-absl::StatusOr<GradientMessage> DecodeGradient(
+absl::StatusOr<ReceivedGradient> DecodeGradient(
     const v1::GradientPartition& proto, ByteRope payload) {
   COHORT_ASSIGN_OR_RETURN(const ElementType type,
                           ElementTypeOf(proto.encoding()));
-  GradientMessage message{.partition = proto.partition(),
-                          .type = type,
-                          .sampled_checksum = payload.SampledChecksum(),
-                          .absent_slices = {proto.absent_slices().begin(),
-                                            proto.absent_slices().end()}};
+  ReceivedGradient gradient{
+      .about = {.partition = proto.partition(),
+                .type = type,
+                .sampled_checksum = payload.SampledChecksum(),
+                .absent_slices = {proto.absent_slices().begin(),
+                                  proto.absent_slices().end()}}};
   if (proto.has_xxh3()) {
     const uint64_t checksum = payload.Checksum();
     if (proto.xxh3() != checksum) {
@@ -53,8 +53,8 @@ absl::StatusOr<GradientMessage> DecodeGradient(
           absl::Hex(checksum), ", want ", absl::Hex(proto.xxh3())));
     }
   }
-  message.gradient = std::move(payload);
-  return message;
+  gradient.bytes = std::move(payload);
+  return gradient;
 }
 
 }  // namespace cohort

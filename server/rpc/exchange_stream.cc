@@ -6,68 +6,80 @@
 #include <optional>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
-#include "common/float_buffer.h"
-#include "common/mutex.h"
+#include "common/log/log.h"
+#include "common/security/authenticator.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
 #include "common/wire/message_checksum.h"
 #include "server/local/local_door.h"
 #include "server/local/local_peer.h"
+#include "server/rpc/caller.h"
 #include "server/rpc/exchange_messages.h"
+#include "server/rpc/queued_writes.h"
 #include "server/rpc/sender_check.h"
-#include "server/rpc/shard_stream.h"
+#include "server/rpc/stream_starts.h"
+#include "server/shard/fault.h"
+#include "server/shard/model_limits.h"
 
 namespace cohort {
 namespace {
 
-// A gradient on its way to the shard, and its sender.
-struct PausedGradient {
-  Sender sender;
-  PushKey key;
-  GradientMessage message;
-};
-
-class ExchangeReactor final : public ShardStream<ExchangeStream> {
+// The stream of one worker: gradients in, weights out. At the server that
+// coordinates the run also openings, closings and verdicts.
+class ExchangeReactor final
+    : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, ExchangeStream> {
  public:
-  // `local` is null if there is no shared memory; else it must outlive the
-  // stream.
-  ExchangeReactor(Shard& shard, const LocalDoor* local)
-      : ShardStream(shard), local_(local) {}
+  // `run` is null at a data shard, `local` if there is no shared memory. All
+  // must outlive the stream.
+  ExchangeReactor(DataHost& host, Shard* run, const LocalDoor* local)
+      : QueuedWrites(host.streams()), host_(host), run_(run), local_(local) {}
 
-  void SendWeights(const effect::SendWeights& weights) override {
-    std::optional<SharedPlace> place;
-    if (peer_ != nullptr) place = peer_->Share(weights.key, weights.weights);
-    Send(EncodeWeights(weights, /*checksums=*/!encrypted(), place));
+  void Start(grpc::CallbackServerContext* context) {
+    caller_ = CallerOf(*context);
+    encrypted_ = !IdentityNameOf(*context).empty();
+    const bool admitted = Begin(context, [this] {
+      return host_.AdmitSpeaking(host_.streams(), shared_from_this());
+    });
+    if (admitted) Read();
   }
 
-  void Resume(const effect::ResumeGradients& /*resume*/) override {
-    {
-      MutexLock lock(pause_mu_);
-      if (state_ != State::kPaused) {
-        resumed_ = true;
-        return;
-      }
-      state_ = State::kHandingOver;
-    }
-    const absl::StatusOr<After> after = HandOver();
-    if (!after.ok()) {
-      End(after.status());
-    } else if (*after == After::kRead) {
+  void OnReadDone(bool ok) override {
+    if (!ok) return End(absl::OkStatus());
+    // A late message must not reclaim the place that this stream has lost.
+    if (ended()) return;
+    if (!std::exchange(spoken_, true)) Spoke();
+    Admission admission = Admission::kTaken;
+    const absl::Status status = ServePeer([this, &admission]() -> absl::Status {
+      COHORT_ASSIGN_OR_RETURN(admission, Handle());
+      return absl::OkStatus();
+    });
+    if (absl::IsPermissionDenied(status)) NoteDenied(status);
+    if (!status.ok()) {
+      End(status);
+    } else if (admission == Admission::kTaken) {
       Read();
     }
+    // Else another thread may be reading already.
   }
 
   // While the stream is paused nothing is being read, so no failing read
   // reports it.
   void OnCancel() override {
     End(absl::CancelledError("the peer disconnected"));
+  }
+
+  void Resume() override { Read(); }
+
+  void SendWeights(const WeightsMessage& weights) override {
+    std::optional<SharedPlace> place;
+    if (peer_ != nullptr) place = peer_->Share(weights.key, weights.weights);
+    Send(EncodeWeights(weights, /*checksums=*/!encrypted_, place));
   }
 
   void SendVerdict(const effect::SendVerdict& verdict) override {
@@ -84,59 +96,65 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
   }
 
  protected:
-  absl::StatusOr<After> Handle(const grpc::ByteBuffer& message) override {
-    COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::ExchangeRequest> framed,
-                            DecodeFramed<v1::ExchangeRequest>(message));
-    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
-    const v1::ExchangeRequest& request = framed.header;
-    COHORT_ASSIGN_OR_RETURN(Sender sender, FromProto(request.sender()));
-    COHORT_RETURN_IF_ERROR(one_sender_.Check(caller(), sender));
-    COHORT_ASSIGN_OR_RETURN(PushKey key, FromProto(request.key()));
-    const auto self = SharedFrom(this);
-    if (queue_bytes_max_ == kQueueBytesMax) SetQueueBytes();
-    if (!std::exchange(looked_for_peer_, true) && local_ != nullptr) {
-      peer_ = local_->Find(sender.rank, sender.incarnation);
-    }
-    switch (request.part_case()) {
-      case v1::ExchangeRequest::kOpening: {
-        COHORT_ASSIGN_OR_RETURN(PushOpening opening,
-                                FromProto(request.opening()));
-        COHORT_RETURN_IF_ERROR(shard_.Open(sender, key, opening, self));
-        if (peer_ != nullptr) peer_->Opened(key);
-        return After::kRead;
-      }
-      case v1::ExchangeRequest::kGradient: {
-        if (request.gradient().in_arena()) {
-          COHORT_ASSIGN_OR_RETURN(framed.payload, InArena(request.gradient()));
-        }
-        COHORT_ASSIGN_OR_RETURN(
-            GradientMessage gradient,
-            DecodeGradient(request.gradient(),
-                           shard_.Counted(std::move(framed.payload))));
-        held_ = PausedGradient{
-            .sender = sender, .key = key, .message = std::move(gradient)};
-        return HandOver();
-      }
-      case v1::ExchangeRequest::kClosing: {
-        COHORT_ASSIGN_OR_RETURN(PushClosing closing,
-                                FromProto(request.closing()));
-        COHORT_RETURN_IF_ERROR(
-            shard_.Close(sender, key, std::move(closing), self));
-        return After::kRead;
-      }
-      case v1::ExchangeRequest::PART_NOT_SET:
-        break;
-    }
-    return absl::InvalidArgumentError(
-        "exchange: got a message with neither opening, gradient nor closing");
-  }
-
   // Allows the weights of some versions, which exist anyway: a worker may still
   // read those of one push while the next push is answered.
   int64_t QueueBytesMax() const override { return queue_bytes_max_; }
 
  private:
   static constexpr int64_t kModelsQueued = 3;
+
+  void Read() {
+    UnlessEnded([this] {
+      request_.Clear();
+      StartRead(&request_);
+    });
+  }
+
+  absl::StatusOr<Admission> Handle() {
+    COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::ExchangeRequest> framed,
+                            DecodeFramed<v1::ExchangeRequest>(request_));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
+    const v1::ExchangeRequest& request = framed.header;
+    COHORT_ASSIGN_OR_RETURN(const Sender sender, FromProto(request.sender()));
+    COHORT_RETURN_IF_ERROR(one_sender_.Check(caller_, sender));
+    COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(request.key()));
+    const auto self =
+        std::static_pointer_cast<ExchangeReactor>(shared_from_this());
+    if (queue_bytes_max_ == kQueueBytesMax) SetQueueBytes();
+    if (!std::exchange(looked_for_peer_, true) && local_ != nullptr) {
+      peer_ = local_->Find(sender.rank, sender.incarnation);
+    }
+    if (request.has_gradient()) {
+      if (request.gradient().in_arena()) {
+        COHORT_ASSIGN_OR_RETURN(framed.payload, InArena(request.gradient()));
+      }
+      COHORT_ASSIGN_OR_RETURN(
+          ReceivedGradient gradient,
+          DecodeGradient(request.gradient(), std::move(framed.payload)));
+      return host_.Gradient(sender, key, std::move(gradient), self);
+    }
+    if (run_ == nullptr) {
+      return absl::InvalidArgumentError(
+          "exchange: got another message than a gradient at a data shard; "
+          "openings and closings go to shard 0");
+    }
+    if (request.has_opening()) {
+      COHORT_ASSIGN_OR_RETURN(const PushOpening opening,
+                              FromProto(request.opening()));
+      COHORT_RETURN_IF_ERROR(run_->Open(sender, key, opening, self));
+      if (peer_ != nullptr) peer_->Opened(key);
+      return Admission::kTaken;
+    }
+    if (request.has_closing()) {
+      COHORT_ASSIGN_OR_RETURN(PushClosing closing,
+                              FromProto(request.closing()));
+      COHORT_RETURN_IF_ERROR(
+          run_->Close(sender, key, std::move(closing), self));
+      return Admission::kTaken;
+    }
+    return absl::InvalidArgumentError(
+        "exchange: got a message with neither opening, gradient nor closing");
+  }
 
   absl::StatusOr<ByteRope> InArena(const v1::GradientPartition& proto) const {
     COHORT_ASSIGN_OR_RETURN(const ElementType type,
@@ -147,50 +165,25 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
         "worker has not connected to the server's socket");
   }
 
-  enum class State {
-    // Reading, or handling a message other than a gradient.
-    kReading,
-    kHandingOver,
-    // `held_` waits for Resume, and nothing is being read.
-    kPaused,
-  };
-
-  // Passes `held_` to the shard until the shard takes it or makes it wait.
-  absl::StatusOr<After> HandOver() {
-    const auto self = SharedFrom(this);
-    for (;;) {
-      {
-        MutexLock lock(pause_mu_);
-        state_ = State::kHandingOver;
-        resumed_ = false;
-      }
-      const absl::StatusOr<Admission> admission =
-          shard_.Gradient(held_.sender, held_.key, held_.message, self);
-      MutexLock lock(pause_mu_);
-      if (!admission.ok() || *admission == Admission::kTaken) {
-        state_ = State::kReading;
-        held_ = {};
-        if (!admission.ok()) return admission.status();
-        return After::kRead;
-      }
-      // Resume may have been called before this thread learned that there was
-      // no room.
-      if (resumed_) continue;
-      // From here on Resume may run on another thread and read.
-      state_ = State::kPaused;
-      return After::kPause;
-    }
-  }
-
   void SetQueueBytes() {
-    const SharedModel model = shard_.model();
+    const SharedModel model = host_.model();
     if (model == nullptr) return;
     queue_bytes_max_ =
         kQueueBytesMax + kModelsQueued * WeightBytes(model->layout);
   }
 
-  // Null if there is no shared memory.
+  void NoteDenied(const absl::Status& status) {
+    if (run_ != nullptr) run_->DeniedRank(caller_.name);
+    Log(LogLevel::kWarning,
+        absl::StrCat("a message was refused: ", status.message()));
+  }
+
+  DataHost& host_;
+  Shard* const run_;
   const LocalDoor* const local_;
+  // Fixed by Start.
+  Caller caller_;
+  bool encrypted_ = false;
   // The worker's shared memory; null if it has none. Set by the reading side
   // with the first message, before there can be an answer.
   std::shared_ptr<LocalPeer> peer_;
@@ -200,23 +193,19 @@ class ExchangeReactor final : public ShardStream<ExchangeStream> {
   // depends on it, so any memory order is enough.
   std::atomic<int64_t> queue_bytes_max_ = kQueueBytesMax;
   // Used by the reading side only.
+  grpc::ByteBuffer request_;
   OneSender one_sender_;
-  // Used by the thread that hands over: the reading side, or Resume while the
-  // reading side is paused.
-  PausedGradient held_;
-
-  Mutex pause_mu_;
-  State state_ ABSL_GUARDED_BY(pause_mu_) = State::kReading;
-  // Whether Resume was called during the hand-over.
-  bool resumed_ ABSL_GUARDED_BY(pause_mu_) = false;
+  bool spoken_ = false;
 };
 
 }  // namespace
 
-ByteBidiReactor* StartExchange(Shard& shard,
+ByteBidiReactor* StartExchange(DataHost& host, Shard* run,
                                grpc::CallbackServerContext* context,
                                const LocalDoor* local) {
-  return Started<ExchangeReactor>(shard, context, local);
+  const auto stream = std::make_shared<ExchangeReactor>(host, run, local);
+  stream->Start(context);
+  return stream.get();
 }
 
 }  // namespace cohort

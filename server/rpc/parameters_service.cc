@@ -1,4 +1,5 @@
 #include "cohort/v1/parameters.grpc.pb.h"
+#include "server/rpc/data_streams.h"
 #include "server/rpc/services.h"
 #include "server/rpc/stream_starts.h"
 
@@ -19,12 +20,12 @@ class ParametersService final : public RawParameters {
   }
 
   ByteBidiReactor* Exchange(grpc::CallbackServerContext* context) override {
-    return StartExchange(shard_, context, local_);
+    return StartExchange(shard_.host(), &shard_, context, local_);
   }
 
   ByteWriteReactor* Pull(grpc::CallbackServerContext* context,
                          const grpc::ByteBuffer* request) override {
-    return StartPull(shard_, context, *request);
+    return StartPull(shard_.host(), &shard_, context, *request);
   }
 
  private:
@@ -33,7 +34,30 @@ class ParametersService final : public RawParameters {
   LocalDoor* const local_;
 };
 
+using RawDataParameters = v1::Parameters::WithRawCallbackMethod_Exchange<
+    v1::Parameters::WithRawCallbackMethod_Pull<v1::Parameters::Service>>;
+
+class DataParametersService final : public RawDataParameters {
+ public:
+  explicit DataParametersService(DataHost& host) : host_(host) {}
+
+  ByteBidiReactor* Exchange(grpc::CallbackServerContext* context) override {
+    return StartExchange(host_, nullptr, context, nullptr);
+  }
+  ByteWriteReactor* Pull(grpc::CallbackServerContext* context,
+                         const grpc::ByteBuffer* request) override {
+    return StartPull(host_, nullptr, context, *request);
+  }
+
+ private:
+  DataHost& host_;
+};
+
 }  // namespace
+
+std::unique_ptr<grpc::Service> MakeDataParametersService(DataHost& host) {
+  return std::make_unique<DataParametersService>(host);
+}
 
 std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard,
                                                      LocalDoor* local) {

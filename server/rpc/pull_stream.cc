@@ -1,5 +1,6 @@
 #include <grpcpp/grpcpp.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,98 +23,150 @@ namespace {
 constexpr size_t kKindLengthMax = 64;
 
 // The moving statistics named `name`; the first if `name` is empty.
-absl::StatusOr<const StatisticsSet*> SetOf(const ModelSnapshot& snapshot,
+absl::StatusOr<const StatisticsSet*> SetOf(const ModelVersion& version,
                                            const std::string& name) {
   std::vector<StatisticsKind> kinds;
-  for (const StatisticsSet& set : *snapshot.statistics) {
+  for (const StatisticsSet& set : *version.statistics) {
     if (name.empty() || StatisticsName(set.kind) == name) return &set;
     kinds.push_back(set.kind);
   }
   return absl::InvalidArgumentError(
       absl::StrCat("statistics_kind: got '", name.substr(0, kKindLengthMax),
                    "', want one of ", StatisticsNames(kinds), " at version ",
-                   snapshot.version.value()));
+                   version.version.value()));
 }
 
+// Sends a version, or the partitions of one that a data shard owns.
 class PullReactor final : public PullSender {
  public:
-  explicit PullReactor(Shard& shard)
-      : PullSender(shard.streams(), shard.pulls(), shard.counters(),
-                   shard.clock()),
-        shard_(shard) {}
+  // `run` is null at a data shard. Both must outlive the stream.
+  PullReactor(DataHost& host, Shard* run)
+      : PullSender(host.streams(), host.pulls(), host.counters(), host.clock()),
+        host_(host),
+        run_(run) {}
 
   void Start(grpc::CallbackServerContext* context,
              const grpc::ByteBuffer& request) {
-    const bool admitted = Begin(
-        context, [&] { return Prepare(ConnectionOf(*context), request); });
-    ServiceCounters& counters = shard_.counters();
+    connection_ = ConnectionOf(*context);
+    const bool admitted = Begin(context, [&] { return Ask(request); });
+    ServiceCounters& counters = host_.counters();
     ServiceCounters::Add(admitted ? counters.pulls : counters.pulls_refused);
   }
 
+  // It may wait for its version, and writes nothing that could fail.
+  void OnCancel() override {
+    End(absl::CancelledError("the peer disconnected"));
+  }
+
  private:
-  // Queues the header.
-  absl::Status Prepare(const std::string& peer,
-                       const grpc::ByteBuffer& message) {
-    COHORT_RETURN_IF_ERROR(
-        shard_.AdmitStream(shared_from_this(), /*speaks=*/false));
-    COHORT_ASSIGN_OR_RETURN(v1::PullRequest request,
-                            DecodeMessage<v1::PullRequest>(message));
-    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
-    COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id(), shard_.run_id()));
-    if (request.has_shard()) {
+  absl::Status Ask(const grpc::ByteBuffer& message) {
+    StreamRegistry::Streams evicted;
+    const absl::Status admitted =
+        host_.streams().Admit(shared_from_this(), std::nullopt, &evicted);
+    EndEvicted(evicted);
+    COHORT_RETURN_IF_ERROR(admitted);
+    COHORT_ASSIGN_OR_RETURN(request_, DecodeMessage<v1::PullRequest>(message));
+    COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request_));
+    ReaderBelief belief{.run_id = request_.run_id()};
+    if (request_.has_generation()) belief.generation = request_.generation();
+    if (request_.has_shard()) belief.shard = request_.shard();
+    if (run_ == nullptr) return AskDataShard(belief);
+    COHORT_RETURN_IF_ERROR(CheckRunId(request_.run_id(), run_->run_id()));
+    if (request_.has_shard()) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "got a call for data shard ", request.shard(),
+          "got a call for data shard ", request_.shard(),
           ", but this is the server that coordinates the run; the addresses "
           "lead to different processes from here and from there"));
     }
     std::optional<Version> version;
-    if (request.has_version()) version = Version(request.version());
-    COHORT_ASSIGN_OR_RETURN(const SharedSnapshot snapshot,
-                            shard_.Read(version));
-    COHORT_RETURN_IF_ERROR(TakePlace(peer, snapshot->version));
-    const SharedModel model = shard_.model();
+    if (request_.has_version()) version = Version(request_.version());
+    COHORT_ASSIGN_OR_RETURN(held_, run_->Find(version));
+    COHORT_ASSIGN_OR_RETURN(set_, SetOf(*held_, request_.statistics_kind()));
+    // The run has named the version, so it is here or about to come.
+    Read({.run_id = run_->run_id()}, held_->version);
+    return absl::OkStatus();
+  }
 
+  absl::Status AskDataShard(const ReaderBelief& belief) {
+    if (request_.has_version()) {
+      Read(belief, Version(request_.version()));
+      return absl::OkStatus();
+    }
+    if (!request_.has_shard()) {
+      return absl::InvalidArgumentError(
+          "pull: got no version at a data shard, want the one that shard 0 has "
+          "named");
+    }
+    COHORT_RETURN_IF_ERROR(host_.Serves(belief));
+    End(absl::OkStatus());
+    return absl::OkStatus();
+  }
+
+  void Read(const ReaderBelief& belief, Version version) {
+    host_.Read(
+        belief, version,
+        [self = std::static_pointer_cast<PullReactor>(shared_from_this())](
+            const absl::StatusOr<SharedSnapshot>& snapshot) {
+          const absl::Status answered =
+              snapshot.ok() ? self->Answer(**snapshot) : snapshot.status();
+          if (!answered.ok()) self->End(answered);
+        });
+  }
+
+  // Queues the header.
+  absl::Status Answer(const ModelSnapshot& snapshot) {
+    COHORT_RETURN_IF_ERROR(TakePlace(connection_, snapshot.version));
+    bool averages = request_.statistics_kind() == "average";
     v1::PullReply reply;
     v1::PullHeader* header = reply.mutable_header();
-    header->set_version(snapshot->version.value());
-    ToProto(model->layout, header->mutable_layout());
-    ToProto(model->partitions, header->mutable_partitions());
-    if (shard_.shards() > 1) {
-      for (const std::string& address : shard_.data_addresses()) {
-        header->add_further_shards(address);
-      }
-      header->set_generation(shard_.generation());
-      held_ = snapshot;
+    header->set_version(snapshot.version.value());
+    if (run_ != nullptr) {
+      Describe(*header);
+      averages = set_->kind == StatisticsKind::kAverage;
     }
-    COHORT_ASSIGN_OR_RETURN(const StatisticsSet* set,
-                            SetOf(*snapshot, request.statistics_kind()));
-    if (request.statistics()) {
-      ToProto(set->layers, header->mutable_statistics());
-    }
-    if (snapshot->front_end_state != nullptr) {
-      header->set_front_end_state(*snapshot->front_end_state);
-    }
-    if (request.weights()) {
-      const SharedSnapshot read = set->kind == StatisticsKind::kAverage
-                                      ? AverageOf(*snapshot)
-                                      : snapshot;
-      weights_ = read->weights;
+    if (run_ == nullptr || request_.weights()) {
+      weights_ = WeightsToRead(snapshot, averages);
     }
     AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, ByteRope()));
     return absl::OkStatus();
   }
 
-  Shard& shard_;
-  // With several shards: makes the others hold the version meanwhile.
-  SharedSnapshot held_;
+  void Describe(v1::PullHeader& header) const {
+    const SharedModel model = run_->model();
+    ToProto(model->layout, header.mutable_layout());
+    ToProto(model->partitions, header.mutable_partitions());
+    if (run_->shards() > 1) {
+      for (const std::string& address : run_->data_addresses()) {
+        header.add_further_shards(address);
+      }
+      header.set_generation(run_->generation());
+    }
+    if (request_.statistics()) {
+      ToProto(set_->layers, header.mutable_statistics());
+    }
+    if (held_->front_end_state != nullptr) {
+      header.set_front_end_state(*held_->front_end_state);
+    }
+  }
+
+  DataHost& host_;
+  Shard* const run_;
+  // Fixed by Start, before the version is there.
+  std::string connection_;
+  v1::PullRequest request_;
+  // At the server that coordinates the run: makes the shards hold the version
+  // meanwhile, and which of its statistics are meant.
+  SharedVersion held_;
+  const StatisticsSet* set_ = nullptr;
 };
 
 }  // namespace
 
-ByteWriteReactor* StartPull(Shard& shard, grpc::CallbackServerContext* context,
+ByteWriteReactor* StartPull(DataHost& host, Shard* run,
+                            grpc::CallbackServerContext* context,
                             const grpc::ByteBuffer& request) {
-  const auto stream = std::make_shared<PullReactor>(shard);
+  const auto stream = std::make_shared<PullReactor>(host, run);
   stream->Start(context, request);
   return stream.get();
 }

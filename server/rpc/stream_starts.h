@@ -17,18 +17,20 @@ using ByteBidiReactor =
     grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 
-// `local`, which may be null, must outlive the stream.
+// `local`, which may be null, must outlive the stream; `run` is null at a data
+// shard.
 ByteBidiReactor* StartSession(Shard& shard,
                               grpc::CallbackServerContext* context,
                               LocalDoor* local);
 ByteBidiReactor* StartRegister(Shard& shard,
                                grpc::CallbackServerContext* context);
-ByteBidiReactor* StartExchange(Shard& shard,
+ByteBidiReactor* StartExchange(DataHost& host, Shard* run,
                                grpc::CallbackServerContext* context,
                                const LocalDoor* local);
 ByteBidiReactor* StartReduce(Shard& shard,
                              grpc::CallbackServerContext* context);
-ByteWriteReactor* StartPull(Shard& shard, grpc::CallbackServerContext* context,
+ByteWriteReactor* StartPull(DataHost& host, Shard* run,
+                            grpc::CallbackServerContext* context,
                             const grpc::ByteBuffer& request);
 
 }  // namespace cohort

@@ -1,5 +1,6 @@
 #include "server/shard/data_host.h"
 
+#include <type_traits>
 #include <utility>
 #include <variant>
 
@@ -33,6 +34,7 @@ DataHost::DataHost(Options options, const Clock& clock)
       streams_(StreamRegistry::LimitsOf(1)),
       links_(kLinks),
       pulls_(PullTable::LimitsOf(1)),
+      buffers_(options_.weights_memory),
       trace_(options_.timeline == nullptr
                  ? nullptr
                  : std::make_unique<ShardTrace>(*options_.timeline)) {
@@ -55,7 +57,8 @@ void DataHost::Stop() {
   {
     MutexLock lock(mu_);
     stopped_ = true;
-    ResetLocked(absl::UnavailableError("the data shard is stopping"), actions);
+    DisconnectLocked(absl::UnavailableError("the data shard is stopping"),
+                     actions);
   }
   Do(std::move(actions));
   for (StreamRegistry* registry : {&streams_, &links_}) {
@@ -63,7 +66,7 @@ void DataHost::Stop() {
            absl::UnavailableError("the data shard is stopping"));
   }
   MutexLock lock(mu_);
-  while (folds_running_ > 0) folds_done_.Wait(mu_);
+  while (running_ > 0) work_done_.Wait(mu_);
 }
 
 // ---- shard 0
@@ -147,13 +150,13 @@ void DataHost::Leave() {
   if (link != nullptr) link->SendLeaving();
 }
 
-void DataHost::ResetLocked(const absl::Status& why, Actions& actions) {
+void DataHost::DisconnectLocked(const absl::Status& why, Actions& actions) {
   ++epoch_;
   if (link_ != nullptr) {
     actions.calls.push_back([link = std::move(link_), why] { link->End(why); });
     link_ = nullptr;
   }
-  // Workers come again when shard 0 tells them to.
+  // Workers come again when the core tells them to.
   actions.calls.push_back([this] { EndAll(streams_.All(), NotConnected()); });
   for (Waiting& waiting : waiting_) {
     actions.calls.push_back(
@@ -164,49 +167,22 @@ void DataHost::ResetLocked(const absl::Status& why, Actions& actions) {
   actions.garbage.push_back(
       std::make_shared<std::map<int64_t, Staged>>(std::move(staged_)));
   staged_.clear();
+}
+
+void DataHost::ResetLocked(const absl::Status& why, Actions& actions) {
+  DisconnectLocked(why, actions);
   actions.garbage.push_back(
       std::make_shared<std::optional<ShardNode>>(std::move(node_)));
   node_.reset();
 }
 
-// One command, under the lock.
+// A command that concerns streams, under the lock. The node carries out the
+// others.
 struct DataHost::Handler {
   DataHost& host;
   Actions& actions;
-  // Made by an Install, before the lock was taken.
-  std::optional<ShardNode> installed;
 
-  ShardNode& node() ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    return *host.node_;
-  }
-  absl::Status Fold(absl::StatusOr<std::vector<FoldJob>> folds) {
-    COHORT_RETURN_IF_ERROR(folds.status());
-    for (FoldJob& job : *folds) actions.folds.push_back(std::move(job));
-    return absl::OkStatus();
-  }
-  absl::Status End(absl::StatusOr<std::optional<Transaction>> over)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    COHORT_RETURN_IF_ERROR(over.status());
-    actions.garbage.push_back(
-        std::make_shared<std::optional<Transaction>>(*std::move(over)));
-    host.AnswerReadsLocked(actions);
-    return absl::OkStatus();
-  }
-
-  absl::Status operator()(const shard_command::Install&)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    host.node_ = std::move(installed);
-    host.FitStreams(node().workers());
-    host.AnswerReadsLocked(actions);
-    return absl::OkStatus();
-  }
-  absl::Status operator()(const shard_command::Adopt& adopt)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    COHORT_RETURN_IF_ERROR(node().Adopt(adopt));
-    host.FitStreams(node().workers());
-    return absl::OkStatus();
-  }
-  absl::Status operator()(const shard_command::Take& take)
+  absl::Status operator()(const command::Take& take)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     std::optional<Staged> staged = host.UnstageLocked(take.ticket, actions);
     if (!staged.has_value()) {
@@ -223,9 +199,11 @@ struct DataHost::Handler {
     }
     if (!take.held) return absl::OkStatus();
     staged->gradient.push = take.push;
-    return Fold(node().Hold(std::move(staged->gradient)));
+    COHORT_ASSIGN_OR_RETURN(actions.folds,
+                            host.node_->Hold(std::move(staged->gradient)));
+    return absl::OkStatus();
   }
-  absl::Status operator()(const shard_command::Refuse& refuse)
+  absl::Status operator()(const command::Refuse& refuse)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     std::optional<Staged> staged = host.UnstageLocked(refuse.ticket, actions);
     if (!staged.has_value()) return absl::OkStatus();
@@ -233,101 +211,101 @@ struct DataHost::Handler {
         [from = staged->from, status = refuse.status] { from->End(status); });
     return absl::OkStatus();
   }
-  absl::Status operator()(const shard_command::Drop& drop)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    actions.garbage.push_back(
-        std::make_shared<std::vector<HeldGradient>>(node().Drop(drop.push)));
-    return absl::OkStatus();
-  }
-  absl::Status operator()(const shard_command::Prepare& prepare)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    return Fold(node().Prepare(prepare.plan));
-  }
-  absl::Status operator()(const shard_command::Commit& commit)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    return End(node().Commit(commit));
-  }
-  absl::Status operator()(const shard_command::Abort& abort)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    return End(node().Abort(abort));
-  }
-  absl::Status operator()(const shard_command::SendWeights& send)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    COHORT_ASSIGN_OR_RETURN(ShardWeights weights, node().WeightsOf(send));
-    const std::shared_ptr<ExchangeStream> stream =
-        host.streams_.Exchange(send.rank, send.incarnation);
-    if (stream == nullptr) return absl::OkStatus();
-    const int64_t change_bytes = weights.change.size_bytes();
-    if (change_bytes > 0) {
-      ServiceCounters::Add(host.counters_.pull_bytes_bfloat16, change_bytes);
-    } else {
-      ServiceCounters::Add(
-          host.counters_.pull_bytes_float32,
-          weights.weights->size() * static_cast<int64_t>(sizeof(float)));
-    }
-    actions.calls.push_back(
-        [stream, message = effect::SendWeights{
-                     .rank = send.rank,
-                     .incarnation = send.incarnation,
-                     .key = send.key,
-                     .partition = send.partition,
-                     .version = send.version,
-                     .weights = std::move(weights.weights),
-                     .takes_change = send.takes_change,
-                     .change = std::move(weights.change),
-                     .change_checksum = weights.change_checksum}] {
-          Tell(stream, &ExchangeStream::SendWeights, message);
-        });
-    return absl::OkStatus();
-  }
-  absl::Status operator()(const shard_command::Scale& scale)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
-    return Fold(node().Scale(scale));
-  }
-  absl::Status operator()(const shard_command::EndRun&) {
+  absl::Status operator()(const command::EndRun&) {
     if (host.options_.on_end) actions.calls.push_back(host.options_.on_end);
     return absl::OkStatus();
   }
+  template <typename Command>
+  absl::Status operator()(const Command& command)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
+    COHORT_ASSIGN_OR_RETURN(ShardNode::Consequences led_to,
+                            host.node_->Carry(command));
+    actions.folds = std::move(led_to.folds);
+    if constexpr (std::is_same_v<Command, command::SendWeights>) {
+      host.SendLocked(command, *std::move(led_to.weights), actions);
+    } else if constexpr (std::is_same_v<Command, command::Adopt>) {
+      host.FitStreams(host.node_->workers());
+    } else if constexpr (std::is_same_v<Command, command::Commit> ||
+                         std::is_same_v<Command, command::Abort>) {
+      // There may be a new version.
+      host.AnswerReadsLocked(actions);
+    }
+    actions.garbage.push_back(
+        std::make_shared<ShardNode::Consequences>(std::move(led_to)));
+    return absl::OkStatus();
+  }
 };
+
+void DataHost::SendLocked(const command::SendWeights& send,
+                          ShardWeights weights, Actions& actions) {
+  const std::shared_ptr<ExchangeStream> stream =
+      streams_.Exchange(send.rank, send.incarnation);
+  if (stream == nullptr) return;
+  const int64_t change_bytes = weights.change.size_bytes();
+  if (change_bytes > 0) {
+    ServiceCounters::Add(counters_.pull_bytes_bfloat16, change_bytes);
+  } else {
+    ServiceCounters::Add(
+        counters_.pull_bytes_float32,
+        weights.weights->size() * static_cast<int64_t>(sizeof(float)));
+  }
+  actions.calls.push_back(
+      [stream,
+       message = WeightsMessage{.key = send.key,
+                                .partition = send.partition,
+                                .version = send.version,
+                                .weights = std::move(weights.weights),
+                                .change = std::move(weights.change),
+                                .change_checksum = weights.change_checksum}] {
+        Tell(stream, &ExchangeStream::SendWeights, message);
+      });
+}
+
+absl::Status DataHost::Install(const CoordinatorStream* link,
+                               const Installation& installation) {
+  // Without the lock: it fills the slots of a whole model, and meanwhile the
+  // core must hear that this process is alive.
+  COHORT_ASSIGN_OR_RETURN(ShardNode node, ShardNode::Install(installation));
+  Actions actions;
+  {
+    MutexLock lock(mu_);
+    COHORT_RETURN_IF_ERROR(CheckLinkLocked(link));
+    if (node_.has_value()) {
+      return absl::FailedPreconditionError("got a second model");
+    }
+    node_ = std::move(node);
+    FitStreams(node_->workers());
+    AnswerReadsLocked(actions);
+  }
+  Do(std::move(actions));
+  return absl::OkStatus();
+}
+
+absl::Status DataHost::CheckLinkLocked(const CoordinatorStream* link) const {
+  if (link_.get() == link) return absl::OkStatus();
+  return absl::AbortedError("a later start of shard 0 has taken over");
+}
 
 absl::Status DataHost::Handle(const CoordinatorStream* link,
                               ShardCommand command) {
   Actions actions;
   absl::Status status;
-  std::optional<ShardNode> installed;
-  const auto* const install = std::get_if<shard_command::Install>(&command);
-  if (install != nullptr) {
-    // Without the lock: it fills the slots of a whole model, and meanwhile
-    // shard 0 must hear that this process is alive.
-    COHORT_ASSIGN_OR_RETURN(installed, ShardNode::Install(*install));
-  }
   {
     MutexLock lock(mu_);
-    if (link_.get() != link) {
-      return absl::AbortedError("a later start of shard 0 has taken over");
-    }
+    COHORT_RETURN_IF_ERROR(CheckLinkLocked(link));
     const bool needs_model =
-        install == nullptr &&
-        !std::holds_alternative<shard_command::Refuse>(command) &&
-        !std::holds_alternative<shard_command::EndRun>(command);
-    if (install != nullptr && node_.has_value()) {
-      status = absl::FailedPreconditionError("got a second model");
-    } else if (needs_model && !node_.has_value()) {
+        !std::holds_alternative<command::Refuse>(command) &&
+        !std::holds_alternative<command::EndRun>(command);
+    if (needs_model && !node_.has_value()) {
       status = absl::FailedPreconditionError(
           "got a command that needs a model before the model");
     } else {
       actions.epoch = epoch_;
-      status =
-          std::visit(Handler{*this, actions, std::move(installed)}, command);
+      status = std::visit(Handler{*this, actions}, command);
     }
   }
   Do(std::move(actions));
   return status;
-}
-
-bool DataHost::attached() const {
-  MutexLock lock(mu_);
-  return link_ != nullptr;
 }
 
 SharedModel DataHost::model() const {
@@ -342,56 +320,73 @@ void DataHost::Do(Actions actions) {
   for (absl::AnyInvocable<void()>& call : actions.calls) call();
 }
 
-void DataHost::StartFold(FoldJob job, int64_t epoch) {
-  {
-    MutexLock lock(mu_);
-    if (stopped_ || epoch != epoch_) return;
-    ++folds_running_;
-  }
-  OnFolded done = [this, epoch](FoldResult result) {
-    Folded(epoch, std::move(result));
-  };
-  if (options_.fold != nullptr) {
-    options_.fold(std::move(job), std::move(done));
-  } else {
-    RunOnPool(std::move(job), std::move(done));
-  }
+bool DataHost::BeginWork(std::optional<int64_t> epoch) {
+  MutexLock lock(mu_);
+  if (stopped_ || epoch.value_or(epoch_) != epoch_) return false;
+  ++running_;
+  return true;
 }
 
-void DataHost::RunOnPool(FoldJob job, OnFolded done) {
-  const absl::Status accepted = pool_->Submit(
-      [this, job = std::move(job), done = std::move(done)]() mutable {
-        const Instant begin = clock_.Now();
-        FoldResult result = AllOrExit("fold", [&] {
-          return RunFold(job, kernels::CpuBackend(), buffers_);
-        });
-        const Instant end = clock_.Now();
-        if (trace_ != nullptr) trace_->Folded(job, begin, end);
-        // Frees the gradients' memory before more are sent.
-        job = FoldJob();
-        {
-          MutexLock lock(mu_);
-          fold_seconds_.Add(absl::ToDoubleSeconds(end - begin));
-        }
-        done(std::move(result));
+void DataHost::EndWork() {
+  MutexLock lock(mu_);
+  --running_;
+  work_done_.NotifyAll();
+}
+
+int32_t DataHost::running() const {
+  MutexLock lock(mu_);
+  return running_;
+}
+
+void DataHost::Run(absl::AnyInvocable<void()> work) {
+  if (!BeginWork(std::nullopt)) return;
+  const absl::Status accepted =
+      pool_->Submit([this, work = std::move(work)]() mutable {
+        work();
+        EndWork();
       });
   COHORT_CHECK(accepted.ok(), accepted.message());
 }
 
+void DataHost::StartFold(FoldJob job, int64_t epoch) {
+  if (!BeginWork(epoch)) return;
+  OnFolded done = [this, epoch](FoldResult result) {
+    Folded(epoch, std::move(result));
+    EndWork();
+  };
+  if (options_.fold != nullptr) {
+    return options_.fold(std::move(job), std::move(done));
+  }
+  const absl::Status accepted =
+      pool_->Submit([this, job = std::move(job),
+                     done = std::move(done)]() mutable { done(Fold(job)); });
+  COHORT_CHECK(accepted.ok(), accepted.message());
+}
+
+FoldResult DataHost::Fold(FoldJob& job) {
+  const Instant begin = clock_.Now();
+  FoldResult result = AllOrExit(
+      "fold", [&] { return RunFold(job, kernels::CpuBackend(), buffers_); });
+  const Instant end = clock_.Now();
+  if (options_.on_folded) options_.on_folded(end - begin);
+  if (trace_ != nullptr) trace_->Folded(job, begin, end);
+  // Frees the gradients' memory before more are sent.
+  job = FoldJob();
+  MutexLock lock(mu_);
+  fold_seconds_.Add(absl::ToDoubleSeconds(end - begin));
+  return result;
+}
+
 void DataHost::Folded(int64_t epoch, FoldResult result) {
-  Actions actions;
+  std::shared_ptr<CoordinatorStream> link;
+  FoldReport report;
   {
     MutexLock lock(mu_);
-    if (epoch == epoch_ && node_.has_value()) {
-      const FoldReport report = node_->FoldDone(std::move(result));
-      actions.calls.push_back(
-          [link = link_, report] { link->SendFold(report); });
-    }
+    if (epoch != epoch_ || !node_.has_value()) return;
+    report = node_->FoldDone(std::move(result));
+    link = link_;
   }
-  Do(std::move(actions));
-  MutexLock lock(mu_);
-  --folds_running_;
-  folds_done_.NotifyAll();
+  link->SendFold(report);
 }
 
 }  // namespace cohort

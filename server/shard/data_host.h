@@ -21,7 +21,7 @@
 #include "common/push.h"
 #include "common/thread_pool.h"
 #include "common/timeline.h"
-#include "server/core/data/shard_messages.h"
+#include "server/core/commands.h"
 #include "server/core/data/shard_node.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/requests.h"
@@ -35,7 +35,7 @@
 
 namespace cohort {
 
-// The connection to shard 0, as a data shard sees it.
+// The way to the core, as a shard sees it.
 class CoordinatorStream : public Stream {
  public:
   virtual void SendGradient(const RemoteGradient& gradient) = 0;
@@ -64,26 +64,37 @@ struct ReaderBelief {
   std::optional<int32_t> shard;
 };
 
-// A data shard in a process of its own: a ShardNode with a lock, threads that
-// fold, and the streams of workers and of shard 0. It has a model only while
-// shard 0 is connected. When that connection is over, everything is discarded
-// and all streams of workers end; shard 0 installs the model of the newest
-// checkpoint when it comes again.
+// A gradient with its bytes.
+struct ReceivedGradient {
+  // Without a ticket.
+  GradientArrival about;
+  ByteRope bytes;
+};
+
+// A shard in a server process: a ShardNode with a lock, threads that fold, and
+// the streams of workers. It has a model only while the core of the run, in
+// this process or another one, is connected. When that connection is over,
+// everything is discarded and all streams of workers end; the model of the
+// newest checkpoint is installed when the core comes again.
 //
-// Gradients wait until shard 0 has taken them, so all rules about pushes (keys,
-// fencing, room) are applied in one place. A stream has at most kStagedMax that
-// wait, and is not read meanwhile.
+// Gradients wait until the core has taken them, so all rules about pushes
+// (keys, fencing, room) are applied in one place. A stream that has too many
+// that wait is not read meanwhile.
 //
 // Thread safety: safe.
 class DataHost {
  public:
-  static constexpr int kStagedMax = 8;
   using OnRead = absl::AnyInvocable<void(absl::StatusOr<SharedSnapshot>)>;
   using OnFolded = absl::AnyInvocable<void(FoldResult)>;
 
   struct Options {
     // Threads of its own for folds, unless there is `fold`.
     int32_t fold_threads = 2;
+    // Gradients of one stream that may wait for the core. A stream that brings
+    // more than gradients needs 1, which keeps them in order.
+    int staged_max = 8;
+    // Gives the memory for new weights. Null: it is the process's own.
+    std::shared_ptr<FloatStorage> weights_memory;
     // Runs a fold and passes on the result later, on any thread. Every fold
     // must end, because Stop waits for it. For tests that decide when.
     std::function<void(FoldJob, OnFolded)> fold;
@@ -93,6 +104,8 @@ class DataHost {
     std::function<void(const std::string&)> on_event;
     // Called with what is attached, before anything else of it. May be null.
     std::function<void(const ShardAttachment&)> on_attach;
+    // Called with the duration of each fold, by any thread. May be null.
+    std::function<void(absl::Duration)> on_folded;
     // Receives spans of folds. May be null. Must outlive the host.
     Timeline* timeline = nullptr;
   };
@@ -101,7 +114,8 @@ class DataHost {
   DataHost(Options options, const Clock& clock);
   ~DataHost();
 
-  // Ends all streams with Unavailable, admits no more, and waits for folds.
+  // Ends all streams with Unavailable, admits no more, and waits for folds and
+  // other work. What is held can still be read here.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Those of workers.
@@ -117,21 +131,30 @@ class DataHost {
   // Ends streams whose peer says nothing, and tells shard 0 that this process
   // is alive. Call it every second.
   void CheckStreams() ABSL_LOCKS_EXCLUDED(mu_);
-  ByteRope Counted(ByteRope gradient) {
-    return gradient_bytes_.Count(std::move(gradient));
-  }
 
+  // Runs `work` on the threads that fold. After Stop nothing is run.
+  void Run(absl::AnyInvocable<void()> work) ABSL_LOCKS_EXCLUDED(mu_);
+  // Folds and other work that have not ended.
+  int32_t running() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Bytes of gradients in memory, whoever holds them.
+  int64_t inflight_bytes() const { return gradient_bytes_.held_bytes(); }
+
+  // Null without a timeline.
+  ShardTrace* trace() const { return trace_.get(); }
   ServiceCounters& counters() { return counters_; }
   DataShardFigures figures() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // ---- shard 0
+  // ---- the core
   // Everything goes to `link` from now on. One that is authenticated replaces
   // the link of an earlier start; any other waits until that has ended.
   // Errors: as DataShards.Attach.
   absl::Status Attach(const ShardAttachment& attachment,
                       const std::shared_ptr<CoordinatorStream>& link)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // A command that came over `link`. An error must end the link.
+  // What came over `link`. An error must end the link.
+  absl::Status Install(const CoordinatorStream* link,
+                       const Installation& installation)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Handle(const CoordinatorStream* link, ShardCommand command)
       ABSL_LOCKS_EXCLUDED(mu_);
   // `link` is over. No-op if it was replaced.
@@ -141,11 +164,11 @@ class DataHost {
   void Leave() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- workers
-  // Keeps the gradient until shard 0 has answered. kPaused: read no more of
+  // Keeps the gradient until the core has answered. kPaused: read no more of
   // `from` until it is resumed, which may be before this returns.
-  // Errors: Unavailable: no shard 0; FailedPrecondition: another run.
+  // Errors: Unavailable: no core; FailedPrecondition: another run.
   absl::StatusOr<Admission> Gradient(
-      const Sender& sender, const PushKey& key, GradientMessage message,
+      const Sender& sender, const PushKey& key, ReceivedGradient gradient,
       const std::shared_ptr<ExchangeStream>& from) ABSL_LOCKS_EXCLUDED(mu_);
   // OK if this is the shard that a reader takes it for.
   // Errors: Unavailable: no shard 0, or one of another generation;
@@ -158,15 +181,16 @@ class DataHost {
   //   than shard 0 can be; Unavailable: it does not come in 30 s.
   void Read(const ReaderBelief& belief, Version version, OnRead done)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Gives up reads that have waited for too long.
+  void EndOverdueReads() ABSL_LOCKS_EXCLUDED(mu_);
+  // Null if the version is not here (yet).
+  SharedSnapshot Held(Version version) const ABSL_LOCKS_EXCLUDED(mu_);
   // Null before there is one.
   SharedModel model() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether shard 0 of a run is connected.
-  bool attached() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // A gradient that shard 0 has not answered for yet.
+  // A gradient that the core has not answered for yet.
   struct Staged {
-    Sender sender;
     HeldGradient gradient;
     std::shared_ptr<ExchangeStream> from;
   };
@@ -198,10 +222,20 @@ class DataHost {
   void Do(Actions actions) ABSL_LOCKS_EXCLUDED(mu_);
   // A fold of an earlier epoch is dropped.
   void StartFold(FoldJob job, int64_t epoch) ABSL_LOCKS_EXCLUDED(mu_);
-  void RunOnPool(FoldJob job, OnFolded done);
+  // Frees what `job` has.
+  FoldResult Fold(FoldJob& job);
+  // False if nothing is to be run any more.
+  bool BeginWork(std::optional<int64_t> epoch) ABSL_LOCKS_EXCLUDED(mu_);
+  void EndWork() ABSL_LOCKS_EXCLUDED(mu_);
   // `epoch`: when the fold began.
   void Folded(int64_t epoch, FoldResult result) ABSL_LOCKS_EXCLUDED(mu_);
-  // Discards everything that belongs to the present link.
+  absl::Status CheckLinkLocked(const CoordinatorStream* link) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendLocked(const command::SendWeights& send, ShardWeights weights,
+                  Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends the present link and all streams. The other discards the model, too.
+  void DisconnectLocked(const absl::Status& why, Actions& actions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ResetLocked(const absl::Status& why, Actions& actions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Takes a staged gradient, and resumes its stream if that was paused.
@@ -226,7 +260,7 @@ class DataHost {
   const std::unique_ptr<ShardTrace> trace_;
 
   mutable Mutex mu_;
-  // Null: shard 0 is not connected.
+  // Null: no core is connected.
   std::shared_ptr<CoordinatorStream> link_ ABSL_GUARDED_BY(mu_);
   // Belongs to the present link or to the last one.
   ShardAttachment attachment_ ABSL_GUARDED_BY(mu_);
@@ -243,8 +277,8 @@ class DataHost {
   int64_t connections_ ABSL_GUARDED_BY(mu_) = 0;
   BucketCounts fold_seconds_ ABSL_GUARDED_BY(mu_) =
       DataShardFigures().fold_seconds;
-  int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
-  CondVar folds_done_;
+  int32_t running_ ABSL_GUARDED_BY(mu_) = 0;
+  CondVar work_done_;
 
   // Last: its threads use everything above. Null with Options::fold.
   std::unique_ptr<ThreadPool> pool_;

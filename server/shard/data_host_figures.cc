@@ -25,7 +25,7 @@ DataShardFigures DataHost::figures() const {
     figures.generation = attachment_.generation;
     figures.connections = connections_;
     figures.fold_seconds = fold_seconds_;
-    figures.service.folds_waiting = folds_running_;
+    figures.service.folds_waiting = running_;
     if (node_.has_value()) newest = node_->Read(node_->newest());
   }
   if (newest == nullptr) return figures;

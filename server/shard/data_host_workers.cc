@@ -41,12 +41,21 @@ void DataHost::CheckStreams() {
     }
   }
   for (const auto& pull : pulls_.Tick(now)) pull->SendPartition();
+  EndOverdueReads();
   std::shared_ptr<CoordinatorStream> link;
-  std::vector<Waiting> overdue;
   {
     // With the lock, so that a process whose lock is held for ever is silent.
     MutexLock lock(mu_);
     link = link_;
+  }
+  if (link != nullptr) link->SendAlive();
+}
+
+void DataHost::EndOverdueReads() {
+  const Instant now = clock_.Now();
+  std::vector<Waiting> overdue;
+  {
+    MutexLock lock(mu_);
     // In the order in which they came, hence of their ends.
     while (!waiting_.empty() && waiting_.front().until <= now) {
       overdue.push_back(std::move(waiting_.front()));
@@ -58,13 +67,16 @@ void DataHost::CheckStreams() {
         absl::StrCat("version ", waiting.version.value(), " did not come in ",
                      absl::ToInt64Seconds(kReadPatience), " s; try again")));
   }
-  if (link != nullptr) link->SendAlive();
 }
 
 absl::StatusOr<Admission> DataHost::Gradient(
-    const Sender& sender, const PushKey& key, GradientMessage message,
+    const Sender& sender, const PushKey& key, ReceivedGradient gradient,
     const std::shared_ptr<ExchangeStream>& from) {
-  RemoteGradient told{.sender = sender, .key = key};
+  const int64_t bytes = gradient.bytes.size_bytes();
+  gradient.bytes = gradient_bytes_.Count(std::move(gradient.bytes));
+  const ElementType type = gradient.about.type;
+  RemoteGradient told{.sender = sender, .key = key, .gradient = gradient.about};
+  told.gradient.bytes = bytes;
   std::shared_ptr<CoordinatorStream> link;
   Admission admission = Admission::kTaken;
   {
@@ -72,32 +84,25 @@ absl::StatusOr<Admission> DataHost::Gradient(
     if (link_ == nullptr) return NotConnected();
     COHORT_RETURN_IF_ERROR(CheckRunId(sender.run_id, attachment_.run_id));
     link = link_;
-    const int64_t ticket = next_ticket_++;
-    told.message = {.partition = message.partition,
-                    .type = message.type,
-                    .sampled_checksum = message.sampled_checksum,
-                    .absent_slices = message.absent_slices,
-                    .ticket = ticket,
-                    .remote_bytes = message.gradient.size_bytes()};
-    staged_.emplace(
-        ticket,
-        Staged{.sender = sender,
-               .gradient = {.partition = message.partition,
-                            .gradient = std::move(message.gradient),
-                            .type = message.type,
-                            .absent_slices = std::move(message.absent_slices)},
-               .from = from});
+    told.gradient.ticket = next_ticket_++;
+    staged_.emplace(told.gradient.ticket,
+                    Staged{.gradient = {.partition = gradient.about.partition,
+                                        .gradient = std::move(gradient.bytes),
+                                        .type = type,
+                                        .absent_slices = std::move(
+                                            gradient.about.absent_slices)},
+                           .from = from});
     Window& window = windows_[from.get()];
-    if (++window.staged >= kStagedMax) {
+    if (++window.staged >= options_.staged_max) {
       window.paused = true;
       admission = Admission::kPaused;
     }
   }
   link->SendGradient(told);
-  ServiceCounters::Add(told.message.type == ElementType::kBFloat16
+  ServiceCounters::Add(type == ElementType::kBFloat16
                            ? counters_.push_bytes_bfloat16
                            : counters_.push_bytes_float32,
-                       told.message.remote_bytes);
+                       bytes);
   return admission;
 }
 
@@ -111,9 +116,7 @@ std::optional<DataHost::Staged> DataHost::UnstageLocked(int64_t ticket,
   Window& window = at->second;
   --window.staged;
   if (std::exchange(window.paused, false)) {
-    actions.calls.push_back([from = staged.from, sender = staged.sender] {
-      from->Resume({.rank = sender.rank, .incarnation = sender.incarnation});
-    });
+    actions.calls.push_back([from = staged.from] { from->Resume(); });
   }
   if (window.staged == 0) windows_.erase(at);
   return staged;
@@ -167,6 +170,11 @@ void DataHost::Read(const ReaderBelief& belief, Version version, OnRead done) {
     }
   }
   done(std::move(answer));
+}
+
+SharedSnapshot DataHost::Held(Version version) const {
+  MutexLock lock(mu_);
+  return node_.has_value() ? node_->Read(version) : nullptr;
 }
 
 void DataHost::FitStreams(int32_t workers) {

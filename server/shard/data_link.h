@@ -1,19 +1,18 @@
 #pragma once
 
-#include "absl/status/statusor.h"
-#include "common/ids.h"
-#include "server/core/data/shard_messages.h"
-#include "server/core/model/model_snapshot.h"
+#include "server/core/commands.h"
+#include "server/core/data/shard_node.h"
 
 namespace cohort {
 
-// The connection to one data shard, as shard 0 sees it. Once it is over, what
-// is sent is dropped.
+// The way to one shard, as the core's process sees it. Once it is over, what is
+// sent is dropped.
 // Thread safety: safe.
 class DataLink {
  public:
   virtual ~DataLink() = default;
-  // Queues the command and returns at once. Commands go in order.
+  // Both queue and return at once; what is sent goes in order.
+  virtual void Install(Installation installation) = 0;
   virtual void Send(ShardCommand command) = 0;
 };
 

@@ -23,11 +23,11 @@ int RemoteGradients::Offer(Rank rank, Coordinator& core, Instant now,
   int paused = 0;
   for (; !queue.empty(); queue.pop_front()) {
     Entry& entry = queue.front();
-    RemoteGradient& gradient = entry.gradient;
-    const int32_t partition = gradient.message.partition;
+    const RemoteGradient& gradient = entry.gradient;
+    const int32_t partition = gradient.gradient.partition;
     const auto refuse = [&refused, &entry](absl::Status status) {
       refused.push_back({.shard = entry.shard,
-                         .ticket = entry.gradient.message.ticket,
+                         .ticket = entry.gradient.gradient.ticket,
                          .status = std::move(status)});
     };
     if (partition < 0 ||
@@ -37,7 +37,8 @@ int RemoteGradients::Offer(Rank rank, Coordinator& core, Instant now,
                        entry.shard, ", want it at the shard that owns it")));
       continue;
     }
-    if (core.AwaitsOpening(gradient.sender, gradient.key)) {
+    // Those of shard 0 come on the stream that opens their push.
+    if (entry.shard != 0 && core.AwaitsOpening(gradient.sender, gradient.key)) {
       if (now - entry.since < kOpeningDeadline) {
         unopened.push_back(std::move(entry));
       } else {
@@ -51,7 +52,7 @@ int RemoteGradients::Offer(Rank rank, Coordinator& core, Instant now,
       continue;
     }
     const absl::StatusOr<Admission> admission = core.Gradient(
-        gradient.sender, gradient.key, gradient.message, now, out);
+        gradient.sender, gradient.key, gradient.gradient, now, out);
     if (admission.ok() && *admission == Admission::kPaused) {
       entry.paused = true;
       paused = 1;

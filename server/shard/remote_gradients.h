@@ -10,14 +10,14 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "server/core/coordinator.h"
-#include "server/core/data/shard_messages.h"
 #include "server/core/effects.h"
+#include "server/core/requests.h"
 
 namespace cohort {
 
-// Gradients that data shards have received and that the coordinator has not
-// taken yet, in the order of their arrival for each rank: their opening may
-// still be on its way, or there is no room for them.
+// Gradients that shards have received and that the coordinator has not taken
+// yet, in the order of their arrival for each rank: there is no room for them,
+// or, at a data shard, their opening may still be on its way.
 //
 // A gradient that waits for its opening delays no other, and is refused after
 // kOpeningDeadline: the opening may never come, and its stream and all later
@@ -39,8 +39,8 @@ class RemoteGradients {
 
   void Add(int32_t shard, RemoteGradient gradient, Instant now);
   // Passes the waiting gradients of `rank` to `core`, until there is no room.
-  // Those taken are answered by effect GradientTaken; appends the others that
-  // are over to `refused`. Returns the number of gradients that are to wait
+  // Those taken are answered by command Take; appends the others that are over
+  // to `refused`. Returns the number of gradients that are to wait
   // because there is no room: 0 or 1.
   int Offer(Rank rank, Coordinator& core, Instant now, Effects& out,
             std::vector<Refusal>& refused);

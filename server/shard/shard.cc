@@ -14,9 +14,7 @@
 #include "common/log/log.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
-#include "kernels/backend.h"
 #include "server/core/call_names.h"
-#include "server/core/optimizer/fold_job.h"
 #include "server/core/settings.h"
 #include "server/shard/fault.h"
 
@@ -31,10 +29,6 @@ constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
 // awake; this value leaves a tenth of a second for a late heartbeat.
 constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
 constexpr int kHeartbeatsPerLease = 3;
-
-// Never reached: one commit is folded at a time, and no model has this many
-// partitions.
-constexpr int64_t kFoldsMax = int64_t{1} << 24;
 
 // The values of all ranks may be in transfer at once; half of the memory stays
 // for the run itself.
@@ -73,30 +67,73 @@ auto Shard::Handle(Call call, const char* doing) {
   }
 }
 
+// The way between the core and the shard of this process.
+class Shard::OwnLink final : public CoordinatorStream, public DataLink {
+ public:
+  explicit OwnLink(Shard& shard) : shard_(shard) {}
+
+  void Install(Installation installation) override {
+    Check(shard_.host_.Install(this, installation));
+  }
+  void Send(ShardCommand command) override {
+    Check(shard_.host_.Handle(this, std::move(command)));
+  }
+
+  void SendGradient(const RemoteGradient& gradient) override {
+    shard_.Arrived(0, gradient);
+  }
+  void SendFold(const FoldReport& report) override {
+    Check(shard_.Folded(0, report));
+  }
+  void SendAlive() override {}
+  void SendLeaving() override {}
+  void End(const absl::Status&) override {}
+
+ private:
+  // Aborted: the host has stopped.
+  static void Check(const absl::Status& status) {
+    COHORT_CHECK(status.ok() || absl::IsAborted(status), status.ToString());
+  }
+
+  Shard& shard_;
+};
+
 Shard::Shard(const ShardOptions& options, const RunState* restored,
              const Clock& clock, RunListener& listener)
     : options_(options),
       clock_(clock),
       listener_(listener),
-      streams_(StreamRegistry::LimitsOf(options.coordinator.workers)),
-      pulls_(PullTable::LimitsOf(options.coordinator.workers)),
       registrations_(RegistrationBytesMax(options.memory_bytes)),
-      buffers_(options.weights_memory),
-      trace_(options.timeline == nullptr
-                 ? nullptr
-                 : std::make_unique<ShardTrace>(*options.timeline)),
-      commands_(shards()),
-      data_(ShardPlace{.index = 0, .count = shards()}),
+      own_link_(std::make_shared<OwnLink>(*this)),
       core_(options.coordinator, restored),
-      remote_(shards()),
-      pool_({.name = "fold",
-             .threads = options.fold_threads,
-             .queue_max = kFoldsMax}) {
-  COHORT_CHECK(options.coordinator.shards == shards(),
+      arrived_(shards()),
+      host_({.fold_threads = options.fold_threads,
+             // The stream that brings them also opens and closes the push.
+             .staged_max = 1,
+             .weights_memory = options.weights_memory,
+             .on_folded =
+                 [&listener](absl::Duration took) { listener.OnFolded(took); },
+             .timeline = options.timeline},
+            clock) {
+  const CoordinatorOptions& run = options.coordinator;
+  COHORT_CHECK(run.shards == shards(),
                absl::StrCat("got ", shards(), " shards"));
-  if (restored == nullptr || shards() == 1) return;
+  links_.push_back(own_link_.get());
+  links_.insert(links_.end(), options.data_shards.begin(),
+                options.data_shards.end());
+  const absl::Status attached =
+      host_.Attach({.run_id = run.run_id,
+                    .run_name = run.run_name,
+                    .generation = generation(),
+                    .place = {.index = 0, .count = shards()},
+                    .workers = run.workers,
+                    .authenticated = true},
+                   own_link_);
+  COHORT_CHECK(attached.ok(), attached.ToString());
+  if (restored == nullptr) return;
   restored_model_ = restored->model;
   restored_snapshot_ = restored->snapshot;
+  Install(0, restored_model_, restored_snapshot_, Policy().settings);
 }
 
 Shard::~Shard() { Stop(); }
@@ -104,8 +141,10 @@ Shard::~Shard() { Stop(); }
 void Shard::Start(const std::string& address) {
   // A run that was drained before needs no data shards.
   if (restored_model_ != nullptr && !ended()) {
-    SendToShards(commands_.Install(restored_model_, restored_snapshot_,
-                                   Policy().settings));
+    const SettingValues settings = Policy().settings;
+    for (int32_t i = 1; i < shards(); ++i) {
+      Install(i, restored_model_, restored_snapshot_, settings);
+    }
   }
   restored_model_ = nullptr;
   restored_snapshot_ = nullptr;
@@ -127,7 +166,7 @@ void Shard::Start(const std::string& address) {
 void Shard::Stop() {
   {
     MutexLock lock(mu_);
-    // What the core has decided is carried out, so that data shards have every
+    // What the core has decided is carried out, so that the shards have every
     // version that it names.
     while (started_ && (dispatching_ || !outbox_.empty())) {
       dispatched_.Wait(mu_);
@@ -135,8 +174,7 @@ void Shard::Stop() {
     stopped_ = true;
   }
   ticker_.reset();
-  MutexLock lock(mu_);
-  while (folds_running_ > 0) folds_done_.Wait(mu_);
+  host_.Stop();
 }
 
 std::string Shard::address() const {
@@ -144,53 +182,8 @@ std::string Shard::address() const {
   return address_;
 }
 
-void Shard::RunOnPool(absl::AnyInvocable<void()> work) {
-  {
-    MutexLock lock(mu_);
-    if (stopped_) return;
-    ++folds_running_;
-  }
-  const absl::Status accepted =
-      pool_.Submit([this, work = std::move(work)]() mutable {
-        work();
-        MutexLock lock(mu_);
-        --folds_running_;
-        folds_done_.NotifyAll();
-      });
-  COHORT_CHECK(accepted.ok(), accepted.message());
-}
-
-void Shard::FoldWith(absl::FunctionRef<std::vector<FoldJob>(DataShard&)> call) {
-  std::vector<FoldJob> folds;
-  {
-    MutexLock lock(data_mu_);
-    folds = call(data_);
-  }
-  for (FoldJob& job : folds) StartFold(std::move(job));
-}
-
-void Shard::StartFold(FoldJob job) {
-  RunOnPool([this, job = std::move(job)]() mutable {
-    const Instant begin = clock_.Now();
-    FoldResult result = AllOrExit(
-        "fold", [&] { return RunFold(job, kernels::CpuBackend(), buffers_); });
-    const Instant end = clock_.Now();
-    listener_.OnFolded(end - begin);
-    if (trace_ != nullptr) trace_->Folded(job, begin, end);
-    // Frees the gradients' memory before workers are told to send more.
-    job = FoldJob();
-    FoldReport report;
-    {
-      MutexLock lock(data_mu_);
-      report = data_.FoldDone(std::move(result));
-    }
-    NoteFold(0, report);
-    Report(std::move(report));
-  });
-}
-
 void Shard::StartFold(MomentsFold job) {
-  RunOnPool([this, job = std::move(job)]() mutable {
+  host_.Run([this, job = std::move(job)]() mutable {
     MomentsFold done = AllOrExit(
         "fold moments", [&] { return RunMomentsFold(std::move(job)); });
     Handle(
@@ -202,7 +195,7 @@ void Shard::StartFold(MomentsFold job) {
 }
 
 void Shard::StartUpdate(StatisticsUpdate job) {
-  RunOnPool([this, job = std::move(job)]() mutable {
+  host_.Run([this, job = std::move(job)]() mutable {
     StatisticsUpdate done = AllOrExit("update statistics", [&] {
       return RunStatisticsUpdate(std::move(job));
     });
@@ -215,7 +208,7 @@ void Shard::StartUpdate(StatisticsUpdate job) {
 }
 
 void Shard::StartMeasuring(effect::MeasureDrift measure) {
-  RunOnPool([this, measure = std::move(measure)] {
+  host_.Run([this, measure = std::move(measure)] {
     listener_.OnDrift(AllOrExit("measure drift", [&] {
       return StepDrift(measure.model->layout.batch_norms, *measure.moments);
     }));
@@ -244,7 +237,7 @@ void Shard::Leave(SessionId session, const std::string& reason) {
   Handle([&](Coordinator& core, Instant now, Effects& out) {
     core.Leave(session, reason, now, out);
   });
-  EndAll(streams_.Unbind(session), absl::AbortedError("the worker has left"));
+  EndAll(streams().Unbind(session), absl::AbortedError("the worker has left"));
 }
 
 void Shard::SessionBroken(SessionId session) {
@@ -261,7 +254,7 @@ absl::Status Shard::BeginRegister(const Sender& sender,
   absl::Status status = Handle([&](Coordinator& core, Instant now,
                                    Effects& out) {
     COHORT_RETURN_IF_ERROR(core.BeginRegister(sender, layout, plan, now, out));
-    displaced = streams_.PutRegister(sender.rank, sender.incarnation, from);
+    displaced = streams().PutRegister(sender.rank, sender.incarnation, from);
     return absl::OkStatus();
   });
   EndDisplaced(displaced);
@@ -283,9 +276,15 @@ void Shard::RegisterClosed(const Sender& sender) {
 absl::StatusOr<RegisterAnswer> Shard::FinishRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
     std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics) {
-  return Handle([&](Coordinator& core, Instant now, Effects& out) {
-    return core.FinishRegister(sender, layout, plan, std::move(values),
-                               std::move(statistics), now, out);
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const bool first = core.model() == nullptr;
+    absl::StatusOr<RegisterAnswer> answer = core.FinishRegister(
+        sender, layout, plan, std::move(statistics), now, out);
+    if (first && core.model() != nullptr) {
+      initial_values_ = std::move(values);
+    }
+    return answer;
   });
 }
 
@@ -299,7 +298,8 @@ absl::Status Shard::HandlePush(const Sender& sender,
   absl::Status status = Handle(
       [&](Coordinator& core, Instant now, Effects& out) {
         COHORT_RETURN_IF_ERROR(call(core, now, out));
-        displaced = streams_.PutExchange(sender.rank, sender.incarnation, from);
+        displaced =
+            streams().PutExchange(sender.rank, sender.incarnation, from);
         return absl::OkStatus();
       },
       doing);
@@ -309,32 +309,31 @@ absl::Status Shard::HandlePush(const Sender& sender,
 
 absl::Status Shard::CountRefusal(absl::Status status) {
   if (absl::IsAborted(status)) {
-    ServiceCounters::Add(counters_.pushes_fenced);
+    ServiceCounters::Add(counters().pushes_fenced);
   } else if (!status.ok()) {
-    ServiceCounters::Add(counters_.pushes_invalid);
+    ServiceCounters::Add(counters().pushes_invalid);
   }
   return status;
 }
 
-ServiceFigures Shard::figures() const {
-  ServiceFigures figures{
-      .sessions = streams_.sessions(),
-      .inflight_bytes = gradient_bytes_.held_bytes(),
+ServiceFigures Shard::figures() {
+  const ServiceCounters& counters = host_.counters();
+  return {
+      .sessions = streams().sessions(),
+      .folds_waiting = host_.running(),
+      .inflight_bytes = inflight_bytes(),
       .inflight_bytes_max = options_.coordinator.inflight_bytes_max,
-      .inflight_paused = ServiceCounters::Read(counters_.inflight_paused),
-      .push_bytes_float32 = ServiceCounters::Read(counters_.push_bytes_float32),
+      .inflight_paused = ServiceCounters::Read(counters.inflight_paused),
+      .push_bytes_float32 = ServiceCounters::Read(counters.push_bytes_float32),
       .push_bytes_bfloat16 =
-          ServiceCounters::Read(counters_.push_bytes_bfloat16),
-      .pull_bytes_float32 = ServiceCounters::Read(counters_.pull_bytes_float32),
+          ServiceCounters::Read(counters.push_bytes_bfloat16),
+      .pull_bytes_float32 = ServiceCounters::Read(counters.pull_bytes_float32),
       .pull_bytes_bfloat16 =
-          ServiceCounters::Read(counters_.pull_bytes_bfloat16),
-      .pulls = ServiceCounters::Read(counters_.pulls),
-      .pulls_refused = ServiceCounters::Read(counters_.pulls_refused),
-      .pushes_fenced = ServiceCounters::Read(counters_.pushes_fenced),
-      .pushes_invalid = ServiceCounters::Read(counters_.pushes_invalid)};
-  MutexLock lock(mu_);
-  figures.folds_waiting = folds_running_;
-  return figures;
+          ServiceCounters::Read(counters.pull_bytes_bfloat16),
+      .pulls = ServiceCounters::Read(counters.pulls),
+      .pulls_refused = ServiceCounters::Read(counters.pulls_refused),
+      .pushes_fenced = ServiceCounters::Read(counters.pushes_fenced),
+      .pushes_invalid = ServiceCounters::Read(counters.pushes_invalid)};
 }
 
 absl::Status Shard::Open(const Sender& sender, const PushKey& key,
@@ -345,69 +344,42 @@ absl::Status Shard::Open(const Sender& sender, const PushKey& key,
         return core.Open(sender, key, opening, now, out);
       }));
   // Gradients that data shards have received may have come before it.
-  if (shards() > 1) OfferRemote(sender.rank);
+  if (shards() > 1) Offer(sender.rank);
   return absl::OkStatus();
 }
 
-void Shard::OfferRemote(Rank rank) {
+void Shard::Offer(Rank rank) {
   std::vector<RemoteGradients::Refusal> refused;
   const int paused =
       Handle([&](Coordinator& core, Instant now, Effects& out)
                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-                   return remote_.Offer(rank, core, now, out, refused);
+                   return arrived_.Offer(rank, core, now, out, refused);
                  });
-  ServiceCounters::Add(counters_.inflight_paused, paused);
+  ServiceCounters::Add(counters().inflight_paused, paused);
   for (RemoteGradients::Refusal& refusal : refused) {
-    const auto link = static_cast<size_t>(refusal.shard) - 1;
-    options_.data_shards[link]->Send(shard_command::Refuse{
-        .ticket = refusal.ticket,
-        .status = CountRefusal(std::move(refusal.status))});
+    links_[static_cast<size_t>(refusal.shard)]->Send(
+        command::Refuse{.ticket = refusal.ticket,
+                        .status = CountRefusal(std::move(refusal.status))});
   }
 }
 
-void Shard::Report(FoldReport report) {
-  Handle(
-      [&](Coordinator& core, Instant now, Effects& out)
-          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-            // No data shard would learn of the commit.
-            if (!stopped_) core.Folded(std::move(report), now, out);
-          },
-      "Folded");
+absl::Status Shard::Folded(int32_t shard, FoldReport report) {
+  if (shard != 0) COHORT_RETURN_IF_ERROR(CheckFold(shard, report));
+  if (options_.shard_stats != nullptr) {
+    options_.shard_stats->Folded(shard, report.transaction);
+  }
+  Handle([&](Coordinator& core, Instant now, Effects& out)
+             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+               // No shard would learn of the commit.
+               if (!stopped_) core.Folded(std::move(report), now, out);
+             });
+  return absl::OkStatus();
 }
 
 void Shard::CheckpointStored() {
   Handle([](Coordinator& core, Instant now, Effects& out) {
     core.CheckpointStored(now, out);
   });
-}
-
-absl::StatusOr<Admission> Shard::Gradient(
-    const Sender& sender, const PushKey& key, GradientMessage& message,
-    const std::shared_ptr<ExchangeStream>& from) {
-  Admission admission = Admission::kTaken;
-  const int64_t bytes = message.gradient.size_bytes();
-  const int32_t owner = ShardPlace::OwnerOf(message.partition, shards());
-  if (owner != 0) {
-    return CountRefusal(absl::InvalidArgumentError(absl::StrCat(
-        "gradient: got partition ", message.partition,
-        " at shard 0, want it at shard ", owner, " (JoinReply.shards)")));
-  }
-  ServiceCounters::Counter& counter = message.type == ElementType::kBFloat16
-                                          ? counters_.push_bytes_bfloat16
-                                          : counters_.push_bytes_float32;
-  COHORT_RETURN_IF_ERROR(HandlePush(
-      sender, from,
-      [&](Coordinator& core, Instant now, Effects& out) -> absl::Status {
-        COHORT_ASSIGN_OR_RETURN(admission,
-                                core.Gradient(sender, key, message, now, out));
-        return absl::OkStatus();
-      }));
-  if (admission == Admission::kPaused) {
-    ServiceCounters::Add(counters_.inflight_paused);
-  } else {
-    ServiceCounters::Add(counter, bytes);
-  }
-  return admission;
 }
 
 absl::Status Shard::Close(const Sender& sender, const PushKey& key,
@@ -427,7 +399,7 @@ absl::Status Shard::Reduce(const Sender& sender,
       Handle([&](Coordinator& core, Instant now, Effects& out) {
         const size_t before = out.size();
         std::vector<ReduceKey> traced;
-        if (trace_ != nullptr) {
+        if (host_.trace() != nullptr) {
           for (const MomentsMessage& part : contributions) {
             traced.push_back(part.key);
           }
@@ -435,11 +407,11 @@ absl::Status Shard::Reduce(const Sender& sender,
         COHORT_RETURN_IF_ERROR(
             core.Reduce(sender, std::move(contributions), now, out));
         for (const ReduceKey& key : traced) {
-          trace_->Arrived(
+          host_.trace()->Arrived(
               key, CallNameOf(key.place, core.model()->layout.batch_norms),
               sender.rank, now, absl::MakeConstSpan(out).subspan(before));
         }
-        displaced = streams_.PutReduce(sender.rank, sender.incarnation, from);
+        displaced = streams().PutReduce(sender.rank, sender.incarnation, from);
         return absl::OkStatus();
       });
   EndDisplaced(displaced);
@@ -468,10 +440,15 @@ absl::StatusOr<CollectionAnswer> Shard::CollectStatistics(
   });
 }
 
-absl::StatusOr<SharedSnapshot> Shard::Read(
+absl::StatusOr<SharedVersion> Shard::Find(
     std::optional<Version> version) const {
   MutexLock lock(mu_);
   return core_.Read(version);
+}
+
+absl::StatusOr<SharedSnapshot> Shard::Read(std::optional<Version> version) {
+  COHORT_ASSIGN_OR_RETURN(const SharedVersion found, Find(version));
+  return AwaitWeights(found);
 }
 
 SharedModel Shard::model() const {
@@ -479,9 +456,14 @@ SharedModel Shard::model() const {
   return core_.model();
 }
 
-absl::StatusOr<RunState> Shard::State() const {
-  MutexLock lock(mu_);
-  return core_.State();
+absl::StatusOr<RunState> Shard::State() {
+  RunState state;
+  {
+    MutexLock lock(mu_);
+    COHORT_ASSIGN_OR_RETURN(state, core_.State());
+  }
+  COHORT_RETURN_IF_ERROR(AwaitWeights(state.snapshot->pin).status());
+  return WithWeights(std::move(state));
 }
 
 bool Shard::ended() const {

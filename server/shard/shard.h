@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/functional/any_invocable.h"
-#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
@@ -22,15 +20,13 @@
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "common/push.h"
-#include "common/thread_pool.h"
 #include "common/timeline.h"
 #include "common/worker_report.h"
 #include "server/core/coordinator.h"
-#include "server/core/data/data_shard.h"
-#include "server/core/data/shard_commands.h"
 #include "server/core/effects.h"
+#include "server/core/model/model_snapshot.h"
 #include "server/metrics/run_figures.h"
-#include "server/shard/byte_meter.h"
+#include "server/shard/data_host.h"
 #include "server/shard/data_link.h"
 #include "server/shard/model_limits.h"
 #include "server/shard/pull_table.h"
@@ -51,14 +47,18 @@ class RunListener {
   virtual ~RunListener() = default;
   virtual void OnCommitted(const CommitRecord& record,
                            const CommitObservation& observation) = 0;
-  virtual void OnPolicyChanged(const PolicyRecord& record) = 0;
+  // `state` is absent before registration.
+  virtual void OnPolicyChanged(const PolicyRecord& record,
+                               std::optional<RunState> state) = 0;
   virtual void OnEvaluated(const EvaluationRecord& record) = 0;
   virtual void OnLogged(const effect::Log& log) = 0;
   virtual void OnCheckpoint(RunState state) = 0;
   // The run waits until this one is on disk, or cannot be: call
   // Shard::CheckpointStored then, from any thread. With several shards only.
   virtual void OnMilestone(RunState state) = 0;
-  virtual void OnEnded(const effect::RunEnded& ended) = 0;
+  // `snapshot` is null if nothing was ever registered.
+  virtual void OnEnded(const effect::RunEnded& ended,
+                       const SharedSnapshot& snapshot) = 0;
   // An operator's request has changed something before Start. It is told again,
   // by the methods above, from then on. Called by any thread.
   virtual void OnChangedBeforeStart() = 0;
@@ -94,11 +94,12 @@ struct ShardOptions {
 };
 
 // The state machine of one run with everything that it needs in production: a
-// lock, a clock, threads for heavy effects, and the streams that receive
-// effects. Events come in through the methods. Each method appends its effects
-// to one outbox under the lock, and one thread at a time carries them out in
-// that order, outside the lock. If another thread is already doing so, the
-// method leaves its effects to that thread.
+// lock, a clock, threads for heavy effects, the streams that receive effects,
+// and the ways to the shards, of which the first is in this process. Events
+// come in through the methods. Each method appends its effects to one outbox
+// under the lock, and one thread at a time carries them out in that order,
+// outside the lock. If another thread is already doing so, the method leaves
+// its effects to that thread.
 //
 // Thread safety: safe. Methods wait only for the lock.
 // Errors: those of the Coordinator's method of the same name. An exception in
@@ -121,7 +122,9 @@ class Shard {
   // then on. Call it when no method can be called any more.
   void Stop();
 
-  StreamRegistry& streams() { return streams_; }
+  // The shard of this process.
+  DataHost& host() { return host_; }
+  StreamRegistry& streams() { return host_.streams(); }
   // Like StreamRegistry::AdmitSession; the stream is ended if no join arrives
   // in time.
   // Errors also: Unavailable: before Start, if there are data shards to wait
@@ -131,7 +134,7 @@ class Shard {
   // The same for other streams, which are ended if no first message arrives in
   // time. `speaks` is false if the request has already arrived.
   absl::Status AdmitStream(const std::shared_ptr<Stream>& stream, bool speaks);
-  PullTable& pulls() { return pulls_; }
+  PullTable& pulls() { return host_.pulls(); }
   // Memory for initial values that are being received.
   ReservedBytes& registrations() { return registrations_; }
   ModelNeeds model_needs() const;
@@ -176,16 +179,6 @@ class Shard {
   absl::Status Open(const Sender& sender, const PushKey& key,
                     const PushOpening& opening,
                     const std::shared_ptr<ExchangeStream>& from);
-  // The same bytes, counted in inflight_bytes() as long as they exist.
-  ByteRope Counted(ByteRope gradient) {
-    return gradient_bytes_.Count(std::move(gradient));
-  }
-  // Takes the gradient out of `message`, unless the result is kPaused. In that
-  // case `from` is resumed once there is room, by any thread and at any time
-  // after this call began.
-  absl::StatusOr<Admission> Gradient(
-      const Sender& sender, const PushKey& key, GradientMessage& message,
-      const std::shared_ptr<ExchangeStream>& from);
   absl::Status Close(const Sender& sender, const PushKey& key,
                      PushClosing closing,
                      const std::shared_ptr<ExchangeStream>& from);
@@ -197,12 +190,11 @@ class Shard {
 
   void CheckpointStored();
 
-  // Data shard `shard` has received a gradient.
-  void RemoteArrived(int32_t shard, RemoteGradient gradient)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // A shard has received a gradient.
+  void Arrived(int32_t shard, RemoteGradient gradient) ABSL_LOCKS_EXCLUDED(mu_);
   // It has ended a fold. Errors: InvalidArgument (the report does not fit the
   // model: the data shard is of no use).
-  absl::Status RemoteFolded(int32_t shard, FoldReport report)
+  absl::Status Folded(int32_t shard, FoldReport report)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<Assignment> ReportEvaluation(const Sender& sender,
@@ -214,17 +206,23 @@ class Shard {
                                            std::vector<CallMoments> calls);
   absl::StatusOr<CollectionAnswer> CollectStatistics(const std::string& run_id);
 
-  absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version) const;
+  // The newest version, or one that is held.
+  // Errors: FailedPrecondition nothing registered; OutOfRange not held.
+  absl::StatusOr<SharedVersion> Find(std::optional<Version> version) const;
+  // With the weights that are here. Like State, it may wait until this thread
+  // or another one has carried out the commit of that version, and so must not
+  // be called by RunListener.
+  absl::StatusOr<SharedSnapshot> Read(std::optional<Version> version);
   SharedModel model() const;
-  absl::StatusOr<RunState> State() const;
+  absl::StatusOr<RunState> State();
   bool ended() const ABSL_LOCKS_EXCLUDED(mu_);
   StatusView Status() const;
   // Bytes of gradients in memory, whoever holds them.
-  int64_t inflight_bytes() const { return gradient_bytes_.held_bytes(); }
-  ServiceFigures figures() const;
+  int64_t inflight_bytes() const { return host_.inflight_bytes(); }
+  ServiceFigures figures();
   // Empty if there is only this shard.
   std::vector<ShardFigures> shard_figures() const;
-  ServiceCounters& counters() { return counters_; }
+  ServiceCounters& counters() { return host_.counters(); }
   // Reports a message to ShardOptions::on_denied_rank.
   void DeniedRank(const std::string& client) {
     if (options_.on_denied_rank != nullptr) options_.on_denied_rank(client);
@@ -250,6 +248,7 @@ class Shard {
 
  private:
   struct Dispatcher;
+  class OwnLink;
 
   // `doing` is the method's name, for the log line if `call` throws.
   template <typename Call>
@@ -264,80 +263,68 @@ class Shard {
   // Carries out the effects of changes. Before Start only the listener is told
   // that there are some.
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
-  // ---- data shards; see shard_remote.cc
-  void SendToShards(std::vector<ShardCommands::Command> commands);
-  // What an effect means for them.
-  std::vector<ShardCommands::Command> CommandsOf(const Effect& effect)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // ---- shards; see shard_remote.cc
+  void Install(int32_t shard, const SharedModel& model,
+               const SharedSnapshot& whole, const SettingValues& settings);
+  template <typename Command>
+  void Send(Command command);
+  // `version` with the weights and slots that are here; null if it is not
+  // (yet).
+  SharedSnapshot WithWeights(const SharedVersion& version) const;
+  // Of a version that is.
+  RunState WithWeights(RunState state) const;
+  // The same; waits for it.
+  // Errors: Unavailable: it does not come.
+  absl::StatusOr<SharedSnapshot> AwaitWeights(const SharedVersion& version);
   // Errors: InvalidArgument.
-  absl::Status CheckRemoteFold(int32_t shard, const FoldReport& report) const
+  absl::Status CheckFold(int32_t shard, const FoldReport& report) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // Names the data shards that everything waits for.
   void DescribeWaiting(StatusView& view) const;
-  // A part of the transaction was folded by this shard or a data shard.
-  void NoteFold(int32_t shard, const FoldReport& report);
-  void NoteCommit(const effect::Commit& commit);
+  void NoteCommit(const command::Commit& commit);
   // Passes waiting gradients of the rank to the core.
-  void OfferRemote(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
+  void Offer(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
   // The same for ranks whose gradients have waited for an opening for too long.
   void OfferOverdue() ABSL_LOCKS_EXCLUDED(mu_);
-  // Hands a fold's report to the core.
-  void Report(FoldReport report) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ends streams whose peer sends nothing or reads nothing.
   void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);
-  // Starts the folds that `call` returns, which runs on the data shard.
-  void FoldWith(absl::FunctionRef<std::vector<FoldJob>(DataShard&)> call)
-      ABSL_LOCKS_EXCLUDED(mu_, data_mu_);
-  void StartFold(FoldJob job) ABSL_LOCKS_EXCLUDED(mu_, data_mu_);
   void StartFold(MomentsFold job) ABSL_LOCKS_EXCLUDED(mu_);
   void StartUpdate(StatisticsUpdate job) ABSL_LOCKS_EXCLUDED(mu_);
   void StartMeasuring(effect::MeasureDrift measure) ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs `work` on the pool. Stop waits for it; after Stop nothing is run.
-  void RunOnPool(absl::AnyInvocable<void()> work) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Fixed after construction.
   const ShardOptions options_;
   const Clock& clock_;
   RunListener& listener_;
 
-  // Synchronise themselves.
-  ByteMeter gradient_bytes_;
-  ServiceCounters counters_;
-  StreamRegistry streams_;
-  PullTable pulls_;
+  // Synchronises itself.
   ReservedBytes registrations_;
-  FloatBufferPool buffers_;
-  // Null without a timeline.
-  const std::unique_ptr<ShardTrace> trace_;
 
-  // The version that the run continues from, until Start; with several shards.
+  // The version that the run continues from, until Start.
   SharedModel restored_model_;
   SharedSnapshot restored_snapshot_;
-  // Used by Start, and then by the thread that carries out effects.
-  ShardCommands commands_;
-
-  // Gradients and their folds. Effects arrive in order, results of folds from
-  // any thread. Code that holds this lock never waits for the coordinator's.
-  Mutex data_mu_;
-  DataShard data_ ABSL_GUARDED_BY(data_mu_);
+  // By shard; the first is `own_link_`. Fixed after construction.
+  std::shared_ptr<OwnLink> own_link_;
+  std::vector<DataLink*> links_;
 
   mutable Mutex mu_;
   Coordinator core_ ABSL_GUARDED_BY(mu_);
   std::optional<std::string> drain_asked_for_ ABSL_GUARDED_BY(mu_);
   Effects outbox_ ABSL_GUARDED_BY(mu_);
-  RemoteGradients remote_ ABSL_GUARDED_BY(mu_);
+  RemoteGradients arrived_ ABSL_GUARDED_BY(mu_);
+  // Of the registration that has made the model, until InstallModel is carried
+  // out.
+  std::vector<SharedFloats> initial_values_ ABSL_GUARDED_BY(mu_);
   std::string address_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   // True while a thread carries out effects.
   bool dispatching_ ABSL_GUARDED_BY(mu_) = false;
   CondVar dispatched_;
-  int32_t folds_running_ ABSL_GUARDED_BY(mu_) = 0;
-  CondVar folds_done_;
 
   // Last: their threads use everything above.
-  ThreadPool pool_;
+  DataHost host_;
   std::unique_ptr<PeriodicTask> ticker_;
 };
 

@@ -1,7 +1,7 @@
 // How a shard carries out the effects of its core.
 
 #include <map>
-#include <optional>
+#include <memory>
 #include <typeinfo>
 #include <utility>
 #include <variant>
@@ -22,6 +22,15 @@ const char* EffectName(const Effect& effect) {
 
 }  // namespace
 
+template <typename Command>
+void Shard::Send(Command command) {
+  const std::vector<int32_t> to = ShardsOf(command, shards());
+  for (size_t i = 0; i + 1 < to.size(); ++i) {
+    links_[static_cast<size_t>(to[i])]->Send(command);
+  }
+  links_[static_cast<size_t>(to.back())]->Send(std::move(command));
+}
+
 // Carries out effects in their order, outside the lock.
 struct Shard::Dispatcher {
   Shard& shard;
@@ -37,11 +46,11 @@ struct Shard::Dispatcher {
     EncodedResults encoded;
     for (const auto& [to, answers] : results) {
       for (const effect::ReduceResult* result : answers) {
-        if (shard.trace_ != nullptr) {
-          shard.trace_->Answered(result->key, result->rank, now);
+        if (shard.host_.trace() != nullptr) {
+          shard.host_.trace()->Answered(result->key, result->rank, now);
         }
       }
-      const auto stream = shard.streams_.Reduce(to.first, to.second);
+      const auto stream = shard.streams().Reduce(to.first, to.second);
       if (stream == nullptr) continue;
       const absl::Status told =
           ServePeer([&stream, &answers = answers, &encoded] {
@@ -54,97 +63,68 @@ struct Shard::Dispatcher {
   }
 
   void operator()(effect::Joined& joined) const {
-    EndAll(shard.streams_.Bind(joined.session, joined.rank, joined.incarnation),
-           absl::AbortedError(
-               absl::StrCat("rank ", joined.rank.value(),
-                            " is now held by a newer process; join again")));
-    Tell(shard.streams_.Session(joined.session), &SessionStream::SendJoined,
+    EndAll(
+        shard.streams().Bind(joined.session, joined.rank, joined.incarnation),
+        absl::AbortedError(
+            absl::StrCat("rank ", joined.rank.value(),
+                         " is now held by a newer process; join again")));
+    Tell(shard.streams().Session(joined.session), &SessionStream::SendJoined,
          std::as_const(joined));
   }
   void operator()(effect::EndSession& end) const {
-    if (auto session = shard.streams_.Session(end.session)) {
+    if (auto session = shard.streams().Session(end.session)) {
       session->End(end.status);
     }
-    EndAll(shard.streams_.Unbind(end.session),
+    EndAll(shard.streams().Unbind(end.session),
            absl::AbortedError(
                absl::StrCat("the session is over: ", end.status.message())));
   }
   void operator()(effect::Notify& notify) const {
-    Tell(shard.streams_.Session(notify.session), &SessionStream::SendAssignment,
-         std::as_const(notify.assignment));
+    Tell(shard.streams().Session(notify.session),
+         &SessionStream::SendAssignment, std::as_const(notify.assignment));
   }
   void operator()(effect::StepAborted& aborted) const {
-    Tell(shard.streams_.Session(aborted.session),
+    Tell(shard.streams().Session(aborted.session),
          &SessionStream::SendStepAborted, std::as_const(aborted));
   }
   void operator()(effect::RegisterAnswered& answered) const {
-    Tell(shard.streams_.Register(answered.rank, answered.incarnation),
+    Tell(shard.streams().Register(answered.rank, answered.incarnation),
          &RegisterStream::SendAnswer, std::as_const(answered.answer));
   }
   void operator()(effect::ReduceResult& result) {
     results[{result.rank, result.incarnation}].push_back(&result);
   }
   void operator()(effect::ReduceAborted& aborted) const {
-    Tell(shard.streams_.Reduce(aborted.rank, aborted.incarnation),
+    Tell(shard.streams().Reduce(aborted.rank, aborted.incarnation),
          &ReduceStream::SendAborted, std::as_const(aborted));
   }
-  void operator()(effect::SendWeights& weights) const {
-    const auto stream =
-        shard.streams_.Exchange(weights.rank, weights.incarnation);
-    if (stream == nullptr) return;
-    const int64_t change = weights.change.size_bytes();
-    if (change > 0) {
-      ServiceCounters::Add(shard.counters_.pull_bytes_bfloat16, change);
-    } else {
-      ServiceCounters::Add(
-          shard.counters_.pull_bytes_float32,
-          weights.weights->size() * static_cast<int64_t>(sizeof(float)));
-    }
-    Tell(stream, &ExchangeStream::SendWeights, std::as_const(weights));
-  }
   void operator()(effect::SendVerdict& verdict) const {
-    Tell(shard.streams_.Exchange(verdict.rank, verdict.incarnation),
+    Tell(shard.streams().Exchange(verdict.rank, verdict.incarnation),
          &ExchangeStream::SendVerdict, std::as_const(verdict));
   }
   void operator()(effect::ResumeGradients& resume) const {
-    Tell(shard.streams_.Exchange(resume.rank, resume.incarnation),
-         &ExchangeStream::Resume, std::as_const(resume));
-    if (shard.shards() > 1) shard.OfferRemote(resume.rank);
+    shard.Offer(resume.rank);
   }
-  // For the data shards only.
-  void operator()(effect::GradientTaken&) const {}
-  void operator()(effect::InstallModel&) const {}
-  void operator()(effect::HoldGradient& hold) const {
-    shard.FoldWith([&hold](DataShard& data) {
-      return data.Hold(std::move(hold.gradient));
-    });
+  void operator()(effect::InstallModel& install) const {
+    auto whole = std::make_shared<ModelSnapshot>();
+    {
+      MutexLock lock(shard.mu_);
+      whole->weights = std::exchange(shard.initial_values_, {});
+    }
+    for (int32_t i = 0; i < shard.shards(); ++i) {
+      shard.Install(i, install.model, whole, install.settings);
+    }
   }
-  void operator()(effect::DropGradients& drop) const {
-    // Declared before the lock, and so destroyed after it is released; the same
-    // below.
-    std::vector<HeldGradient> dropped;
-    MutexLock lock(shard.data_mu_);
-    dropped = shard.data_.Drop(drop.push);
+  void operator()(command::Prepare& prepare) const {
+    // Before they can answer.
+    if (shard.options_.shard_stats != nullptr) {
+      shard.options_.shard_stats->Planned(prepare.plan.transaction);
+    }
+    shard.Send(std::move(prepare));
   }
-  void operator()(effect::Prepare& prepare) const {
-    shard.FoldWith([&prepare](DataShard& data) {
-      return data.Prepare(std::move(prepare.plan));
-    });
-  }
-  void operator()(effect::Scale& scale) const {
-    shard.FoldWith(
-        [&scale](DataShard& data) { return data.Scale(scale.scales); });
-  }
-  void operator()(effect::Commit& commit) const {
+  void operator()(command::Commit& commit) const {
     shard.NoteCommit(commit);
-    std::optional<Transaction> over;
-    MutexLock lock(shard.data_mu_);
-    over = shard.data_.Commit(commit.transaction);
-  }
-  void operator()(effect::Abort& abort) const {
-    std::optional<Transaction> over;
-    MutexLock lock(shard.data_mu_);
-    over = shard.data_.Abort(abort.transaction);
+    shard.Send(std::move(commit));
   }
   void operator()(effect::FoldMoments& fold) const {
     shard.StartFold(std::move(fold.job));
@@ -157,32 +137,42 @@ struct Shard::Dispatcher {
   }
   void operator()(effect::Discard& discard) const { discard.what.reset(); }
   void operator()(effect::Committed& committed) const {
-    if (shard.trace_ != nullptr) {
-      shard.trace_->Committed(committed.record, shard.clock_.Now());
+    if (shard.host_.trace() != nullptr) {
+      shard.host_.trace()->Committed(committed.record, shard.clock_.Now());
     }
     shard.listener_.OnCommitted(committed.record, committed.observation);
   }
   void operator()(effect::PolicyChanged& changed) const {
     if (changed.record.changed.contains("workers")) {
       const int32_t workers = shard.options().workers;
-      shard.streams_.SetLimits(StreamRegistry::LimitsOf(workers));
-      shard.pulls_.SetLimits(PullTable::LimitsOf(workers));
+      shard.streams().SetLimits(StreamRegistry::LimitsOf(workers));
+      shard.pulls().SetLimits(PullTable::LimitsOf(workers));
     }
-    shard.listener_.OnPolicyChanged(changed.record);
+    if (changed.state.has_value()) {
+      changed.state = shard.WithWeights(*std::move(changed.state));
+    }
+    shard.listener_.OnPolicyChanged(changed.record, std::move(changed.state));
   }
   void operator()(effect::Evaluated& evaluated) const {
     shard.listener_.OnEvaluated(evaluated.record);
   }
   void operator()(effect::WriteCheckpoint& write) const {
+    RunState state = shard.WithWeights(std::move(write.state));
     if (write.awaited) {
-      shard.listener_.OnMilestone(std::move(write.state));
+      shard.listener_.OnMilestone(std::move(state));
     } else {
-      shard.listener_.OnCheckpoint(std::move(write.state));
+      shard.listener_.OnCheckpoint(std::move(state));
     }
   }
   void operator()(effect::Log& log) const { shard.listener_.OnLogged(log); }
   void operator()(effect::RunEnded& ended) const {
-    shard.listener_.OnEnded(ended);
+    shard.listener_.OnEnded(ended, ended.version == nullptr
+                                       ? nullptr
+                                       : shard.WithWeights(ended.version));
+  }
+  template <typename Command>
+  void operator()(Command& command) const {
+    shard.Send(std::move(command));
   }
 };
 
@@ -215,10 +205,7 @@ void Shard::DispatchAll() {
         if (!std::holds_alternative<effect::ReduceResult>(effect)) {
           dispatcher.SendResults();
         }
-        std::vector<ShardCommands::Command> commands = CommandsOf(effect);
-        if (!commands_.IsElsewhere(effect)) std::visit(dispatcher, effect);
-        // Last: they may answer at once, for a transaction that has begun here.
-        SendToShards(std::move(commands));
+        std::visit(dispatcher, effect);
       });
     }
     AllOrExit("reduce result", [&dispatcher] { dispatcher.SendResults(); });

@@ -21,17 +21,18 @@ constexpr int kTicksPerReaderCheck = 20;
 
 void Shard::CheckStreams(int64_t ticks) {
   const Instant now = clock_.Now();
-  EndAll(streams_.TakeSilent(now),
+  EndAll(streams().TakeSilent(now),
          absl::DeadlineExceededError(
              absl::StrCat("got no message in time, want a join within ",
                           absl::FormatDuration(kJoinDeadline),
                           " of opening a session, and a first message within ",
                           absl::FormatDuration(kFirstMessageDeadline),
                           " of opening any other stream")));
-  for (const auto& pull : pulls_.Tick(now)) pull->SendPartition();
+  for (const auto& pull : pulls().Tick(now)) pull->SendPartition();
+  host_.EndOverdueReads();
   if (ticks % kTicksPerReaderCheck != 0) return;
   OfferOverdue();
-  for (const auto& stream : streams_.All()) stream->CheckReader(now);
+  for (const auto& stream : streams().All()) stream->CheckReader(now);
 }
 
 absl::StatusOr<SessionId> Shard::AdmitSession(
@@ -46,7 +47,7 @@ absl::StatusOr<SessionId> Shard::AdmitSession(
   }
   StreamRegistry::Streams evicted;
   absl::StatusOr<SessionId> id =
-      streams_.AdmitSession(stream, clock_.Now() + kJoinDeadline, &evicted);
+      streams().AdmitSession(stream, clock_.Now() + kJoinDeadline, &evicted);
   EndEvicted(evicted);
   return id;
 }
@@ -56,7 +57,7 @@ absl::Status Shard::AdmitStream(const std::shared_ptr<Stream>& stream,
   std::optional<Instant> speak_by;
   if (speaks) speak_by = clock_.Now() + kFirstMessageDeadline;
   StreamRegistry::Streams evicted;
-  const absl::Status admitted = streams_.Admit(stream, speak_by, &evicted);
+  const absl::Status admitted = streams().Admit(stream, speak_by, &evicted);
   EndEvicted(evicted);
   return admitted;
 }
@@ -73,7 +74,7 @@ ModelNeeds Shard::model_needs() const {
 }
 
 void Shard::CloseStreams() {
-  EndAll(streams_.Close(), absl::UnavailableError("the server is stopping"));
+  EndAll(streams().Close(), absl::UnavailableError("the server is stopping"));
 }
 
 }  // namespace cohort

@@ -1,59 +1,78 @@
-// The data shards in other processes.
+// The shards: that of this process and those in others.
 
 #include <optional>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/data/shard_commands.h"
+#include "server/core/run_state.h"
 #include "server/shard/shard.h"
 
 namespace cohort {
 
-void Shard::SendToShards(std::vector<ShardCommands::Command> commands) {
-  for (ShardCommands::Command& to : commands) {
-    options_.data_shards[static_cast<size_t>(to.shard) - 1]->Send(
-        std::move(to.command));
-  }
+void Shard::Install(int32_t shard, const SharedModel& model,
+                    const SharedSnapshot& whole,
+                    const SettingValues& settings) {
+  links_[static_cast<size_t>(shard)]->Install(InstallationOf(
+      {.index = shard, .count = shards()}, model, whole, settings));
 }
 
-std::vector<ShardCommands::Command> Shard::CommandsOf(const Effect& effect) {
-  // Before they can answer.
-  const auto* const prepare = std::get_if<effect::Prepare>(&effect);
-  if (prepare != nullptr && options_.shard_stats != nullptr) {
-    options_.shard_stats->Planned(prepare->plan.transaction);
-  }
-  return commands_.Of(effect, [this] {
-    MutexLock lock(mu_);
-    return core_.HeldVersions();
-  });
+SharedSnapshot Shard::WithWeights(const SharedVersion& version) const {
+  const SharedSnapshot here = host_.Held(version->version);
+  if (here == nullptr) return nullptr;
+  std::shared_ptr<ModelSnapshot> snapshot = SnapshotOf(version);
+  snapshot->weights = here->weights;
+  snapshot->slots = here->slots;
+  return snapshot;
 }
 
-void Shard::RemoteArrived(int32_t shard, RemoteGradient gradient) {
+RunState Shard::WithWeights(RunState state) const {
+  state.snapshot = WithWeights(state.snapshot->pin);
+  COHORT_CHECK(state.snapshot != nullptr, "the version is not here");
+  return FittedToSettings(std::move(state));
+}
+
+absl::StatusOr<SharedSnapshot> Shard::AwaitWeights(
+    const SharedVersion& version) {
+  SharedSnapshot whole = WithWeights(version);
+  if (whole != nullptr) return whole;
+  absl::Status status;
+  absl::Notification come;
+  host_.Read({.run_id = run_id()}, version->version,
+             [&](const absl::StatusOr<SharedSnapshot>& read) {
+               status = read.status();
+               come.Notify();
+             });
+  come.WaitForNotification();
+  COHORT_RETURN_IF_ERROR(status);
+  return WithWeights(version);
+}
+
+void Shard::Arrived(int32_t shard, RemoteGradient gradient) {
   // The run is over and this server alone, but for telling the data shards.
   if (shard >= shards()) return;
   const Rank rank = gradient.sender.rank;
   {
     MutexLock lock(mu_);
-    remote_.Add(shard, std::move(gradient), clock_.Now());
+    arrived_.Add(shard, std::move(gradient), clock_.Now());
   }
-  OfferRemote(rank);
+  Offer(rank);
 }
 
 void Shard::OfferOverdue() {
   std::vector<Rank> overdue;
   {
     MutexLock lock(mu_);
-    overdue = remote_.Overdue(clock_.Now());
+    overdue = arrived_.Overdue(clock_.Now());
   }
-  for (Rank rank : overdue) OfferRemote(rank);
+  for (Rank rank : overdue) Offer(rank);
 }
 
-absl::Status Shard::CheckRemoteFold(int32_t shard,
-                                    const FoldReport& report) const {
+absl::Status Shard::CheckFold(int32_t shard, const FoldReport& report) const {
   const SharedModel model = this->model();
   const auto owns = [&](int32_t partition) {
     return model != nullptr && partition >= 0 &&
@@ -84,25 +103,13 @@ absl::Status Shard::CheckRemoteFold(int32_t shard,
   return core_.CheckFolded(report);
 }
 
-absl::Status Shard::RemoteFolded(int32_t shard, FoldReport report) {
-  COHORT_RETURN_IF_ERROR(CheckRemoteFold(shard, report));
-  NoteFold(shard, report);
-  Report(std::move(report));
-  return absl::OkStatus();
-}
-
-void Shard::NoteFold(int32_t shard, const FoldReport& report) {
-  if (options_.shard_stats == nullptr) return;
-  options_.shard_stats->Folded(shard, report.transaction);
-}
-
-void Shard::NoteCommit(const effect::Commit& commit) {
+void Shard::NoteCommit(const command::Commit& commit) {
   if (options_.shard_stats == nullptr) return;
   const std::vector<ShardStats::Prepared> shards =
       options_.shard_stats->Committed(commit.transaction);
-  if (trace_ == nullptr) return;
+  if (host_.trace() == nullptr) return;
   for (const ShardStats::Prepared& one : shards) {
-    trace_->Prepared(one, commit.version);
+    host_.trace()->Prepared(one, commit.version);
   }
 }
 

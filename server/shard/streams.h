@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -7,8 +8,12 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "common/assignment.h"
+#include "common/byte_rope.h"
 #include "common/clock.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
 #include "common/moments.h"
+#include "common/push.h"
 #include "server/core/effects.h"
 
 // The streams that workers hold open, as the shard sees them. They use only
@@ -51,12 +56,24 @@ class RegisterStream : public Stream {
   virtual void SendAnswer(const absl::StatusOr<RegisterAnswer>& answer) = 0;
 };
 
+// Weights of one partition for the push of `key`, tentative until its verdict.
+struct WeightsMessage {
+  PushKey key;
+  int32_t partition = 0;
+  Version version;
+  SharedFloats weights;
+  // What the weights of the version before need to become these, in bfloat16,
+  // and its XXH3-64. Empty if they go as they are.
+  ByteRope change;
+  uint64_t change_checksum = 0;
+};
+
 class ExchangeStream : public Stream {
  public:
-  // There may be room now for the gradient that the stream holds back.
-  virtual void Resume(const effect::ResumeGradients& resume) = 0;
+  // The gradients that have come are taken: others may be read.
+  virtual void Resume() = 0;
   // Queues a reference to the weights, never a copy.
-  virtual void SendWeights(const effect::SendWeights& weights) = 0;
+  virtual void SendWeights(const WeightsMessage& weights) = 0;
   virtual void SendVerdict(const effect::SendVerdict& verdict) = 0;
 };
 

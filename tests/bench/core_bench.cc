@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "common/float_buffer.h"
 #include "common/status_macros.h"
-#include "kernels/backend.h"
 #include "server/core/coordinator.h"
 
 namespace {
@@ -49,6 +47,8 @@ std::vector<int64_t> ResNet50Channels() {
 }
 
 constexpr int64_t kPartitionElements = 16;
+constexpr int64_t kGradientBytes =
+    kPartitionElements * static_cast<int64_t>(sizeof(float));
 
 ModelLayout BenchLayout(int64_t partitions) {
   ModelLayout layout;
@@ -98,15 +98,8 @@ class MeasuredCore {
         return core_.BeginRegister(SenderOf(r), layout_, plan_, now_, out);
       }));
     }
-    std::vector<SharedFloats> values;
-    for (const Partition& partition :
-         MakePartitions(layout_, OptionsFor(shape_).partition_bytes)) {
-      values.push_back(Zeros(partition.elements));
-    }
     return Event("values", [&](Effects& out) {
-      return core_
-          .FinishRegister(SenderOf(0), layout_, plan_, std::move(values), {},
-                          now_, out)
+      return core_.FinishRegister(SenderOf(0), layout_, plan_, {}, now_, out)
           .status();
     });
   }
@@ -129,9 +122,10 @@ class MeasuredCore {
     }
     for (int32_t p = 0; p < shape_.partitions; ++p) {
       for (int32_t r : Order()) {
-        GradientMessage message{.partition = p, .gradient = gradient_};
         COHORT_RETURN_IF_ERROR(Event("gradient", [&](Effects& out) {
-          return core_.Gradient(SenderOf(r), KeyOf(r), message, now_, out)
+          return core_
+              .Gradient(SenderOf(r), KeyOf(r),
+                        {.partition = p, .bytes = kGradientBytes}, now_, out)
               .status();
         }));
       }
@@ -166,14 +160,8 @@ class MeasuredCore {
     CoordinatorOptions options;
     options.run_id = "bench";
     options.workers = shape.workers;
-    options.partition_bytes =
-        kPartitionElements * static_cast<int64_t>(sizeof(float));
+    options.partition_bytes = kGradientBytes;
     return options;
-  }
-  SharedFloats Zeros(int64_t elements) {
-    std::shared_ptr<FloatBuffer> zeros = pool_.Take(elements);
-    std::fill_n(zeros->data(), elements, 0.0f);
-    return zeros;
   }
   size_t Size() const { return static_cast<size_t>(shape_.workers); }
   static size_t At(int32_t rank) { return static_cast<size_t>(rank); }
@@ -250,21 +238,17 @@ class MeasuredCore {
         return absl::OkStatus();
       }));
     }
-    while (!folds_.empty()) {
-      const FoldJob job = std::exchange(folds_.back(), {});
-      folds_.pop_back();
-      FoldReport report =
-          data_.FoldDone(RunFold(job, kernels::CpuBackend(), pool_));
+    for (int32_t p = 0; p < shape_.partitions; ++p) {
       COHORT_RETURN_IF_ERROR(Event("fold done", [&](Effects& out) {
-        core_.Folded(std::move(report), now_, out);
+        core_.Folded({.transaction = transaction_,
+                      .partition = p,
+                      .gradient_bytes = shape_.workers * kGradientBytes,
+                      .prepared = true},
+                     now_, out);
         return absl::OkStatus();
       }));
     }
     return absl::OkStatus();
-  }
-
-  void Begin(std::vector<FoldJob> folds) {
-    for (FoldJob& job : folds) folds_.push_back(std::move(job));
   }
 
   void Note(Effect& effect) {
@@ -275,12 +259,8 @@ class MeasuredCore {
     } else if (const auto* verdict =
                    std::get_if<effect::SendVerdict>(&effect)) {
       told_[At(verdict->rank.value())] = verdict->verdict.next;
-    } else if (auto* hold = std::get_if<effect::HoldGradient>(&effect)) {
-      Begin(data_.Hold(std::move(hold->gradient)));
-    } else if (auto* prepare = std::get_if<effect::Prepare>(&effect)) {
-      Begin(data_.Prepare(std::move(prepare->plan)));
-    } else if (auto* commit = std::get_if<effect::Commit>(&effect)) {
-      data_.Commit(commit->transaction);
+    } else if (const auto* prepare = std::get_if<command::Prepare>(&effect)) {
+      transaction_ = prepare->plan.transaction;
     } else if (auto* moments = std::get_if<effect::FoldMoments>(&effect)) {
       moments_folds_.push_back(std::move(moments->job));
     } else if (auto* update = std::get_if<effect::UpdateStatistics>(&effect)) {
@@ -295,13 +275,11 @@ class MeasuredCore {
                       .train_samples = int64_t{1} << 40,
                       .loss_reference = 1};
   const Instant now_;
-  FloatBufferPool pool_;
   Coordinator core_;
-  DataShard data_;
-  const ByteRope gradient_ = RopeOf(Zeros(kPartitionElements));
   std::vector<Assignment> told_;
   std::vector<Incarnation> lives_;
-  std::vector<FoldJob> folds_;
+  // The one that was begun last.
+  int64_t transaction_ = 0;
   std::vector<MomentsFold> moments_folds_;
   std::vector<StatisticsUpdate> updates_;
   std::map<std::string, EventCosts> costs_;

@@ -46,11 +46,10 @@ Received PushAs(FakeCohort& cohort, const PushKey& key) {
   Received received;
   Effects out;
   received.opened = cohort.core().Open(sender, key, {.samples = 3}, now, out);
-  auto values = std::make_shared<FloatBuffer>(2);
-  GradientMessage message{.partition = 0, .gradient = RopeOf(values)};
-  received.gradient =
-      cohort.core().Gradient(sender, key, message, now, out).status();
   EXPECT_THAT(out, IsEmpty());
+  received.gradient =
+      cohort.core().Gradient(sender, key, {.bytes = 8}, now, out).status();
+  EXPECT_TRUE(!received.gradient.ok() || IsForgotten(out));
   received.closed = cohort.core().Close(
       sender, key,
       {.batch_norm_calls = {1},

@@ -268,7 +268,7 @@ TEST(CoordinatorCallsTest, WhatWasLearntIsPartOfTheRunsState) {
   AgainstTheOrderOfRegistration(cohort);
   cohort.Push(kRank0, {});
   ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
-  const absl::StatusOr<RunState> state = cohort.core().State();
+  const absl::StatusOr<RunState> state = cohort.State();
   ASSERT_TRUE(state.ok());
   FakeCohort again(Global(2), &*state);
   again.Start();

@@ -420,7 +420,7 @@ TEST(CoordinatorChangeTest, TheHistoryIsKeptAndRestored) {
   cohort.Start();
   ASSERT_TRUE(cohort.Change(kToAsync).ok());
   for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
-  const RunState state = *cohort.core().State();
+  const RunState state = *cohort.State();
   ASSERT_EQ(state.policy_history.size(), 2);
   EXPECT_EQ(state.policy_history[0].changed.size(), SettingNames().size());
   EXPECT_EQ(state.policy_history[1].version, Version(1));

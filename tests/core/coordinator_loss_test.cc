@@ -129,11 +129,11 @@ TEST(CoordinatorWaitTest, ARepeatedGradientBringsItsTentativeWeightsAgain) {
   cohort.Clear();
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
-  const auto sent = cohort.All<effect::SendWeights>();
+  const auto sent = cohort.All<command::SendWeights>();
   ASSERT_EQ(sent.size(), 1);
   EXPECT_EQ(sent[0].rank, kRank0);
   EXPECT_EQ(sent[0].partition, 0);
-  EXPECT_EQ(sent[0].weights->data()[0], -1);
+  EXPECT_EQ(cohort.sent()[0].weights->data()[0], -1);
 }
 
 TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
@@ -197,7 +197,7 @@ TEST(CoordinatorWaitTest, ADrainWaitsForNobodyWhoIsLost) {
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kDrained);
   // The step that the lost rank was missing in is not committed.
-  EXPECT_EQ(ended[0].snapshot->version, Version(0));
+  EXPECT_EQ(ended[0].version->version, Version(0));
 }
 
 TEST(CoordinatorWaitTest, ALossDuringADrainEndsIt) {
@@ -284,10 +284,9 @@ TEST(CoordinatorContinueTest, LateMessagesOfTheOldAttemptChangeNothing) {
   const Instant now = absl::Seconds(101);
   Coordinator& core = cohort.core();
   const Sender sender = cohort.sender(kRank0);
-  GradientMessage late{.partition = 1};
-  late.gradient = RopeOf(cohort.snapshot()->weights[1]);
-  EXPECT_TRUE(core.Gradient(sender, old, late, now, out).ok());
-  EXPECT_THAT(out, IsEmpty());
+  EXPECT_TRUE(
+      core.Gradient(sender, old, {.partition = 1, .bytes = 4}, now, out).ok());
+  EXPECT_TRUE(IsForgotten(out));
   EXPECT_TRUE(core.Close(sender, old,
                          {.batch_norm_calls = {1},
                           .moments = {{.moments = kPush0.moments}}},
@@ -311,7 +310,7 @@ TEST(CoordinatorContinueTest, FoldsOfTheOldAttemptAreIgnored) {
   cohort.Leave(kRank1);
   cohort.Clear();
   cohort.RunFolds();
-  EXPECT_THAT(cohort.All<effect::SendWeights>(), IsEmpty());
+  EXPECT_THAT(cohort.All<command::SendWeights>(), IsEmpty());
   cohort.Push(kRank0, {.w = {1, 0}, .b = {2}, .loss_weight = 4});
   cohort.RunFolds();
   EXPECT_THAT(cohort.weights(0), ElementsAre(0.5, 2));
@@ -454,7 +453,7 @@ TEST(CoordinatorLossTest, GradientsOfAStepThatNeverCommitsAreDroppedAtTheEnd) {
   cohort.Leave(kRank1);
   cohort.Pass(absl::Seconds(11));
   ASSERT_EQ(cohort.All<effect::RunEnded>().size(), 1);
-  const auto dropped = cohort.All<effect::DropGradients>();
+  const auto dropped = cohort.All<command::Drop>();
   ASSERT_EQ(dropped.size(), 1);
   EXPECT_EQ(dropped[0].push.rank, kRank0);
 }

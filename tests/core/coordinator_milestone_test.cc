@@ -105,7 +105,7 @@ TEST(CoordinatorMilestoneTest, ARunThatIsOverEndsWithoutWorkers) {
   ASSERT_THAT(ends, SizeIs(1));
   EXPECT_EQ(ends[0].outcome, RunOutcome::kFinished);
   EXPECT_EQ(ends[0].reason, *ended.ended);
-  EXPECT_EQ(ends[0].snapshot->version, ended.snapshot->version);
+  EXPECT_EQ(ends[0].version->version, ended.snapshot->version);
   // A worker that was not told comes back.
   ASSERT_TRUE(cohort.Join(kRank0).ok());
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);

@@ -49,12 +49,12 @@ TEST(CoordinatorOptimizerTest, ClippingWaitsForEveryPartition) {
   Step(cohort, PushOf({0, 1}, {4}), PushOf({0, 2}, {0}));
   ASSERT_EQ(cohort.held_folds().size(), 2);
   EXPECT_EQ(cohort.held_folds()[0].pass, FoldPass::kGradient);
-  EXPECT_THAT(cohort.All<effect::SendWeights>(), IsEmpty());
+  EXPECT_THAT(cohort.All<command::SendWeights>(), IsEmpty());
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
   cohort.RunFolds();
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   // Each partition once to each member.
-  EXPECT_EQ(cohort.All<effect::SendWeights>().size(), 4);
+  EXPECT_EQ(cohort.All<command::SendWeights>().size(), 4);
   // Rate 0.5 times half of the gradient.
   EXPECT_THAT(cohort.weights(0), ElementsAre(1, 1.25));
   EXPECT_THAT(cohort.weights(1), ElementsAre(2));
@@ -131,7 +131,7 @@ TEST(CoordinatorOptimizerTest, AdamGoesOnFromACheckpointWithTheSameBits) {
   FakeCohort undisturbed(setup);
   undisturbed.Start();
   Step(undisturbed, PushOf({1, -1}, {2}), PushOf({0, 0}, {1}));
-  const auto state = undisturbed.core().State();
+  const auto state = undisturbed.State();
   ASSERT_TRUE(state.ok());
   FakeCohort restored(setup, &*state);
   restored.Start();

@@ -325,13 +325,13 @@ TEST(CoordinatorRegistrationTest, RefusesPlansAndStatisticsOfTheWrongShape) {
       {.mean = {0, 0}, .variance = {1, 1}}};
   EXPECT_EQ(cohort.core()
                 .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
-                                {}, wide, cohort.now(), out)
+                                wide, cohort.now(), out)
                 .status(),
             absl::InvalidArgumentError("bn: got initial statistics of 2 and 2 "
                                        "channels, want 1"));
   EXPECT_EQ(cohort.core()
                 .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
-                                {}, {wide[0], wide[0]}, cohort.now(), out)
+                                {wide[0], wide[0]}, cohort.now(), out)
                 .status(),
             absl::InvalidArgumentError("got initial statistics of 2 "
                                        "batch-norm layers, want 1 or none"));

@@ -144,7 +144,7 @@ TEST(CoordinatorResizeTest, ARankThatComesAgainGoesOnWithItsNumbers) {
   ASSERT_TRUE(cohort.Change(Workers(1)).ok());
   cohort.Push(kRank0, PushOf(0));
   cohort.Push(kRank1, PushOf(0));
-  const RunState small = *cohort.core().State();
+  const RunState small = *cohort.State();
   EXPECT_EQ(small.batch_sizes.size(), 1);
   ASSERT_TRUE(cohort.Change(Workers(2)).ok());
   cohort.Push(kRank0, PushOf(0));

@@ -156,7 +156,7 @@ TEST(CoordinatorRestoreTest, AsyncIssuesAgainWhatWasBeingApplied) {
   const IndexRange under_way = first.told(kRank0).range;
   first.HoldFolds();
   first.Push(kRank0, {});
-  const absl::StatusOr<RunState> state = first.core().State();
+  const absl::StatusOr<RunState> state = first.State();
   ASSERT_TRUE(state.ok()) << state.status();
   FakeCohort cohort(setup, &*state);
   cohort.Start();
@@ -213,7 +213,7 @@ RunState StateWithoutRank1(const FakeSetup& setup) {
   first.Push(kRank0, {});
   first.Push(kRank2, {});
   EXPECT_EQ(first.snapshot()->version, Version(1));
-  return *first.core().State();
+  return *first.State();
 }
 
 TEST(CoordinatorRestoreTest, UnderContinueARankThatWasLostIsNotWaitedFor) {
@@ -231,7 +231,7 @@ TEST(CoordinatorRestoreTest, UnderContinueARankThatWasLostIsNotWaitedFor) {
   EXPECT_THAT(second.log(), HasSubstr("2 of 3 workers are registered, and the "
                                       "run continues without the others"));
   // It may still come, and a restart in between remembers it.
-  EXPECT_THAT(second.core().State()->lost, ElementsAre(kRank1));
+  EXPECT_THAT(second.State()->lost, ElementsAre(kRank1));
   second.StartOne(kRank1);
   second.Push(kRank0, {});
   second.Push(kRank2, {});
@@ -276,7 +276,7 @@ TEST(CoordinatorRestoreTest, UnderWaitAllWhoTookPartAreWaitedFor) {
   first.Start();
   for (Rank rank : {kRank0, kRank1, kRank2}) first.Push(rank, {});
   first.Leave(kRank1);
-  const RunState state = *first.core().State();
+  const RunState state = *first.State();
   FakeCohort second(setup, &state);
   second.StartOne(kRank0);
   second.StartOne(kRank2);
@@ -298,7 +298,7 @@ TEST(CoordinatorRestoreTest, ARankThatNeverTookPartIsNotWaitedFor) {
     first.Start();
     ASSERT_TRUE(first.Change({{"workers", "3"}}).ok());
     for (Rank rank : {kRank0, kRank1}) first.Push(rank, {});
-    const RunState state = *first.core().State();
+    const RunState state = *first.State();
     EXPECT_THAT(state.never_registered, ElementsAre(kRank2));
     setup.options.workers = 3;
     FakeCohort second(setup, &state);

@@ -245,7 +245,7 @@ TEST(CoordinatorStatisticsTest, AfterIsCollectedAtTheEndThenAllAreEvaluated) {
   EXPECT_EQ(evaluated[0].record.epochs, 1);
   ASSERT_EQ(evaluated[0].record.results.size(), 2);
   EXPECT_EQ(evaluated[0].record.results[1].statistics, kAfter);
-  EXPECT_EQ(cohort.All<effect::RunEnded>().front().snapshot, end);
+  EXPECT_EQ(cohort.All<effect::RunEnded>().front().version, end->pin);
 }
 
 TEST(CoordinatorStatisticsTest, ABatchIsAWholeStepUnderGlobalNormalization) {
@@ -474,7 +474,7 @@ TEST(CoordinatorStatisticsTest, IsCollectedOnRequestWhileTrainingGoesOn) {
   ASSERT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
   EXPECT_EQ(cohort.told(kRank0).version, Version(0));
-  const SharedSnapshot pinned = *cohort.core().Read(Version(0));
+  const SharedVersion pinned = *cohort.core().Read(Version(0));
   EXPECT_EQ(pinned->version, Version(0));
   Work(cohort, kRank0);
   Work(cohort, kRank1);
@@ -520,7 +520,7 @@ TEST(CoordinatorStatisticsTest,
   cohort.Start();
   cohort.Push(kRank0, {.moments = {.count = 3, .first = {2}, .second = {2}}});
   cohort.Push(kRank1, {.moments = {.count = 2, .first = {6}, .second = {8}}});
-  const RunState state = *cohort.core().State();
+  const RunState state = *cohort.State();
 
   FakeCohort restored(SetupWith({kSync, kAsync}), &state);
   const SharedSnapshot snapshot = restored.snapshot();
@@ -561,13 +561,13 @@ TEST(CoordinatorStatisticsTest, ARestartAfterTrainingCollectsThenEnds) {
   FakeCohort cohort(SetupWith({kAfter}));
   cohort.Start();
   TrainEpoch(cohort);
-  const RunState state = *cohort.core().State();
+  const RunState state = *cohort.State();
   FakeCohort restored(SetupWith({kAfter}), &state);
   restored.Start();
   EXPECT_EQ(restored.told(kRank0).kind, AssignmentKind::kCollectMoments);
   Work(restored, kRank0);
   Work(restored, kRank1);
-  const RunState collected = *restored.core().State();
+  const RunState collected = *restored.State();
   restored.EvaluateAll();
   EXPECT_TRUE(restored.core().ended());
 

@@ -89,12 +89,11 @@ TEST(CoordinatorSyncTest, APartitionIsPreparedOnceAndWithItsGradients) {
     ASSERT_TRUE(cohort.Gradient(rank, 0, kPush0.w).ok());
   }
   ASSERT_EQ(cohort.held_folds().size(), 1);
-  const auto check =
-      [&, transaction = cohort.held_folds()[0].transaction](int32_t partition) {
-        return cohort.core().CheckFolded({.transaction = transaction,
-                                          .partition = partition,
-                                          .prepared = FoldResult()});
-      };
+  const auto check = [&, transaction = cohort.held_folds()[0].transaction](
+                         int32_t partition) {
+    return cohort.core().CheckFolded(
+        {.transaction = transaction, .partition = partition, .prepared = true});
+  };
   EXPECT_TRUE(check(0).ok());
   // Its gradients have not come.
   EXPECT_TRUE(absl::IsInvalidArgument(check(1)));
@@ -117,13 +116,28 @@ TEST(CoordinatorSyncTest, APartitionFoldsAsSoonAsAllHaveOpenedAndSentIt) {
   cohort.Clear();
   cohort.RunFolds();
   // Both get the tentative weights before anyone has closed.
-  const auto sent = cohort.All<effect::SendWeights>();
+  const auto sent = cohort.All<command::SendWeights>();
   ASSERT_EQ(sent.size(), 2);
   EXPECT_EQ(sent[0].rank, kRank0);
   EXPECT_EQ(sent[1].rank, kRank1);
   EXPECT_EQ(sent[0].version, Version(1));
-  EXPECT_EQ(sent[0].weights->data()[0], 2);
+  EXPECT_EQ(cohort.sent()[0].weights->data()[0], 2);
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
+}
+
+// And holds no other back.
+TEST(CoordinatorSyncTest, ACommitSaysWhichVersionsAreStillRead) {
+  FakeCohort cohort(SmallSetup());
+  cohort.Start();
+  SharedVersion read = *cohort.core().Read(std::nullopt);
+  const auto held_after_a_step = [&cohort] {
+    cohort.Push(kRank0, kPush0);
+    cohort.Push(kRank1, kPush1);
+    return cohort.All<command::Commit>().back().held;
+  };
+  EXPECT_THAT(held_after_a_step(), ElementsAre(Version(0), Version(1)));
+  read = nullptr;
+  EXPECT_THAT(held_after_a_step(), ElementsAre(Version(2)));
 }
 
 TEST(CoordinatorSyncTest, TheVerdictCarriesTheNextAssignment) {
@@ -205,7 +219,7 @@ TEST(CoordinatorSyncTest, ARunEndsAfterItsLastEvaluation) {
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kFinished);
   EXPECT_EQ(ended[0].reason, "all 1 epochs are done");
-  EXPECT_EQ(ended[0].snapshot->version, Version(2));
+  EXPECT_EQ(ended[0].version->version, Version(2));
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
 }
@@ -357,7 +371,7 @@ TEST(CoordinatorSyncTest, DrainEndsTheRunAtTheNextCommit) {
   ASSERT_EQ(ended.size(), 1);
   EXPECT_EQ(ended[0].outcome, RunOutcome::kDrained);
   EXPECT_EQ(ended[0].reason, "enough");
-  EXPECT_EQ(ended[0].snapshot->version, Version(1));
+  EXPECT_EQ(ended[0].version->version, Version(1));
 }
 
 TEST(CoordinatorSyncTest, StatusSaysWhereTheRunIs) {

@@ -143,9 +143,10 @@ TEST(CoordinatorWireTest, RoomIsForTheBytesThatCame) {
 // Partitions whose weights went to `rank` as a change.
 std::vector<int32_t> ChangesTo(const FakeCohort& cohort, Rank rank) {
   std::vector<int32_t> partitions;
-  for (const auto& sent : cohort.All<effect::SendWeights>()) {
-    if (sent.rank == rank && sent.change.size_bytes() > 0) {
-      partitions.push_back(sent.partition);
+  const auto commands = cohort.All<command::SendWeights>();
+  for (size_t i = 0; i < commands.size(); ++i) {
+    if (commands[i].rank == rank && cohort.sent()[i].change.size_bytes() > 0) {
+      partitions.push_back(commands[i].partition);
     }
   }
   return partitions;
@@ -173,7 +174,7 @@ TEST(CoordinatorWireTest, ChangesAreOfStepsInBFloat16Only) {
     cohort->Start();
     cohort->Push(kRank0, TakesChanges());
     cohort->Push(kRank1, TakesChanges());
-    EXPECT_EQ(cohort->All<effect::SendWeights>().size(), 4);
+    EXPECT_EQ(cohort->All<command::SendWeights>().size(), 4);
     EXPECT_THAT(ChangesTo(*cohort, kRank0), IsEmpty());
     EXPECT_EQ(cohort->snapshot()->slots[0].remainder, nullptr);
   }

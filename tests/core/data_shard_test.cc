@@ -53,16 +53,20 @@ class DataShardTest : public ::testing::Test {
   }
 
   // Sums gradients without scaling, with a rate of 1.
-  CommitPlan PlanOf(int64_t transaction, std::vector<int32_t> ranks) const {
-    CommitPlan plan{
-        .transaction = transaction,
-        .model = model_,
-        .base = base_,
-        .optimizer = {.kind = OptimizerKind::kSgd, .weight_decay = 0},
-        .learning_rate = 1,
-        .loss_weight = 1};
+  static CommitPlan PlanOf(int64_t transaction, std::vector<int32_t> ranks) {
+    CommitPlan plan{.transaction = transaction,
+                    .base = Version(7),
+                    .learning_rate = 1,
+                    .loss_weight = 1};
     for (int32_t rank : ranks) plan.contributors.push_back(PushOfRank(rank));
     return plan;
+  }
+  std::vector<FoldJob> Prepare(const CommitPlan& plan) {
+    return data_.Prepare(
+        plan, {.model = model_, .base = base_, .optimizer = optimizer_});
+  }
+  PendingCommit CommitOf(const CommitPlan& plan) const {
+    return PendingCommit(plan, model_, optimizer_);
   }
 
   std::vector<FoldJob> Hold(int32_t rank, int32_t partition, float gradient) {
@@ -89,6 +93,7 @@ class DataShardTest : public ::testing::Test {
     return *snapshot.weights[partition]->data();
   }
 
+  OptimizerOptions optimizer_{.kind = OptimizerKind::kSgd, .weight_decay = 0};
   SharedModel model_;
   SharedSnapshot base_;
   FloatBufferPool pool_;
@@ -100,15 +105,15 @@ TEST_F(DataShardTest, GradientsWaitForThePlanThatNamesThem) {
   EXPECT_THAT(Hold(1, 0, 2), IsEmpty());
   EXPECT_THAT(Hold(2, 0, 4), IsEmpty());
   const CommitPlan plan = PlanOf(1, {0, 2});
-  PendingCommit commit(plan);
-  Run(data_.Prepare(plan), commit);
+  PendingCommit commit = CommitOf(plan);
+  Run(Prepare(plan), commit);
   EXPECT_FALSE(commit.complete());
   // The request does not name rank 1.
   EXPECT_THAT(Hold(1, 1, 2), IsEmpty());
   EXPECT_THAT(Hold(0, 1, 1), IsEmpty());
   Run(Hold(2, 1, 4), commit);
   ASSERT_TRUE(commit.complete());
-  const SharedSnapshot next = commit.Next({});
+  const SharedSnapshot next = data_.transaction()->Next();
   EXPECT_EQ(next->version, Version(8));
   EXPECT_EQ(WeightOf(*next, 0), 5);
   EXPECT_EQ(WeightOf(*next, 1), 15);
@@ -120,7 +125,7 @@ TEST_F(DataShardTest, GradientsWaitForThePlanThatNamesThem) {
 TEST_F(DataShardTest, ContributionsStandInRankOrderWhateverCameFirst) {
   Hold(2, 0, 4);
   Hold(0, 0, 1);
-  const std::vector<FoldJob> folds = data_.Prepare(PlanOf(1, {0, 2}));
+  const std::vector<FoldJob> folds = Prepare(PlanOf(1, {0, 2}));
   ASSERT_THAT(folds, SizeIs(1));
   ASSERT_THAT(folds[0].contributions, SizeIs(2));
   EXPECT_EQ(folds[0].contributions[0].rank, Rank(0));
@@ -131,25 +136,25 @@ TEST_F(DataShardTest, AbortKeepsWhatWasNotFoldedUntilItIsDropped) {
   Hold(0, 0, 1);
   Hold(0, 1, 1);
   Hold(1, 1, 1);
-  std::vector<FoldJob> folds = data_.Prepare(PlanOf(1, {0, 1}));
+  std::vector<FoldJob> folds = Prepare(PlanOf(1, {0, 1}));
   ASSERT_THAT(folds, SizeIs(1));
   data_.Abort(1);
   // The fold ends after its transaction was aborted.
   const FoldReport report =
       data_.FoldDone(RunFold(folds[0], kernels::ReferenceBackend(), pool_));
   EXPECT_EQ(report.gradient_bytes, 8);
-  EXPECT_FALSE(report.prepared.has_value());
+  EXPECT_FALSE(report.prepared);
   EXPECT_THAT(data_.Drop(PushOfRank(0)), SizeIs(1));
   EXPECT_THAT(data_.Drop(PushOfRank(1)), IsEmpty());
   // The next transaction may begin, and the late report does not affect it.
   const CommitPlan plan = PlanOf(2, {0});
-  PendingCommit commit(plan);
-  data_.Prepare(plan);
+  PendingCommit commit = CommitOf(plan);
+  Prepare(plan);
   EXPECT_FALSE(commit.Take(report));
 }
 
 TEST_F(DataShardTest, PushThatIsDroppedUnderWayMayComeAgain) {
-  data_.Prepare(PlanOf(1, {0, 1}));
+  Prepare(PlanOf(1, {0, 1}));
   Hold(0, 0, 1);
   data_.Drop(PushOfRank(0));
   EXPECT_THAT(Hold(1, 0, 1), IsEmpty());
@@ -160,13 +165,13 @@ TEST_F(DataShardTest, PushThatIsDroppedUnderWayMayComeAgain) {
 TEST_F(DataShardTest, ClippedCommitIsPreparedInTwoPasses) {
   Hold(0, 0, 3);
   Hold(0, 1, 4);
-  CommitPlan plan = PlanOf(1, {0});
-  plan.optimizer.clip_norm = 1;
-  PendingCommit commit(plan);
-  Run(data_.Prepare(plan), commit);
+  const CommitPlan plan = PlanOf(1, {0});
+  optimizer_.clip_norm = 1;
+  PendingCommit commit = CommitOf(plan);
+  Run(Prepare(plan), commit);
   ASSERT_TRUE(commit.complete());
   EXPECT_EQ(commit.gradient_norm(), 5);
-  const SharedSnapshot next = commit.Next({});
+  const SharedSnapshot next = data_.transaction()->Next();
   EXPECT_FLOAT_EQ(WeightOf(*next, 0), 10 - 0.6);
   EXPECT_FLOAT_EQ(WeightOf(*next, 1), 20 - 0.8);
 }
@@ -174,10 +179,10 @@ TEST_F(DataShardTest, ClippedCommitIsPreparedInTwoPasses) {
 TEST_F(DataShardTest, NonfiniteGradientIsNamedAndGivesTheSecondPassUp) {
   Hold(0, 0, std::numeric_limits<float>::infinity());
   Hold(0, 1, 4);
-  CommitPlan plan = PlanOf(1, {0});
-  plan.optimizer.clip_norm = 1;
-  PendingCommit commit(plan);
-  Run(data_.Prepare(plan), commit);
+  const CommitPlan plan = PlanOf(1, {0});
+  optimizer_.clip_norm = 1;
+  PendingCommit commit = CommitOf(plan);
+  Run(Prepare(plan), commit);
   EXPECT_TRUE(commit.complete());
   ASSERT_TRUE(commit.nonfinite().has_value());
   EXPECT_EQ(commit.nonfinite()->rank, Rank(0));
@@ -189,8 +194,8 @@ TEST_F(DataShardTest, NonfiniteGradientIsNamedAndGivesTheSecondPassUp) {
 using DataShardDeathTest = DataShardTest;
 
 TEST_F(DataShardDeathTest, SecondPlanWaitsForTheEndOfTheFirst) {
-  data_.Prepare(PlanOf(1, {0}));
-  EXPECT_DEATH(data_.Prepare(PlanOf(2, {0})), "before another is over");
+  Prepare(PlanOf(1, {0}));
+  EXPECT_DEATH(Prepare(PlanOf(2, {0})), "before another is over");
 }
 
 }  // namespace

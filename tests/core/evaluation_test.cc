@@ -10,8 +10,8 @@ namespace {
 
 using Shard = EvaluationBook::Shard;
 
-SharedSnapshot Snapshot(int64_t version) {
-  auto snapshot = std::make_shared<ModelSnapshot>();
+SharedVersion Snapshot(int64_t version) {
+  auto snapshot = std::make_shared<ModelVersion>();
   snapshot->version = Version(version);
   return snapshot;
 }

@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/bfloat16.h"
+#include "common/check.h"
 #include "kernels/backend.h"
+#include "server/core/run_state.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
@@ -65,7 +69,49 @@ FakeSetup AsyncSetup() {
 }
 
 FakeCohort::FakeCohort(const FakeSetup& setup, const RunState* restored)
-    : setup_(setup), core_(setup.options, restored) {}
+    : setup_(setup), core_(setup.options, restored) {
+  if (restored == nullptr) return;
+  Install(restored->model, restored->snapshot, core_.Policy(now_).settings);
+}
+
+void FakeCohort::Install(const SharedModel& model,
+                         const SharedSnapshot& snapshot,
+                         const SettingValues& settings) {
+  absl::StatusOr<ShardNode> node =
+      ShardNode::Install(InstallationOf({}, model, snapshot, settings));
+  COHORT_CHECK(node.ok(), node.status().ToString());
+  node_ = *std::move(node);
+}
+
+absl::StatusOr<RunState> FakeCohort::State() const {
+  absl::StatusOr<RunState> state = core_.State();
+  if (!state.ok()) return state;
+  return WithWeights(*std::move(state));
+}
+
+RunState FakeCohort::WithWeights(RunState state) const {
+  const SharedSnapshot held = node_->Read(state.snapshot->version);
+  COHORT_CHECK(held != nullptr, "the shard does not have the version");
+  auto whole = std::make_shared<ModelSnapshot>(*state.snapshot);
+  whole->weights = held->weights;
+  whole->slots = held->slots;
+  state.snapshot = std::move(whole);
+  return FittedToSettings(std::move(state));
+}
+
+void FakeCohort::CarryOut(const ShardCommand& command) {
+  if (const auto* take = std::get_if<command::Take>(&command)) {
+    auto staged = staged_.extract(take->ticket);
+    if (!take->held) return;
+    staged.mapped().push = take->push;
+    Begin(*node_->Hold(std::move(staged.mapped())));
+    return;
+  }
+  absl::StatusOr<ShardNode::Consequences> led_to = node_->Carry(command);
+  COHORT_CHECK(led_to.ok(), led_to.status().ToString());
+  Begin(std::move(led_to->folds));
+  if (led_to->weights.has_value()) sent_.push_back(*led_to->weights);
+}
 
 void FakeCohort::Note(const Effect& effect) {
   if (const auto* e = std::get_if<effect::Joined>(&effect)) {
@@ -79,18 +125,10 @@ void FakeCohort::Note(const Effect& effect) {
     told_[e->rank] = e->verdict.next;
   } else if (const auto* e = std::get_if<effect::ResumeGradients>(&effect)) {
     resumed_.push_back(e->rank);
-  } else if (const auto* e = std::get_if<effect::HoldGradient>(&effect)) {
-    Begin(data_.Hold(e->gradient));
-  } else if (const auto* e = std::get_if<effect::DropGradients>(&effect)) {
-    data_.Drop(e->push);
-  } else if (const auto* e = std::get_if<effect::Prepare>(&effect)) {
-    Begin(data_.Prepare(e->plan));
-  } else if (const auto* e = std::get_if<effect::Scale>(&effect)) {
-    Begin(data_.Scale(e->scales));
-  } else if (const auto* e = std::get_if<effect::Commit>(&effect)) {
-    data_.Commit(e->transaction);
-  } else if (const auto* e = std::get_if<effect::Abort>(&effect)) {
-    data_.Abort(e->transaction);
+  } else if (const auto* e = std::get_if<effect::InstallModel>(&effect)) {
+    auto first = std::make_shared<ModelSnapshot>();
+    first->weights = values_;
+    Install(e->model, first, e->settings);
   } else if (const auto* e = std::get_if<effect::FoldMoments>(&effect)) {
     moments_folds_.push_back(e->job);
   } else if (const auto* e = std::get_if<effect::UpdateStatistics>(&effect)) {
@@ -99,6 +137,14 @@ void FakeCohort::Note(const Effect& effect) {
     if (e->incarnation != incarnations_[e->rank]) return;
     answers_[e->rank] = e->answer;
     if (e->answer.ok() && e->answer->send_values) asked_.push_back(e->rank);
+  } else {
+    std::visit(
+        [this]<typename E>(const E& e) {
+          if constexpr (std::is_constructible_v<ShardCommand, const E&>) {
+            CarryOut(ShardCommand(e));
+          }
+        },
+        effect);
   }
 }
 
@@ -109,6 +155,9 @@ void FakeCohort::Begin(std::vector<FoldJob> folds) {
 void FakeCohort::Absorb(Effects effects) {
   for (Effect& effect : effects) {
     Note(effect);
+    if (auto* write = std::get_if<effect::WriteCheckpoint>(&effect)) {
+      write->state = WithWeights(std::move(write->state));
+    }
     effects_.push_back(std::move(effect));
   }
   while (!resumed_.empty()) {
@@ -128,12 +177,12 @@ void FakeCohort::SendValuesWhereAsked() {
 }
 
 absl::Status FakeCohort::SendValues(Rank rank, float first) {
+  values_ = {Buffer({first, 2}), Buffer({3})};
   Effects out;
-  const absl::Status status =
-      core_
-          .FinishRegister(sender(rank), setup_.layout, setup_.plan,
-                          {Buffer({first, 2}), Buffer({3})}, {}, now_, out)
-          .status();
+  const absl::Status status = core_
+                                  .FinishRegister(sender(rank), setup_.layout,
+                                                  setup_.plan, {}, now_, out)
+                                  .status();
   Absorb(std::move(out));
   return status;
 }
@@ -144,7 +193,7 @@ void FakeCohort::Resume(Rank rank) {
   Held& held = node.mapped();
   Effects out;
   const absl::StatusOr<Admission> admission =
-      core_.Gradient(held.sender, held.key, held.message, now_, out);
+      core_.Gradient(held.sender, held.key, held.gradient, now_, out);
   EXPECT_TRUE(admission.ok()) << admission.status();
   if (admission.ok() && *admission == Admission::kPaused) {
     held_.insert(std::move(node));
@@ -180,7 +229,7 @@ void FakeCohort::MomentsFolded(MomentsFold done) {
 
 void FakeCohort::FoldDone(FoldResult result) {
   Effects out;
-  core_.Folded(data_.FoldDone(std::move(result)), now_, out);
+  core_.Folded(node_->FoldDone(std::move(result)), now_, out);
   Absorb(std::move(out));
 }
 
@@ -316,19 +365,24 @@ absl::Status FakeCohort::Gradient(Rank rank, int32_t partition,
                                   const std::vector<float>& values,
                                   const std::vector<int32_t>& absent_slices,
                                   std::optional<ElementType> type) {
-  GradientMessage message{.partition = partition,
-                          .type = type.value_or(told_[rank].gradients),
-                          .absent_slices = absent_slices};
-  message.gradient = Encoded(values, message.type);
-  message.sampled_checksum = message.gradient.SampledChecksum();
+  Held held{.sender = sender(rank),
+            .key = key(rank),
+            .gradient = {.partition = partition,
+                         .type = type.value_or(told_[rank].gradients),
+                         .absent_slices = absent_slices,
+                         .ticket = next_ticket_++}};
+  GradientArrival& gradient = held.gradient;
+  const ByteRope bytes = Encoded(values, gradient.type);
+  gradient.bytes = bytes.size_bytes();
+  gradient.sampled_checksum = bytes.SampledChecksum();
+  staged_[gradient.ticket] = {.partition = partition,
+                              .gradient = bytes,
+                              .type = gradient.type,
+                              .absent_slices = absent_slices};
   Effects out;
-  const Held held{.sender = sender(rank), .key = key(rank)};
   const absl::StatusOr<Admission> admission =
-      core_.Gradient(held.sender, held.key, message, now_, out);
-  if (admission.ok() && *admission == Admission::kPaused) {
-    held_[rank] = held;
-    held_[rank].message = std::move(message);
-  }
+      core_.Gradient(held.sender, held.key, gradient, now_, out);
+  if (admission.ok() && *admission == Admission::kPaused) held_[rank] = held;
   Absorb(std::move(out));
   return admission.status();
 }
@@ -468,7 +522,7 @@ void FakeCohort::EvaluateAll() {
 }
 
 std::vector<float> FakeCohort::weights(int32_t partition) const {
-  const SharedFloats& buffer =
+  const SharedFloats buffer =
       snapshot()->weights[static_cast<size_t>(partition)];
   return {buffer->span().begin(), buffer->span().end()};
 }

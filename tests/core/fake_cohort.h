@@ -19,6 +19,7 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "server/core/coordinator.h"
+#include "server/core/data/shard_node.h"
 #include "server/core/effects.h"
 
 namespace cohort {
@@ -64,8 +65,8 @@ struct FakePush {
   uint64_t batch_digest = 0;
 };
 
-// A coordinator, the calls that workers would cause, and its effects. Folds run
-// at once unless they are held.
+// A coordinator with its only shard, the calls that workers would cause, and
+// its effects. Folds run at once unless they are held.
 class FakeCohort {
  public:
   explicit FakeCohort(const FakeSetup& setup,
@@ -162,9 +163,16 @@ class FakeCohort {
     }
     return found;
   }
-  void Clear() { effects_.clear(); }
+  void Clear() {
+    effects_.clear();
+    sent_.clear();
+  }
+  // The weights of all command::SendWeights since then.
+  const std::vector<ShardWeights>& sent() const { return sent_; }
 
-  SharedSnapshot snapshot() const { return *core_.Read(std::nullopt); }
+  // With the shard's weights and slots.
+  absl::StatusOr<RunState> State() const;
+  SharedSnapshot snapshot() const { return State()->snapshot; }
   std::vector<float> weights(int32_t partition) const;
   int64_t counter(const std::string& name) const;
   std::string log() const;
@@ -173,6 +181,10 @@ class FakeCohort {
   void Absorb(Effects effects);
   void SendValuesWhereAsked();
   void Note(const Effect& effect);
+  void Install(const SharedModel& model, const SharedSnapshot& snapshot,
+               const SettingValues& settings);
+  void CarryOut(const ShardCommand& command);
+  RunState WithWeights(RunState state) const;
   void Begin(std::vector<FoldJob> folds);
   void Resume(Rank rank);
 
@@ -180,7 +192,7 @@ class FakeCohort {
   struct Held {
     Sender sender;
     PushKey key;
-    GradientMessage message;
+    GradientArrival gradient;
   };
 
   const FakeSetup setup_;
@@ -191,7 +203,11 @@ class FakeCohort {
   bool hold_folds_ = false;
   bool hold_values_ = false;
   Effects effects_;
-  DataShard data_;
+  std::optional<ShardNode> node_;
+  std::vector<SharedFloats> values_;
+  std::vector<ShardWeights> sent_;
+  int64_t next_ticket_ = 1;
+  std::map<int64_t, HeldGradient> staged_;
   std::vector<FoldJob> folds_;
   std::vector<MomentsFold> moments_folds_;
   std::vector<StatisticsUpdate> updates_;
@@ -226,6 +242,13 @@ inline std::vector<uint64_t> WeightChecksums(const ModelSnapshot& snapshot) {
     checksums.push_back(weights->Checksum());
   }
   return checksums;
+}
+
+// A gradient was refused in silence: its shard forgets it, and that is all.
+inline bool IsForgotten(const Effects& out) {
+  const auto* take =
+      out.size() == 1 ? std::get_if<command::Take>(&out[0]) : nullptr;
+  return take != nullptr && !take->held;
 }
 
 inline bool Trains(FakeCohort& cohort, Rank rank) {

@@ -19,7 +19,6 @@ using testing::SizeIs;
 
 constexpr Rank kRank{0};
 constexpr int64_t kLimit = 10;
-using Source = FlowControl::Source;
 
 class FlowControlTest : public ::testing::Test {
  protected:
@@ -33,7 +32,7 @@ class FlowControlTest : public ::testing::Test {
 };
 
 TEST_F(FlowControlTest, PausedRankIsResumedOnceAndStaysPausedUntilThen) {
-  flow_.Pause(kRank, Source::kOwnStream, 4, turn_.now);
+  flow_.Pause(kRank, 4, turn_.now);
   EXPECT_THAT(flow_.PausedRanks(), ElementsAre(kRank));
   flow_.Resume([](Rank, int64_t) { return false; }, turn_);
   EXPECT_THAT(out_, IsEmpty());
@@ -44,24 +43,13 @@ TEST_F(FlowControlTest, PausedRankIsResumedOnceAndStaysPausedUntilThen) {
   EXPECT_FALSE(flow_.IsPaused(kRank));
 }
 
-// With several shards a rank sends on several streams at a time.
-TEST_F(FlowControlTest, MessageOfAnotherSourceThatIsTakenResumesNothing) {
-  flow_.Pause(kRank, Source::kOwnStream, 4, turn_.now);
-  flow_.Pause(kRank, Source::kDataShards, 4, turn_.now);
-  EXPECT_THAT(flow_.PausedRanks(), ElementsAre(kRank));
-  flow_.Forget(kRank, Source::kDataShards);
-  EXPECT_TRUE(flow_.IsPaused(kRank));
-  flow_.Resume([](Rank, int64_t) { return true; }, turn_);
-  EXPECT_THAT(out_, SizeIs(1));
-}
-
 TEST_F(FlowControlTest, ReleaseGivesTheRoomBackAndDropsTheGradients) {
   flow_.Charge(kRank, 4);
   push_.Add(0, 4, 11, {});
   flow_.Release(kRank, push_, turn_);
   EXPECT_EQ(flow_.budget().held_bytes(), 0);
   ASSERT_THAT(out_, SizeIs(1));
-  EXPECT_EQ(std::get<effect::DropGradients>(out_[0]).push.key, push_.key());
+  EXPECT_EQ(std::get<command::Drop>(out_[0]).push.key, push_.key());
 }
 
 // Otherwise the charge of its next push and its reservation would be added up,
@@ -69,7 +57,7 @@ TEST_F(FlowControlTest, ReleaseGivesTheRoomBackAndDropsTheGradients) {
 TEST_F(FlowControlTest, RankThatWasLetInAsksForRoomAnewAfterItsPushIsOver) {
   flow_.budget().Charge(kLimit);
   flow_.budget().Reserve(kRank, 8);
-  flow_.Pause(kRank, Source::kOwnStream, 4, turn_.now);
+  flow_.Pause(kRank, 4, turn_.now);
   flow_.LetInPaused();
   ASSERT_TRUE(flow_.IsLetIn(kRank));
   flow_.Charge(kRank, 4);

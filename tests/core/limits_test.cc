@@ -88,8 +88,8 @@ TEST(LimitsTest, InitialStatisticsMustBeFiniteAndTheirVarianceNotNegative) {
     Effects out;
     return std::string(cohort.core()
                            .FinishRegister(cohort.sender(kRank0), setup.layout,
-                                           setup.plan, {}, {layer},
-                                           cohort.now(), out)
+                                           setup.plan, {layer}, cohort.now(),
+                                           out)
                            .status()
                            .message());
   };

@@ -55,8 +55,8 @@ TEST(CollectionBatchesTest, AShortBatchIsBetterThanNone) {
   EXPECT_THAT(CollectionBatches(plan), ElementsAre(IndexRange{0, 2}));
 }
 
-SharedSnapshot Snapshot(int64_t version) {
-  auto snapshot = std::make_shared<ModelSnapshot>();
+SharedVersion Snapshot(int64_t version) {
+  auto snapshot = std::make_shared<ModelVersion>();
   snapshot->version = Version(version);
   return snapshot;
 }

@@ -59,12 +59,12 @@ class ShardNodeTest : public ::testing::Test {
                 .settings = SgdSettings()};
   }
 
-  static ShardPlan PlanOf(int64_t transaction, int64_t base,
-                          std::vector<int32_t> ranks) {
-    ShardPlan plan{.transaction = transaction,
-                   .base = Version(base),
-                   .learning_rate = 1,
-                   .loss_weight = 1};
+  static CommitPlan PlanOf(int64_t transaction, int64_t base,
+                           std::vector<int32_t> ranks) {
+    CommitPlan plan{.transaction = transaction,
+                    .base = Version(base),
+                    .learning_rate = 1,
+                    .loss_weight = 1};
     for (int32_t rank : ranks) plan.contributors.push_back(OfRank(rank));
     return plan;
   }
@@ -88,7 +88,7 @@ class ShardNodeTest : public ::testing::Test {
     const auto folds = node.Prepare(PlanOf(transaction, base, {0}));
     ASSERT_TRUE(folds.ok()) << folds.status();
     ASSERT_THAT(*folds, SizeIs(1));
-    EXPECT_TRUE(Run(node, folds->front()).prepared.has_value());
+    EXPECT_TRUE(Run(node, folds->front()).prepared);
   }
 
   static float WeightAt(const ShardNode& node, int64_t version) {
@@ -96,7 +96,7 @@ class ShardNodeTest : public ::testing::Test {
     return snapshot == nullptr ? -1 : *snapshot->weights[1]->data();
   }
 
-  shard_command::Install install_;
+  Installation install_;
   FloatBufferPool pool_;
 };
 
@@ -187,7 +187,7 @@ TEST_F(ShardNodeTest, NamesTheRankWhoseGradientIsNotFinite) {
 
 TEST_F(ShardNodeTest, SendsWhatIsPreparedBeforeTheCommitAndHeldVersionsAfter) {
   ShardNode node = *ShardNode::Install(install_);
-  const shard_command::SendWeights send{.partition = 1, .version = Version(8)};
+  const command::SendWeights send{.partition = 1, .version = Version(8)};
   EXPECT_TRUE(absl::IsOutOfRange(node.WeightsOf(send).status()));
   PrepareOne(node, 1, 7);
   ASSERT_TRUE(node.WeightsOf(send).ok());
@@ -234,10 +234,10 @@ TEST_F(ShardNodeTest, AClippedStepWaitsForItsFactor) {
   ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
   const auto folds = node.Prepare(PlanOf(1, 7, {0}));
   ASSERT_TRUE(folds.ok());
-  const shard_command::Scale scale{.transaction = 1, .scales = {.clip = 0.5}};
+  const command::Scale scale{.transaction = 1, .scales = {.clip = 0.5}};
   EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
   const FoldReport first = Run(node, folds->front());
-  EXPECT_FALSE(first.prepared.has_value());
+  EXPECT_FALSE(first.prepared);
   ASSERT_THAT(first.norms, SizeIs(1));
   EXPECT_EQ(first.norms[0].gradient, 16);
   EXPECT_TRUE(absl::IsInvalidArgument(
@@ -246,7 +246,7 @@ TEST_F(ShardNodeTest, AClippedStepWaitsForItsFactor) {
   const auto second = node.Scale(scale);
   ASSERT_TRUE(second.ok()) << second.status();
   ASSERT_THAT(*second, SizeIs(1));
-  EXPECT_TRUE(Run(node, second->front()).prepared.has_value());
+  EXPECT_TRUE(Run(node, second->front()).prepared);
   EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
   ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
   EXPECT_EQ(WeightAt(node, 8), 18);

@@ -59,32 +59,36 @@ class ShardNormsTest : public ::testing::Test {
     }
   }
 
-  CommitPlan PlanOf(const OptimizerOptions& optimizer) const {
-    auto base = std::make_shared<ModelSnapshot>();
-    base->weights = weights_;
-    base->slots =
-        FitSlots(model_->partitions, weights_, {}, SlotsOf(optimizer.kind));
-    base->statistics = std::make_shared<StatisticsSets>();
-    CommitPlan plan{.transaction = 1,
-                    .model = model_,
-                    .base = std::move(base),
-                    .optimizer = optimizer,
-                    .learning_rate = 0.1,
-                    .loss_weight = kPushes};
-    plan.mask = *MaskFor(optimizer, model_->layout, model_->partitions);
+  static CommitPlan PlanOfAll() {
+    CommitPlan plan{
+        .transaction = 1, .learning_rate = 0.1, .loss_weight = kPushes};
     for (int32_t rank = 0; rank < kPushes; ++rank) {
       plan.contributors.push_back(NoisyPush(rank));
     }
     return plan;
   }
 
-  // What shard 0 knows in the end of a commit by `count` shards.
-  PendingCommit CommitBy(int32_t count, const CommitPlan& plan) {
+  std::vector<FoldJob> Prepare(DataShard& shard,
+                               const OptimizerOptions& optimizer) const {
+    auto base = std::make_shared<ModelSnapshot>();
+    base->weights = weights_;
+    base->slots =
+        FitSlots(model_->partitions, weights_, {}, SlotsOf(optimizer.kind));
+    return shard.Prepare(
+        PlanOfAll(),
+        {.model = model_,
+         .base = std::move(base),
+         .optimizer = optimizer,
+         .mask = *MaskFor(optimizer, model_->layout, model_->partitions)});
+  }
+
+  // What the core knows in the end of a commit by `count` shards.
+  PendingCommit CommitBy(int32_t count, const OptimizerOptions& optimizer) {
     shards_.clear();
     for (int32_t i = 0; i < count; ++i) {
       shards_.emplace_back(ShardPlace{.index = i, .count = count});
     }
-    PendingCommit commit(plan);
+    PendingCommit commit(PlanOfAll(), model_, optimizer);
     for (size_t p = 0; p < model_->partitions.size(); ++p) {
       const auto partition = static_cast<int32_t>(p);
       commit.Begin(partition);
@@ -98,10 +102,14 @@ class ShardNormsTest : public ::testing::Test {
       }
     }
     for (size_t i = 0; i < shards_.size(); ++i) {
-      Queue(i, shards_[i].Prepare(plan));
+      Queue(i, Prepare(shards_[i], optimizer));
     }
     while (!folds_.empty()) FoldOne(commit);
     return commit;
+  }
+  // The next version of `partition`.
+  SharedSnapshot NextOf(size_t partition) const {
+    return shards_[partition % shards_.size()].transaction()->Next();
   }
 
   void Queue(size_t shard, std::vector<FoldJob> jobs) {
@@ -125,16 +133,15 @@ class ShardNormsTest : public ::testing::Test {
 
   // One server and several come to the same bits.
   void ExpectSameForAnyNumber(const OptimizerOptions& optimizer) {
-    const CommitPlan plan = PlanOf(optimizer);
-    const PendingCommit one = CommitBy(1, plan);
+    const PendingCommit one = CommitBy(1, optimizer);
     ASSERT_TRUE(one.complete());
-    const SharedSnapshot expected = one.Next({});
+    const SharedSnapshot expected = NextOf(0);
     for (int32_t count = 2; count <= 7; ++count) {
-      const PendingCommit several = CommitBy(count, plan);
+      const PendingCommit several = CommitBy(count, optimizer);
       ASSERT_TRUE(several.complete()) << count;
       EXPECT_EQ(several.gradient_norm(), one.gradient_norm()) << count;
-      const SharedSnapshot next = several.Next({});
       for (size_t p = 0; p < model_->partitions.size(); ++p) {
+        const SharedSnapshot next = NextOf(p);
         EXPECT_EQ(next->weights[p]->Checksum(),
                   expected->weights[p]->Checksum())
             << count << " shards, partition " << p;
@@ -183,8 +190,8 @@ TEST_F(ShardNormsTest, AShardWithoutTrainedPartitionsHasNoSecondPass) {
     model->partitions[p].trainable = false;
   }
   model_ = model;
-  const CommitPlan plan = PlanOf({.clip_norm = 0.5});
-  PendingCommit commit(plan);
+  const OptimizerOptions optimizer{.clip_norm = 0.5};
+  PendingCommit commit(PlanOfAll(), model_, optimizer);
   shards_.emplace_back(ShardPlace{.index = 0, .count = 2});
   shards_.emplace_back(ShardPlace{.index = 1, .count = 2});
   for (int32_t p = 1; p < 6; p += 2) {
@@ -196,8 +203,8 @@ TEST_F(ShardNormsTest, AShardWithoutTrainedPartitionsHasNoSecondPass) {
            .gradient = RopeOf(gradients_[0][static_cast<size_t>(p)])});
     }
   }
-  EXPECT_THAT(shards_[0].Prepare(plan), IsEmpty());
-  Queue(1, shards_[1].Prepare(plan));
+  EXPECT_THAT(Prepare(shards_[0], optimizer), IsEmpty());
+  Queue(1, Prepare(shards_[1], optimizer));
   while (!folds_.empty()) FoldOne(commit);
   EXPECT_TRUE(commit.complete());
   EXPECT_TRUE(commit.gradient_norm().has_value());
@@ -208,7 +215,7 @@ TEST_F(ShardNormsTest, AGradientThatIsNotFiniteElsewhereGivesTheCommitUp) {
   std::fill_n(broken->data(), broken->size(),
               std::numeric_limits<float>::quiet_NaN());
   gradients_[1][1] = broken;
-  const PendingCommit commit = CommitBy(2, PlanOf({.clip_norm = 0.5}));
+  const PendingCommit commit = CommitBy(2, {.clip_norm = 0.5});
   EXPECT_TRUE(commit.complete());
   ASSERT_TRUE(commit.nonfinite().has_value());
   EXPECT_EQ(commit.nonfinite()->rank, Rank(1));
@@ -219,7 +226,7 @@ TEST_F(ShardNormsTest, AGradientThatIsNotFiniteElsewhereGivesTheCommitUp) {
 
 // The norms of a partition count once, and a report without any is of no fold.
 TEST_F(ShardNormsTest, OtherReportsChangeNothing) {
-  PendingCommit commit(PlanOf({.clip_norm = 0.5}));
+  PendingCommit commit(PlanOfAll(), model_, {.clip_norm = 0.5});
   const auto report = [&](int32_t partition, std::vector<SliceNorm> norms) {
     return commit.Take(
         {.transaction = 1, .partition = partition, .norms = std::move(norms)});

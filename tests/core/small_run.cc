@@ -29,7 +29,7 @@ std::vector<float> Gather(const Partition& partition,
   return elements;
 }
 
-ByteRope Rope(const std::vector<float>& values) {
+ByteRope Encoded(const std::vector<float>& values) {
   return ByteRope::Copy(
       absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
                           values.size() * sizeof(float)));
@@ -102,13 +102,9 @@ void SmallRun::Change(const OptimizerOptions& optimizer) {
 std::optional<NonfiniteGradient> SmallRun::Apply(
     const std::vector<ParameterValues>& gradients, const Step& step) {
   CommitPlan plan{.transaction = 1,
-                  .model = model_,
-                  .base = snapshot_,
-                  .optimizer = optimizer_,
+                  .base = snapshot_->version,
                   .learning_rate = step.learning_rate,
                   .loss_weight = step.loss_weight,
-                  .mask = mask_,
-                  .read = step.read,
                   .compensation = step.compensation,
                   .adaptive = step.adaptive,
                   .weight = step.weight};
@@ -117,12 +113,16 @@ std::optional<NonfiniteGradient> SmallRun::Apply(
     plan.contributors.push_back({.rank = Rank(static_cast<int32_t>(k))});
     HoldAll(data, plan.contributors.back(), gradients[k], step.absent);
   }
-  PendingCommit commit(plan);
+  PendingCommit commit(plan, model_, optimizer_);
   for (size_t p = 0; p < model_->partitions.size(); ++p) {
     const auto partition = static_cast<int32_t>(p);
     if (!commit.HasBegun(partition)) commit.Begin(partition);
   }
-  std::vector<FoldJob> jobs = data.Prepare(std::move(plan));
+  std::vector<FoldJob> jobs = data.Prepare(plan, {.model = model_,
+                                                  .base = snapshot_,
+                                                  .read = step.read,
+                                                  .optimizer = optimizer_,
+                                                  .mask = mask_});
   // The last job first: the result must not depend on which fold ends first.
   while (!jobs.empty()) {
     FoldResult result = RunFold(jobs.back(), backend_, pool_);
@@ -133,7 +133,7 @@ std::optional<NonfiniteGradient> SmallRun::Apply(
   }
   EXPECT_TRUE(commit.complete());
   gradient_norm_ = commit.gradient_norm();
-  if (!commit.nonfinite().has_value()) snapshot_ = commit.Next({});
+  if (!commit.nonfinite().has_value()) snapshot_ = data.transaction()->Next();
   return commit.nonfinite();
 }
 
@@ -145,7 +145,7 @@ void SmallRun::HoldAll(DataShard& data, const PushId& push,
     if (!partition.trainable) continue;
     HeldGradient held{.push = push,
                       .partition = static_cast<int32_t>(p),
-                      .gradient = Rope(Gather(partition, gradients))};
+                      .gradient = Encoded(Gather(partition, gradients))};
     for (size_t i = 0; i < partition.slices.size(); ++i) {
       for (int32_t parameter : absent) {
         if (partition.slices[i].parameter != parameter) continue;

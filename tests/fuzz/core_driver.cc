@@ -184,15 +184,13 @@ void CoreDriver::Register(Client& client) {
                        {StatusCode::kInvalidArgument, StatusCode::kAborted,
                         StatusCode::kFailedPrecondition});
   }
-  const absl::StatusOr<RegisterAnswer> answer = Handle([&](Effects& out) {
-    return core_->FinishRegister(
-        client.sender, run().layout, run().plan,
-        sim::InitialValues(
-            run(),
-            MakePartitions(run().layout, run().coordinator.partition_bytes),
-            client.sender.rank),
-        {}, now_, out);
-  });
+  const absl::StatusOr<RegisterAnswer> answer = FinishRegister(
+      client.sender, run().layout, run().plan,
+      sim::InitialValues(
+          run(),
+          MakePartitions(run().layout, run().coordinator.partition_bytes),
+          client.sender.rank),
+      now_);
   RequireCode(answer.status(),
               {StatusCode::kInvalidArgument, StatusCode::kAborted,
                StatusCode::kFailedPrecondition});
@@ -349,18 +347,23 @@ void CoreDriver::Gradient(const Sender& sender, const PushKey& key,
   absl::Span<const std::byte> bytes = absl::MakeConstSpan(
       reinterpret_cast<const std::byte*>(block->values.data()),
       block->values.size() * sizeof(float));
-  GradientMessage message{.partition = partition};
-  if (told != told_.end()) message.type = told->second.gradients;
-  if (message.type == ElementType::kBFloat16) {
+  ReceivedGradient message{.about = {.partition = partition}};
+  if (told != told_.end()) message.about.type = told->second.gradients;
+  if (message.about.type == ElementType::kBFloat16) {
     block->halves.resize(bytes.size() / 2);
     RoundToBFloat16(bytes.data(), elements, block->halves.data());
     bytes = block->halves;
   }
-  message.gradient = ByteRope(bytes, block);
-  message.sampled_checksum = message.gradient.SampledChecksum();
+  message.bytes = ByteRope(bytes, block);
+  GradientArrival arrival = message.about;
+  arrival.bytes = message.bytes.size_bytes();
+  arrival.sampled_checksum = message.bytes.SampledChecksum();
+  arrival.ticket = Stage(message);
   const absl::StatusOr<Admission> taken = Handle([&](Effects& out) {
-    return core_->Gradient(sender, key, message, now_, out);
+    return core_->Gradient(sender, key, arrival, now_, out);
   });
+  // One that is paused is sent again, if at all.
+  if (!taken.ok() || *taken == Admission::kPaused) Refuse(arrival.ticket);
   RequireCode(taken.status(),
               {StatusCode::kInvalidArgument, StatusCode::kAborted,
                StatusCode::kFailedPrecondition});

@@ -85,6 +85,12 @@ class CoreDriver : private sim::CoreHost<CoreDriver> {
   void On(const Other&) {}
   // There are none.
   void SendTo(int32_t /*shard*/, const ShardCommand& /*command*/) {}
+  void InstallAt(const Installation& /*installation*/) {}
+  void OnCheckpoint(const effect::WriteCheckpoint& /*e*/,
+                    const SharedVersion& /*pin*/) {}
+  void OnTaken(int64_t /*ticket*/) {}
+  void OnWeights(const command::SendWeights& /*to*/,
+                 const WeightsMessage& /*message*/) {}
   void Begin(const FoldJob& job) { folds_.push_back(job); }
   void Begin(const MomentsFold& job) { moments_.push_back(job); }
   void Begin(const StatisticsUpdate& job) { updates_.push_back(job); }

@@ -28,23 +28,16 @@ SharedFloats OneNumber(float value) {
 }
 
 // What arrives of `command`.
-absl::StatusOr<std::optional<ShardCommand>> Passed(
-    const ShardCommand& command) {
-  CommandReader reader(kPlace);
-  absl::StatusOr<std::optional<ShardCommand>> last =
-      std::optional<ShardCommand>();
-  EncodeCommand(command, [&](v1::ShardCommand& message) {
-    if (last.ok()) last = reader.Take(message);
-  });
-  return last;
+absl::StatusOr<ShardCommand> Passed(const ShardCommand& command) {
+  return FromProto(EncodeCommand(command));
 }
 
 template <typename Command>
 Command Arrived(const Command& command) {
-  return std::get<Command>(**Passed(command));
+  return std::get<Command>(*Passed(command));
 }
 
-shard_command::Install SmallModel() {
+Installation SmallModel() {
   auto model = std::make_shared<RegisteredModel>();
   model->layout = {
       .parameters = {{.name = "a", .shape = {1}}, {.name = "b", .shape = {1}}}};
@@ -65,7 +58,15 @@ shard_command::Install SmallModel() {
 }
 
 TEST(DataMessagesTest, AModelArrivesWithItsBuffersAndSettings) {
-  const auto install = Arrived(SmallModel());
+  InstallationReader reader(kPlace);
+  absl::StatusOr<std::optional<Installation>> last;
+  EncodeInstallation(SmallModel(), [&](v1::ShardCommand& message) {
+    ASSERT_TRUE(InstallationReader::Reads(message));
+    last = reader.Take(message);
+    ASSERT_TRUE(last.ok()) << last.status();
+  });
+  ASSERT_TRUE(last->has_value());
+  const Installation& install = **last;
   EXPECT_EQ(install.place, kPlace);
   EXPECT_EQ(install.snapshot->version, Version(7));
   EXPECT_EQ(install.snapshot->weights[0], nullptr);
@@ -77,45 +78,47 @@ TEST(DataMessagesTest, AModelArrivesWithItsBuffersAndSettings) {
 }
 
 TEST(DataMessagesTest, APlanArrivesToTheBit) {
-  const ShardPlan plan{.transaction = 9,
-                       .base = Version(7),
-                       .contributors = {{.rank = Rank(3),
-                                         .key = {.sequence = Sequence(4),
-                                                 .attempt = Attempt(1)}}},
-                       .learning_rate = 0.1,
-                       .group_rates = {0.1, 0.3},
-                       .loss_weight = 1.0 / 3,
-                       .read = Version(5),
-                       .compensation = 0.04,
-                       .adaptive = true,
-                       .weight = 0.7};
-  EXPECT_EQ(Arrived(shard_command::Prepare{.plan = plan}).plan, plan);
+  const CommitPlan plan{.transaction = 9,
+                        .base = Version(7),
+                        .contributors = {{.rank = Rank(3),
+                                          .key = {.sequence = Sequence(4),
+                                                  .attempt = Attempt(1)}}},
+                        .learning_rate = 0.1,
+                        .group_rates = {0.1, 0.3},
+                        .loss_weight = 1.0 / 3,
+                        .read = Version(5),
+                        .compensation = 0.04,
+                        .adaptive = true,
+                        .weight = 0.7};
+  EXPECT_EQ(Arrived(command::Prepare{.plan = plan}).plan, plan);
 }
 
 TEST(DataMessagesTest, AnAbortSaysWhetherItMakesAVersion) {
-  EXPECT_EQ(Arrived(shard_command::Abort{.transaction = 1}).skipped,
-            std::nullopt);
-  const auto skipped = Arrived(shard_command::Abort{
+  EXPECT_EQ(Arrived(command::Abort{.transaction = 1}).skipped, std::nullopt);
+  const auto skipped = Arrived(command::Abort{
       .transaction = 1, .skipped = Version(8), .held = {Version(7)}});
   EXPECT_EQ(skipped.skipped, Version(8));
   EXPECT_THAT(skipped.held, ElementsAre(Version(7)));
 }
 
 TEST(DataMessagesTest, ARefusalKeepsCodeAndText) {
-  const auto refuse = Arrived(shard_command::Refuse{
-      .ticket = 4, .status = absl::AbortedError("fenced")});
+  const auto refuse = Arrived(
+      command::Refuse{.ticket = 4, .status = absl::AbortedError("fenced")});
   EXPECT_EQ(refuse.ticket, 4);
   EXPECT_EQ(refuse.status, absl::AbortedError("fenced"));
 }
 
-TEST(DataMessagesTest, AFoldSaysThatTheWeightsAreElsewhere) {
-  FoldReport report{.transaction = 2, .partition = 1, .gradient_bytes = 8};
-  report.prepared = FoldResult{.weights = OneNumber(1)};
+TEST(DataMessagesTest, AFoldSaysWhatIsPrepared) {
   v1::ShardFold proto;
-  ToProto(report, &proto);
+  ToProto(FoldReport{.transaction = 2,
+                     .partition = 1,
+                     .gradient_bytes = 8,
+                     .prepared = true},
+          &proto);
   const FoldReport arrived = *FromProto(proto);
-  EXPECT_TRUE(arrived.prepared->elsewhere);
-  EXPECT_EQ(arrived.prepared->weights, nullptr);
+  EXPECT_EQ(arrived.transaction, 2);
+  EXPECT_EQ(arrived.partition, 1);
+  EXPECT_TRUE(arrived.prepared);
   EXPECT_EQ(arrived.gradient_bytes, 8);
 }
 
@@ -127,7 +130,7 @@ TEST(DataMessagesTest, NormsAndFactorsArriveToTheBit) {
   EXPECT_THAT(FromProto(proto)->norms,
               ElementsAre(SliceNorm{.gradient = 1.0 / 3, .weights = 0.1},
                           SliceNorm{.gradient = 2, .weights = 0}));
-  const auto scale = Arrived(shard_command::Scale{
+  const auto scale = Arrived(command::Scale{
       .transaction = 3, .scales = {.clip = 1.0 / 3, .trust_ratios = {0.1, 1}}});
   EXPECT_EQ(scale.transaction, 3);
   EXPECT_EQ(scale.scales.clip, 1.0 / 3);
@@ -141,18 +144,17 @@ TEST(DataMessagesTest, NormsAndFactorsThatCannotBeAreRefused) {
   fold.add_weight_squares(-1);
   EXPECT_TRUE(absl::IsInvalidArgument(FromProto(fold).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
-      Passed(shard_command::Scale{
+      Passed(command::Scale{
                  .scales = {.clip = std::numeric_limits<double>::quiet_NaN()}})
           .status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
-      Passed(shard_command::Scale{.scales = {.trust_ratios = {1, -1}}})
-          .status()));
+      Passed(command::Scale{.scales = {.trust_ratios = {1, -1}}}).status()));
 }
 
 TEST(DataMessagesTest, DamagedWeightsAreNoticed) {
-  CommandReader reader(kPlace);
+  InstallationReader reader(kPlace);
   absl::Status status;
-  EncodeCommand(SmallModel(), [&](v1::ShardCommand& message) {
+  EncodeInstallation(SmallModel(), [&](v1::ShardCommand& message) {
     if (message.has_partition()) {
       (*message.mutable_partition()->mutable_values())[0] ^= 1;
     }
@@ -162,12 +164,12 @@ TEST(DataMessagesTest, DamagedWeightsAreNoticed) {
 }
 
 TEST(DataMessagesTest, ACommandOutOfOrderIsRefused) {
-  CommandReader reader(kPlace);
+  InstallationReader reader(kPlace);
   v1::ShardCommand end;
   end.set_install_end(true);
   EXPECT_TRUE(absl::IsInvalidArgument(reader.Take(end).status()));
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(reader.Take(v1::ShardCommand()).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(FromProto(end).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(FromProto(v1::ShardCommand()).status()));
 }
 
 }  // namespace

@@ -101,8 +101,8 @@ class KeptAnswers final : public ExchangeStream {
   void End(const absl::Status& status) override {
     if (!end.has_value()) end = status;
   }
-  void Resume(const effect::ResumeGradients&) override { ++resumed; }
-  void SendWeights(const effect::SendWeights& weights) override {
+  void Resume() override { ++resumed; }
+  void SendWeights(const WeightsMessage& weights) override {
     if (out_of_memory) throw std::bad_alloc();
     sent.push_back(*weights.weights->data());
   }
@@ -125,7 +125,7 @@ class DataHostTest : public ::testing::Test {
             .authenticated = true};
   }
 
-  static shard_command::Install Model(int64_t version) {
+  static Installation Model(int64_t version) {
     auto model = std::make_shared<RegisteredModel>();
     model->layout = {.parameters = {{.name = "a", .shape = {1}},
                                     {.name = "b", .shape = {1}}}};
@@ -149,7 +149,7 @@ class DataHostTest : public ::testing::Test {
   std::shared_ptr<KeptReports> Attached(int64_t generation) {
     auto link = std::make_shared<KeptReports>();
     EXPECT_TRUE(host_.Attach(Attachment("run", generation), link).ok());
-    EXPECT_TRUE(host_.Handle(link.get(), Model(0)).ok());
+    EXPECT_TRUE(host_.Install(link.get(), Model(0)).ok());
     return link;
   }
 
@@ -165,24 +165,24 @@ class DataHostTest : public ::testing::Test {
     return host.Gradient(
         {.run_id = run, .rank = Rank(0), .incarnation = Incarnation(1)},
         {.sequence = Sequence(1)},
-        {.partition = 1, .gradient = RopeOf(OneElement(4))}, from);
+        {.about = {.partition = 1}, .bytes = RopeOf(OneElement(4))}, from);
   }
 
   static PushId PushOfRankZero() {
     return {.rank = Rank(0), .key = {.sequence = Sequence(1)}};
   }
-  static shard_command::Prepare PlanOfRankZero() {
+  static command::Prepare PlanOfRankZero() {
     return {.plan = {.transaction = 1,
                      .contributors = {PushOfRankZero()},
                      .learning_rate = 1,
                      .loss_weight = 1}};
   }
-  static shard_command::Take TakeOf(const RemoteGradient& gradient) {
+  static command::Take TakeOf(const RemoteGradient& gradient) {
     return {.rank = Rank(0),
             .incarnation = Incarnation(1),
             .push = PushOfRankZero(),
             .partition = 1,
-            .ticket = gradient.message.ticket,
+            .ticket = gradient.gradient.ticket,
             .held = true};
   }
 
@@ -195,23 +195,21 @@ TEST_F(DataHostTest, AGradientIsTakenFoldedCommittedAndSentBack) {
   const auto worker = std::make_shared<KeptAnswers>();
   ASSERT_TRUE(Push(worker).ok());
   ASSERT_EQ(link->gradients().size(), 1u);
-  EXPECT_EQ(link->gradients()[0].message.size_bytes(), 4);
+  EXPECT_EQ(link->gradients()[0].gradient.bytes, 4);
   ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
   ASSERT_TRUE(host_.Handle(link.get(), PlanOfRankZero()).ok());
-  EXPECT_TRUE(link->AwaitFold().prepared.has_value());
-  ASSERT_TRUE(
-      host_
-          .Handle(link.get(), shard_command::Commit{.transaction = 1,
-                                                    .version = Version(1)})
-          .ok());
-  ASSERT_TRUE(
-      host_
-          .Handle(link.get(),
-                  shard_command::SendWeights{.rank = Rank(0),
-                                             .incarnation = Incarnation(1),
-                                             .partition = 1,
-                                             .version = Version(1)})
-          .ok());
+  EXPECT_TRUE(link->AwaitFold().prepared);
+  ASSERT_TRUE(host_
+                  .Handle(link.get(), command::Commit{.transaction = 1,
+                                                      .version = Version(1)})
+                  .ok());
+  ASSERT_TRUE(host_
+                  .Handle(link.get(),
+                          command::SendWeights{.rank = Rank(0),
+                                               .incarnation = Incarnation(1),
+                                               .partition = 1,
+                                               .version = Version(1)})
+                  .ok());
   EXPECT_THAT(worker->sent, ElementsAre(16));
 }
 
@@ -222,13 +220,12 @@ TEST_F(DataHostTest, ItsFiguresSayWhatItHoldsAndHasTransferred) {
   const auto worker = std::make_shared<KeptAnswers>();
   ASSERT_TRUE(Push(worker).ok());
   ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
-  ASSERT_TRUE(
-      host_
-          .Handle(link.get(),
-                  shard_command::SendWeights{.rank = Rank(0),
-                                             .incarnation = Incarnation(1),
-                                             .partition = 1})
-          .ok());
+  ASSERT_TRUE(host_
+                  .Handle(link.get(),
+                          command::SendWeights{.rank = Rank(0),
+                                               .incarnation = Incarnation(1),
+                                               .partition = 1})
+                  .ok());
   DataShardFigures figures = host_.figures();
   EXPECT_TRUE(figures.connected);
   EXPECT_EQ(figures.run_id, "run");
@@ -241,14 +238,14 @@ TEST_F(DataHostTest, ItsFiguresSayWhatItHoldsAndHasTransferred) {
   EXPECT_EQ(figures.service.push_bytes_float32, 4);
   EXPECT_EQ(figures.service.pull_bytes_float32, 4);
   EXPECT_EQ(figures.fold_seconds.count(), 0);
-  ASSERT_TRUE(host_
-                  .Handle(link.get(),
-                          shard_command::Prepare{
-                              .plan = {.transaction = 1,
-                                       .contributors = {PushOfRankZero()},
-                                       .learning_rate = 1,
-                                       .loss_weight = 1}})
-                  .ok());
+  ASSERT_TRUE(
+      host_
+          .Handle(link.get(),
+                  command::Prepare{.plan = {.transaction = 1,
+                                            .contributors = {PushOfRankZero()},
+                                            .learning_rate = 1,
+                                            .loss_weight = 1}})
+          .ok());
   link->AwaitFold();
   host_.Detach(link.get());
   figures = host_.figures();
@@ -265,13 +262,12 @@ TEST_F(DataHostTest, AStreamThatCannotBeAnsweredEndsAndTheLinkStays) {
   worker->out_of_memory = true;
   ASSERT_TRUE(Push(worker).ok());
   ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
-  EXPECT_TRUE(
-      host_
-          .Handle(link.get(),
-                  shard_command::SendWeights{.rank = Rank(0),
-                                             .incarnation = Incarnation(1),
-                                             .partition = 1})
-          .ok());
+  EXPECT_TRUE(host_
+                  .Handle(link.get(),
+                          command::SendWeights{.rank = Rank(0),
+                                               .incarnation = Incarnation(1),
+                                               .partition = 1})
+                  .ok());
   ASSERT_TRUE(worker->end.has_value());
   EXPECT_TRUE(absl::IsResourceExhausted(*worker->end)) << *worker->end;
   EXPECT_TRUE(host_.attached());
@@ -305,8 +301,8 @@ TEST_F(DataHostTest, ARefusedGradientEndsItsStream) {
   ASSERT_TRUE(Push(worker).ok());
   ASSERT_TRUE(host_
                   .Handle(link.get(),
-                          shard_command::Refuse{
-                              .ticket = link->gradients()[0].message.ticket,
+                          command::Refuse{
+                              .ticket = link->gradients()[0].gradient.ticket,
                               .status = absl::AbortedError("fenced")})
                   .ok());
   ASSERT_TRUE(worker->end.has_value());
@@ -316,7 +312,7 @@ TEST_F(DataHostTest, ARefusedGradientEndsItsStream) {
 TEST_F(DataHostTest, AStreamIsPausedWhileManyOfItsGradientsWait) {
   const auto link = Attached(1);
   const auto worker = std::make_shared<KeptAnswers>();
-  for (int i = 1; i < DataHost::kStagedMax; ++i) {
+  for (int i = 1; i < DataHost::Options().staged_max; ++i) {
     EXPECT_EQ(*Push(worker), Admission::kTaken);
   }
   EXPECT_EQ(*Push(worker), Admission::kPaused);
@@ -351,7 +347,7 @@ TEST_F(DataHostTest, AFoldOfAnOldGenerationComesToNothing) {
   for (int64_t generation : {1, 2}) {
     link = std::make_shared<KeptReports>();
     ASSERT_TRUE(host.Attach(Attachment("run", generation), link).ok());
-    ASSERT_TRUE(host.Handle(link.get(), Model(0)).ok());
+    ASSERT_TRUE(host.Install(link.get(), Model(0)).ok());
     const auto worker = std::make_shared<KeptAnswers>();
     ASSERT_TRUE(host.streams().Admit(worker).ok());
     ASSERT_TRUE(PushTo(host, worker).ok());
@@ -380,7 +376,7 @@ TEST_F(DataHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
            }},
       clock_);
   attached = &host;
-  shard_command::Install wide = Model(0);
+  Installation wide = Model(0);
   auto model = std::make_shared<RegisteredModel>(*wide.model);
   model->layout.parameters.push_back({.name = "c", .shape = {1}});
   model->layout.parameters.push_back({.name = "d", .shape = {1}});
@@ -392,7 +388,7 @@ TEST_F(DataHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
   wide.snapshot = std::move(first);
   const auto link = std::make_shared<KeptReports>();
   ASSERT_TRUE(host.Attach(Attachment("run", 1), link).ok());
-  ASSERT_TRUE(host.Handle(link.get(), std::move(wide)).ok());
+  ASSERT_TRUE(host.Install(link.get(), wide).ok());
   const auto worker = std::make_shared<KeptAnswers>();
   ASSERT_TRUE(host.streams().Admit(worker).ok());
   for (int32_t partition : {1, 3}) {
@@ -400,11 +396,11 @@ TEST_F(DataHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
                                .rank = Rank(0),
                                .incarnation = Incarnation(1)},
                               {.sequence = Sequence(1)},
-                              {.partition = partition,
-                               .gradient = RopeOf(OneElement(4))},
+                              {.about = {.partition = partition},
+                               .bytes = RopeOf(OneElement(4))},
                               worker)
                     .ok());
-    shard_command::Take take = TakeOf(link->gradients().back());
+    command::Take take = TakeOf(link->gradients().back());
     take.partition = partition;
     ASSERT_TRUE(host.Handle(link.get(), take).ok());
   }
@@ -431,8 +427,8 @@ TEST_F(DataHostTest, TheSameStartOfShardZeroMayAttachAgain) {
   const auto link = std::make_shared<KeptReports>();
   ASSERT_TRUE(host_.Attach(Attachment("run", 1), link).ok());
   EXPECT_TRUE(lost->end().has_value());
-  EXPECT_TRUE(absl::IsAborted(host_.Handle(lost.get(), Model(0))));
-  EXPECT_TRUE(host_.Handle(link.get(), Model(0)).ok());
+  EXPECT_TRUE(absl::IsAborted(host_.Install(lost.get(), Model(0))));
+  EXPECT_TRUE(host_.Install(link.get(), Model(0)).ok());
 }
 
 TEST_F(DataHostTest, WithoutACertificateNobodyReplacesAShardZeroThatIsThere) {
@@ -483,8 +479,7 @@ TEST_F(DataHostTest, AReadOfAVersionThatIsToComeWaitsForIt) {
       [&read](absl::StatusOr<SharedSnapshot> got) { read = std::move(got); });
   EXPECT_FALSE(read.has_value());
   ASSERT_TRUE(
-      host_.Handle(link.get(), shard_command::Abort{.skipped = Version(1)})
-          .ok());
+      host_.Handle(link.get(), command::Abort{.skipped = Version(1)}).ok());
   ASSERT_TRUE(read.has_value());
   ASSERT_TRUE(read->ok());
   EXPECT_EQ((**read)->version, Version(1));
@@ -599,18 +594,17 @@ TEST_F(DataHostTest, AReadThatWaitsEndsWithItsShardZero) {
 TEST_F(DataHostTest, ACommandWithoutAModelIsRefused) {
   const auto link = std::make_shared<KeptReports>();
   ASSERT_TRUE(host_.Attach(Attachment("run", 1), link).ok());
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      host_.Handle(link.get(), shard_command::Drop{})));
-  ASSERT_TRUE(host_.Handle(link.get(), Model(0)).ok());
-  EXPECT_TRUE(absl::IsFailedPrecondition(host_.Handle(link.get(), Model(0))));
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(host_.Handle(link.get(), command::Drop{})));
+  ASSERT_TRUE(host_.Install(link.get(), Model(0)).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(host_.Install(link.get(), Model(0))));
 }
 
 TEST_F(DataHostTest, AChangedCohortChangesTheNumberOfStreams) {
   const std::shared_ptr<KeptReports> link = Attached(1);
-  ASSERT_TRUE(host_
-                  .Handle(link.get(),
-                          shard_command::Adopt{.changed = {{"workers", "100"}}})
-                  .ok());
+  ASSERT_TRUE(
+      host_.Handle(link.get(), command::Adopt{.changed = {{"workers", "100"}}})
+          .ok());
   for (int32_t i = 0; i < StreamRegistry::LimitsOf(100).streams; ++i) {
     const auto stream = std::make_shared<KeptAnswers>();
     ASSERT_TRUE(host_.streams().Admit(stream).ok()) << i;

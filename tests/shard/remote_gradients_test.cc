@@ -11,7 +11,6 @@
 #include <variant>
 #include <vector>
 
-#include "common/float_buffer.h"
 #include "server/core/coordinator.h"
 #include "tests/shard/shard_fakes.h"
 
@@ -42,10 +41,8 @@ class RemoteGradientsTest : public ::testing::Test {
                .rank = Rank(0),
                .incarnation = std::get<effect::Joined>(out[0]).incarnation};
     EXPECT_TRUE(core_.BeginRegister(sender_, layout_, plan_, Now(), out).ok());
-    EXPECT_TRUE(core_
-                    .FinishRegister(sender_, layout_, plan_, Values(options),
-                                    {}, Now(), out)
-                    .ok());
+    EXPECT_TRUE(
+        core_.FinishRegister(sender_, layout_, plan_, {}, Now(), out).ok());
     core_.CheckpointStored(Now(), out);
     for (const Effect& e : out) {
       if (const auto* told = std::get_if<effect::Notify>(&e)) {
@@ -61,38 +58,25 @@ class RemoteGradientsTest : public ::testing::Test {
     return options;
   }
   static Instant Now() { return absl::Seconds(1); }
-  static SharedFloats Ones(int64_t count) {
-    auto buffer = std::make_shared<FloatBuffer>(count);
-    std::fill_n(buffer->data(), count, 1.0f);
-    return buffer;
-  }
-  std::vector<SharedFloats> Values(const CoordinatorOptions& options) const {
-    std::vector<SharedFloats> values;
-    for (const Partition& partition :
-         MakePartitions(layout_, options.partition_bytes)) {
-      values.push_back(Ones(partition.elements));
-    }
-    return values;
-  }
   PushKey Key() const {
     return {.sequence = assignment_.sequence, .attempt = assignment_.attempt};
   }
 
   RemoteGradient Gradient(int32_t partition, int64_t ticket) const {
-    return {.sender = sender_,
-            .key = Key(),
-            .message = {.partition = partition,
-                        .ticket = ticket,
-                        .remote_bytes = sizeof(float)}};
+    return {
+        .sender = sender_,
+        .key = Key(),
+        .gradient = {
+            .partition = partition, .bytes = sizeof(float), .ticket = ticket}};
   }
 
   // The tickets that the coordinator takes, negative if it holds nothing new.
   std::vector<int64_t> Offer(Instant now = Now()) {
     Effects out;
-    remote_.Offer(Rank(0), core_, now, out, refused_);
+    arrived_.Offer(Rank(0), core_, now, out, refused_);
     std::vector<int64_t> taken;
     for (const Effect& e : out) {
-      if (const auto* one = std::get_if<effect::GradientTaken>(&e)) {
+      if (const auto* one = std::get_if<command::Take>(&e)) {
         taken.push_back(one->held ? one->ticket : -one->ticket);
       }
     }
@@ -114,18 +98,15 @@ class RemoteGradientsTest : public ::testing::Test {
   int32_t WeightsAnnounced(int64_t transaction) {
     Open();
     Effects out;
-    GradientMessage own{.partition = 0, .gradient = RopeOf(Ones(1))};
-    EXPECT_TRUE(core_.Gradient(sender_, Key(), own, Now(), out).ok());
-    remote_.Add(1, Gradient(1, 10 + transaction), Now());
-    EXPECT_THAT(Offer(), SizeIs(1));
+    for (int32_t shard : {0, 1}) {
+      arrived_.Add(shard, Gradient(shard, 10 * transaction + shard), Now());
+    }
+    EXPECT_THAT(Offer(), SizeIs(2));
     for (int32_t partition : {0, 1}) {
-      FoldResult result{.transaction = transaction, .partition = partition};
-      if (partition == 0) result.weights = Ones(1);
-      result.elsewhere = partition == 1;
       core_.Folded({.transaction = transaction,
                     .partition = partition,
                     .gradient_bytes = sizeof(float),
-                    .prepared = std::move(result)},
+                    .prepared = true},
                    Now(), out);
     }
     EXPECT_TRUE(
@@ -145,12 +126,12 @@ class RemoteGradientsTest : public ::testing::Test {
   RunPlan plan_;
   Sender sender_;
   Assignment assignment_;
-  RemoteGradients remote_{2};
+  RemoteGradients arrived_{2};
   std::vector<RemoteGradients::Refusal> refused_;
 };
 
 TEST_F(RemoteGradientsTest, AGradientThatOvertakesItsOpeningWaitsForIt) {
-  remote_.Add(1, Gradient(1, 7), Now());
+  arrived_.Add(1, Gradient(1, 7), Now());
   EXPECT_THAT(Offer(), IsEmpty());
   Open();
   EXPECT_THAT(Offer(), ElementsAre(7));
@@ -159,10 +140,10 @@ TEST_F(RemoteGradientsTest, AGradientThatOvertakesItsOpeningWaitsForIt) {
 
 // What follows on a later stream of the same incarnation is answered.
 TEST_F(RemoteGradientsTest, AGradientThatIsNotOpenedHoldsUpNoOther) {
-  remote_.Add(1, Gradient(1, 7), Now());
+  arrived_.Add(1, Gradient(1, 7), Now());
   RemoteGradient unknown = Gradient(1, 8);
   unknown.key.sequence = Sequence(99);
-  remote_.Add(1, std::move(unknown), Now());
+  arrived_.Add(1, std::move(unknown), Now());
   EXPECT_THAT(Offer(), IsEmpty());
   ASSERT_THAT(refused_, SizeIs(1));
   EXPECT_EQ(refused_[0].ticket, 8);
@@ -171,27 +152,27 @@ TEST_F(RemoteGradientsTest, AGradientThatIsNotOpenedHoldsUpNoOther) {
 }
 
 TEST_F(RemoteGradientsTest, AGradientThatIsNeverOpenedIsRefusedInTheEnd) {
-  remote_.Add(1, Gradient(1, 7), Now());
+  arrived_.Add(1, Gradient(1, 7), Now());
   const Instant late = Now() + RemoteGradients::kOpeningDeadline;
-  EXPECT_THAT(remote_.Overdue(late - absl::Seconds(1)), IsEmpty());
-  EXPECT_THAT(remote_.Overdue(late), ElementsAre(Rank(0)));
+  EXPECT_THAT(arrived_.Overdue(late - absl::Seconds(1)), IsEmpty());
+  EXPECT_THAT(arrived_.Overdue(late), ElementsAre(Rank(0)));
   EXPECT_THAT(Offer(late), IsEmpty());
   ASSERT_THAT(refused_, SizeIs(1));
   EXPECT_EQ(refused_[0].ticket, 7);
   EXPECT_TRUE(absl::IsDeadlineExceeded(refused_[0].status));
-  EXPECT_THAT(remote_.Overdue(late), IsEmpty());
+  EXPECT_THAT(arrived_.Overdue(late), IsEmpty());
 }
 
 TEST_F(RemoteGradientsTest, ARepetitionIsTakenAndNotHeld) {
   Open();
-  remote_.Add(1, Gradient(1, 7), Now());
-  remote_.Add(1, Gradient(1, 8), Now());
+  arrived_.Add(1, Gradient(1, 7), Now());
+  arrived_.Add(1, Gradient(1, 8), Now());
   EXPECT_THAT(Offer(), ElementsAre(7, -8));
 }
 
 TEST_F(RemoteGradientsTest, APartitionOfAnotherShardIsRefused) {
   Open();
-  remote_.Add(1, Gradient(0, 7), Now());
+  arrived_.Add(1, Gradient(0, 7), Now());
   EXPECT_THAT(Offer(), IsEmpty());
   ASSERT_THAT(refused_, SizeIs(1));
   EXPECT_EQ(refused_[0].ticket, 7);
@@ -220,37 +201,38 @@ class RoomForRemoteGradientsTest : public RemoteGradientsTest {
     options.inflight_bytes_max = 12;
     return options;
   }
-  absl::StatusOr<Admission> Own(int32_t partition, int64_t elements,
-                                Effects& out) {
-    GradientMessage message{.partition = partition,
-                            .gradient = RopeOf(Ones(elements))};
-    return core_.Gradient(sender_, Key(), message, Now(), out);
+  void Arrive(int32_t shard, int32_t partition, int64_t bytes) {
+    RemoteGradient gradient = Gradient(partition, 10 + partition);
+    gradient.gradient.bytes = bytes;
+    arrived_.Add(shard, std::move(gradient), Now());
   }
 };
 
-// It is resumed once there is room, whatever the worker's own stream does
-// meanwhile.
+// It is resumed once there is room, and what came after it waits too.
 TEST_F(RoomForRemoteGradientsTest, APausedGradientDoesNotForgetThatItWaits) {
   Open();
-  Effects out;
-  ASSERT_EQ(*Own(0, 2, out), Admission::kTaken);
-  RemoteGradient remote = Gradient(1, 7);
-  remote.message.remote_bytes = 8;
-  remote_.Add(1, std::move(remote), Now());
-  ASSERT_THAT(Offer(), IsEmpty());
+  Arrive(0, 0, 8);
+  Arrive(1, 1, 8);
+  Arrive(0, 2, 4);
+  EXPECT_THAT(Offer(), ElementsAre(10));
   // An effect says when there is room, however long that takes.
-  EXPECT_THAT(remote_.Overdue(Now() + absl::Hours(1)), IsEmpty());
-  ASSERT_EQ(*Own(2, 1, out), Admission::kTaken);
-  out.clear();
-  core_.Folded({.transaction = 1,
-                .partition = 0,
-                .gradient_bytes = 8,
-                .prepared = FoldResult{.transaction = 1, .weights = Ones(2)}},
-               Now(), out);
+  EXPECT_THAT(arrived_.Overdue(Now() + absl::Hours(1)), IsEmpty());
+  Effects out;
+  core_.Folded(
+      {.transaction = 1, .partition = 0, .gradient_bytes = 8, .prepared = true},
+      Now(), out);
   EXPECT_TRUE(std::any_of(out.begin(), out.end(), [](const Effect& e) {
     return std::holds_alternative<effect::ResumeGradients>(e);
   }));
-  EXPECT_THAT(Offer(), ElementsAre(7));
+  EXPECT_THAT(Offer(), ElementsAre(11, 12));
+}
+
+// The stream that brings it opens its push first.
+TEST_F(RemoteGradientsTest, AGradientOfTheFirstShardWaitsForNoOpening) {
+  arrived_.Add(0, Gradient(0, 7), Now());
+  EXPECT_THAT(Offer(), IsEmpty());
+  ASSERT_THAT(refused_, SizeIs(1));
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused_[0].status));
 }
 
 // What a killed server's workers send before they know is of no use to the
@@ -259,17 +241,10 @@ TEST_F(RemoteGradientsTest, AnIncarnationOfAnEarlierGenerationIsFenced) {
   Open();
   RemoteGradient old = Gradient(1, 7);
   old.sender.incarnation = Incarnation(sender_.incarnation.value() - 1);
-  remote_.Add(1, std::move(old), Now());
+  arrived_.Add(1, std::move(old), Now());
   EXPECT_THAT(Offer(), IsEmpty());
   ASSERT_THAT(refused_, SizeIs(1));
   EXPECT_TRUE(absl::IsAborted(refused_[0].status));
-}
-
-TEST_F(RemoteGradientsTest, AnInstalledModelKeepsOnlyOwnWeightsHere) {
-  const SharedSnapshot current = *core_.Read(std::nullopt);
-  EXPECT_NE(current->weights[0], nullptr);
-  EXPECT_EQ(current->weights[1], nullptr);
-  EXPECT_THAT(core_.HeldVersions(), ElementsAre(Version(0)));
 }
 
 }  // namespace

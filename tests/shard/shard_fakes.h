@@ -33,13 +33,13 @@ class MovedClock final : public Clock {
 class SilentListener : public RunListener {
  public:
   void OnCommitted(const CommitRecord&, const CommitObservation&) override {}
-  void OnPolicyChanged(const PolicyRecord&) override {}
+  void OnPolicyChanged(const PolicyRecord&, std::optional<RunState>) override {}
   void OnEvaluated(const EvaluationRecord&) override {}
   void OnLogged(const effect::Log&) override {}
   void OnCheckpoint(RunState) override {}
   void OnMilestone(RunState) override {}
   void OnChangedBeforeStart() override {}
-  void OnEnded(const effect::RunEnded&) override {}
+  void OnEnded(const effect::RunEnded&, const SharedSnapshot&) override {}
   void OnFolded(absl::Duration) override {}
   void OnDrift(const std::vector<LayerDrift>&) override {}
 };

@@ -20,6 +20,7 @@ namespace {
 
 class DeafLink final : public DataLink {
  public:
+  void Install(Installation) override {}
   void Send(ShardCommand) override {}
 };
 
@@ -91,16 +92,15 @@ class ShardRemoteTest : public ::testing::Test {
 };
 
 TEST_F(ShardRemoteTest, FoldBeforeThereIsAModelIsRefused) {
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(shard_.RemoteFolded(1, {.partition = 1})));
+  EXPECT_TRUE(absl::IsInvalidArgument(shard_.Folded(1, {.partition = 1})));
 }
 
 TEST_F(ShardRemoteTest, OnlyTheOwnerFoldsAPartition) {
   RegisterModel();
-  EXPECT_TRUE(shard_.RemoteFolded(1, {.partition = 1}).ok());
+  EXPECT_TRUE(shard_.Folded(1, {.partition = 1}).ok());
   for (const int32_t partition : {-1, 0, 2, 3}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(
-        shard_.RemoteFolded(1, {.partition = partition})))
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(shard_.Folded(1, {.partition = partition})))
         << partition;
   }
 }
@@ -108,17 +108,16 @@ TEST_F(ShardRemoteTest, OnlyTheOwnerFoldsAPartition) {
 TEST_F(ShardRemoteTest, NormsAreThoseOfAllSlices) {
   RegisterModel();
   ASSERT_EQ(shard_.model()->partitions[1].slices.size(), 1);
-  EXPECT_TRUE(
-      shard_.RemoteFolded(1, {.partition = 1, .norms = {SliceNorm()}}).ok());
-  EXPECT_TRUE(absl::IsInvalidArgument(shard_.RemoteFolded(
-      1, {.partition = 1, .norms = {SliceNorm(), SliceNorm()}})));
+  EXPECT_TRUE(shard_.Folded(1, {.partition = 1, .norms = {SliceNorm()}}).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      shard_.Folded(1, {.partition = 1, .norms = {SliceNorm(), SliceNorm()}})));
 }
 
 TEST_F(ShardRemoteTest, NumbersFitTheModelAndWhatIsUnderWay) {
   RegisterModel();
   const auto refused = [this](FoldReport report) {
     report.partition = 1;
-    return absl::IsInvalidArgument(shard_.RemoteFolded(1, std::move(report)));
+    return absl::IsInvalidArgument(shard_.Folded(1, std::move(report)));
   };
   // No gradient is being folded.
   EXPECT_TRUE(refused({.gradient_bytes = 4}));

@@ -33,7 +33,7 @@ class EndListener final : public SilentListener {
     commits.fetch_add(1);
     samples.store(record.samples);
   }
-  void OnEnded(const effect::RunEnded& end) override {
+  void OnEnded(const effect::RunEnded& end, const SharedSnapshot&) override {
     outcome.store(static_cast<int>(end.outcome));
   }
 
@@ -114,12 +114,12 @@ void ThreadedRun::Run() {
   EXPECT_EQ(shard.inflight_bytes(), 0);
   for (const auto& worker : workers) {
     EXPECT_EQ(worker->answered(), worker->closed());
-    pauses += worker->pauses();
   }
   policy_epoch = shard.Policy().policy_epoch;
   steps_aborted = shard.Status().counts.steps_aborted;
   commits = listener.commits.load();
   samples = listener.samples.load();
+  pauses = shard.figures().inflight_paused;
   const absl::StatusOr<SharedSnapshot> last = shard.Read(std::nullopt);
   ASSERT_TRUE(last.ok()) << last.status();
   for (const SharedFloats& partition : (*last)->weights) {

@@ -17,8 +17,8 @@ using ::testing::IsEmpty;
 
 class FakeExchange final : public ExchangeStream {
  public:
-  void Resume(const effect::ResumeGradients&) override {}
-  void SendWeights(const effect::SendWeights&) override {}
+  void Resume() override {}
+  void SendWeights(const WeightsMessage&) override {}
   void SendVerdict(const effect::SendVerdict&) override {}
   void End(const absl::Status&) override {}
 };

@@ -46,8 +46,8 @@ class NotingExchange final : public ExchangeStream {
  public:
   explicit NotingExchange(std::shared_ptr<Inbox> inbox)
       : inbox_(std::move(inbox)) {}
-  void Resume(const effect::ResumeGradients&) override { inbox_->Resumed(); }
-  void SendWeights(const effect::SendWeights&) override {}
+  void Resume() override { inbox_->Resumed(); }
+  void SendWeights(const WeightsMessage&) override {}
   void SendVerdict(const effect::SendVerdict& verdict) override {
     inbox_->Decided(verdict);
   }
@@ -353,18 +353,15 @@ bool ThreadWorker::SendGradients(const Assignment& assignment, size_t count) {
     for (int64_t i = 0; i < elements; ++i) {
       buffer->data()[i] = ThreadGradient(assignment.range, i);
     }
-    GradientMessage message{.partition = partition,
-                            .gradient = shard_.Counted(RopeOf(buffer))};
-    message.sampled_checksum = message.gradient.SampledChecksum();
-    for (;;) {
-      const absl::StatusOr<Admission> admission =
-          shard_.Gradient(sender_, KeyOf(assignment), message, exchange_);
-      if (!admission.ok()) return false;
-      if (*admission == Admission::kTaken) break;
-      ++pauses_;
-      if (inbox_->AwaitResumed(assignment.sequence) != Inbox::Told::kMessage) {
-        return false;
-      }
+    ReceivedGradient gradient{.about = {.partition = partition},
+                              .bytes = RopeOf(buffer)};
+    gradient.about.sampled_checksum = gradient.bytes.SampledChecksum();
+    const absl::StatusOr<Admission> admission = shard_.host().Gradient(
+        sender_, KeyOf(assignment), std::move(gradient), exchange_);
+    if (!admission.ok()) return false;
+    EXPECT_EQ(*admission, Admission::kPaused);
+    if (inbox_->AwaitResumed(assignment.sequence) != Inbox::Told::kMessage) {
+      return false;
     }
   }
   return true;

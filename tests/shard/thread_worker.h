@@ -98,7 +98,6 @@ class ThreadWorker {
   // Closed pushes, and those of them that a verdict answered.
   int64_t closed() const { return closed_; }
   int64_t answered() const { return answered_; }
-  int64_t pauses() const { return pauses_; }
 
  private:
   // One process: returns true once the run is over.
@@ -122,7 +121,6 @@ class ThreadWorker {
   int64_t pushes_ = 0;
   int64_t closed_ = 0;
   int64_t answered_ = 0;
-  int64_t pauses_ = 0;
 
   // Replaced with each process.
   std::shared_ptr<Inbox> inbox_;

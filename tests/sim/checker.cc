@@ -62,7 +62,7 @@ void Checker::OnEffects(const Effects& effects, const Coordinator& core) {
 
 void Checker::AfterEvent(const Coordinator& core) {
   CheckRoom(core);
-  const absl::StatusOr<SharedSnapshot> newest = core.Read(std::nullopt);
+  const absl::StatusOr<SharedVersion> newest = core.Read(std::nullopt);
   if (!newest.ok()) return;
   if ((*newest)->version != now_.version) {
     Fail(absl::StrCat("the server is at version ", (*newest)->version.value(),
@@ -72,7 +72,7 @@ void Checker::AfterEvent(const Coordinator& core) {
 }
 
 void Checker::CheckState(const std::string& where,
-                         const ModelSnapshot& snapshot) {
+                         const ModelVersion& snapshot) {
   const auto wanted = now_.states.find(snapshot.version);
   if (wanted == now_.states.end()) {
     Fail(absl::StrCat(where, " has version ", snapshot.version.value(),
@@ -87,7 +87,7 @@ void Checker::CheckState(const std::string& where,
                     wanted->second.value_or("(none)")));
 }
 
-void Checker::OnRead(const ModelSnapshot& snapshot) {
+void Checker::OnRead(const ModelVersion& snapshot) {
   CheckState("a reader", snapshot);
 }
 
@@ -444,12 +444,7 @@ void Checker::On(const effect::SendVerdict& sent) {
 void Checker::On(const effect::WriteCheckpoint& write) {
   if (ended_.has_value()) Fail("a checkpoint after the end of the run");
   CheckState("a checkpoint", *write.state.snapshot);
-  if (IsShared()) {
-    asked_checkpoints_.push_back(now_);
-    return;
-  }
-  checkpoint_ = write.state;
-  at_checkpoint_ = now_;
+  asked_checkpoints_.push_back(now_);
 }
 
 void Checker::OnCheckpointBegun(bool begun) {
@@ -463,7 +458,7 @@ void Checker::OnCheckpointWritten(RunState state) {
 }
 
 void Checker::OnResults(SharedSnapshot snapshot) {
-  ended_->snapshot = std::move(snapshot);
+  results_ = std::move(snapshot);
   concluded_ = true;
 }
 
@@ -472,12 +467,11 @@ void Checker::On(const effect::RunEnded& ended) {
   if (std::exchange(ends_again_, false)) return;
   if (ended_.has_value()) Fail("the run ends twice");
   ended_ = ended;
-  concluded_ = !IsShared();
   if (ended.outcome != RunOutcome::kFinished) {
     Fail(absl::StrCat("the run ended early: ", ended.reason));
     return;
   }
-  CheckState("the end", *ended.snapshot);
+  CheckState("the end", *ended.version);
   if (now_.version.value() != run_.coordinator.max_steps) CheckAllCovered();
 }
 

@@ -35,7 +35,7 @@ class Checker {
   // A shard begins a fold.
   void OnFold(const Folder& folder, const FoldJob& fold);
   // A worker reads this version.
-  void OnRead(const ModelSnapshot& snapshot);
+  void OnRead(const ModelVersion& snapshot);
   // A worker was told by this server that its push counts, and takes its next
   // batch.
   void OnCounted(Rank rank, int32_t server_incarnation,
@@ -43,12 +43,13 @@ class Checker {
   // A worker holds the weights of `version`, and this state beside them.
   void OnHeld(Rank rank, Version version, const FrontEndState& state);
   void AfterEvent(const Coordinator& core);
-  // With several shards: the oldest of the checkpoints that the state machine
-  // has asked for is begun, or is left out because another one is under way.
+  // The oldest of the checkpoints that the state machine has asked for is
+  // begun, or is left out because another one is under way.
   void OnCheckpointBegun(bool begun);
   // The one that was begun is complete.
   void OnCheckpointWritten(RunState state);
-  // With several shards: the weights of all partitions at the end of the run.
+  // The weights of all partitions at the end of the run; null if there are
+  // none.
   void OnResults(SharedSnapshot snapshot);
   // The server is gone; the next one continues from the last checkpoint.
   void OnServerGone();
@@ -67,6 +68,7 @@ class Checker {
     return checkpoint_.has_value() ? &*checkpoint_ : nullptr;
   }
   const std::optional<effect::RunEnded>& ended() const { return ended_; }
+  const SharedSnapshot& results() const { return results_; }
   // The run is over, and its results cannot be lost any more.
   bool concluded() const { return concluded_; }
   // The run was over before, but its results were lost with a data shard.
@@ -103,7 +105,7 @@ class Checker {
   };
 
   void On(const effect::RegisterAnswered& answered);
-  void On(const effect::Commit& commit) { transaction_ = commit.transaction; }
+  void On(const command::Commit& commit) { transaction_ = commit.transaction; }
   void On(const effect::Committed& committed);
   void On(const effect::PolicyChanged& changed);
   void On(const effect::SendVerdict& sent);
@@ -122,7 +124,7 @@ class Checker {
   void CoverOwn(const Contribution& contribution);
   // The version that was just made has the state of its lowest rank.
   void NoteState(const Contribution& lowest);
-  void CheckState(const std::string& where, const ModelSnapshot& snapshot);
+  void CheckState(const std::string& where, const ModelVersion& snapshot);
   // If true, every version is one step of all states further than the version
   // before.
   bool StepsAreVersions() const;
@@ -167,6 +169,7 @@ class Checker {
   std::deque<Lineage> asked_checkpoints_;
   std::optional<Lineage> begun_checkpoint_;
   std::optional<effect::RunEnded> ended_;
+  SharedSnapshot results_;
   bool concluded_ = false;
   bool ended_before_ = false;
   // The run is over, and a new server will say so again.

@@ -1,19 +1,25 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "common/check.h"
 #include "common/clock.h"
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
 #include "server/core/coordinator.h"
-#include "server/core/data/data_shard.h"
-#include "server/core/data/shard_commands.h"
+#include "server/core/data/shard_node.h"
 #include "server/core/effects.h"
+#include "server/core/run_state.h"
+#include "server/shard/data_host.h"
+#include "server/shard/streams.h"
 #include "tests/kernels/reference/reference_backend.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/scenario.h"
@@ -25,12 +31,18 @@ namespace cohort::sim {
 CoordinatorOptions OptionsOf(const RunSpec& run, int32_t incarnation,
                              const RunState* restored);
 
-// A server core and its data shard, with a checker that compares what they do
-// with what they may do. `Self` derives from it, and has these functions:
+// A server core and the shard of its process, with a checker that compares what
+// they do with what they may do. `Self` derives from it, and has these
+// functions:
 //
 //   On(e)       for every effect that this class does not carry out itself:
 //               those that reach clients
-//   SendTo(shard, command)  to a data shard of another process
+//   OnTaken(ticket)         a gradient that was staged is answered
+//   OnWeights(to, message)  weights for a worker
+//   InstallAt(installation), SendTo(shard, command)  to a data shard of another
+//               process
+//   OnCheckpoint(e, pin)    with data shards, which have the other partitions;
+//               `pin` makes them keep the version
 //   Begin(job)  for a FoldJob, MomentsFold or StatisticsUpdate. Some time later
 //               Self runs the job and passes the result to Done
 template <typename Self>
@@ -43,15 +55,53 @@ class CoreHost {
                  const RunState* restored) {
     core_ = std::make_unique<Coordinator>(OptionsOf(run, incarnation, restored),
                                           restored);
-    const int32_t shards = run.coordinator.shards;
-    data_ = std::make_unique<DataShard>(ShardPlace{.count = shards});
-    commands_ = std::make_unique<ShardCommands>(shards);
     generation_ = incarnation;
+    shards_ = run.coordinator.shards;
+    node_.reset();
+    staged_.clear();
+    if (restored == nullptr) return;
+    Install(0, restored->model, restored->snapshot);
   }
-  void SendAll(std::vector<ShardCommands::Command> commands) {
-    for (ShardCommands::Command& to : commands) {
-      self().SendTo(to.shard, std::move(to.command));
-    }
+  // Gives a shard its partitions of `whole`.
+  void Install(int32_t shard, const SharedModel& model,
+               const SharedSnapshot& whole) {
+    const Installation installation =
+        InstallationOf({.index = shard, .count = shards_}, model, whole,
+                       core_->Policy(Instant()).settings);
+    if (shard != 0) return self().InstallAt(installation);
+    absl::StatusOr<ShardNode> node = ShardNode::Install(installation);
+    COHORT_CHECK(node.ok(), node.status().ToString());
+    node_ = *std::move(node);
+  }
+
+  // Keeps a gradient until the core has answered. Returns its ticket.
+  int64_t Stage(const ReceivedGradient& gradient) {
+    staged_[next_ticket_] = {.partition = gradient.about.partition,
+                             .gradient = gradient.bytes,
+                             .type = gradient.about.type,
+                             .absent_slices = gradient.about.absent_slices};
+    return next_ticket_++;
+  }
+  void Refuse(int64_t ticket) { staged_.erase(ticket); }
+
+  absl::StatusOr<RegisterAnswer> FinishRegister(
+      const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+      std::vector<SharedFloats> values, Instant now) {
+    values_ = std::move(values);
+    return Handle([&](Effects& out) {
+      return core_->FinishRegister(sender, layout, plan, {}, now, out);
+    });
+  }
+
+  // With the weights that are here. Not what keeps the version alive.
+  std::shared_ptr<ModelSnapshot> WithWeights(const ModelVersion& version) {
+    auto whole = std::make_shared<ModelSnapshot>();
+    static_cast<ModelVersion&>(*whole) = version;
+    const SharedSnapshot held = node_->Read(version.version);
+    COHORT_CHECK(held != nullptr, "the version is not here");
+    whole->weights = held->weights;
+    whole->slots = held->slots;
+    return whole;
   }
 
   // Calls the core with the list for its effects, hands these to the checker,
@@ -62,12 +112,7 @@ class CoreHost {
     const auto finish = [this, &out] {
       checker_.OnEffects(out, *core_);
       for (const Effect& effect : out) {
-        std::vector<ShardCommands::Command> commands =
-            commands_->Of(effect, [this] { return core_->HeldVersions(); });
-        if (!commands_->IsElsewhere(effect)) {
-          std::visit([this](const auto& e) { this->CarryOut(e); }, effect);
-        }
-        SendAll(std::move(commands));
+        std::visit([this](const auto& e) { this->CarryOut(e); }, effect);
       }
     };
     if constexpr (std::is_void_v<decltype(call(out))>) {
@@ -85,7 +130,7 @@ class CoreHost {
     return RunFold(job, kernels::ReferenceBackend(), pool_);
   }
   void Done(FoldResult result, Instant now) {
-    PassOn(data_->FoldDone(std::move(result)), now);
+    PassOn(node_->FoldDone(std::move(result)), now);
   }
   // A fold has ended, of whichever shard.
   void PassOn(FoldReport report, Instant now) {
@@ -103,7 +148,6 @@ class CoreHost {
 
   Checker& checker_;
   std::unique_ptr<Coordinator> core_;
-  std::unique_ptr<ShardCommands> commands_;
 
  private:
   Self& self() { return static_cast<Self&>(*this); }
@@ -115,23 +159,70 @@ class CoreHost {
     }
   }
 
-  void CarryOut(const effect::HoldGradient& e) {
-    BeginAll(data_->Hold(e.gradient));
+  void CarryOut(const effect::InstallModel& e) {
+    auto whole = std::make_shared<ModelSnapshot>();
+    whole->weights = values_;
+    for (int32_t i = 0; i < shards_; ++i) Install(i, e.model, whole);
   }
-  void CarryOut(const effect::DropGradients& e) { data_->Drop(e.push); }
-  void CarryOut(const effect::Prepare& e) { BeginAll(data_->Prepare(e.plan)); }
-  void CarryOut(const effect::Scale& e) { BeginAll(data_->Scale(e.scales)); }
-  void CarryOut(const effect::Commit& e) { data_->Commit(e.transaction); }
-  void CarryOut(const effect::Abort& e) { data_->Abort(e.transaction); }
   void CarryOut(const effect::FoldMoments& e) { self().Begin(e.job); }
   void CarryOut(const effect::UpdateStatistics& e) { self().Begin(e.job); }
-  template <typename Other>
-  void CarryOut(const Other& e) {
-    self().On(e);
+  void CarryOut(effect::WriteCheckpoint e) {
+    std::shared_ptr<ModelSnapshot> whole = WithWeights(*e.state.snapshot);
+    const SharedVersion pin = e.state.snapshot->pin;
+    e.state.snapshot = std::move(whole);
+    e.state = FittedToSettings(std::move(e.state));
+    if (shards_ > 1) return self().OnCheckpoint(e, pin);
+    checker_.OnCheckpointBegun(true);
+    checker_.OnCheckpointWritten(std::move(e.state));
+  }
+  void CarryOut(const effect::RunEnded& e) {
+    if (shards_ > 1) return self().On(e);
+    checker_.OnResults(e.version == nullptr ? nullptr
+                                            : WithWeights(*e.version));
+  }
+  template <typename E>
+  void CarryOut(const E& e) {
+    if constexpr (std::is_constructible_v<ShardCommand, const E&>) {
+      for (int32_t shard : ShardsOf(e, shards_)) {
+        if (shard == 0) {
+          CarryOutHere(e);
+        } else {
+          self().SendTo(shard, e);
+        }
+      }
+    } else {
+      self().On(e);
+    }
+  }
+
+  void CarryOutHere(const command::Take& take) {
+    auto staged = staged_.extract(take.ticket);
+    if (take.held) {
+      staged.mapped().push = take.push;
+      BeginAll(*node_->Hold(std::move(staged.mapped())));
+    }
+    self().OnTaken(take.ticket);
+  }
+  void CarryOutHere(const ShardCommand& command) {
+    absl::StatusOr<ShardNode::Consequences> led_to = node_->Carry(command);
+    COHORT_CHECK(led_to.ok(), led_to.status().ToString());
+    BeginAll(led_to->folds);
+    const auto* send = std::get_if<command::SendWeights>(&command);
+    if (send == nullptr) return;
+    self().OnWeights(*send, {.key = send->key,
+                             .partition = send->partition,
+                             .version = send->version,
+                             .weights = led_to->weights->weights,
+                             .change = led_to->weights->change});
   }
 
   int32_t generation_ = 0;
-  std::unique_ptr<DataShard> data_;
+  int32_t shards_ = 1;
+  std::optional<ShardNode> node_;
+  // Of the registration that was finished last.
+  std::vector<SharedFloats> values_;
+  int64_t next_ticket_ = 1;
+  std::map<int64_t, HeldGradient> staged_;
   FloatBufferPool pool_;
 };
 

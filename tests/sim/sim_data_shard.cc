@@ -11,20 +11,6 @@
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
-namespace {
-
-// What reaches shard 0 of a report.
-FoldReport WithoutBuffers(FoldReport report) {
-  if (!report.prepared.has_value()) return report;
-  FoldResult& result = *report.prepared;
-  result.elsewhere = result.weights != nullptr;
-  result.weights = nullptr;
-  result.slots = Slots();
-  result.change = ByteRope();
-  return report;
-}
-
-}  // namespace
 
 class SimDataShard::SimClock final : public Clock {
  public:
@@ -48,13 +34,11 @@ class SimDataShard::LinkEnd final : public CoordinatorStream {
   }
   void SendGradient(const RemoteGradient& gradient) override {
     Send([index = shard_.index_, gradient](SimServer& server) {
-      server.RemoteArrived(index, gradient);
+      server.Arrived(index, gradient);
     });
   }
   void SendFold(const FoldReport& report) override {
-    Send([told = WithoutBuffers(report)](SimServer& server) {
-      server.RemoteFolded(told);
-    });
+    Send([report](SimServer& server) { server.Folded(report); });
   }
   // The simulated network tells of the end of a link itself.
   void SendAlive() override {}
@@ -88,8 +72,8 @@ class SimDataShard::WorkerStream final : public ExchangeStream {
         std::static_pointer_cast<WorkerStream>(
             connection->data[static_cast<size_t>(shard_.index_) - 1].end));
   }
-  void Resume(const effect::ResumeGradients&) override { shard_.Resume(*this); }
-  void SendWeights(const effect::SendWeights& weights) override {
+  void Resume() override { shard_.Resume(*this); }
+  void SendWeights(const WeightsMessage& weights) override {
     const SharedConnection connection = connection_.lock();
     if (connection == nullptr) return;
     shard_.world_.shards.ToWorker(
@@ -186,10 +170,21 @@ void SimDataShard::Attach(const SharedLink& link) {
       link, [link](SimServer& server) { server.OnAttached(link); });
 }
 
+void SimDataShard::Install(const SharedLink& link,
+                           const Installation& installation) {
+  if (link->end == nullptr) return;
+  Check(link,
+        Handle([&] { return host_.Install(link->end.get(), installation); }));
+}
+
 void SimDataShard::Command(const SharedLink& link, ShardCommand command) {
   if (link->end == nullptr) return;
-  const absl::Status status =
-      Handle([&] { return host_.Handle(link->end.get(), std::move(command)); });
+  Check(link, Handle([&] {
+          return host_.Handle(link->end.get(), std::move(command));
+        }));
+}
+
+void SimDataShard::Check(const SharedLink& link, const absl::Status& status) {
   if (status.ok()) return;
   if (link == link_ || !absl::IsAborted(status)) {
     world_.checker.Fail(
@@ -216,7 +211,7 @@ void SimDataShard::Fetch(int32_t generation, Version version,
 
 void SimDataShard::Gradient(const SharedConnection& connection,
                             const Sender& sender, const PushKey& key,
-                            const GradientMessage& message) {
+                            const ReceivedGradient& message) {
   std::shared_ptr<ExchangeStream>& end =
       connection->data[static_cast<size_t>(index_) - 1].end;
   if (end == nullptr) {

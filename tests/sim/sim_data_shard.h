@@ -9,7 +9,7 @@
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/push.h"
-#include "server/core/data/shard_messages.h"
+#include "server/core/commands.h"
 #include "server/shard/data_host.h"
 #include "tests/sim/shard_network.h"
 #include "tests/sim/sim_server.h"
@@ -31,13 +31,14 @@ class SimDataShard {
 
   // ---- shard 0
   void Attach(const SharedLink& link);
+  void Install(const SharedLink& link, const Installation& installation);
   void Command(const SharedLink& link, ShardCommand command);
   void OnLinkEnd(const SharedLink& link);
   void Fetch(int32_t generation, Version version, DataHost::OnRead done);
 
   // ---- workers
   void Gradient(const SharedConnection& connection, const Sender& sender,
-                const PushKey& key, const GradientMessage& message);
+                const PushKey& key, const ReceivedGradient& message);
   void OnWorkerClosed(const SharedConnection& connection);
   void Read(int32_t generation, Version version, DataHost::OnRead done);
 
@@ -51,6 +52,8 @@ class SimDataShard {
   template <typename Call>
   auto Handle(Call call);
   void EndStreams();
+  // The answer to what came over `link`.
+  void Check(const SharedLink& link, const absl::Status& status);
   void Resume(WorkerStream& stream);
   void StartFold(const FoldJob& job, DataHost::OnFolded done);
   void EndFold(int64_t number);

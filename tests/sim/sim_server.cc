@@ -16,7 +16,7 @@ SimServer::SimServer(World world, int32_t incarnation, const RunState* restored,
       world_(world),
       incarnation_(incarnation),
       reactions_(std::move(reactions)),
-      remote_(world.shards.shards()) {
+      arrived_(world.shards.shards()) {
   StartCore(world.scenario.run, incarnation, restored);
   if (restored == nullptr) return;
   restored_model_ = restored->model;
@@ -34,13 +34,10 @@ bool SimServer::IsSurplus(const JoinRequest& request,
 }
 
 absl::StatusOr<SharedSnapshot> SimServer::Read(std::optional<Version> version) {
-  absl::StatusOr<SharedSnapshot> snapshot = core_->Read(version);
-  if (!snapshot.ok()) return snapshot;
-  world_.checker.OnRead(**snapshot);
-  if (!IsShared()) return snapshot;
-  // A copy: that it is on its way to a worker must not keep the version alive
-  // at the data shards.
-  return std::make_shared<const ModelSnapshot>(**snapshot);
+  const absl::StatusOr<SharedVersion> read = core_->Read(version);
+  if (!read.ok()) return read.status();
+  world_.checker.OnRead(**read);
+  return WithWeights(**read);
 }
 
 bool SimServer::HasSession(const Connection& connection) const {
@@ -124,11 +121,8 @@ void SimServer::BeginRegister(const SharedConnection& connection,
 absl::StatusOr<RegisterAnswer> SimServer::FinishRegister(
     const Sender& sender, std::vector<SharedFloats> values) {
   const RunSpec& run = world_.scenario.run;
-  return Handle([&](Effects& out) {
-    return core_->FinishRegister(sender, run.layout, run.plan,
-                                 std::move(values), {}, world_.scheduler.now(),
-                                 out);
-  });
+  return CoreHost::FinishRegister(sender, run.layout, run.plan,
+                                  std::move(values), world_.scheduler.now());
 }
 
 SimServer::Places& SimServer::PlacesOf(StreamKind kind) {
@@ -182,22 +176,33 @@ void SimServer::Open(const SharedConnection& connection, const Sender& sender,
   if (IsShared()) Offer(sender.rank);
 }
 
+// As in the service, nothing more of a stream is read until the core has
+// answered.
 void SimServer::Gradient(const SharedConnection& connection,
                          const Sender& sender, const PushKey& key,
-                         const GradientMessage& message) {
-  const auto again = [=](SimServer& server) {
-    server.Gradient(connection, sender, key, message);
-  };
-  if (IsHeld(connection, again)) return;
-  Handle([&](Effects& out) {
-    GradientMessage taken = message;
-    const absl::StatusOr<Admission> admission =
-        core_->Gradient(sender, key, taken, world_.scheduler.now(), out);
-    Accept(admission.status(), connection, StreamKind::kExchange, sender);
-    if (admission.ok() && *admission == Admission::kPaused) {
-      held_[connection->number].push_back(again);
-    }
-  });
+                         const ReceivedGradient& message) {
+  if (IsHeld(connection, [=](SimServer& server) {
+        server.Gradient(connection, sender, key, message);
+      })) {
+    return;
+  }
+  RemoteGradient gradient{
+      .sender = sender, .key = key, .gradient = message.about};
+  gradient.gradient.bytes = message.bytes.size_bytes();
+  gradient.gradient.ticket = Stage(message);
+  waiting_[gradient.gradient.ticket] = {.connection = connection,
+                                        .sender = sender};
+  held_.try_emplace(connection->number);
+  Arrived(0, std::move(gradient));
+}
+
+void SimServer::OnTaken(int64_t ticket) {
+  const Waiting was = waiting_.extract(ticket).mapped();
+  Accept(absl::OkStatus(), was.connection, StreamKind::kExchange, was.sender);
+  // Later, because effects of this event may follow.
+  world_.shards.OnServer(
+      absl::ZeroDuration(),
+      [to = was.connection](SimServer& server) { server.Resume(to); });
 }
 
 bool SimServer::IsHeld(const SharedConnection& connection, Message message) {
@@ -260,7 +265,7 @@ absl::StatusOr<Assignment> SimServer::ReportMoments(
 
 void SimServer::Tick() {
   Handle([&](Effects& out) { core_->Tick(world_.scheduler.now(), out); });
-  for (Rank rank : remote_.Overdue(world_.scheduler.now())) Offer(rank);
+  for (Rank rank : arrived_.Overdue(world_.scheduler.now())) Offer(rank);
 }
 
 // The result looks up its server when it is done, because that may be gone by
@@ -348,11 +353,13 @@ void SimServer::On(const effect::ReduceAborted& e) {
   });
 }
 
-void SimServer::On(const effect::SendWeights& e) {
-  const SharedConnection to = Find(exchanges_, e.rank, e.incarnation);
-  if (to == nullptr) return;
-  world_.network.ToWorker(to, StreamKind::kExchange,
-                          [e](SimWorker& worker) { worker.OnWeights(e); });
+void SimServer::OnWeights(const command::SendWeights& to,
+                          const WeightsMessage& message) {
+  const SharedConnection at = Find(exchanges_, to.rank, to.incarnation);
+  if (at == nullptr) return;
+  world_.network.ToWorker(
+      at, StreamKind::kExchange,
+      [message](SimWorker& worker) { worker.OnWeights(message); });
 }
 
 void SimServer::On(const effect::SendVerdict& e) {
@@ -363,15 +370,9 @@ void SimServer::On(const effect::SendVerdict& e) {
 }
 
 void SimServer::On(const effect::ResumeGradients& e) {
-  if (IsShared()) {
-    world_.shards.OnServer(
-        world_.network.Delay(),
-        [rank = e.rank](SimServer& server) { server.Offer(rank); });
-  }
-  const SharedConnection to = Find(exchanges_, e.rank, e.incarnation);
-  if (to == nullptr) return;
-  world_.network.AfterFold(incarnation_,
-                           [to](SimServer& server) { server.Resume(to); });
+  world_.shards.OnServer(
+      world_.network.Delay(),
+      [rank = e.rank](SimServer& server) { server.Offer(rank); });
 }
 
 }  // namespace cohort::sim

@@ -5,14 +5,15 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/ids.h"
+#include "server/core/commands.h"
 #include "server/core/coordinator.h"
-#include "server/core/data/shard_messages.h"
 #include "server/shard/remote_gradients.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/core_host.h"
@@ -68,7 +69,7 @@ class SimServer : private CoreHost<SimServer> {
   void Open(const SharedConnection& connection, const Sender& sender,
             const PushKey& key, const PushOpening& opening);
   void Gradient(const SharedConnection& connection, const Sender& sender,
-                const PushKey& key, const GradientMessage& message);
+                const PushKey& key, const ReceivedGradient& message);
   void Close(const SharedConnection& connection, const Sender& sender,
              const PushKey& key, const PushClosing& closing);
   void Reduce(const SharedConnection& connection, const Sender& sender,
@@ -84,8 +85,8 @@ class SimServer : private CoreHost<SimServer> {
   // ---- data shards
   void OnAttached(const SharedLink& link);
   void OnLinkEnd(const SharedLink& link);
-  void RemoteArrived(int32_t shard, RemoteGradient gradient);
-  void RemoteFolded(FoldReport report);
+  void Arrived(int32_t shard, RemoteGradient gradient);
+  void Folded(FoldReport report);
 
  private:
   friend CoreHost<SimServer>;
@@ -107,10 +108,9 @@ class SimServer : private CoreHost<SimServer> {
   void On(const effect::RegisterAnswered& e);
   void On(const effect::ReduceResult& e);
   void On(const effect::ReduceAborted& e);
-  void On(const effect::SendWeights& e);
   void On(const effect::SendVerdict& e);
   void On(const effect::ResumeGradients& e);
-  void On(const effect::WriteCheckpoint& e);
+  void OnCheckpoint(const effect::WriteCheckpoint& e, const SharedVersion& pin);
   void On(const effect::RunEnded& e);
   template <typename Other>
   void On(const Other&) {}
@@ -126,6 +126,8 @@ class SimServer : private CoreHost<SimServer> {
   SharedConnection Find(const Places& places, Rank rank,
                         Incarnation incarnation) const;
   Places& PlacesOf(StreamKind kind);
+  void OnTaken(int64_t ticket);
+  void OnWeights(const command::SendWeights& to, const WeightsMessage& message);
   // Handles the answer to a data message as the service does.
   void Accept(const absl::Status& status, const SharedConnection& connection,
               StreamKind kind, const Sender& sender);
@@ -140,6 +142,7 @@ class SimServer : private CoreHost<SimServer> {
   bool IsShared() const { return world_.shards.shards() > 1; }
   void AttachNext();
   void Begin();
+  void InstallAt(const Installation& installation);
   void SendTo(int32_t shard, const ShardCommand& command);
   // Passes gradients that wait for the rank's opening, or for room, to the
   // core.
@@ -147,7 +150,7 @@ class SimServer : private CoreHost<SimServer> {
   // Adds the partitions of the data shards from `shard` on. `keep` keeps the
   // version alive until then.
   void Complete(std::shared_ptr<ModelSnapshot> whole, int32_t shard,
-                SharedSnapshot keep, OnWhole done);
+                SharedVersion keep, OnWhole done);
   // `write` has all partitions and is on disk.
   void OnWritten(effect::WriteCheckpoint write);
 
@@ -156,7 +159,13 @@ class SimServer : private CoreHost<SimServer> {
   const Reactions reactions_;
   // By shard, from 1 on. Until it has started, the last one is not attached.
   std::vector<SharedLink> links_;
-  RemoteGradients remote_;
+  RemoteGradients arrived_;
+  // Gradients of this process's shard that were not answered yet, by ticket.
+  struct Waiting {
+    SharedConnection connection;
+    Sender sender;
+  };
+  std::map<int64_t, Waiting> waiting_;
   // What the data shards begin with. Null: a worker's model.
   SharedModel restored_model_;
   SharedSnapshot restored_snapshot_;
@@ -164,12 +173,13 @@ class SimServer : private CoreHost<SimServer> {
   bool shard_lost_ = false;
   bool writes_checkpoint_ = false;
   // Is written after that one.
-  std::optional<effect::WriteCheckpoint> awaited_;
+  std::optional<std::pair<effect::WriteCheckpoint, SharedVersion>> awaited_;
   std::map<SessionId, SharedConnection> sessions_;
   Places registers_;
   Places exchanges_;
   Places reduces_;
-  // By connection number: messages of its exchange stream since it was paused.
+  // By connection number: messages of its exchange stream since a gradient that
+  // was not answered yet.
   std::map<int64_t, std::deque<Message>> held_;
 };
 

@@ -43,8 +43,9 @@ void SimServer::OnLinkEnd(const SharedLink& link) {
 
 void SimServer::Begin() {
   if (restored_model_ != nullptr) {
-    SendAll(commands_->Install(restored_model_, restored_snapshot_,
-                               core_->Policy(world_.scheduler.now()).settings));
+    for (int32_t i = 1; i < world_.shards.shards(); ++i) {
+      Install(i, restored_model_, restored_snapshot_);
+    }
   }
   restored_model_ = nullptr;
   restored_snapshot_ = nullptr;
@@ -53,39 +54,53 @@ void SimServer::Begin() {
   if (shard_lost_) reactions_.on_shard_lost();
 }
 
+void SimServer::InstallAt(const Installation& installation) {
+  const SharedLink& link =
+      links_[static_cast<size_t>(installation.place.index) - 1];
+  world_.shards.ToShard(link, [link, installation](SimDataShard& to) {
+    to.Install(link, installation);
+  });
+}
+
 void SimServer::SendTo(int32_t shard, const ShardCommand& command) {
   const SharedLink& link = links_[static_cast<size_t>(shard) - 1];
   world_.shards.ToShard(
       link, [link, command](SimDataShard& to) { to.Command(link, command); });
 }
 
-void SimServer::RemoteArrived(int32_t shard, RemoteGradient gradient) {
+void SimServer::Arrived(int32_t shard, RemoteGradient gradient) {
   const Rank rank = gradient.sender.rank;
-  remote_.Add(shard, std::move(gradient), world_.scheduler.now());
+  arrived_.Add(shard, std::move(gradient), world_.scheduler.now());
   Offer(rank);
 }
 
-void SimServer::RemoteFolded(FoldReport report) {
+void SimServer::Folded(FoldReport report) {
   PassOn(std::move(report), world_.scheduler.now());
 }
 
 void SimServer::Offer(Rank rank) {
   std::vector<RemoteGradients::Refusal> refused;
   Handle([&](Effects& out) {
-    remote_.Offer(rank, *core_, world_.scheduler.now(), out, refused);
+    arrived_.Offer(rank, *core_, world_.scheduler.now(), out, refused);
   });
   for (const RemoteGradients::Refusal& refusal : refused) {
     if (!absl::IsAborted(refusal.status) &&
         !absl::IsDeadlineExceeded(refusal.status)) {
       world_.checker.Fail(absl::StrCat("refused: ", refusal.status.ToString()));
     }
-    SendTo(refusal.shard, shard_command::Refuse{.ticket = refusal.ticket,
-                                                .status = refusal.status});
+    if (refusal.shard != 0) {
+      SendTo(refusal.shard, command::Refuse{.ticket = refusal.ticket,
+                                            .status = refusal.status});
+      continue;
+    }
+    Refuse(refusal.ticket);
+    const Waiting was = waiting_.extract(refusal.ticket).mapped();
+    Accept(refusal.status, was.connection, StreamKind::kExchange, was.sender);
   }
 }
 
 void SimServer::Complete(std::shared_ptr<ModelSnapshot> whole, int32_t shard,
-                         SharedSnapshot keep, OnWhole done) {
+                         SharedVersion keep, OnWhole done) {
   if (shard == world_.shards.shards()) return done(*this, std::move(whole));
   const Version version = whole->version;
   world_.shards.Fetch(
@@ -108,16 +123,15 @@ void SimServer::Complete(std::shared_ptr<ModelSnapshot> whole, int32_t shard,
       });
 }
 
-void SimServer::On(const effect::WriteCheckpoint& e) {
-  if (!IsShared()) return;
+void SimServer::OnCheckpoint(const effect::WriteCheckpoint& e,
+                             const SharedVersion& pin) {
   if (e.awaited && writes_checkpoint_) {
-    awaited_ = e;
+    awaited_ = {e, pin};
     return;
   }
   world_.checker.OnCheckpointBegun(!writes_checkpoint_);
   if (std::exchange(writes_checkpoint_, true)) return;
-  Complete(std::make_shared<ModelSnapshot>(*e.state.snapshot), 1,
-           e.state.snapshot,
+  Complete(std::make_shared<ModelSnapshot>(*e.state.snapshot), 1, pin,
            [write = e](SimServer& server,
                        ShardNetwork::MaybeSnapshot whole) mutable {
              // A shard is gone, and this server is about to end.
@@ -135,12 +149,14 @@ void SimServer::OnWritten(effect::WriteCheckpoint write) {
       core_->CheckpointStored(world_.scheduler.now(), out);
     });
   }
-  if (awaited_.has_value()) On(*std::exchange(awaited_, std::nullopt));
+  if (!awaited_.has_value()) return;
+  const auto [next, pin] = *std::exchange(awaited_, std::nullopt);
+  OnCheckpoint(next, pin);
 }
 
 void SimServer::On(const effect::RunEnded& e) {
-  if (!IsShared() || e.snapshot == nullptr) return;
-  Complete(std::make_shared<ModelSnapshot>(*e.snapshot), 1, e.snapshot,
+  if (e.version == nullptr) return;
+  Complete(WithWeights(*e.version), 1, e.version,
            [](SimServer& server, ShardNetwork::MaybeSnapshot whole) {
              if (whole.ok()) server.world_.checker.OnResults(*whole);
            });

@@ -77,7 +77,7 @@ class SimWorker {
   void OnStepAborted(Version step, Attempt attempt);
   void OnReduced(const ReduceKey& key, const Moments& moments);
   void OnReduceAborted(const ReduceKey& key);
-  void OnWeights(const effect::SendWeights& weights);
+  void OnWeights(const WeightsMessage& weights);
   void OnVerdict(const effect::SendVerdict& verdict);
 
  private:
@@ -115,11 +115,11 @@ class SimWorker {
     // Trainable partitions whose gradient is not sent yet, in random order.
     std::vector<int32_t> unsent;
     PushOpening opening;
-    std::vector<GradientMessage> sent;
+    std::vector<ReceivedGradient> sent;
     PushClosing closing;
     // After this step.
     FrontEndState state;
-    std::vector<std::optional<effect::SendWeights>> received;
+    std::vector<std::optional<WeightsMessage>> received;
     std::optional<effect::SendVerdict> verdict;
   };
 
@@ -193,8 +193,8 @@ class SimWorker {
   void SendGradient(int32_t partition);
   // To the shard that owns the partition.
   void Send(const SharedConnection& connection, const Sender& sender,
-            const PushKey& key, const GradientMessage& message);
-  void CheckChange(const effect::SendWeights& weights);
+            const PushKey& key, const ReceivedGradient& message);
+  void CheckChange(const WeightsMessage& weights);
   bool MeetsOthers() const {
     return step_->assignment.global_normalization &&
            step_->miscounts != Miscounts::kNoRendezvous;

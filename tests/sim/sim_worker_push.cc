@@ -96,11 +96,11 @@ void SimWorker::SendGradient(int32_t partition) {
   block->epoch = step.input.epoch;
   block->range = step.input.range;
   block->front_end_state = step.closing.front_end_state;
-  GradientMessage message{
-      .partition = partition,
-      .type = step.assignment.gradients,
-      .absent_slices = AbsentSlices(step.input, partitions_[p])};
-  for (int32_t slice : message.absent_slices) {
+  ReceivedGradient message{
+      .about = {.partition = partition,
+                .type = step.assignment.gradients,
+                .absent_slices = AbsentSlices(step.input, partitions_[p])}};
+  for (int32_t slice : message.about.absent_slices) {
     int64_t begin = 0;
     for (int32_t s = 0; s < slice; ++s) {
       begin += partitions_[p].slices[static_cast<size_t>(s)].count;
@@ -109,22 +109,22 @@ void SimWorker::SendGradient(int32_t partition) {
         partitions_[p].slices[static_cast<size_t>(slice)].count;
     std::fill_n(block->values.begin() + begin, count, 0.0f);
   }
-  if (message.type == ElementType::kBFloat16) {
+  if (message.about.type == ElementType::kBFloat16) {
     block->halves.resize(block->values.size() * 2);
     RoundToBFloat16(reinterpret_cast<const std::byte*>(block->values.data()),
                     static_cast<int64_t>(block->values.size()),
                     block->halves.data());
   }
-  message.gradient = CutSomewhere(block, world_.random);
-  message.sampled_checksum = message.gradient.SampledChecksum();
+  message.bytes = CutSomewhere(block, world_.random);
+  message.about.sampled_checksum = message.bytes.SampledChecksum();
   step_->sent.push_back(message);
   Send(connection_, Identity(), step.key, message);
 }
 
 void SimWorker::Send(const SharedConnection& connection, const Sender& sender,
-                     const PushKey& key, const GradientMessage& message) {
+                     const PushKey& key, const ReceivedGradient& message) {
   const int32_t owner =
-      ShardPlace::OwnerOf(message.partition, world_.shards.shards());
+      ShardPlace::OwnerOf(message.about.partition, world_.shards.shards());
   if (owner > 0) {
     return world_.shards.ToShard(connection, owner, [=](SimDataShard& shard) {
       shard.Gradient(connection, sender, key, message);
@@ -199,7 +199,7 @@ void SimWorker::RepeatPush() {
                          [=](SimServer& server) {
                            server.Open(connection, sender, key, opening);
                          });
-        for (const GradientMessage& message : sent) {
+        for (const ReceivedGradient& message : sent) {
           Send(connection, sender, key, message);
         }
         network.ToServer(connection, StreamKind::kExchange,
@@ -211,7 +211,7 @@ void SimWorker::RepeatPush() {
 
 // Adds the change to what this worker has read, and compares the result with
 // the version itself.
-void SimWorker::CheckChange(const effect::SendWeights& weights) {
+void SimWorker::CheckChange(const WeightsMessage& weights) {
   const auto p = static_cast<size_t>(weights.partition);
   const SharedFloats& read = step_->input.weights[p];
   const std::string change = weights.change.ToString();
@@ -234,7 +234,7 @@ void SimWorker::CheckChange(const effect::SendWeights& weights) {
                    step_->opening.version.value()));
 }
 
-void SimWorker::OnWeights(const effect::SendWeights& weights) {
+void SimWorker::OnWeights(const WeightsMessage& weights) {
   if (step_ == nullptr || step_->key != weights.key) return;
   if (weights.change.size_bytes() > 0) CheckChange(weights);
   auto& received = step_->received[static_cast<size_t>(weights.partition)];

@@ -133,7 +133,7 @@ Outcome Simulation::Run() {
   }
   outcome_.failure = checker_.failure().value_or("");
   if (checker_.ended().has_value()) {
-    outcome_.snapshot = checker_.ended()->snapshot;
+    outcome_.snapshot = checker_.results();
   }
   return outcome_;
 }

@@ -21,21 +21,26 @@ namespace {
 
 // Seeds that a scenario runs: 10,000 of the base scenario and 1,000 of each
 // further one, or COHORT_SIM_SEEDS for all of them.
-constexpr uint64_t kBaseSeeds = 10000;
-constexpr uint64_t kMiscountSeeds = 1000;
-constexpr uint64_t kSkipsSeeds = 2000;
-constexpr uint64_t kElasticSeeds = 1000;
-constexpr uint64_t kShardsSeeds = 1000;
-constexpr uint64_t kTightSeeds = 1000;
+constexpr int64_t kBaseSeeds = 10000;
+constexpr int64_t kMiscountSeeds = 1000;
+constexpr int64_t kSkipsSeeds = 2000;
+constexpr int64_t kElasticSeeds = 1000;
+constexpr int64_t kShardsSeeds = 1000;
+constexpr int64_t kTightSeeds = 1000;
 
-uint64_t SeedCount(uint64_t usual) {
+int64_t SeedCount(int64_t usual) {
   const char* wanted = std::getenv("COHORT_SIM_SEEDS");
   if (wanted == nullptr) return usual;
-  uint64_t count = 0;
+  int64_t count = 0;
   EXPECT_TRUE(absl::SimpleAtoi(wanted, &count) && count > 0)
       << "COHORT_SIM_SEEDS: got \"" << wanted
       << "\", want a number of seeds, such as 1000";
   return count;
+}
+
+template <typename... Parts>
+void Say(const Parts&... parts) {
+  std::puts(absl::StrCat(parts...).c_str());
 }
 
 // The results of undisturbed runs, each computed once.
@@ -144,9 +149,10 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
   int failures = 0;
   int other_models = 0;
   Outcome sum;
-  const uint64_t seeds = SeedCount(kBaseSeeds);
-  for (uint64_t seed = 1; seed <= seeds; ++seed) {
-    const std::string failure = RunSeed(seed, references, outcome);
+  const int64_t seeds = SeedCount(kBaseSeeds);
+  for (int64_t seed = 1; seed <= seeds; ++seed) {
+    const std::string failure =
+        RunSeed(static_cast<uint64_t>(seed), references, outcome);
     EXPECT_EQ(failure, "");
     if (!failure.empty() && ++failures == 5) break;
     sum.events += outcome.events;
@@ -162,24 +168,16 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
     sum.late_verdicts += outcome.late_verdicts;
     if (outcome.model_of != Rank(0)) ++other_models;
   }
-  std::printf(
-      "%lld seeds, %lld events, %lld commits, %lld workers lost, %lld steps "
-      "aborted, %lld repeated messages, %lld server restarts, %lld pushes "
-      "dropped, %lld policy changes, %lld of them of the number of workers, "
-      "%lld batches given up, %lld late verdicts, %d models of another rank "
-      "than 0\n",
-      static_cast<long long>(seeds), static_cast<long long>(sum.events),
-      static_cast<long long>(sum.commits),
-      static_cast<long long>(sum.workers_lost),
-      static_cast<long long>(sum.steps_aborted),
-      static_cast<long long>(sum.duplicates),
-      static_cast<long long>(sum.restarts), static_cast<long long>(sum.dropped),
-      static_cast<long long>(sum.policy_changes),
-      static_cast<long long>(sum.resizes),
-      static_cast<long long>(sum.batches_given_up),
-      static_cast<long long>(sum.late_verdicts), other_models);
+  Say(seeds, " seeds, ", sum.events, " events, ", sum.commits, " commits, ",
+      sum.workers_lost, " workers lost, ", sum.steps_aborted,
+      " steps aborted, ", sum.duplicates, " repeated messages, ", sum.restarts,
+      " server restarts, ", sum.dropped, " pushes dropped, ",
+      sum.policy_changes, " policy changes, ", sum.resizes,
+      " of them of the number of workers, ", sum.batches_given_up,
+      " batches given up, ", sum.late_verdicts, " late verdicts, ",
+      other_models, " models of another rank than 0");
   // Seeds without disturbances would prove nothing.
-  const auto tenth = static_cast<int64_t>(seeds / 10);
+  const int64_t tenth = seeds / 10;
   EXPECT_GT(sum.workers_lost, tenth);
   EXPECT_GT(sum.steps_aborted, tenth / 10);
   EXPECT_GT(sum.duplicates, tenth);
@@ -193,130 +191,85 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
   EXPECT_LT(other_models, tenth);
 }
 
+// What the runs of some seeds came to.
+struct Totals : Outcome {
+  // Runs that had to have the bits of an undisturbed one.
+  int64_t identical = 0;
+};
+
+// Runs a scenario that is replayed as `name`.
+Totals RunAll(const char* name, Scenario (*make)(uint64_t), int64_t seeds) {
+  References references;
+  Totals sum;
+  Outcome outcome;
+  for (int64_t seed = 1; seed <= seeds; ++seed) {
+    const Scenario scenario = make(static_cast<uint64_t>(seed));
+    const std::string failure = RunScenario(scenario, references, outcome);
+    EXPECT_EQ(failure, "") << "replay: cohort_sim_test --" << name << "="
+                           << seed;
+    if (!failure.empty()) break;
+    sum.identical += MustBeIdentical(scenario, outcome);
+    for (int64_t Outcome::*counter :
+         {&Outcome::commits, &Outcome::fenced, &Outcome::repeated_for_order,
+          &Outcome::workers_lost, &Outcome::steps_aborted, &Outcome::resizes,
+          &Outcome::shards_lost, &Outcome::results_lost, &Outcome::restarts,
+          &Outcome::policy_changes}) {
+      sum.*counter += outcome.*counter;
+    }
+  }
+  Say(sum.identical, " of ", seeds, " runs had to be identical; ", sum.commits,
+      " commits, ", sum.fenced, " workers fenced, ", sum.workers_lost,
+      " lost, ", sum.steps_aborted, " steps aborted, ", sum.repeated_for_order,
+      " repeated for the order of calls, ", sum.resizes, " resizes, ",
+      sum.shards_lost, " losses of a data shard, ", sum.results_lost,
+      " of them after the end, ", sum.restarts, " restarts of a server, ",
+      sum.policy_changes, " policy changes");
+  return sum;
+}
+
 // One worker reports other batch-norm calls than it made, once. It is fenced,
 // and the result is that of an undisturbed run.
 TEST(SimulationTest, AWorkerThatMiscountsItsCallsLeavesNoTrace) {
-  References references;
-  Outcome outcome;
-  int64_t fenced = 0;
-  const uint64_t seeds = SeedCount(kMiscountSeeds);
-  for (uint64_t seed = 1; seed <= seeds; ++seed) {
-    ASSERT_EQ(RunScenario(MakeMiscount(seed), references, outcome), "")
-        << "replay: cohort_sim_test --miscount=" << seed;
-    fenced += outcome.fenced;
-  }
-  std::printf("%lld workers fenced\n", static_cast<long long>(fenced));
-  EXPECT_GT(fenced, static_cast<int64_t>(seeds / 2));
+  const auto seeds = SeedCount(kMiscountSeeds);
+  EXPECT_GT(RunAll("miscount", MakeMiscount, seeds).fenced, seeds / 2);
 }
 
 // Ranks leave out layers, in an order that changes with the step. Whatever
 // happens meanwhile, the result is that of an undisturbed run.
 TEST(SimulationTest, LayersThatRanksLeaveOutChangeNoBit) {
-  References references;
-  Outcome outcome;
-  int64_t identical = 0;
-  int64_t repeated = 0;
-  const uint64_t seeds = SeedCount(kSkipsSeeds);
-  for (uint64_t seed = 1; seed <= seeds; ++seed) {
-    const Scenario scenario = MakeSkips(seed);
-    ASSERT_EQ(RunScenario(scenario, references, outcome), "")
-        << "replay: cohort_sim_test --skips=" << seed;
-    identical += MustBeIdentical(scenario, outcome);
-    repeated += outcome.repeated_for_order;
-  }
-  std::printf(
-      "%lld of %lld runs had to have the bits of an undisturbed one; %lld "
-      "attempts repeated for the order of calls\n",
-      static_cast<long long>(identical), static_cast<long long>(seeds),
-      static_cast<long long>(repeated));
-  EXPECT_GT(identical, static_cast<int64_t>(seeds / 5));
-  EXPECT_GT(repeated, static_cast<int64_t>(seeds / 10));
+  const auto seeds = SeedCount(kSkipsSeeds);
+  const Totals sum = RunAll("skips", MakeSkips, seeds);
+  EXPECT_GT(sum.identical, seeds / 5);
+  EXPECT_GT(sum.repeated_for_order, seeds / 10);
 }
 
 // Every sample counts once, whoever comes and goes, and no step is made by too
 // few.
 TEST(SimulationTest, ElasticCohortsLoseAndDoubleNothing) {
-  References references;
-  Outcome outcome;
-  int64_t lost = 0;
-  int64_t aborted = 0;
-  int64_t resizes = 0;
-  const uint64_t seeds = SeedCount(kElasticSeeds);
-  for (uint64_t seed = 1; seed <= seeds; ++seed) {
-    ASSERT_EQ(RunScenario(MakeElastic(seed), references, outcome), "")
-        << "replay: cohort_sim_test --elastic=" << seed;
-    lost += outcome.workers_lost;
-    aborted += outcome.steps_aborted;
-    resizes += outcome.resizes;
-  }
-  std::printf("%lld workers lost, %lld steps aborted, %lld resizes\n",
-              static_cast<long long>(lost), static_cast<long long>(aborted),
-              static_cast<long long>(resizes));
-  EXPECT_GT(lost, static_cast<int64_t>(seeds));
-  EXPECT_GT(aborted, static_cast<int64_t>(seeds / 20));
-  EXPECT_GT(resizes, static_cast<int64_t>(seeds / 20));
+  const auto seeds = SeedCount(kElasticSeeds);
+  const Totals sum = RunAll("elastic", MakeElastic, seeds);
+  EXPECT_GT(sum.workers_lost, seeds);
+  EXPECT_GT(sum.steps_aborted, seeds / 20);
+  EXPECT_GT(sum.resizes, seeds / 20);
 }
 
 // The weights are those of one server, whichever shard is lost and when.
 TEST(SimulationTest, SeveralShardsMakeTheWeightsOfOneServer) {
-  References references;
-  Outcome outcome;
-  Outcome sum;
-  int64_t identical = 0;
-  const uint64_t seeds = SeedCount(kShardsSeeds);
-  for (uint64_t seed = 1; seed <= seeds; ++seed) {
-    const Scenario scenario = MakeShards(seed);
-    ASSERT_EQ(RunScenario(scenario, references, outcome), "")
-        << "replay: cohort_sim_test --shards=" << seed;
-    identical += MustBeIdentical(scenario, outcome);
-    sum.commits += outcome.commits;
-    sum.shards_lost += outcome.shards_lost;
-    sum.results_lost += outcome.results_lost;
-    sum.restarts += outcome.restarts;
-    sum.policy_changes += outcome.policy_changes;
-  }
-  std::printf(
-      "%lld of %lld runs had to have the weights of one server; %lld commits, "
-      "%lld losses of a data shard, %lld of them after the end, %lld restarts "
-      "of shard 0, %lld policy changes\n",
-      static_cast<long long>(identical), static_cast<long long>(seeds),
-      static_cast<long long>(sum.commits),
-      static_cast<long long>(sum.shards_lost),
-      static_cast<long long>(sum.results_lost),
-      static_cast<long long>(sum.restarts),
-      static_cast<long long>(sum.policy_changes));
-  EXPECT_GT(identical, static_cast<int64_t>(seeds / 3));
-  EXPECT_GT(sum.shards_lost, static_cast<int64_t>(seeds / 2));
-  EXPECT_GE(sum.results_lost, static_cast<int64_t>(seeds / 1000));
-  EXPECT_GT(sum.restarts - sum.shards_lost, static_cast<int64_t>(seeds / 4));
+  const auto seeds = SeedCount(kShardsSeeds);
+  const Totals sum = RunAll("shards", MakeShards, seeds);
+  EXPECT_GT(sum.identical, seeds / 3);
+  EXPECT_GT(sum.shards_lost, seeds / 2);
+  EXPECT_GE(sum.results_lost, seeds / 3000);
+  EXPECT_GT(sum.restarts - sum.shards_lost, seeds / 4);
 }
 
 // Whoever is let in, at whichever shard, is let in for good.
 TEST(SimulationTest, SeveralShardsWithRoomForOnePushNeverStall) {
-  References references;
-  Outcome outcome;
-  int64_t identical = 0;
-  Outcome sum;
-  const uint64_t seeds = SeedCount(kTightSeeds);
-  for (uint64_t seed = 1; seed <= seeds; ++seed) {
-    const Scenario scenario = MakeTight(seed);
-    ASSERT_EQ(RunScenario(scenario, references, outcome), "")
-        << "replay: cohort_sim_test --tight=" << seed;
-    identical += MustBeIdentical(scenario, outcome);
-    sum.workers_lost += outcome.workers_lost;
-    sum.shards_lost += outcome.shards_lost;
-    sum.restarts += outcome.restarts;
-  }
-  std::printf(
-      "%lld of %lld runs had to have the weights of one server; %lld workers "
-      "lost, %lld losses of a data shard, %lld restarts of shard 0\n",
-      static_cast<long long>(identical), static_cast<long long>(seeds),
-      static_cast<long long>(sum.workers_lost),
-      static_cast<long long>(sum.shards_lost),
-      static_cast<long long>(sum.restarts));
-  EXPECT_GT(identical, static_cast<int64_t>(seeds / 20));
-  EXPECT_GT(sum.workers_lost, static_cast<int64_t>(seeds / 2));
-  EXPECT_GT(sum.shards_lost, static_cast<int64_t>(seeds / 2));
+  const auto seeds = SeedCount(kTightSeeds);
+  const Totals sum = RunAll("tight", MakeTight, seeds);
+  EXPECT_GT(sum.identical, seeds / 20);
+  EXPECT_GT(sum.workers_lost, seeds / 4);
+  EXPECT_GT(sum.shards_lost, seeds / 2);
 }
 
 // Runs one seed and prints the outcome. Returns the exit status.

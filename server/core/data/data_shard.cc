@@ -40,13 +40,13 @@ std::vector<HeldGradient> DataShard::Drop(const PushId& push) {
   return dropped;
 }
 
-std::vector<FoldJob> DataShard::Prepare(CommitPlan plan) {
+std::vector<FoldJob> DataShard::Prepare(CommitPlan plan, PlanContext context) {
   COHORT_CHECK(!transaction_.has_value(),
                absl::StrCat("transaction ", plan.transaction,
                             " begins before another is over"));
-  transaction_.emplace(std::move(plan), place_);
+  arrived_.assign(context.model->partitions.size(), 0);
+  transaction_.emplace(std::move(plan), std::move(context), place_);
   const CommitPlan& begun = transaction_->plan();
-  arrived_.assign(begun.model->partitions.size(), 0);
   for (const PushId& push : begun.contributors) {
     const auto held = pushes_.find(push);
     if (held == pushes_.end()) continue;
@@ -88,7 +88,7 @@ FoldReport DataShard::FoldDone(FoldResult result) {
   report.nonfinite = result.nonfinite;
   report.norms = std::move(result.norms);
   transaction_->Done(std::move(result));
-  report.prepared = transaction_->result(report.partition);
+  report.prepared = transaction_->result(report.partition).has_value();
   return report;
 }
 

@@ -5,34 +5,20 @@
 #include <optional>
 #include <vector>
 
-#include "server/core/data/commit_plan.h"
+#include "server/core/commands.h"
 #include "server/core/data/shard_place.h"
 #include "server/core/data/transaction.h"
+#include "server/core/fold_report.h"
 #include "server/core/optimizer/fold_job.h"
 
 namespace cohort {
-
-// The result of a fold, for the coordinator.
-struct FoldReport {
-  int64_t transaction = 0;
-  int32_t partition = 0;
-  // Size of the gradients, which are freed by now.
-  int64_t gradient_bytes = 0;
-  // The partition of the next version. Absent: a pass over it is still to come,
-  // or the transaction was given up.
-  std::optional<FoldResult> prepared;
-  std::optional<NonfiniteGradient> nonfinite;
-  // Of the first of two passes: one entry for each slice. Otherwise empty.
-  std::vector<SliceNorm> norms;
-};
 
 // The partitions of one shard: it holds accepted gradients unfolded until a
 // plan names them, folds them, and prepares the next version beside the present
 // one. The coordinator decides; this carries out, and knows no worker but by
 // the key of its push.
 //
-// Thread safety: none. It shares nothing with the coordinator, so it has a lock
-// of its own (server/shard/shard.h).
+// Thread safety: none.
 class DataShard {
  public:
   explicit DataShard(const ShardPlace& place = {}) : place_(place) {}
@@ -50,7 +36,7 @@ class DataShard {
 
   // Folds what `plan` names, as soon as it is there. The transaction before it
   // must be over. Returns the folds that are complete by now.
-  std::vector<FoldJob> Prepare(CommitPlan plan);
+  std::vector<FoldJob> Prepare(CommitPlan plan, PlanContext context);
   // A fold has ended, of this transaction or of one that is over.
   FoldReport FoldDone(FoldResult result);
   // Begins the second pass of the transaction, which must await it

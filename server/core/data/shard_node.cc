@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -42,22 +43,22 @@ absl::Status CheckBuffers(const std::vector<Partition>& partitions,
 
 }  // namespace
 
-ShardPlan ShardPlanOf(const CommitPlan& plan) {
-  ShardPlan to{.transaction = plan.transaction,
-               .base = plan.base->version,
-               .contributors = plan.contributors,
-               .learning_rate = plan.learning_rate,
-               .group_rates = plan.group_rates,
-               .loss_weight = plan.loss_weight,
-               .compensation = plan.compensation,
-               .adaptive = plan.adaptive,
-               .weight = plan.weight};
-  if (plan.read != nullptr) to.read = plan.read->version;
-  return to;
+Installation InstallationOf(const ShardPlace& place, const SharedModel& model,
+                            const SharedSnapshot& whole,
+                            const SettingValues& settings) {
+  SharedSnapshot part = PartOf(whole, place);
+  if (part->slots.empty()) {
+    auto fitted = std::make_shared<ModelSnapshot>(*part);
+    fitted->slots.resize(part->weights.size());
+    part = std::move(fitted);
+  }
+  return {.place = place,
+          .model = model,
+          .snapshot = std::move(part),
+          .settings = settings};
 }
 
-absl::StatusOr<ShardNode> ShardNode::Install(
-    const shard_command::Install& install) {
+absl::StatusOr<ShardNode> ShardNode::Install(const Installation& install) {
   ShardNode node;
   node.place_ = install.place;
   node.model_ = install.model;
@@ -68,6 +69,54 @@ absl::StatusOr<ShardNode> ShardNode::Install(
   node.Publish(install.snapshot, {});
   COHORT_RETURN_IF_ERROR(node.Fit());
   return node;
+}
+
+struct ShardNode::Carrier {
+  ShardNode& node;
+  Consequences& to;
+
+  absl::Status Begin(absl::StatusOr<std::vector<FoldJob>> folds) {
+    if (folds.ok()) to.folds = *std::move(folds);
+    return folds.status();
+  }
+  absl::Status End(absl::StatusOr<std::optional<Transaction>> over) {
+    if (over.ok()) to.over = *std::move(over);
+    return over.status();
+  }
+  absl::Status operator()(const command::Adopt& adopt) {
+    return node.Adopt(adopt);
+  }
+  absl::Status operator()(const command::Drop& drop) {
+    to.dropped = node.Drop(drop.push);
+    return absl::OkStatus();
+  }
+  absl::Status operator()(const command::Prepare& prepare) {
+    return Begin(node.Prepare(prepare.plan));
+  }
+  absl::Status operator()(const command::Scale& scale) {
+    return Begin(node.Scale(scale));
+  }
+  absl::Status operator()(const command::Commit& commit) {
+    return End(node.Commit(commit));
+  }
+  absl::Status operator()(const command::Abort& abort) {
+    return End(node.Abort(abort));
+  }
+  absl::Status operator()(const command::SendWeights& send) {
+    COHORT_ASSIGN_OR_RETURN(to.weights, node.WeightsOf(send));
+    return absl::OkStatus();
+  }
+  template <typename Other>
+  absl::Status operator()(const Other&) {
+    return absl::OkStatus();
+  }
+};
+
+absl::StatusOr<ShardNode::Consequences> ShardNode::Carry(
+    const ShardCommand& command) {
+  Consequences consequences;
+  COHORT_RETURN_IF_ERROR(std::visit(Carrier{*this, consequences}, command));
+  return consequences;
 }
 
 absl::Status ShardNode::Fit() {
@@ -82,7 +131,7 @@ absl::Status ShardNode::Fit() {
   return absl::OkStatus();
 }
 
-absl::Status ShardNode::Adopt(const shard_command::Adopt& adopt) {
+absl::Status ShardNode::Adopt(const command::Adopt& adopt) {
   COHORT_RETURN_IF_ERROR(SetSettings(adopt.changed, options_));
   return Fit();
 }
@@ -98,7 +147,8 @@ absl::StatusOr<std::vector<FoldJob>> ShardNode::Hold(HeldGradient gradient) {
   return data_.Hold(std::move(gradient));
 }
 
-absl::StatusOr<std::vector<FoldJob>> ShardNode::Prepare(const ShardPlan& plan) {
+absl::StatusOr<std::vector<FoldJob>> ShardNode::Prepare(
+    const CommitPlan& plan) {
   if (plan.base != current_->version || data_.transaction() != nullptr ||
       plan.contributors.empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -107,31 +157,23 @@ absl::StatusOr<std::vector<FoldJob>> ShardNode::Prepare(const ShardPlan& plan) {
         " pushes, want version ", current_->version.value(),
         ", at least one push, and no other transaction under way"));
   }
-  CommitPlan whole{.transaction = plan.transaction,
-                   .contributors = plan.contributors,
-                   .model = model_,
-                   .base = current_,
-                   .optimizer = options_.optimizer,
-                   .learning_rate = plan.learning_rate,
-                   .group_rates = plan.group_rates,
-                   .loss_weight = plan.loss_weight,
-                   .mask = mask_,
-                   .compensation = plan.compensation,
-                   .adaptive = plan.adaptive,
-                   .weight = plan.weight};
+  PlanContext context{.model = model_,
+                      .base = current_,
+                      .optimizer = options_.optimizer,
+                      .mask = mask_};
   if (plan.read.has_value()) {
-    whole.read = Read(*plan.read);
-    if (whole.read == nullptr) {
+    context.read = Read(*plan.read);
+    if (context.read == nullptr) {
       return absl::OutOfRangeError(absl::StrCat(
           "transaction ", plan.transaction, ": version ", plan.read->value(),
           ", which its push has read, is not held"));
     }
   }
-  return data_.Prepare(std::move(whole));
+  return data_.Prepare(plan, std::move(context));
 }
 
 absl::StatusOr<std::vector<FoldJob>> ShardNode::Scale(
-    const shard_command::Scale& scale) {
+    const command::Scale& scale) {
   const Transaction* begun = data_.transaction();
   // It was aborted while the command was on its way.
   if (begun == nullptr || begun->id() != scale.transaction) {
@@ -159,7 +201,7 @@ absl::Status ShardNode::CheckFollows(Version version) const {
 }
 
 absl::StatusOr<std::optional<Transaction>> ShardNode::Commit(
-    const shard_command::Commit& commit) {
+    const command::Commit& commit) {
   const Transaction* over = data_.transaction();
   if (over == nullptr || over->id() != commit.transaction ||
       !over->prepared()) {
@@ -168,21 +210,12 @@ absl::StatusOr<std::optional<Transaction>> ShardNode::Commit(
                      " is to be committed and is not prepared here"));
   }
   COHORT_RETURN_IF_ERROR(CheckFollows(commit.version));
-  auto next = std::make_shared<ModelSnapshot>(*current_);
-  next->version = commit.version;
-  for (size_t p = 0; p < next->weights.size(); ++p) {
-    const std::optional<FoldResult>& result =
-        over->result(static_cast<int32_t>(p));
-    if (!result.has_value()) continue;
-    next->weights[p] = result->weights;
-    next->slots[p] = result->slots;
-  }
-  Publish(std::move(next), commit.held);
+  Publish(over->Next(), commit.held);
   return data_.Commit(commit.transaction);
 }
 
 absl::StatusOr<std::optional<Transaction>> ShardNode::Abort(
-    const shard_command::Abort& abort) {
+    const command::Abort& abort) {
   if (abort.skipped.has_value()) {
     COHORT_RETURN_IF_ERROR(CheckFollows(*abort.skipped));
     auto next = std::make_shared<ModelSnapshot>(*current_);
@@ -220,7 +253,7 @@ SharedSnapshot ShardNode::Read(Version version) const {
 }
 
 absl::StatusOr<ShardWeights> ShardNode::WeightsOf(
-    const shard_command::SendWeights& send) const {
+    const command::SendWeights& send) const {
   const int32_t p = send.partition;
   if (p >= 0 && static_cast<size_t>(p) < model_->partitions.size() &&
       place_.Owns(p)) {

@@ -10,12 +10,13 @@
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
+#include "server/core/commands.h"
 #include "server/core/data/data_shard.h"
-#include "server/core/data/shard_messages.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/optimizer/fold_job.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
+#include "server/core/settings.h"
 
 namespace cohort {
 
@@ -27,10 +28,25 @@ struct ShardWeights {
   uint64_t change_checksum = 0;
 };
 
-// The state of a data shard in a process of its own, beside a DataShard: the
-// model, the settings, and the versions of its partitions that may still be
-// read. It does what shard 0 tells it and decides nothing. An error means that
-// the two do not agree; the caller ends the connection, and both start again
+// The model, and a version with weights and slots of the shard's partitions.
+// Slots that the settings want and that are missing start anew.
+struct Installation {
+  ShardPlace place;
+  SharedModel model;
+  SharedSnapshot snapshot;
+  // All of them.
+  SettingValues settings;
+};
+
+// That of `place`, from a version with all partitions.
+Installation InstallationOf(const ShardPlace& place, const SharedModel& model,
+                            const SharedSnapshot& whole,
+                            const SettingValues& settings);
+
+// The state of a shard, beside a DataShard: the model, the settings, and the
+// versions of its partitions that may still be read. It does what the core
+// tells it and decides nothing. An error means that the two do not agree; the
+// caller of one in another process ends the connection, and all start again
 // from the newest checkpoint.
 //
 // Thread safety: none.
@@ -38,8 +54,21 @@ class ShardNode {
  public:
   // Errors: InvalidArgument: the model, the version or the settings do not fit
   //   each other.
-  static absl::StatusOr<ShardNode> Install(
-      const shard_command::Install& install);
+  static absl::StatusOr<ShardNode> Install(const Installation& install);
+
+  // What follows from a command.
+  struct Consequences {
+    // To be run.
+    std::vector<FoldJob> folds;
+    // To be sent to the worker that the command names.
+    std::optional<ShardWeights> weights;
+    // To be freed, without a lock.
+    std::vector<HeldGradient> dropped;
+    std::optional<Transaction> over;
+  };
+  // Carries out a command that needs no more than this: all but Take, Refuse
+  // and EndRun, which do nothing here. Errors: those of the methods below.
+  absl::StatusOr<Consequences> Carry(const ShardCommand& command);
 
   const ShardPlace& place() const { return place_; }
   const SharedModel& model() const { return model_; }
@@ -47,7 +76,7 @@ class ShardNode {
   int32_t workers() const { return options_.workers; }
 
   // Errors: InvalidArgument: an unknown setting or value.
-  absl::Status Adopt(const shard_command::Adopt& adopt);
+  absl::Status Adopt(const command::Adopt& adopt);
   // The folds that are complete with the gradient.
   // Errors: FailedPrecondition: it is another shard's, or held already.
   absl::StatusOr<std::vector<FoldJob>> Hold(HeldGradient gradient);
@@ -56,11 +85,11 @@ class ShardNode {
   }
   // Errors: FailedPrecondition: another base than the newest version, or
   //   another transaction is under way; OutOfRange: a version that is not held.
-  absl::StatusOr<std::vector<FoldJob>> Prepare(const ShardPlan& plan);
+  absl::StatusOr<std::vector<FoldJob>> Prepare(const CommitPlan& plan);
   // The folds of the second pass; none if the transaction is over.
   // Errors: FailedPrecondition: the first pass has not ended here;
   //   InvalidArgument: factors of another model.
-  absl::StatusOr<std::vector<FoldJob>> Scale(const shard_command::Scale& scale);
+  absl::StatusOr<std::vector<FoldJob>> Scale(const command::Scale& scale);
   FoldReport FoldDone(FoldResult result) {
     return data_.FoldDone(std::move(result));
   }
@@ -68,15 +97,14 @@ class ShardNode {
   // Errors: FailedPrecondition: it is not prepared, or does not lead to this
   //   version.
   absl::StatusOr<std::optional<Transaction>> Commit(
-      const shard_command::Commit& commit);
-  absl::StatusOr<std::optional<Transaction>> Abort(
-      const shard_command::Abort& abort);
+      const command::Commit& commit);
+  absl::StatusOr<std::optional<Transaction>> Abort(const command::Abort& abort);
 
   // Errors: OutOfRange: neither a held version nor prepared.
   absl::StatusOr<ShardWeights> WeightsOf(
-      const shard_command::SendWeights& send) const;
+      const command::SendWeights& send) const;
   Version newest() const { return current_->version; }
-  // Shard 0 may have committed `version`, or be about to, while the command is
+  // The core may have committed `version`, or be about to, while the command is
   // on its way here.
   bool MayCome(Version version) const;
   // As it was committed, with the slots of the settings of that time. Null if
@@ -84,6 +112,8 @@ class ShardNode {
   SharedSnapshot Read(Version version) const;
 
  private:
+  struct Carrier;
+
   ShardNode() = default;
 
   // Fits mask and slots of `current_` to the settings.

@@ -1,6 +1,7 @@
 #include "server/core/data/transaction.h"
 
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -35,14 +36,15 @@ kernels::AdamStep AdamStepOf(const OptimizerOptions& o, double learning_rate,
 
 }  // namespace
 
-Transaction::Transaction(CommitPlan plan, const ShardPlace& place)
-    : plan_(std::move(plan)), place_(place) {
-  const std::vector<Partition>& partitions = plan_.model->partitions;
-  COHORT_CHECK(plan_.base->slots.size() == partitions.size(),
-               absl::StrCat("got slots of ", plan_.base->slots.size(),
+Transaction::Transaction(CommitPlan plan, PlanContext context,
+                         const ShardPlace& place)
+    : plan_(std::move(plan)), context_(std::move(context)), place_(place) {
+  const std::vector<Partition>& partitions = model().partitions;
+  COHORT_CHECK(context_.base->slots.size() == partitions.size(),
+               absl::StrCat("got slots of ", context_.base->slots.size(),
                             " partitions, want ", partitions.size()));
   if (plan_.loss_weight > 0) {
-    gradient_scale_ = plan_.model->plan.loss_reference / plan_.loss_weight;
+    gradient_scale_ = model().plan.loss_reference / plan_.loss_weight;
   }
   results_.resize(partitions.size());
   for (size_t p = 0; p < partitions.size(); ++p) {
@@ -56,17 +58,17 @@ Transaction::Transaction(CommitPlan plan, const ShardPlace& place)
   missing_first_ = missing_;
 }
 
-bool Transaction::two_passes() const { return NeedsNorms(plan_.optimizer); }
+bool Transaction::two_passes() const { return NeedsNorms(optimizer()); }
 
 SliceStep Transaction::StepOf(int32_t partition, size_t slice,
                               bool absent) const {
   const auto p = static_cast<size_t>(partition);
-  const OptimizerOptions& o = plan_.optimizer;
-  const Slice& shape = plan_.model->partitions[p].slices[slice];
+  const OptimizerOptions& o = optimizer();
+  const Slice& shape = model().partitions[p].slices[slice];
   const ParameterSpec& parameter =
-      plan_.model->layout.parameters[static_cast<size_t>(shape.parameter)];
+      model().layout.parameters[static_cast<size_t>(shape.parameter)];
   const bool frozen =
-      plan_.mask != nullptr && plan_.mask->partitions[p].whole[slice];
+      context_.mask != nullptr && context_.mask->partitions[p].whole[slice];
   const double rate =
       parameter.rate_multiplier *
       (plan_.group_rates.empty()
@@ -84,34 +86,35 @@ SliceStep Transaction::StepOf(int32_t partition, size_t slice,
       .skip = absent || frozen || plan_.loss_weight == 0};
   if (o.uses_adam()) {
     step.adam = AdamStepOf(o, rate, decay, plan_.weight,
-                           plan_.base->slots[p].updates[slice] + 1);
+                           context_.base->slots[p].updates[slice] + 1);
   }
   return step;
 }
 
 float Transaction::AverageGain() const {
-  const double decay = plan_.optimizer.ema_decay;
+  const double decay = optimizer().ema_decay;
   if (decay == 0 || plan_.loss_weight == 0) return 0;
-  return static_cast<float>(1 - AverageDecay(decay, plan_.base->version));
+  return static_cast<float>(1 - AverageDecay(decay, context_.base->version));
 }
 
 FoldJob Transaction::Fold(int32_t partition,
                           std::vector<HeldGradient> gradients) {
   const auto p = static_cast<size_t>(partition);
   COHORT_CHECK(!started_[p], absl::StrCat("partition ", partition));
-  const Partition& shape = plan_.model->partitions[p];
+  const Partition& shape = model().partitions[p];
   FoldJob job{.transaction = plan_.transaction,
               .partition = partition,
               .pass = two_passes() ? FoldPass::kGradient : FoldPass::kWhole,
               .gradient_scale = static_cast<float>(gradient_scale_),
-              .weights = plan_.base->weights[p],
-              .slots = plan_.base->slots[p],
+              .weights = context_.base->weights[p],
+              .slots = context_.base->slots[p],
               .average_gain = AverageGain(),
-              .frozen = plan_.mask == nullptr ? nullptr
-                                              : plan_.mask->partitions[p].runs,
-              .weight_norms = plan_.optimizer.kind == OptimizerKind::kLars};
-  if (plan_.read != nullptr) {
-    job.compensation = {.read_weights = plan_.read->weights[p],
+              .frozen = context_.mask == nullptr
+                            ? nullptr
+                            : context_.mask->partitions[p].runs,
+              .weight_norms = optimizer().kind == OptimizerKind::kLars};
+  if (context_.read != nullptr) {
+    job.compensation = {.read_weights = context_.read->weights[p],
                         .lambda = plan_.compensation,
                         .adaptive = plan_.adaptive};
   }
@@ -159,18 +162,29 @@ bool Transaction::AwaitsScales() const {
   return two_passes() && missing_first_ == 0 && !pending_.empty() && finite_;
 }
 
+SharedSnapshot Transaction::Next() const {
+  auto next = std::make_shared<ModelSnapshot>(*context_.base);
+  next->version = context_.base->version.Next();
+  for (size_t p = 0; p < results_.size(); ++p) {
+    if (!results_[p].has_value()) continue;
+    next->weights[p] = results_[p]->weights;
+    next->slots[p] = results_[p]->slots;
+  }
+  return next;
+}
+
 std::vector<FoldJob> Transaction::Scale(const GradientScales& scales) {
   COHORT_CHECK(AwaitsScales(), absl::StrCat("transaction ", id()));
   const std::vector<double>& ratios = scales.trust_ratios;
   std::vector<FoldJob> jobs;
   for (size_t p = 0; p < pending_.size(); ++p) {
-    if (!plan_.model->partitions[p].trainable ||
+    if (!model().partitions[p].trainable ||
         !place_.Owns(static_cast<int32_t>(p))) {
       continue;
     }
     FoldJob job = std::move(pending_[p]);
     for (size_t i = 0; i < job.slices.size(); ++i) {
-      const Slice& slice = plan_.model->partitions[p].slices[i];
+      const Slice& slice = model().partitions[p].slices[i];
       const double ratio =
           ratios.empty() ? 1 : ratios[static_cast<size_t>(slice.parameter)];
       kernels::SgdStep& sgd = job.slices[i].step;

@@ -4,13 +4,39 @@
 #include <optional>
 #include <vector>
 
+#include "common/byte_rope.h"
+#include "common/element_type.h"
 #include "common/model_layout.h"
-#include "server/core/data/commit_plan.h"
+#include "server/core/commands.h"
 #include "server/core/data/shard_place.h"
+#include "server/core/model/model_snapshot.h"
 #include "server/core/optimizer/fold_job.h"
+#include "server/core/optimizer/mask.h"
 #include "server/core/options.h"
 
 namespace cohort {
+
+// What a plan names, and the settings in force.
+struct PlanContext {
+  SharedModel model;
+  SharedSnapshot base;
+  // Null: the plan names none.
+  SharedSnapshot read;
+  OptimizerOptions optimizer;
+  // Elements that stay as they are. Null: none.
+  SharedMask mask;
+};
+
+// A gradient that was accepted.
+struct HeldGradient {
+  PushId push;
+  int32_t partition = 0;
+  // The partition's elements.
+  ByteRope gradient;
+  ElementType type = ElementType::kFloat32;
+  // Positions in Partition::slices that the rank has no gradient for.
+  std::vector<int32_t> absent_slices;
+};
 
 // One atomic change of all partitions: makes the folds of a plan and collects
 // their results.
@@ -21,7 +47,8 @@ namespace cohort {
 class Transaction {
  public:
   // Folds the partitions that `place` owns.
-  explicit Transaction(CommitPlan plan, const ShardPlace& place = {});
+  Transaction(CommitPlan plan, PlanContext context,
+              const ShardPlace& place = {});
 
   int64_t id() const { return plan_.transaction; }
   const CommitPlan& plan() const { return plan_; }
@@ -42,6 +69,8 @@ class Transaction {
 
   // All folds have ended, and gradients were finite.
   bool prepared() const { return missing_ == 0 && finite_; }
+  // The plan's base with all that was prepared, as the next version.
+  SharedSnapshot Next() const;
   // Absent: not folded to the end yet, frozen, or another shard's.
   const std::optional<FoldResult>& result(int32_t partition) const {
     return results_[static_cast<size_t>(partition)];
@@ -55,7 +84,11 @@ class Transaction {
   // norm.
   SliceStep StepOf(int32_t partition, size_t slice, bool absent) const;
 
+  const RegisteredModel& model() const { return *context_.model; }
+  const OptimizerOptions& optimizer() const { return context_.optimizer; }
+
   CommitPlan plan_;
+  PlanContext context_;
   ShardPlace place_;
   double gradient_scale_ = 0;
   // By partition, between the passes: the job of the second one but for what

@@ -6,15 +6,11 @@
 
 namespace cohort {
 
-SharedSnapshot Successor(const ModelSnapshot& base, VersionExtras extras) {
-  auto next = std::make_shared<ModelSnapshot>(base);
-  next->version = base.version.Next();
-  next->statistics =
-      std::make_shared<const StatisticsSets>(std::move(extras.statistics));
-  if (extras.front_end_state != nullptr) {
-    next->front_end_state = std::move(extras.front_end_state);
-  }
-  return next;
+std::shared_ptr<ModelSnapshot> SnapshotOf(SharedVersion version) {
+  auto snapshot = std::make_shared<ModelSnapshot>();
+  static_cast<ModelVersion&>(*snapshot) = *version;
+  snapshot->pin = std::move(version);
+  return snapshot;
 }
 
 std::vector<SharedFloats> WeightsToRead(const ModelSnapshot& snapshot,
@@ -73,12 +69,6 @@ absl::Status CheckShards(const CoordinatorOptions& options,
         options.partition_bytes / 1024, ")"));
   }
   return absl::OkStatus();
-}
-
-SharedSnapshot WithSets(const ModelSnapshot& base, StatisticsSets sets) {
-  auto next = std::make_shared<ModelSnapshot>(base);
-  next->statistics = std::make_shared<const StatisticsSets>(std::move(sets));
-  return next;
 }
 
 }  // namespace cohort

@@ -3,12 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "common/byte_rope.h"
-#include "common/check.h"
 #include "common/status_macros.h"
 #include "server/core/membership/registration_book.h"
-#include "server/core/optimizer/slots.h"
+#include "server/core/optimizer/mask.h"
 
 namespace cohort {
 namespace {
@@ -31,64 +28,45 @@ bool ModelStore::TracksStatistics() const {
                      [](const auto& layer) { return layer.track_statistics; });
 }
 
-absl::StatusOr<SharedSnapshot> ModelStore::Install(
-    const ModelLayout& layout, const RunPlan& plan,
-    std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics,
-    const CoordinatorOptions& options, const PolicyOptions& policy) {
+absl::Status ModelStore::Install(const ModelLayout& layout, const RunPlan& plan,
+                                 std::vector<LayerStatistics> statistics,
+                                 const CoordinatorOptions& options,
+                                 const PolicyOptions& policy) {
   auto model = std::make_shared<RegisteredModel>();
   model->layout = layout;
   model->plan = plan;
   model->plan.loss_reference = LossReference(plan);
   model->partitions = MakePartitions(layout, options.partition_bytes);
-  COHORT_CHECK(values.size() == model->partitions.size(),
-               absl::StrCat("got ", values.size(), " partitions"));
-  COHORT_ASSIGN_OR_RETURN(
-      mask_, MaskFor(options.optimizer, layout, model->partitions));
-
-  auto snapshot = std::make_shared<ModelSnapshot>();
-  for (size_t i = 0; i < values.size(); ++i) {
-    COHORT_CHECK(values[i]->size() == model->partitions[i].elements,
-                 "partition size");
-  }
-  snapshot->weights = std::move(values);
+  COHORT_RETURN_IF_ERROR(
+      MaskFor(options.optimizer, layout, model->partitions).status());
   if (statistics.empty()) statistics = InitialStatistics(layout);
-  snapshot->statistics = std::make_shared<const StatisticsSets>(
-      StartSets(KindsKept(policy, options.optimizer), statistics));
+  ModelVersion first{
+      .statistics = std::make_shared<const StatisticsSets>(
+          StartSets(KindsKept(policy, options.optimizer), statistics))};
   statistics_ = std::make_shared<const KeptStatistics>(
       policy, options.optimizer.ema_decay, layout.batch_norms);
-  SharedSnapshot whole = snapshot;
-  Restore(std::move(model), whole, options.shards);
-  auto fitted = std::make_shared<ModelSnapshot>(*current_);
-  fitted->slots = FitSlots(model_->partitions, current_->weights, {},
-                           SlotsOf(options.optimizer, policy));
-  Publish(std::move(fitted));
-  return whole;
+  Restore(std::move(model), first);
+  AdoptOptimizer(options, policy);
+  return absl::OkStatus();
 }
 
-void ModelStore::Restore(SharedModel model, SharedSnapshot snapshot,
-                         int32_t shards) {
+void ModelStore::Restore(SharedModel model, const ModelVersion& version) {
   model_ = std::move(model);
-  place_.count = shards;
   trainable_partitions_ = CountTrainable(model_->partitions);
-  PublishVersion(PartOf(std::move(snapshot), place_));
+  Publish(std::make_shared<ModelVersion>(version));
 }
 
-void ModelStore::PublishVersion(SharedSnapshot next) {
-  committed_slots_ = next->slots;
-  Publish(std::move(next));
-}
-
-void ModelStore::Publish(SharedSnapshot next) {
+void ModelStore::Publish(SharedVersion next) {
   current_ = std::move(next);
-  if (place_.count > 1) published_.push_back(current_);
+  published_.push_back(current_);
 }
 
 std::vector<Version> ModelStore::HeldVersions() {
   std::erase_if(published_, [](const auto& one) { return one.expired(); });
   std::vector<Version> versions;
   for (const auto& one : published_) {
-    const SharedSnapshot snapshot = one.lock();
-    if (snapshot != nullptr) versions.push_back(snapshot->version);
+    const SharedVersion version = one.lock();
+    if (version != nullptr) versions.push_back(version->version);
   }
   std::sort(versions.begin(), versions.end());
   versions.erase(std::unique(versions.begin(), versions.end()), versions.end());
@@ -98,15 +76,8 @@ std::vector<Version> ModelStore::HeldVersions() {
 void ModelStore::AdoptOptimizer(const CoordinatorOptions& options,
                                 const PolicyOptions& policy) {
   if (!registered()) return;
-  absl::StatusOr<SharedMask> mask =
-      MaskFor(options.optimizer, model_->layout, model_->partitions);
-  COHORT_CHECK(mask.ok(), mask.status().ToString());
-  mask_ = *std::move(mask);
-  auto fitted = std::make_shared<ModelSnapshot>(*current_);
-  fitted->slots =
-      FitSlots(model_->partitions, current_->weights, committed_slots_,
-               SlotsOf(options.optimizer, policy));
-  Publish(std::move(fitted));
+  slots_.clear();
+  if (trainable_partitions_ > 0) slots_ = SlotsOf(options.optimizer, policy);
 }
 
 std::string ModelStore::AdoptStatistics(const OptimizerOptions& optimizer,
@@ -123,33 +94,19 @@ std::string ModelStore::AdoptStatistics(const OptimizerOptions& optimizer,
   }
   statistics_ = std::make_shared<const KeptStatistics>(
       policy, optimizer.ema_decay, batch_norms());
-  PublishStatistics(CarryOver(held, kinds));
+  Publish(WithSets(*current_, CarryOver(held, kinds)));
   return text;
-}
-
-void ModelStore::PublishStatistics(StatisticsSets sets) {
-  Publish(WithSets(*current_, std::move(sets)));
 }
 
 CommitPlan ModelStore::Complete(CommitPlan plan) {
   plan.transaction = next_transaction_++;
-  plan.model = model_;
-  plan.base = current_;
-  plan.mask = mask_;
+  plan.base = version();
   return plan;
 }
 
 void ModelStore::HoldFrom(Version oldest) {
   read_[current_->version] = current_;
   read_.erase(read_.begin(), read_.lower_bound(oldest));
-}
-
-SharedSnapshot ModelStore::Held(Version version) const {
-  if (version == current_->version) return current_;
-  const auto read = read_.find(version);
-  COHORT_CHECK(read != read_.end(),
-               absl::StrCat("version ", version.value(), " is not held"));
-  return read->second;
 }
 
 }  // namespace cohort

@@ -31,9 +31,9 @@ std::string PinnedWork::CollectingText() const {
                       " of ", collection_->batches(), " batches");
 }
 
-absl::StatusOr<SharedSnapshot> PinnedWork::Read(Version version) const {
+absl::StatusOr<SharedVersion> PinnedWork::Read(Version version) const {
   // First, for the same version may have got new statistics since.
-  SharedSnapshot pinned = evaluations_.Pinned(version);
+  SharedVersion pinned = evaluations_.Pinned(version);
   if (pinned != nullptr) return pinned;
   if (collecting() && collection_->snapshot()->version == version) {
     return collection_->snapshot();
@@ -53,7 +53,7 @@ bool PinnedWork::EndsWithCollection() const {
          kinds.end();
 }
 
-void PinnedWork::StartEvaluation(const SharedSnapshot& snapshot,
+void PinnedWork::StartEvaluation(const SharedVersion& snapshot,
                                  EvaluationBook::Plan plan) {
   plan.test_samples = model_.model()->plan.test_samples;
   // After a restart nobody is back yet.
@@ -166,7 +166,8 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
             " are not finite at step ", version.value())});
     return;
   }
-  model_.PublishStatistics(Replaced(*model_.current()->statistics, set));
+  const ModelVersion& newest = *model_.current();
+  model_.Publish(WithSets(newest, Replaced(*newest.statistics, set)));
   out.push_back(effect::Log{
       .text = absl::StrCat("the 'after' statistics now come from step ",
                            version.value(), ", over ", collection.batches(),

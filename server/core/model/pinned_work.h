@@ -45,7 +45,7 @@ class PinnedWork {
   }
   // The present version, or one that is pinned.
   // Errors: OutOfRange, naming the newest.
-  absl::StatusOr<SharedSnapshot> Read(Version version) const;
+  absl::StatusOr<SharedVersion> Read(Version version) const;
 
   // An epoch, the last of `epochs`, has ended with the present version.
   void EvaluateEpoch(int64_t epochs, bool training_done);
@@ -73,7 +73,7 @@ class PinnedWork {
                    bool training_done, Effects& out);
 
  private:
-  void StartEvaluation(const SharedSnapshot& snapshot,
+  void StartEvaluation(const SharedVersion& snapshot,
                        EvaluationBook::Plan plan);
   void EvaluateAllKinds(int64_t epochs);
   // `after` is collected before the run ends.

@@ -10,6 +10,7 @@
 #include "common/ids.h"
 #include "kernels/backend.h"
 #include "kernels/optimizer_step.h"
+#include "server/core/fold_report.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
 
@@ -80,36 +81,6 @@ struct FoldJob {
   SharedFloats gradient;
 };
 
-// Where a non-finite value was found. No rank: every contribution was finite
-// and the sum overflowed.
-struct NonfiniteGradient {
-  std::optional<Rank> rank;
-  int32_t partition = 0;
-  // Position in Partition::slices.
-  int32_t slice = 0;
-};
-
-// Sums of squares over the elements of one slice that are not frozen, in
-// float64; 0 for skipped slices, and where it was not asked for.
-struct SliceNorm {
-  double gradient = 0;
-  double weights = 0;
-
-  friend bool operator==(const SliceNorm&, const SliceNorm&) = default;
-};
-
-// What the second pass takes from the norms of all partitions, of every shard.
-struct GradientScales {
-  // Factor of the gradient: below 1 if it is clipped.
-  double clip = 1;
-  // Factor of the clipped gradient and of the weight decay, by parameter; empty
-  // if no parameter is adapted.
-  std::vector<double> trust_ratios;
-
-  friend bool operator==(const GradientScales&,
-                         const GradientScales&) = default;
-};
-
 // Sum over the contributions.
 int64_t GradientBytes(const FoldJob& job);
 
@@ -119,10 +90,8 @@ struct FoldResult {
   FoldPass pass = FoldPass::kWhole;
   // Size of the job's contributions, which are freed by now.
   int64_t gradient_bytes = 0;
-  // Null if not finite, after pass kGradient, and if they are `elsewhere`.
+  // Null if not finite, and after pass kGradient.
   SharedFloats weights;
-  // Another shard has made the weights, and keeps them.
-  bool elsewhere = false;
   // As the job's, moved on; after pass kGradient only the mean square is.
   Slots slots;
   // With Slots::remainder: what the job's weights need to become these, in

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "server/core/run_progress.h"
 #include "server/core/step/arrival_queue.h"
 #include "server/core/step/push_outcome.h"
@@ -27,14 +29,16 @@ void ArrivalQueue::HoldReadVersions() {
   parts_.model.HoldFrom(oldest);
 }
 
-SharedSnapshot ArrivalQueue::ReadBy(Version version) const {
+std::optional<Version> ArrivalQueue::ReadBy(Version version) const {
   const StalenessOptions& staleness = parts_.settings.policy().staleness;
   // A gradient that is not stale needs it only for its mean square.
   if (!decision_.compensate && (staleness.rule != StalenessRule::kCompensate ||
                                 !staleness.compensation_adaptive)) {
-    return nullptr;
+    return std::nullopt;
   }
-  return parts_.model.Held(version);
+  COHORT_CHECK(parts_.model.Holds(version),
+               absl::StrCat("version ", version.value(), " is not held"));
+  return version;
 }
 
 bool ArrivalQueue::Advance(Turn& turn) {
@@ -73,7 +77,6 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
   for (double& rate : group_rates) rate *= share;
   CommitPlan plan = parts_.model.Complete(
       {.contributors = {{.rank = applying_->rank, .key = applying_->key}},
-       .optimizer = parts_.settings.options().optimizer,
        .learning_rate = share * LearningRateNow(parts_.settings, parts_.ledger,
                                                 parts_.model),
        .group_rates = std::move(group_rates),
@@ -82,8 +85,9 @@ void ArrivalQueue::ApplyNext(Turn& turn) {
        .compensation = staleness.compensation,
        .adaptive = staleness.compensation_adaptive,
        .weight = decision_.weight});
-  commit_.emplace(plan);
-  turn.out.push_back(effect::Prepare{.plan = std::move(plan)});
+  commit_.emplace(plan, parts_.model.model(),
+                  parts_.settings.options().optimizer);
+  turn.out.push_back(command::Prepare{.plan = std::move(plan)});
   for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
     if (commit_->HasBegun(p)) continue;
     commit_->Begin(p);
@@ -111,15 +115,15 @@ StatisticsSets ArrivalQueue::StatisticsWith(const Arrival& arrival) const {
   return statistics;
 }
 
-void ArrivalQueue::Apply(Arrival& arrival, const PendingCommit& commit,
-                         StatisticsSets statistics) {
+void ArrivalQueue::Apply(Arrival& arrival, StatisticsSets statistics) {
   CountStatistics(parts_,
                   decision_.weight < 1 ? &StatisticsCounts::damped
                                        : &StatisticsCounts::folded,
                   1);
-  parts_.model.PublishVersion(
-      commit.Next({.statistics = std::move(statistics),
-                   .front_end_state = arrival.push.TakeFrontEndState()}));
+  parts_.model.Publish(
+      Successor(*parts_.model.current(),
+                {.statistics = std::move(statistics),
+                 .front_end_state = arrival.push.TakeFrontEndState()}));
   parts_.ledger.BeginAttempts();
   parts_.ledger.CountFinite();
   ++parts_.ledger.counts.pushes_applied;
@@ -160,10 +164,6 @@ void ArrivalQueue::Commit(Turn& turn) {
     const std::optional<int32_t> overflow = FirstOverflow(statistics);
     if (overflow.has_value()) nonfinite = OverflowText(model, *overflow);
   }
-  EndTransaction(commit,
-                 nonfinite.has_value() ? TransactionEnd::kAborted
-                                       : TransactionEnd::kCommitted,
-                 turn);
   if (nonfinite.has_value()) {
     verdict.verdict = Verdict::kRejectedNonfinite;
     verdict.reason = *nonfinite;
@@ -178,8 +178,12 @@ void ArrivalQueue::Commit(Turn& turn) {
           PushDrift(model.batch_norms(), arrival.push.closing().moments,
                     model.current()->statistics->front().layers);
     }
-    Apply(arrival, commit, std::move(statistics));
+    Apply(arrival, std::move(statistics));
   }
+  EndTransaction(commit,
+                 nonfinite.has_value() ? TransactionEnd::kAborted
+                                       : TransactionEnd::kCommitted,
+                 parts_.model, turn);
   End(arrival, &commit, std::move(verdict), turn);
 }
 
@@ -254,9 +258,7 @@ void ArrivalQueue::Answer(const Arrival& arrival, const PendingCommit* applied,
   if (applied != nullptr) partitions = parts_.model.trainable_partitions();
   if (applied != nullptr && worker.usable()) {
     for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
-      const std::optional<FoldResult>& result = applied->result(p);
-      if (!result.has_value()) continue;
-      SendResult(*result, parts_.model.version(), worker, arrival.key, turn);
+      SendResult(*applied, p, worker, arrival.key, turn);
     }
   }
   AnswerPush(parts_, worker, arrival.key, verdict, partitions, turn);
@@ -267,7 +269,7 @@ void ArrivalQueue::GiveUp(Turn& turn) {
     AnswerGivenUp(parts_, arrival.rank, arrival.key, turn);
   };
   if (commit_.has_value()) {
-    EndTransaction(*commit_, TransactionEnd::kAborted, turn);
+    EndTransaction(*commit_, TransactionEnd::kAborted, parts_.model, turn);
   }
   if (applying_.has_value()) answer(*applying_);
   for (const Arrival& arrival : arrivals_) {

@@ -38,30 +38,27 @@ absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
   return absl::OkStatus();
 }
 
-absl::StatusOr<Admission> ArrivalQueue::Gradient(Worker& worker,
-                                                 GradientMessage& message,
-                                                 Turn& turn) {
+absl::StatusOr<Admission> ArrivalQueue::Gradient(
+    Worker& worker, const GradientArrival& gradient, Turn& turn) {
   Push& push = PushOf(worker);
-  COHORT_RETURN_IF_ERROR(CheckOpened(push, message));
-  const FlowControl::Source source = FlowControl::SourceOf(message);
+  COHORT_RETURN_IF_ERROR(CheckOpened(push, gradient));
   // A partition that has come before takes no room.
-  if (!push.Has(message.partition)) {
+  if (!push.Has(gradient.partition)) {
     if (!parts_.flow.budget().HasReserved(worker.rank)) {
-      parts_.flow.Pause(worker.rank, source, message.size_bytes(), turn.now);
+      parts_.flow.Pause(worker.rank, gradient.bytes, turn.now);
       return Admission::kPaused;
     }
-    parts_.flow.Forget(worker.rank, source);
+    parts_.flow.Forget(worker.rank);
   }
   const Push::Arrival arrival =
-      push.Add(message.partition, message.size_bytes(),
-               message.sampled_checksum, message.absent_slices);
+      push.Add(gradient.partition, gradient.bytes, gradient.sampled_checksum,
+               gradient.absent_slices);
+  const bool fresh = arrival == Push::Arrival::kNew;
+  TakeGradient(worker, push.key(), gradient, /*held=*/fresh, turn);
   CountArrival(worker, arrival, parts_.ledger, turn);
-  if (arrival == Push::Arrival::kNew) {
-    HoldGradient({.rank = worker.rank, .key = push.key()}, message, turn);
-    // Gradients that another shard receives may come after the closing.
-    if (push.Complete(parts_.model.trainable_partitions())) {
-      Enqueue(worker, turn);
-    }
+  // Gradients that another shard receives may come after the closing.
+  if (fresh && push.Complete(parts_.model.trainable_partitions())) {
+    Enqueue(worker, turn);
   }
   return Admission::kTaken;
 }

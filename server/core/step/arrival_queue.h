@@ -24,7 +24,8 @@ class ArrivalQueue final : public StepDriver {
 
   absl::Status Open(Worker& worker, const PushOpening& opening,
                     Turn& turn) override;
-  absl::StatusOr<Admission> Gradient(Worker& worker, GradientMessage& message,
+  absl::StatusOr<Admission> Gradient(Worker& worker,
+                                     const GradientArrival& gradient,
                                      Turn& turn) override;
   absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
   absl::Status Reduce(Worker& worker, MomentsMessage message,
@@ -106,8 +107,8 @@ class ArrivalQueue final : public StepDriver {
   // needs them.
   void HoldReadVersions();
   // The version that a push's gradient was computed at, where it is needed to
-  // compensate it; otherwise null.
-  SharedSnapshot ReadBy(Version version) const;
+  // compensate it.
+  std::optional<Version> ReadBy(Version version) const;
 
   // Takes the next push out of the queue, and begins to fold it.
   void ApplyNext(Turn& turn);
@@ -116,8 +117,7 @@ class ArrivalQueue final : public StepDriver {
   int64_t UnderWay() const;
   // Statistics of the version that the push would make.
   StatisticsSets StatisticsWith(const Arrival& arrival) const;
-  void Apply(Arrival& arrival, const PendingCommit& commit,
-             StatisticsSets statistics);
+  void Apply(Arrival& arrival, StatisticsSets statistics);
   // The verdict on the push being applied, as far as it is known yet.
   PushVerdict VerdictOn(const Arrival& arrival) const;
   void Drop(Turn& turn);

@@ -9,44 +9,30 @@ bool FlowControl::IsPaused(Rank rank) const {
 }
 
 bool FlowControl::IsPausedSince(Rank rank, Instant since) const {
-  for (Source source : {Source::kOwnStream, Source::kDataShards}) {
-    const auto at = paused_.find({rank, source});
-    if (at != paused_.end() && !at->second.resumed &&
-        at->second.since <= since) {
-      return true;
-    }
-  }
-  return false;
+  const auto at = paused_.find(rank);
+  return at != paused_.end() && !at->second.resumed &&
+         at->second.since <= since;
 }
 
 std::vector<Rank> FlowControl::PausedRanks() const {
   std::vector<Rank> ranks;
-  for (const auto& [key, paused] : paused_) {
-    if (paused.resumed || (!ranks.empty() && ranks.back() == key.first)) {
-      continue;
-    }
-    ranks.push_back(key.first);
+  for (const auto& [rank, paused] : paused_) {
+    if (!paused.resumed) ranks.push_back(rank);
   }
   return ranks;
 }
 
-void FlowControl::Pause(Rank rank, Source source, int64_t bytes, Instant now) {
-  Paused& paused = paused_[{rank, source}];
+void FlowControl::Pause(Rank rank, int64_t bytes, Instant now) {
+  Paused& paused = paused_[rank];
   if (paused.bytes == 0) paused.since = now;
   paused.bytes = bytes;
   paused.resumed = false;
 }
 
-void FlowControl::Forget(Rank rank) {
-  Forget(rank, Source::kOwnStream);
-  Forget(rank, Source::kDataShards);
-}
-
 void FlowControl::Resume(MayTake may_take, Turn& turn) {
   // Bytes that this loop let in; they are not charged yet.
   int64_t admitted = 0;
-  for (auto& [key, paused] : paused_) {
-    const Rank rank = key.first;
+  for (auto& [rank, paused] : paused_) {
     if (paused.resumed || !may_take(rank, admitted + paused.bytes)) continue;
     admitted += paused.bytes;
     paused.resumed = true;
@@ -59,17 +45,16 @@ void FlowControl::Resume(MayTake may_take, Turn& turn) {
 }
 
 void FlowControl::ResumeAll(Turn& turn) {
-  for (const auto& [key, paused] : paused_) {
+  for (const auto& [rank, paused] : paused_) {
     if (paused.resumed) continue;
     turn.out.push_back(effect::ResumeGradients{
-        .rank = key.first, .incarnation = ranks_[key.first].incarnation});
+        .rank = rank, .incarnation = ranks_[rank].incarnation});
   }
   paused_.clear();
 }
 
 void FlowControl::LetInPaused() {
-  for (const auto& [key, paused] : paused_) {
-    const Rank rank = key.first;
+  for (const auto& [rank, paused] : paused_) {
     let_in_.insert(rank);
     // It is charged message by message, so it must not get room twice.
     if (!budget_.HasReserved(rank)) budget_.Unreserve(rank);

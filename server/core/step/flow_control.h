@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <map>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -13,16 +12,15 @@
 #include "server/core/gradient_budget.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/push.h"
-#include "server/core/requests.h"
 #include "server/core/turn.h"
 
 namespace cohort {
 
-// The streams of gradients that are paused for lack of room, and the room
-// itself. Who may go on is decided by how pushes are combined (StepDriver).
+// The ranks whose gradients are paused for lack of room, and the room itself.
+// Who may go on is decided by how pushes are combined (StepDriver).
 class FlowControl {
  public:
-  // True if a message of so many bytes of this rank may be taken now.
+  // True if a gradient of so many bytes of this rank may be taken now.
   using MayTake = absl::FunctionRef<bool(Rank, int64_t)>;
 
   // `ranks` must outlive it.
@@ -39,20 +37,11 @@ class FlowControl {
   // Ascending.
   std::vector<Rank> PausedRanks() const;
 
-  // Where a rank's gradients come from. Each waits for itself: one that is let
-  // in says nothing of the other.
-  enum class Source { kOwnStream, kDataShards };
-  static Source SourceOf(const GradientMessage& message) {
-    return message.ticket == 0 ? Source::kOwnStream : Source::kDataShards;
-  }
-
-  // There is no room for a message of `rank`; its source waits for Resume.
-  void Pause(Rank rank, Source source, int64_t bytes, Instant now);
-  // The message that waited there was taken.
-  void Forget(Rank rank, Source source) { paused_.erase({rank, source}); }
-  // The rank's streams have ended.
-  void Forget(Rank rank);
-  // Streams go on for whose message there is room now.
+  // There is no room for a gradient of `rank`, which waits for Resume.
+  void Pause(Rank rank, int64_t bytes, Instant now);
+  // It was taken, or the rank's streams have ended.
+  void Forget(Rank rank) { paused_.erase(rank); }
+  // Ranks go on for whose gradient there is room now.
   void Resume(MayTake may_take, Turn& turn);
   void ResumeAll(Turn& turn);
 
@@ -69,18 +58,17 @@ class FlowControl {
   void Settle(Rank rank, const Push& push);
 
  private:
-  // A message that there is no room for.
+  // A gradient that there is no room for.
   struct Paused {
     int64_t bytes = 0;
     Instant since;
-    // Its source was told to go on, and has not spoken yet.
+    // It is to be offered again, and was not yet.
     bool resumed = false;
   };
-  using Key = std::pair<Rank, Source>;
 
   RankTable& ranks_;
   GradientBudget budget_;
-  std::map<Key, Paused> paused_;
+  std::map<Rank, Paused> paused_;
   std::set<Rank> let_in_;
 };
 

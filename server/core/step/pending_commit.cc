@@ -1,6 +1,5 @@
 #include "server/core/step/pending_commit.h"
 
-#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,13 +7,15 @@
 
 namespace cohort {
 
-PendingCommit::PendingCommit(const CommitPlan& plan)
+PendingCommit::PendingCommit(const CommitPlan& plan, SharedModel model,
+                             const OptimizerOptions& optimizer)
     : transaction_(plan.transaction),
       learning_rate_(plan.learning_rate),
-      model_(plan.model),
-      optimizer_(plan.optimizer),
-      base_(plan.base),
-      results_(plan.model->partitions.size()) {
+      model_(std::move(model)),
+      optimizer_(optimizer),
+      base_version_(plan.base),
+      prepared_(model_->partitions.size()),
+      finite_(model_->partitions.size()) {
   for (const Partition& partition : model_->partitions) {
     begun_.push_back(!partition.trainable);
     norms_missing_.push_back(partition.trainable && NeedsNorms(optimizer_));
@@ -34,15 +35,15 @@ bool PendingCommit::Take(FoldReport report) {
   if (report.nonfinite.has_value() && !nonfinite_.has_value()) {
     nonfinite_ = report.nonfinite;
   }
-  if (!report.prepared.has_value()) {
+  if (!report.prepared) {
     TakeNorms(report);
     return true;
   }
-  std::optional<FoldResult>& result =
-      results_[static_cast<size_t>(report.partition)];
-  COHORT_CHECK(HasBegun(report.partition) && !result.has_value(),
+  const auto p = static_cast<size_t>(report.partition);
+  COHORT_CHECK(begun_[p] && !prepared_[p],
                absl::StrCat("partition ", report.partition, " folded twice"));
-  result = *std::move(report.prepared);
+  prepared_[p] = true;
+  finite_[p] = !report.nonfinite.has_value();
   --missing_;
   return true;
 }
@@ -65,19 +66,6 @@ void PendingCommit::TakeNorms(const FoldReport& report) {
 
 std::optional<GradientScales> PendingCommit::TakeScales() {
   return std::exchange(scales_, std::nullopt);
-}
-
-SharedSnapshot PendingCommit::Next(VersionExtras extras) const {
-  COHORT_CHECK(complete() && !nonfinite_.has_value(), "not ready to commit");
-  auto next =
-      std::make_shared<ModelSnapshot>(*Successor(*base_, std::move(extras)));
-  for (size_t p = 0; p < results_.size(); ++p) {
-    const std::optional<FoldResult>& result = results_[p];
-    if (!result.has_value()) continue;
-    next->weights[p] = result->weights;
-    next->slots[p] = result->slots;
-  }
-  return next;
 }
 
 }  // namespace cohort

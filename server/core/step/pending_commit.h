@@ -4,26 +4,27 @@
 #include <optional>
 #include <vector>
 
-#include "server/core/data/commit_plan.h"
-#include "server/core/data/data_shard.h"
-#include "server/core/model/model_snapshot.h"
-#include "server/core/optimizer/fold_job.h"
+#include "server/core/commands.h"
+#include "server/core/fold_report.h"
+#include "server/core/model/model_version.h"
 #include "server/core/optimizer/gradient_scales.h"
 #include "server/core/options.h"
 
 namespace cohort {
 
-// A commit while the data shard prepares it: what has been reported of it.
+// A commit while the shards prepare it: what has been reported of it.
 class PendingCommit {
  public:
-  explicit PendingCommit(const CommitPlan& plan);
+  // `optimizer` is that of the settings in force.
+  PendingCommit(const CommitPlan& plan, SharedModel model,
+                const OptimizerOptions& optimizer);
 
   int64_t transaction() const { return transaction_; }
   double learning_rate() const { return learning_rate_; }
-  Version base_version() const { return base_->version; }
+  Version base_version() const { return base_version_; }
 
-  // All gradients of `partition` have come, so the data shard folds it: it goes
-  // by the same rule, and this keeps the budget of bytes in step with it.
+  // All gradients of `partition` have come, so its shard folds it: it goes by
+  // the same rule, and this keeps the budget of bytes in step with it.
   // Partitions without gradients count as begun.
   bool HasBegun(int32_t partition) const {
     return begun_[static_cast<size_t>(partition)];
@@ -37,9 +38,13 @@ class PendingCommit {
   std::optional<GradientScales> TakeScales();
   // Every partition is prepared, or the commit will change nothing.
   bool complete() const { return missing_ == 0 || given_up_; }
-  // Absent: not prepared yet, or without gradients.
-  const std::optional<FoldResult>& result(int32_t partition) const {
-    return results_[static_cast<size_t>(partition)];
+  // False also for partitions without gradients.
+  bool IsPrepared(int32_t partition) const {
+    return prepared_[static_cast<size_t>(partition)];
+  }
+  // Partitions whose weights of the next version are there.
+  bool HasWeights(int32_t partition) const {
+    return finite_[static_cast<size_t>(partition)];
   }
   const std::optional<NonfiniteGradient>& nonfinite() const {
     return nonfinite_;
@@ -47,9 +52,6 @@ class PendingCommit {
   // Norm of the mean gradient before clipping and damping; known after the
   // first of two passes.
   std::optional<double> gradient_norm() const { return gradient_norm_; }
-
-  // The next version: the plan's base with everything that was prepared.
-  SharedSnapshot Next(VersionExtras extras) const;
 
  private:
   // The first pass over a partition has ended.
@@ -59,9 +61,11 @@ class PendingCommit {
   double learning_rate_ = 0;
   SharedModel model_;
   OptimizerOptions optimizer_;
-  SharedSnapshot base_;
+  Version base_version_;
+  // By partition.
   std::vector<bool> begun_;
-  std::vector<std::optional<FoldResult>> results_;
+  std::vector<bool> prepared_;
+  std::vector<bool> finite_;
   int32_t missing_ = 0;
   std::optional<NonfiniteGradient> nonfinite_;
   // With two passes, by partition: whether the norms are still to come.

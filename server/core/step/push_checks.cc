@@ -233,32 +233,32 @@ absl::Status CheckOpening(const PushOpening& opening,
   return absl::OkStatus();
 }
 
-absl::Status CheckGradient(const GradientMessage& message,
+absl::Status CheckGradient(const GradientArrival& gradient,
                            const std::vector<Partition>& partitions) {
-  if (message.partition < 0 ||
-      message.partition >= static_cast<int32_t>(partitions.size())) {
+  if (gradient.partition < 0 ||
+      gradient.partition >= static_cast<int32_t>(partitions.size())) {
     return absl::InvalidArgumentError(
-        absl::StrCat("gradient: got partition ", message.partition,
+        absl::StrCat("gradient: got partition ", gradient.partition,
                      ", want below ", partitions.size()));
   }
   const Partition& partition =
-      partitions[static_cast<size_t>(message.partition)];
+      partitions[static_cast<size_t>(gradient.partition)];
   // A partition of which the push has nothing takes no room.
-  const bool empty = message.size_bytes() == 0 &&
-                     message.absent_slices.size() == partition.slices.size();
-  const int64_t wanted = partition.elements * BytesOf(message.type);
-  if (!partition.trainable || (message.size_bytes() != wanted && !empty)) {
+  const bool empty = gradient.bytes == 0 &&
+                     gradient.absent_slices.size() == partition.slices.size();
+  const int64_t wanted = partition.elements * BytesOf(gradient.type);
+  if (!partition.trainable || (gradient.bytes != wanted && !empty)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "gradient of partition ", message.partition, ": got ",
-        message.size_bytes(), " bytes, want ",
+        "gradient of partition ", gradient.partition, ": got ", gradient.bytes,
+        " bytes, want ",
         partition.trainable ? absl::StrCat(wanted) : "none (it is frozen)"));
   }
   std::vector<bool> absent(partition.slices.size());
-  for (int32_t slice : message.absent_slices) {
+  for (int32_t slice : gradient.absent_slices) {
     if (slice < 0 || slice >= static_cast<int32_t>(partition.slices.size()) ||
         absent[static_cast<size_t>(slice)]) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "gradient of partition ", message.partition, ": got absent slice ",
+          "gradient of partition ", gradient.partition, ": got absent slice ",
           slice, ", want each at most once and below ",
           partition.slices.size()));
     }
@@ -267,10 +267,10 @@ absl::Status CheckGradient(const GradientMessage& message,
   return absl::OkStatus();
 }
 
-absl::Status CheckOpened(const Push& push, const GradientMessage& message) {
+absl::Status CheckOpened(const Push& push, const GradientArrival& gradient) {
   if (push.opened()) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("gradient of partition ", message.partition,
+      absl::StrCat("gradient of partition ", gradient.partition,
                    " arrived before the push was opened"));
 }
 

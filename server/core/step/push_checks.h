@@ -30,11 +30,11 @@ struct OpeningBounds {
 absl::Status CheckOpening(const PushOpening& opening,
                           const OpeningBounds& bounds);
 
-absl::Status CheckGradient(const GradientMessage& message,
+absl::Status CheckGradient(const GradientArrival& gradient,
                            const std::vector<Partition>& partitions);
 
 // Errors: FailedPrecondition: gradients come after the opening of their push.
-absl::Status CheckOpened(const Push& push, const GradientMessage& message);
+absl::Status CheckOpened(const Push& push, const GradientArrival& gradient);
 
 // `global`: moments are combined in rendezvous, so the closing carries none.
 absl::Status CheckClosing(const PushClosing& closing,

@@ -24,64 +24,63 @@ void CountArrival(const Worker& worker, Push::Arrival arrival,
                            "first one counts")});
 }
 
-void SendResult(const FoldResult& result, Version version, const Worker& worker,
-                const PushKey& key, Turn& turn) {
-  if (result.weights == nullptr && !result.elsewhere) return;
-  effect::SendWeights send{.rank = worker.rank,
-                           .incarnation = worker.incarnation,
-                           .key = key,
-                           .partition = result.partition,
-                           .version = version,
-                           .weights = result.weights};
-  // The process that opened the push, and no replacement of it, has what the
-  // change is added to.
-  if (worker.holds ==
-      HeldWeights{.incarnation = worker.incarnation, .next = version}) {
-    send.takes_change = true;
-    send.change = result.change;
-    send.change_checksum = result.change_checksum;
-  }
-  turn.out.push_back(std::move(send));
+void SendResult(const PendingCommit& commit, int32_t partition,
+                const Worker& worker, const PushKey& key, Turn& turn) {
+  if (!commit.HasWeights(partition)) return;
+  const Version version = commit.base_version().Next();
+  turn.out.push_back(command::SendWeights{
+      .rank = worker.rank,
+      .incarnation = worker.incarnation,
+      .key = key,
+      .partition = partition,
+      .version = version,
+      // The process that opened the push, and no replacement of it, has what
+      // the change is added to.
+      .takes_change =
+          worker.holds ==
+          HeldWeights{.incarnation = worker.incarnation, .next = version}});
 }
 
-void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn) {
-  turn.out.push_back(effect::HoldGradient{
-      .gradient = {.push = push,
-                   .partition = message.partition,
-                   .gradient = std::move(message.gradient),
-                   .type = message.type,
-                   .absent_slices = std::move(message.absent_slices),
-                   .ticket = message.ticket}});
+void TakeGradient(const Worker& worker, const PushKey& key,
+                  const GradientArrival& gradient, bool held, Turn& turn) {
+  turn.out.push_back(command::Take{.rank = worker.rank,
+                                   .incarnation = worker.incarnation,
+                                   .push = {.rank = worker.rank, .key = key},
+                                   .partition = gradient.partition,
+                                   .ticket = gradient.ticket,
+                                   .held = held});
 }
 
 bool TakeFold(FoldReport report, PendingCommit& commit, Turn& turn) {
   if (!commit.Take(std::move(report))) return false;
   std::optional<GradientScales> scales = commit.TakeScales();
   if (scales.has_value()) {
-    turn.out.push_back(effect::Scale{.transaction = commit.transaction(),
-                                     .scales = *std::move(scales)});
+    turn.out.push_back(command::Scale{.transaction = commit.transaction(),
+                                      .scales = *std::move(scales)});
   }
   return true;
 }
 
 void EndTransaction(const PendingCommit& commit, TransactionEnd end,
-                    Turn& turn) {
+                    ModelStore& model, Turn& turn) {
+  const Version next = commit.base_version().Next();
   if (end == TransactionEnd::kCommitted) {
-    turn.out.push_back(effect::Commit{.transaction = commit.transaction(),
-                                      .version = commit.base_version().Next()});
+    turn.out.push_back(command::Commit{.transaction = commit.transaction(),
+                                       .version = next,
+                                       .held = model.HeldVersions()});
     return;
   }
-  effect::Abort abort{.transaction = commit.transaction()};
+  command::Abort abort{.transaction = commit.transaction()};
   if (end == TransactionEnd::kSkipped) {
-    abort.skipped = commit.base_version().Next();
+    abort.skipped = next;
+    abort.held = model.HeldVersions();
   }
-  turn.out.push_back(abort);
+  turn.out.push_back(std::move(abort));
 }
 
 void DropGradients(Rank rank, const Push& push, Turn& turn) {
   if (push.received() == 0) return;
-  turn.out.push_back(
-      effect::DropGradients{.push = {.rank = rank, .key = push.key()}});
+  turn.out.push_back(command::Drop{.push = {.rank = rank, .key = push.key()}});
 }
 
 void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
@@ -97,7 +96,7 @@ void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
                    .key = key,
                    .verdict = verdict,
                    .weights_partitions = weights_partitions});
-  const ModelSnapshot& newest = *parts.model.current();
+  const ModelVersion& newest = *parts.model.current();
   if (worker.takes_statistics && verdict.version == newest.version &&
       (IsApplied(verdict.verdict) || verdict.verdict == Verdict::kSkipped) &&
       newest.statistics->front().Describes(newest.version)) {

@@ -10,10 +10,9 @@
 #include "common/ids.h"
 #include "common/moments.h"
 #include "common/push.h"
-#include "server/core/data/commit_plan.h"
+#include "server/core/commands.h"
 #include "server/core/effects.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/optimizer/fold_job.h"
 #include "server/core/push.h"
 #include "server/core/requests.h"
 #include "server/core/run_parts.h"
@@ -31,12 +30,14 @@ inline PushKey KeyOf(const Assignment& assignment) {
 void CountArrival(const Worker& worker, Push::Arrival arrival,
                   RunLedger& ledger, Turn& turn);
 
-// Sends folded weights to the push of `key`. No-op if there are none.
-void SendResult(const FoldResult& result, Version version, const Worker& worker,
-                const PushKey& key, Turn& turn);
+// Sends folded weights of the next version to the push of `key`. No-op if there
+// are none.
+void SendResult(const PendingCommit& commit, int32_t partition,
+                const Worker& worker, const PushKey& key, Turn& turn);
 
-// Hands an accepted gradient to the data shard.
-void HoldGradient(const PushId& push, GradientMessage& message, Turn& turn);
+// Answers a gradient of the push of `key`. `held`: it is no repetition.
+void TakeGradient(const Worker& worker, const PushKey& key,
+                  const GradientArrival& gradient, bool held, Turn& turn);
 // A fold was reported. False: it is of another transaction, such as one that
 // was given up. Begins the second of two passes once the first has ended.
 bool TakeFold(FoldReport report, PendingCommit& commit, Turn& turn);
@@ -47,10 +48,11 @@ enum class TransactionEnd {
   // Nothing comes of it, but there is a new version with the old weights.
   kSkipped,
 };
-// `commit` is over for the data shards.
+// `commit` is over for the shards. Comes after the new version of `model`, if
+// there is one.
 void EndTransaction(const PendingCommit& commit, TransactionEnd end,
-                    Turn& turn);
-// Tells the data shard to discard the gradients of `push`.
+                    ModelStore& model, Turn& turn);
+// Tells the shards to discard the gradients of `push`.
 void DropGradients(Rank rank, const Push& push, Turn& turn);
 
 // The push of `key` is decided, and answered once the turn has settled.

@@ -40,14 +40,14 @@ Push::Arrival RoundPushes::Open(Rank rank, const PushKey& key,
   return arrival;
 }
 
-Push::Arrival RoundPushes::Take(Rank rank, const GradientMessage& message) {
+Push::Arrival RoundPushes::Take(Rank rank, const GradientArrival& gradient) {
   Push& push = pushes_.at(rank);
   const int32_t received = push.received();
   const Push::Arrival arrival =
-      push.Add(message.partition, message.size_bytes(),
-               message.sampled_checksum, message.absent_slices);
+      push.Add(gradient.partition, gradient.bytes, gradient.sampled_checksum,
+               gradient.absent_slices);
   if (arrival == Push::Arrival::kNew) {
-    ++arrived_[static_cast<size_t>(message.partition)];
+    ++arrived_[static_cast<size_t>(gradient.partition)];
     ++received_[push.received()];
     Uncount(received);
   }

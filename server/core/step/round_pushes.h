@@ -12,7 +12,7 @@
 #include "common/ids.h"
 #include "common/moments.h"
 #include "common/push.h"
-#include "server/core/data/commit_plan.h"
+#include "server/core/commands.h"
 #include "server/core/push.h"
 #include "server/core/requests.h"
 
@@ -41,7 +41,7 @@ class RoundPushes {
 
   // A message of `rank`, which must take part.
   Push::Arrival Open(Rank rank, const PushKey& key, const PushOpening& opening);
-  Push::Arrival Take(Rank rank, const GradientMessage& message);
+  Push::Arrival Take(Rank rank, const GradientArrival& gradient);
   // A fold takes what all have sent of a partition. Returns its bytes.
   int64_t BeginFold(int32_t partition);
   // Hands over the moments of the closing of `rank`.

@@ -13,10 +13,9 @@
 #include "common/ids.h"
 #include "common/moments.h"
 #include "common/push.h"
-#include "server/core/data/data_shard.h"
 #include "server/core/data_cursor.h"
+#include "server/core/fold_report.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/optimizer/fold_job.h"
 #include "server/core/requests.h"
 #include "server/core/run_parts.h"
 #include "server/core/step/pending_commit.h"
@@ -39,9 +38,9 @@ class StepDriver {
   // ---- messages of one push
   virtual absl::Status Open(Worker& worker, const PushOpening& opening,
                             Turn& turn) = 0;
-  // Takes from `message` unless it answers kPaused.
+  // kTaken: command Take comes before all that follows from it.
   virtual absl::StatusOr<Admission> Gradient(Worker& worker,
-                                             GradientMessage& message,
+                                             const GradientArrival& gradient,
                                              Turn& turn) = 0;
   virtual absl::Status Close(Worker& worker, PushClosing closing,
                              Turn& turn) = 0;

@@ -102,13 +102,13 @@ void SyncRounds::PrepareCommit(Turn& turn) {
   }
   CommitPlan plan =
       parts_.model.Complete({.contributors = round_->pushes.Contributors(),
-                             .optimizer = parts_.settings.options().optimizer,
                              .learning_rate = LearningRateNow(
                                  parts_.settings, parts_.ledger, parts_.model),
                              .group_rates = lowest.learning_rates,
                              .loss_weight = round_->pushes.GradientWeight()});
-  round_->progress.commit.emplace(plan);
-  turn.out.push_back(effect::Prepare{.plan = std::move(plan)});
+  round_->progress.commit.emplace(plan, parts_.model.model(),
+                                  parts_.settings.options().optimizer);
+  turn.out.push_back(command::Prepare{.plan = std::move(plan)});
   for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
     NoteFoldIfComplete(p, turn.now);
   }
@@ -135,20 +135,19 @@ const PendingCommit* SyncRounds::commit() const {
 void SyncRounds::Folded(FoldReport report, Turn& turn) {
   ResumePaused(turn);
   const int32_t partition = report.partition;
-  const bool prepared = report.prepared.has_value();
+  const bool prepared = report.prepared;
   // Otherwise it is of an attempt that was given up meanwhile.
   if (!round_.has_value() || !round_->progress.commit.has_value() ||
       !TakeFold(std::move(report), *round_->progress.commit, turn) ||
       !prepared) {
     return;
   }
-  const FoldResult& result = *round_->progress.commit->result(partition);
   for (Rank rank : round_->members()) {
     const Worker& worker = parts_.ranks[rank];
     // Tentative weights are of no use to a rank that is not there, or
     // that has not reached this step again.
     if (!worker.usable() || !worker.outstanding.has_value()) continue;
-    SendResult(result, round_->step().Next(), worker,
+    SendResult(*round_->progress.commit, partition, worker,
                KeyOf(*worker.outstanding), turn);
   }
 }
@@ -345,7 +344,7 @@ void SyncRounds::Commit(Turn& turn) {
   }
   const bool skipped = nonfinite.has_value();
   if (skipped) {
-    model.PublishVersion(Successor(
+    model.Publish(Successor(
         *model.current(),
         {.statistics = *model.current()->statistics,
          .front_end_state = round_->pushes.TakeLowestFrontEndState()}));
@@ -355,13 +354,14 @@ void SyncRounds::Commit(Turn& turn) {
       turn.out.push_back(effect::MeasureDrift{
           .model = model.model(), .moments = std::move(update.moments)});
     }
-    model.PublishVersion(commit.Next(
+    model.Publish(Successor(
+        *model.current(),
         {.statistics = std::move(update.sets),
          .front_end_state = round_->pushes.TakeLowestFrontEndState()}));
   }
   EndTransaction(
       commit, skipped ? TransactionEnd::kSkipped : TransactionEnd::kCommitted,
-      turn);
+      model, turn);
   WarnOfSameBatches(parts_, ledger.same_batches.NoteStep(DigestsOf(*round_)),
                     turn);
   CommitRecord record = RecordOf(*round_);
@@ -405,7 +405,8 @@ void SyncRounds::Commit(Turn& turn) {
 void SyncRounds::GiveUp(Turn& turn) {
   if (!round_.has_value()) return;
   if (round_->progress.commit.has_value()) {
-    EndTransaction(*round_->progress.commit, TransactionEnd::kAborted, turn);
+    EndTransaction(*round_->progress.commit, TransactionEnd::kAborted,
+                   parts_.model, turn);
   }
   for (const auto& pending : round_->rendezvous.AllPending()) {
     turn.out.push_back(effect::ReduceAborted{

@@ -118,7 +118,8 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
   const Round& over = *ended;
   round_.reset();
   if (over.progress.commit.has_value()) {
-    EndTransaction(*over.progress.commit, TransactionEnd::kAborted, turn);
+    EndTransaction(*over.progress.commit, TransactionEnd::kAborted,
+                   parts_.model, turn);
   }
   for (const auto& [rank, push] : over.pushes.all()) {
     parts_.flow.Release(rank, push, turn);
@@ -205,38 +206,32 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
 }
 
 absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
-                                               GradientMessage& message,
+                                               const GradientArrival& gradient,
                                                Turn& turn) {
   const Push& push = round_->pushes[worker.rank];
-  COHORT_RETURN_IF_ERROR(CheckOpened(push, message));
-  const int32_t partition = message.partition;
-  const FlowControl::Source source = FlowControl::SourceOf(message);
+  COHORT_RETURN_IF_ERROR(CheckOpened(push, gradient));
+  const int32_t partition = gradient.partition;
   // A partition that has come before takes no room.
   if (!push.Has(partition)) {
-    const int64_t bytes = message.size_bytes();
-    if (!MayTake(worker.rank, bytes)) {
-      parts_.flow.Pause(worker.rank, source, bytes, turn.now);
+    if (!MayTake(worker.rank, gradient.bytes)) {
+      parts_.flow.Pause(worker.rank, gradient.bytes, turn.now);
       return Admission::kPaused;
     }
-    parts_.flow.Forget(worker.rank, source);
-    parts_.flow.Charge(worker.rank, bytes);
+    parts_.flow.Forget(worker.rank);
+    parts_.flow.Charge(worker.rank, gradient.bytes);
   }
-  const Push::Arrival arrival = round_->pushes.Take(worker.rank, message);
+  const Push::Arrival arrival = round_->pushes.Take(worker.rank, gradient);
+  const bool fresh = arrival == Push::Arrival::kNew;
+  const PushKey key = KeyOf(*worker.outstanding);
+  TakeGradient(worker, key, gradient, /*held=*/fresh, turn);
   CountArrival(worker, arrival, parts_.ledger, turn);
-  if (arrival == Push::Arrival::kNew) {
-    HoldGradient({.rank = worker.rank, .key = KeyOf(*worker.outstanding)},
-                 message, turn);
+  if (fresh) {
     NoteFoldIfComplete(partition, turn.now);
     ClaimByPush(worker.rank, turn);
     // Another one may be furthest behind now.
     ResumePaused(turn);
   } else if (round_->progress.commit.has_value()) {
-    const std::optional<FoldResult>& result =
-        round_->progress.commit->result(partition);
-    if (result.has_value()) {
-      SendResult(*result, round_->step().Next(), worker,
-                 KeyOf(*worker.outstanding), turn);
-    }
+    SendResult(*round_->progress.commit, partition, worker, key, turn);
   }
   return Admission::kTaken;
 }

@@ -23,7 +23,8 @@ class SyncRounds final : public StepDriver {
 
   absl::Status Open(Worker& worker, const PushOpening& opening,
                     Turn& turn) override;
-  absl::StatusOr<Admission> Gradient(Worker& worker, GradientMessage& message,
+  absl::StatusOr<Admission> Gradient(Worker& worker,
+                                     const GradientArrival& gradient,
                                      Turn& turn) override;
   absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
   absl::Status Reduce(Worker& worker, MomentsMessage message,
@@ -118,10 +119,10 @@ class SyncRounds final : public StepDriver {
   // The push of `rank` is closed: looks at its moments and calls.
   void NoteClosing(Rank rank);
   void NoteFault(Rank rank, ClosingFault fault);
-  // Tells the data shard what goes into the commit, once all members have
-  // opened their pushes.
+  // Tells the shards what goes into the commit, once all members have opened
+  // their pushes.
   void PrepareCommit(Turn& turn);
-  // The data shard folds a partition as soon as all have sent it.
+  // A partition's shard folds it as soon as all have sent it.
   void NoteFoldIfComplete(int32_t partition, Instant now);
   // Completes rendezvous whose other members cannot come, and compares the
   // members' batch-norm calls once all pushes are closed. False: the attempt is
