@@ -8,9 +8,9 @@
 #include "absl/status/status.h"
 #include "common/ids.h"
 #include "common/push.h"
-#include "server/core/data/shard_place.h"
 #include "server/core/fold_report.h"
 #include "server/core/settings.h"
+#include "server/core/shard_place.h"
 
 // What the core tells the shards, which have the gradients and the weights. To
 // the first server's own shard a command is a call, to those in other processes

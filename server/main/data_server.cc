@@ -193,6 +193,7 @@ void DataServer::Stop() {
   }
   ticker_.reset();
   if (probe_ != nullptr) probe_->Stop();
+  host_.CloseStreams(absl::UnavailableError("the data shard is stopping"));
   host_.Stop();
   if (transport_ != nullptr) transport_->Shutdown(kGraceOfCalls);
   transport_.reset();

@@ -15,9 +15,9 @@
 #include "server/metrics/data_shard_metrics.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/ops/ops_port.h"
+#include "server/partitions/partitions_host.h"
 #include "server/rpc/self_probe.h"
 #include "server/rpc/transport.h"
-#include "server/shard/data_host.h"
 
 namespace cohort {
 
@@ -75,7 +75,7 @@ class DataServer {
   std::unique_ptr<ServerSecurity> security_;
   // Null without --trace.
   std::shared_ptr<TraceFile> trace_;
-  DataHost host_;
+  PartitionsHost host_;
   std::unique_ptr<Transport> transport_;
   DataShardCollector collector_;
   // Null without an operations port; the same for the port itself.

@@ -185,22 +185,23 @@ absl::Status Server::Start() {
     local_weights_ = std::make_shared<SharedFloatFiles>();
   }
   MakeDataShards(options_.shard_addresses);
-  std::vector<DataLink*> links;
+  std::vector<PartitionsLink*> links;
   for (const auto& data_shard : data_shards_) links.push_back(data_shard.get());
-  shard_ = std::make_unique<Shard>(
-      ShardOptions{.coordinator = coordinator,
-                   .fold_threads = options_.fold_threads,
-                   .memory_bytes = MemoryLimitBytes(),
-                   .weight_bytes_max = options_.model_bytes_max,
-                   .data_shards = std::move(links),
-                   .data_addresses = options_.shard_addresses,
-                   .shard_stats = shard_stats_.get(),
-                   .weights_memory = local_weights_,
-                   .timeline = trace_.get(),
-                   .on_denied_rank =
-                       [access = security_->access()](const std::string& who) {
-                         if (access != nullptr) access->NoteRank(who);
-                       }},
+  run_ = std::make_unique<RunHost>(
+      RunHostOptions{
+          .coordinator = coordinator,
+          .fold_threads = options_.fold_threads,
+          .memory_bytes = MemoryLimitBytes(),
+          .weight_bytes_max = options_.model_bytes_max,
+          .data_shards = std::move(links),
+          .data_addresses = options_.shard_addresses,
+          .shard_stats = shard_stats_.get(),
+          .weights_memory = local_weights_,
+          .timeline = trace_.get(),
+          .on_denied_rank =
+              [access = security_->access()](const std::string& who) {
+                if (access != nullptr) access->NoteRank(who);
+              }},
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here because the base class is private.
       static_cast<RunListener&>(*this));
@@ -216,7 +217,9 @@ absl::Status Server::Start() {
   if (options_.handover.drain.has_value()) {
     // Asked for before the loss of a data shard, which does not undo it. It
     // fails only if the run is over.
-    shard_->Drain(*options_.handover.drain).IgnoreError();
+    run_->Drain(*options_.handover.drain).IgnoreError();
+    MutexLock lock(mu_);
+    drain_asked_for_ = options_.handover.drain;
   }
   // Page and cohortctl name the data shards that are not there. Workers are
   // refused until then.
@@ -224,7 +227,7 @@ absl::Status Server::Start() {
   files_->ForgetRestored();
   recorder_->Begin();
   COHORT_RETURN_IF_ERROR(WriteAddressFile(options_.address_file, address_));
-  shard_->Start(address_);
+  run_->Start(address_);
   if (!OverBeforeStart()) {
     // Later versions are at the data shards.
     MutexLock lock(mu_);
@@ -267,11 +270,11 @@ absl::Status Server::OpenRecorder() {
                    : std::nullopt,
            .terminal = options_.terminal,
            .run = options_.coordinator,
-           .policies = shard_->Policy().history,
+           .policies = run_->Policy().history,
            .policies_before = restored.has_value()
                                   ? restored->state.policy_history.size()
                                   : 0},
-          out_, clock_, [this] { return shard_->Status(); }));
+          out_, clock_, [this] { return run_->Status(); }));
   stats_.Continue(recorder_->earlier());
   NoteContinued();
   return absl::OkStatus();
@@ -346,11 +349,11 @@ void Server::Stop() {
     if (!concluded) WriteResults(summary);
     WaitForLeavers();
   }
-  if (shard_ != nullptr) shard_->CloseStreams();
+  if (run_ != nullptr) run_->CloseStreams();
   if (probe_ != nullptr) probe_->Stop();
   if (admin_ != nullptr) admin_->Shutdown(kCallGrace);
   if (transport_ != nullptr) transport_->Shutdown(kCallGrace);
-  if (shard_ != nullptr) shard_->Stop();
+  if (run_ != nullptr) run_->Stop();
   const bool without_shards =
       !data_shards_.empty() && !attached_ && !summary.outcome.has_value();
   if (recorder_ != nullptr && (without_shards || !summary.lost_shard.empty())) {
@@ -386,13 +389,13 @@ void Server::WriteResults(RunSummary& summary) {
 }
 
 void Server::WriteModelAndStaleness(RunSummary& summary) {
-  if (shard_->model() == nullptr) return;
+  if (run_->partitions().model() == nullptr) return;
   const absl::StatusOr<RunState> state = WholeState();
   if (!state.ok()) return KeepFirst(summary.files, state.status());
   summary.model = state->model;
   summary.snapshot = state->snapshot;
   if (!files_->keeps_results()) return;
-  KeepFirst(summary.files, files_->WriteStaleness(shard_->Status().staleness));
+  KeepFirst(summary.files, files_->WriteStaleness(run_->Status().staleness));
   const absl::Status written =
       files_->WriteModel(*state->model, *state->snapshot);
   KeepFirst(summary.files, written);
@@ -410,8 +413,8 @@ void Server::WaitForLeavers() {
   const bool come_back =
       !options_.ended_shard_addresses.empty() || OverBeforeStart();
   MutexLock lock(mu_);
-  while ((come_back || shard_->streams().sessions() > 0) && !stop_requested_ &&
-         clock_.Now() < deadline) {
+  while ((come_back || run_->partitions().streams().sessions() > 0) &&
+         !stop_requested_ && clock_.Now() < deadline) {
     changed_.WaitFor(mu_, kLeavePoll);
   }
 }
@@ -450,7 +453,7 @@ void Server::ConcludeWithoutShards(RunSummary& summary) {
   if (!summary.lost_shard.empty()) return;
   // A change may not be on disk yet.
   WriteLastCheckpoint(summary);
-  if (const absl::StatusOr<RunState> state = shard_->State(); state.ok()) {
+  if (const absl::StatusOr<RunState> state = run_->State(); state.ok()) {
     summary.snapshot = state->snapshot;
   }
   PrintEnd(summary);
@@ -463,7 +466,7 @@ absl::Status Server::FilesStatus() const {
 
 void Server::WriteLastCheckpoint(RunSummary& summary) {
   if (!files_->keeps_checkpoints()) return;
-  const absl::StatusOr<RunState> state = shard_->State();
+  const absl::StatusOr<RunState> state = run_->State();
   // Without a model there is nothing to save.
   if (!state.ok()) return;
   KeepFirst(summary.files, files_->SaveCheckpoint(*state));
@@ -471,7 +474,7 @@ void Server::WriteLastCheckpoint(RunSummary& summary) {
 
 void Server::PrintEnd(const RunSummary& summary) {
   if (!summary.outcome.has_value() && summary.snapshot == nullptr &&
-      shard_->Policy().history.size() > 1) {
+      run_->Policy().history.size() > 1) {
     out_ << "stopped before a worker had registered a model, hence without a "
             "checkpoint: changes of settings are lost; give them as flags\n";
   }
@@ -486,7 +489,7 @@ void Server::PrintEnd(const RunSummary& summary) {
       out_ << "; " << summary.files.message() << '\n';
     }
   }
-  const std::string staleness = StalenessText(shard_->Status().staleness);
+  const std::string staleness = StalenessText(run_->Status().staleness);
   if (!staleness.empty()) {
     out_ << "staleness of pushes, in steps: " << staleness << '\n';
   }
@@ -513,7 +516,7 @@ absl::Status Server::ForOperator(const absl::Status& status) const {
 }
 
 absl::StatusOr<Version> Server::CheckpointNow() {
-  COHORT_ASSIGN_OR_RETURN(const RunState state, shard_->State());
+  COHORT_ASSIGN_OR_RETURN(const RunState state, run_->State());
   COHORT_RETURN_IF_ERROR(ForOperator(files_->SaveCheckpoint(state)));
   return state.snapshot->version;
 }
@@ -548,12 +551,12 @@ void Server::OnPolicyChanged(const PolicyRecord& record,
 }
 
 void Server::OnChangedBeforeStart() {
-  if (shard_->ended()) {
+  if (run_->facts().ended) {
     MutexLock lock(mu_);
     over_before_start_ = true;
     return;
   }
-  absl::StatusOr<RunState> state = shard_->State();
+  absl::StatusOr<RunState> state = run_->State();
   if (state.ok()) files_->KeepChange(*std::move(state));
 }
 

@@ -25,6 +25,7 @@
 #include "server/main/server_security.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/metrics/run_stats.h"
+#include "server/metrics/shard_stats.h"
 #include "server/ops/figures_source.h"
 #include "server/ops/ops_port.h"
 #include "server/ops/report_writer.h"
@@ -34,8 +35,7 @@
 #include "server/rpc/data_shard_client.h"
 #include "server/rpc/self_probe.h"
 #include "server/rpc/transport.h"
-#include "server/shard/shard.h"
-#include "server/shard/shard_stats.h"
+#include "server/run/run_host.h"
 
 namespace cohort {
 
@@ -73,7 +73,7 @@ class Server : private RunListener {
   std::string admin_address() const {
     return admin_ == nullptr ? "" : admin_->address().ToString();
   }
-  const std::string& run_id() const { return shard_->run_id(); }
+  std::string run_id() const { return run_->facts().run_id; }
 
   // For the server that continues the run; see RunSummary::lost_shard.
   Handover TakeHandover();
@@ -206,6 +206,8 @@ class Server : private RunListener {
   int32_t leaving_shard_ ABSL_GUARDED_BY(mu_) = 0;
   // Why a data shard was lost; empty if none was.
   std::string lost_shard_ ABSL_GUARDED_BY(mu_);
+  // The reason of an operator's drain.
+  std::optional<std::string> drain_asked_for_ ABSL_GUARDED_BY(mu_);
   // The run waits until it is on disk.
   std::optional<RunState> milestone_ ABSL_GUARDED_BY(mu_);
   // All partitions of the version that is restored, until training starts, and
@@ -229,7 +231,7 @@ class Server : private RunListener {
   std::vector<std::unique_ptr<DataShardClient>> data_shards_;
   // Notices data shards that hang. Null without any.
   std::unique_ptr<PeriodicTask> shard_watch_;
-  std::unique_ptr<Shard> shard_;
+  std::unique_ptr<RunHost> run_;
   std::unique_ptr<RunRecorder> recorder_;
   // Null if no memory is shared.
   std::unique_ptr<LocalDoor> local_;

@@ -43,18 +43,23 @@ std::function<std::string(absl::string_view)> UnservedText(
 absl::Status Server::Listen() {
   Transport::Services services;
   COHORT_RETURN_IF_ERROR(OpenLocalDoor());
-  services.push_back(MakeMembershipService(*shard_, local_.get()));
-  services.push_back(MakeParametersService(*shard_, local_.get()));
-  services.push_back(MakeMomentsService(*shard_));
+  services.push_back(MakeMembershipService(*run_, local_.get()));
+  services.push_back(MakeParametersService(*run_, local_.get()));
+  services.push_back(MakeMomentsService(*run_));
   Transport::Services admin;
   (options_.admin_listen.empty() ? services : admin)
       .push_back(MakeAdminService(
-          *shard_,
+          *run_,
           {.checkpoint = [this] { return CheckpointNow(); },
            .export_model = [this] { return ExportNow(); },
            .keeps_checkpoints = files_->keeps_checkpoints(),
            .checkpoint_problem = [this] { return files_->figures().problem; },
            .on_status = [this] { watchers_.Asked("status"); },
+           .on_drained =
+               [this](const std::string& reason) {
+                 MutexLock lock(mu_);
+                 drain_asked_for_ = reason;
+               },
            .audit = security_->audit(),
            .ops_address = [this] { return ops_address(); },
            .certificate_end = [this] { return security_->not_after(); }}));
@@ -94,7 +99,7 @@ absl::Status Server::OpenLocalDoor() {
       {.directory = options_.local_dir,
        .weights = local_weights_,
        .needs = [this]() -> std::optional<LocalNeeds> {
-         const SharedModel model = shard_->model();
+         const SharedModel model = run_->partitions().model();
          if (model == nullptr) return std::nullopt;
          return LocalNeeds{.partitions = model->partitions,
                            .message_bytes = LocalMessageBytes(model->layout)};
@@ -102,7 +107,7 @@ absl::Status Server::OpenLocalDoor() {
        .serve =
            [this](Rank rank, Incarnation incarnation,
                   const std::shared_ptr<LocalPeer>& peer) {
-             return MakeLocalReduce(*shard_, rank, incarnation, peer);
+             return MakeLocalReduce(*run_, rank, incarnation, peer);
            },
        .arena_bytes_max = MemoryLimitBytes() / 2},
       clock_);

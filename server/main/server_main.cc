@@ -37,7 +37,7 @@
 #include "server/main/server.h"
 #include "server/main/server_options.h"
 #include "server/rpc/handshake_log.h"
-#include "server/shard/fault.h"
+#include "server/streams/fault.h"
 
 // One ABSL_FLAG for each row of the table.
 #define COHORT_FLAG_SUBJECT(name, heading)

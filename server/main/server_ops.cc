@@ -14,7 +14,7 @@ namespace cohort {
 void Server::StartReport() {
   if (options_.ops_listen.empty() && !files_->keeps_results()) return;
   figures_ = std::make_unique<FiguresSource>(
-      *shard_, stats_, *files_, clock_,
+      *run_, stats_, *files_, clock_,
       FiguresSource::Links{.address = address_,
                            .dashboards_url = options_.dashboards_url});
   if (!files_->keeps_results()) return;

@@ -73,11 +73,11 @@ void Server::MakeDataShards(const std::vector<std::string>& addresses) {
         DataShardClient::Reactions{
             .on_gradient =
                 [this, i](RemoteGradient gradient) {
-                  shard_->Arrived(i, std::move(gradient));
+                  run_->Arrived(i, std::move(gradient));
                 },
             .on_fold =
                 [this, i](FoldReport report) {
-                  return shard_->Folded(i, std::move(report));
+                  return run_->Folded(i, std::move(report));
                 },
             .on_leaving = [this, i] { OnShardLeaving(i); },
             .on_end =
@@ -204,7 +204,7 @@ void Server::LetShardLeave() {
   if (shard == 0) return;
   // The others repeat nothing of what was done until now. The log tells of an
   // error.
-  const absl::StatusOr<RunState> state = shard_->State();
+  const absl::StatusOr<RunState> state = run_->State();
   if (state.ok()) files_->SaveCheckpoint(*state).IgnoreError();
   {
     MutexLock lock(mu_);
@@ -219,11 +219,12 @@ void Server::LetShardLeave() {
 }
 
 Handover Server::TakeHandover() {
+  MutexLock lock(mu_);
   return {.shards = shard_stats_,
           .trace = trace_,
           .events = stats_.events(),
-          .policies = shard_->Policy().history.size(),
-          .drain = shard_->drain_asked_for()};
+          .policies = run_->Policy().history.size(),
+          .drain = drain_asked_for_};
 }
 
 void Server::NoteContinued() {
@@ -288,7 +289,7 @@ void Server::StoreMilestone(RunState state) {
   }
   // The log tells of an error; the next checkpoint may succeed.
   files_->SaveCheckpoint(*whole).IgnoreError();
-  shard_->CheckpointStored();
+  run_->CheckpointStored();
 }
 
 absl::StatusOr<RunState> Server::WithAllPartitions(RunState state) {
@@ -328,7 +329,7 @@ SharedSnapshot Server::WholeHere(Version version) const {
 }
 
 absl::StatusOr<RunState> Server::WholeState() {
-  COHORT_ASSIGN_OR_RETURN(RunState state, shard_->State());
+  COHORT_ASSIGN_OR_RETURN(RunState state, run_->State());
   return WithAllPartitions(std::move(state));
 }
 

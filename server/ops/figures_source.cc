@@ -13,12 +13,6 @@ namespace {
 
 constexpr absl::Duration kInterval = absl::Milliseconds(250);
 
-int64_t BytesOf(const SharedFloats& floats) {
-  return floats == nullptr
-             ? 0
-             : floats->size() * static_cast<int64_t>(sizeof(float));
-}
-
 int64_t BytesOf(const StatisticsSets& sets) {
   size_t numbers = 0;
   for (const StatisticsSet& set : sets) {
@@ -55,10 +49,10 @@ std::optional<double> SecondsLeft(const StatusView& status,
 
 }  // namespace
 
-FiguresSource::FiguresSource(Shard& shard, const RunStats& stats,
+FiguresSource::FiguresSource(RunHost& run, const RunStats& stats,
                              const RunFiles& files, const Clock& clock,
                              Links links)
-    : shard_(shard),
+    : run_(run),
       stats_(stats),
       files_(files),
       clock_(clock),
@@ -86,20 +80,16 @@ SharedFigures FiguresSource::Refreshed() {
 
 ModelFigures FiguresSource::GatherModel() const {
   ModelFigures figures;
-  const SharedModel model = shard_.model();
-  const absl::StatusOr<SharedSnapshot> read = shard_.Read(std::nullopt);
-  if (model == nullptr || !read.ok()) return figures;
-  const ModelSnapshot& snapshot = **read;
+  const SharedModel model = run_.partitions().model();
+  const absl::StatusOr<SharedVersion> newest = run_.Find(std::nullopt);
+  if (model == nullptr || !newest.ok()) return figures;
   for (const Partition& partition : model->partitions) {
     figures.parameters += partition.elements;
   }
-  for (const SharedFloats& weights : snapshot.weights) {
-    figures.weights_bytes += BytesOf(weights);
-  }
-  for (const Slots& slots : snapshot.slots) {
-    figures.optimizer_bytes += BytesOf(slots);
-  }
-  figures.batch_norm_bytes = BytesOf(*snapshot.statistics);
+  const DataShardFigures held = run_.partitions().figures();
+  figures.weights_bytes = held.weights_bytes;
+  figures.optimizer_bytes = held.optimizer_bytes;
+  figures.batch_norm_bytes = BytesOf(*(*newest)->statistics);
   for (const BatchNormSpec& layer : model->layout.batch_norms) {
     figures.layers.push_back({.name = layer.name, .channels = layer.channels});
   }
@@ -116,15 +106,16 @@ SharedFigures FiguresSource::Gather() {
   figures->address = links_.address;
   figures->dashboards_url = links_.dashboards_url;
   // Before the status, so that the sentence names a shard that is gone here.
-  figures->shards = shard_.shard_figures();
-  figures->status = shard_.Status();
-  figures->policy = shard_.Policy();
-  const CoordinatorOptions options = shard_.options();
+  RunHostFigures of_run = run_.figures();
+  figures->service = of_run.service;
+  figures->shards = std::move(of_run.shards);
+  figures->status = run_.Status();
+  figures->policy = run_.Policy();
+  const CoordinatorOptions options = run_.options();
   figures->policy_options = Resolve(options.policy);
   figures->checkpoint_every = options.checkpoint_every;
   figures->model = GatherModel();
   figures->sums = stats_.sums();
-  figures->service = shard_.figures();
   figures->checkpoint = files_.figures();
   figures->storage_free_bytes = FreeBytes(files_.options());
   figures->memory_limit_bytes = memory_limit_bytes_;

@@ -12,7 +12,7 @@
 #include "server/metrics/run_figures.h"
 #include "server/metrics/run_stats.h"
 #include "server/records/run_files.h"
-#include "server/shard/shard.h"
+#include "server/run/run_host.h"
 
 namespace cohort {
 
@@ -29,7 +29,7 @@ class FiguresSource {
   };
 
   // All references must outlive the source.
-  FiguresSource(Shard& shard, const RunStats& stats, const RunFiles& files,
+  FiguresSource(RunHost& run, const RunStats& stats, const RunFiles& files,
                 const Clock& clock, Links links);
 
   // Never null.
@@ -42,7 +42,7 @@ class FiguresSource {
   ModelFigures GatherModel() const;
 
   // Fixed after construction.
-  Shard& shard_;
+  RunHost& run_;
   const RunStats& stats_;
   const RunFiles& files_;
   const Clock& clock_;

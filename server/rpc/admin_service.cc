@@ -214,11 +214,11 @@ v1::Status ToProto(const StatusView& view, double samples_per_second,
   return proto;
 }
 
-v1::Status StatusOf(const Shard& shard, double samples_per_second,
+v1::Status StatusOf(RunHost& run, double samples_per_second,
                     const AdminActions& actions) {
   // Before the status, so that the sentence names a shard that is gone here.
-  const std::vector<ShardFigures> shards = shard.shard_figures();
-  v1::Status status = ToProto(shard.Status(), samples_per_second, actions);
+  const std::vector<ShardFigures> shards = run.figures().shards;
+  v1::Status status = ToProto(run.Status(), samples_per_second, actions);
   AddShards(shards, status);
   return status;
 }
@@ -228,10 +228,10 @@ class WatchReactor final
                           Stream> {
  public:
   // `actions` must outlive the stream.
-  WatchReactor(Shard& shard, const AdminActions& actions,
+  WatchReactor(RunHost& run, const AdminActions& actions,
                absl::Duration interval)
-      : QueuedWrites(shard.streams()),
-        shard_(shard),
+      : QueuedWrites(run.partitions().streams()),
+        run_(run),
         actions_(actions),
         interval_(interval) {}
 
@@ -239,7 +239,9 @@ class WatchReactor final
     Begin(context, [this] {
       if (interval_ >= absl::Milliseconds(kIntervalMsMin) &&
           interval_ <= absl::Milliseconds(kIntervalMsMax)) {
-        return shard_.AdmitStream(shared_from_this(), /*speaks=*/false);
+        PartitionsHost& host = run_.partitions();
+        return host.Admit(host.streams(), shared_from_this(),
+                          /*speaks=*/false);
       }
       return absl::InvalidArgumentError(absl::StrCat(
           "interval_ms: got ", absl::ToInt64Milliseconds(interval_), ", want ",
@@ -253,14 +255,14 @@ class WatchReactor final
     if (ended()) return false;
     if (now < due_ || !idle()) return true;
     due_ = now + interval_;
-    Send(StatusOf(shard_, samples_per_second, actions_));
+    Send(StatusOf(run_, samples_per_second, actions_));
     return true;
   }
 
   void OnCancel() override { End(absl::CancelledError("cancelled")); }
 
  private:
-  Shard& shard_;
+  RunHost& run_;
   const AdminActions& actions_;
   const absl::Duration interval_;
   Instant due_;
@@ -268,8 +270,8 @@ class WatchReactor final
 
 class AdminService final : public v1::Admin::CallbackService {
  public:
-  AdminService(Shard& shard, AdminActions actions)
-      : shard_(shard),
+  AdminService(RunHost& run, AdminActions actions)
+      : run_(run),
         actions_(std::move(actions)),
         blocking_({.name = "admin", .threads = 1, .queue_max = 64}),
         poller_("watch", kPollInterval, [this] { Poll(); }) {}
@@ -279,7 +281,7 @@ class AdminService final : public v1::Admin::CallbackService {
                                       v1::Status* reply) override {
     return Serve(context, *request, [&] {
       if (actions_.on_status != nullptr) actions_.on_status();
-      *reply = StatusOf(shard_, SamplesPerSecond(), actions_);
+      *reply = StatusOf(run_, SamplesPerSecond(), actions_);
       reply->set_caller(IdentityNameOf(*context));
       return absl::OkStatus();
     });
@@ -289,7 +291,7 @@ class AdminService final : public v1::Admin::CallbackService {
       grpc::CallbackServerContext* context,
       const v1::WatchStatusRequest* request) override {
     const auto watch = std::make_shared<WatchReactor>(
-        shard_, actions_, absl::Milliseconds(request->interval_ms()));
+        run_, actions_, absl::Milliseconds(request->interval_ms()));
     watch->Start(context);
     MutexLock lock(mu_);
     watches_.push_back(watch);
@@ -320,7 +322,7 @@ class AdminService final : public v1::Admin::CallbackService {
                  [this, request, reply]() -> absl::Status {
                    COHORT_ASSIGN_OR_RETURN(
                        const CollectionAnswer answer,
-                       shard_.CollectStatistics(request->run_id()));
+                       run_.CollectStatistics(request->run_id()));
                    reply->set_version(answer.version.value());
                    reply->set_batches(answer.batches);
                    return absl::OkStatus();
@@ -334,7 +336,9 @@ class AdminService final : public v1::Admin::CallbackService {
       std::string reason =
           Printable(request->reason().substr(0, kReasonLengthMax));
       if (reason.empty()) reason = "drained by an operator";
-      return WithVersion(shard_.Drain(reason), *reply);
+      const absl::StatusOr<Version> drained = run_.Drain(reason);
+      if (drained.ok() && actions_.on_drained) actions_.on_drained(reason);
+      return WithVersion(drained, *reply);
     });
   }
 
@@ -353,8 +357,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                       const v1::GetPolicyRequest* request,
                                       v1::GetPolicyReply* reply) override {
     return Serve(context, *request, [&] {
-      reply->set_run_id(shard_.run_id());
-      ToProto(shard_.Policy(), reply);
+      reply->set_run_id(run_.facts().run_id);
+      ToProto(run_.Policy(), reply);
       return absl::OkStatus();
     });
   }
@@ -364,20 +368,20 @@ class AdminService final : public v1::Admin::CallbackService {
                                   v1::EvictReply* reply) override {
     // The record says what was meant: a worker that may finish its step.
     const char* verb = request->after_step() ? "DrainWorker" : "Evict";
-    return Apply(context, verb, *request,
-                 [this, request, reply,
-                  announced = AnnouncesChecksum(*context)]() -> absl::Status {
-                   COHORT_RETURN_IF_ERROR(CheckUndamaged(*request, announced));
-                   std::string reason =
-                       Printable(request->reason().substr(0, kReasonLengthMax));
-                   if (reason.empty()) reason = "requested by an operator";
-                   const Rank rank(request->rank());
-                   return WithVersion(
-                       request->after_step()
-                           ? shard_.DrainWorker(request->run_id(), rank, reason)
-                           : shard_.Evict(request->run_id(), rank, reason),
-                       *reply);
-                 });
+    return Apply(
+        context, verb, *request,
+        [this, request, reply,
+         announced = AnnouncesChecksum(*context)]() -> absl::Status {
+          COHORT_RETURN_IF_ERROR(CheckUndamaged(*request, announced));
+          std::string reason =
+              Printable(request->reason().substr(0, kReasonLengthMax));
+          if (reason.empty()) reason = "requested by an operator";
+          const Rank rank(request->rank());
+          const Dismissal how =
+              request->after_step() ? Dismissal::kDrain : Dismissal::kEvict;
+          return WithVersion(run_.Dismiss(request->run_id(), rank, how, reason),
+                             *reply);
+        });
   }
 
   grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* context,
@@ -436,7 +440,7 @@ class AdminService final : public v1::Admin::CallbackService {
     // Fails only for messages that cannot be JSON, which these can.
     static_cast<void>(
         google::protobuf::util::MessageToJsonString(request, &call.arguments));
-    const absl::StatusOr<SharedVersion> newest = shard_.Find(std::nullopt);
+    const absl::StatusOr<SharedVersion> newest = run_.Find(std::nullopt);
     if (newest.ok()) call.version = (*newest)->version.value();
     COHORT_ASSIGN_OR_RETURN(const int64_t id, actions_.audit->Intent(call));
     const absl::Status outcome = body();
@@ -468,7 +472,7 @@ class AdminService final : public v1::Admin::CallbackService {
           "--checkpoint_every: got ", every->second,
           ", want 0: the server was started without --checkpoint_dir"));
     }
-    COHORT_ASSIGN_OR_RETURN(const ChangeAnswer answer, shard_.Change(change));
+    COHORT_ASSIGN_OR_RETURN(const ChangeAnswer answer, run_.Change(change));
     reply.set_policy_epoch(answer.policy_epoch);
     reply.set_version(answer.version.value());
     reply.set_pending(answer.pending);
@@ -509,11 +513,11 @@ class AdminService final : public v1::Admin::CallbackService {
   }
 
   void Poll() ABSL_LOCKS_EXCLUDED(mu_) {
-    const Instant now = shard_.clock().Now();
+    const Instant now = run_.partitions().clock().Now();
     std::optional<StatusView> status;
     if (now >= rate_due_) {
       rate_due_ = now + kRateInterval;
-      status = shard_.Status();
+      status = run_.Status();
     }
     std::vector<std::shared_ptr<WatchReactor>> watches;
     double rate = 0;
@@ -534,7 +538,7 @@ class AdminService final : public v1::Admin::CallbackService {
     });
   }
 
-  Shard& shard_;
+  RunHost& run_;
   const AdminActions actions_;
 
   // Used by the poller's thread only.
@@ -551,9 +555,9 @@ class AdminService final : public v1::Admin::CallbackService {
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeAdminService(Shard& shard,
+std::unique_ptr<grpc::Service> MakeAdminService(RunHost& run,
                                                 AdminActions actions) {
-  return std::make_unique<AdminService>(shard, std::move(actions));
+  return std::make_unique<AdminService>(run, std::move(actions));
 }
 
 }  // namespace cohort

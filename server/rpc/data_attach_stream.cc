@@ -19,7 +19,7 @@
 #include "server/rpc/data_messages.h"
 #include "server/rpc/data_streams.h"
 #include "server/rpc/queued_writes.h"
-#include "server/shard/fault.h"
+#include "server/streams/fault.h"
 
 namespace cohort {
 namespace {
@@ -28,7 +28,7 @@ class AttachReactor final
     : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer,
                           CoordinatorStream> {
  public:
-  explicit AttachReactor(DataHost& host)
+  explicit AttachReactor(PartitionsHost& host)
       : QueuedWrites(host.links()), host_(host) {}
 
   void Start(grpc::CallbackServerContext* context) {
@@ -36,7 +36,7 @@ class AttachReactor final
     // rights.
     authenticated_ = !IdentityNameOf(*context).empty();
     const bool admitted = Begin(context, [this] {
-      return host_.AdmitSpeaking(host_.links(), shared_from_this());
+      return host_.Admit(host_.links(), shared_from_this(), /*speaks=*/true);
     });
     if (admitted) Read();
   }
@@ -144,7 +144,7 @@ class AttachReactor final
     return absl::OkStatus();
   }
 
-  DataHost& host_;
+  PartitionsHost& host_;
   // Fixed by Start.
   bool authenticated_ = false;
   // Used by the reading side only.
@@ -157,7 +157,7 @@ class AttachReactor final
 class FetchReactor final
     : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
  public:
-  explicit FetchReactor(DataHost& host)
+  explicit FetchReactor(PartitionsHost& host)
       : QueuedWrites(host.links()), host_(host) {}
 
   void Start(grpc::CallbackServerContext* context,
@@ -206,7 +206,7 @@ class FetchReactor final
     });
   }
 
-  DataHost& host_;
+  PartitionsHost& host_;
   // Fixed before the first write; the others are used by its reactions only.
   SharedSnapshot snapshot_;
   size_t next_ = 0;
@@ -218,7 +218,7 @@ using RawDataShards = v1::DataShards::WithRawCallbackMethod_Attach<
 
 class DataShardsService final : public RawDataShards {
  public:
-  explicit DataShardsService(DataHost& host) : host_(host) {}
+  explicit DataShardsService(PartitionsHost& host) : host_(host) {}
 
   ByteBidiReactor* Attach(grpc::CallbackServerContext* context) override {
     const auto stream = std::make_shared<AttachReactor>(host_);
@@ -233,12 +233,12 @@ class DataShardsService final : public RawDataShards {
   }
 
  private:
-  DataHost& host_;
+  PartitionsHost& host_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeDataShardsService(DataHost& host) {
+std::unique_ptr<grpc::Service> MakeDataShardsService(PartitionsHost& host) {
   return std::make_unique<DataShardsService>(host);
 }
 

@@ -11,8 +11,8 @@
 #include "cohort/v1/data_shard.pb.h"
 #include "common/float_buffer.h"
 #include "server/core/commands.h"
-#include "server/core/data/shard_node.h"
 #include "server/core/requests.h"
+#include "server/partitions/partitions.h"
 
 // Converts the messages between shards to and from the generated types. As in
 // common/wire/convert.h, FromProto checks what it can without knowing the run,

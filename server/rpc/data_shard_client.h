@@ -22,14 +22,14 @@
 #include "common/wire/bidi_stream.h"
 #include "common/wire/shared_security.h"
 #include "server/core/commands.h"
-#include "server/shard/data_host.h"
-#include "server/shard/data_link.h"
+#include "server/partitions/partitions_host.h"
+#include "server/partitions/partitions_link.h"
 
 namespace cohort {
 
 // Shard 0's connection to one data shard.
 // Thread safety: safe, except that Attach comes first and Close last.
-class DataShardClient final : public DataLink {
+class DataShardClient final : public PartitionsLink {
  public:
   struct Options {
     // host:port or a Unix socket.

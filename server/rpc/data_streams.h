@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "server/shard/data_host.h"
+#include "server/partitions/partitions_host.h"
 
 namespace grpc {
 class Service;
@@ -21,8 +21,8 @@ using ByteBidiReactor =
 using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 
 // For shard 0.
-std::unique_ptr<grpc::Service> MakeDataShardsService(DataHost& host);
+std::unique_ptr<grpc::Service> MakeDataShardsService(PartitionsHost& host);
 // For workers: Exchange and Pull.
-std::unique_ptr<grpc::Service> MakeDataParametersService(DataHost& host);
+std::unique_ptr<grpc::Service> MakeDataParametersService(PartitionsHost& host);
 
 }  // namespace cohort

@@ -8,8 +8,8 @@
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
-#include "server/shard/data_host.h"
-#include "server/shard/streams.h"
+#include "server/partitions/partitions_host.h"
+#include "server/streams/streams.h"
 
 // The messages of Parameters.Exchange, at shard 0 and at data shards.
 namespace cohort {

@@ -24,8 +24,8 @@
 #include "server/rpc/queued_writes.h"
 #include "server/rpc/sender_check.h"
 #include "server/rpc/stream_starts.h"
-#include "server/shard/fault.h"
-#include "server/shard/model_limits.h"
+#include "server/run/model_limits.h"
+#include "server/streams/fault.h"
 
 namespace cohort {
 namespace {
@@ -37,14 +37,14 @@ class ExchangeReactor final
  public:
   // `run` is null at a data shard, `local` if there is no shared memory. All
   // must outlive the stream.
-  ExchangeReactor(DataHost& host, Shard* run, const LocalDoor* local)
+  ExchangeReactor(PartitionsHost& host, RunHost* run, const LocalDoor* local)
       : QueuedWrites(host.streams()), host_(host), run_(run), local_(local) {}
 
   void Start(grpc::CallbackServerContext* context) {
     caller_ = CallerOf(*context);
     encrypted_ = !IdentityNameOf(*context).empty();
     const bool admitted = Begin(context, [this] {
-      return host_.AdmitSpeaking(host_.streams(), shared_from_this());
+      return host_.Admit(host_.streams(), shared_from_this(), /*speaks=*/true);
     });
     if (admitted) Read();
   }
@@ -130,7 +130,8 @@ class ExchangeReactor final
       }
       COHORT_ASSIGN_OR_RETURN(
           ReceivedGradient gradient,
-          DecodeGradient(request.gradient(), std::move(framed.payload)));
+          DecodeGradient(request.gradient(),
+                         host_.Counted(std::move(framed.payload))));
       return host_.Gradient(sender, key, std::move(gradient), self);
     }
     if (run_ == nullptr) {
@@ -178,8 +179,8 @@ class ExchangeReactor final
         absl::StrCat("a message was refused: ", status.message()));
   }
 
-  DataHost& host_;
-  Shard* const run_;
+  PartitionsHost& host_;
+  RunHost* const run_;
   const LocalDoor* const local_;
   // Fixed by Start.
   Caller caller_;
@@ -200,7 +201,7 @@ class ExchangeReactor final
 
 }  // namespace
 
-ByteBidiReactor* StartExchange(DataHost& host, Shard* run,
+ByteBidiReactor* StartExchange(PartitionsHost& host, RunHost* run,
                                grpc::CallbackServerContext* context,
                                const LocalDoor* local) {
   const auto stream = std::make_shared<ExchangeReactor>(host, run, local);

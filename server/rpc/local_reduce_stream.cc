@@ -23,7 +23,7 @@
 #include "server/local/local_peer.h"
 #include "server/rpc/reduce_messages.h"
 #include "server/rpc/services.h"
-#include "server/shard/fault.h"
+#include "server/streams/fault.h"
 
 namespace cohort {
 namespace {
@@ -49,9 +49,9 @@ class LocalReduce final : public ReduceStream,
                           public LocalService,
                           public std::enable_shared_from_this<LocalReduce> {
  public:
-  LocalReduce(Shard& shard, Rank rank, Incarnation incarnation,
+  LocalReduce(RunHost& run, Rank rank, Incarnation incarnation,
               std::shared_ptr<LocalPeer> peer)
-      : shard_(shard),
+      : run_(run),
         rank_(rank),
         incarnation_(incarnation),
         peer_(std::move(peer)) {}
@@ -73,7 +73,7 @@ class LocalReduce final : public ReduceStream,
       MutexLock lock(mu_);
       ended_ = true;
     }
-    shard_.streams().Forget(this);
+    run_.partitions().streams().Forget(this);
   }
 
   void SendResults(absl::Span<const effect::ReduceResult* const> results,
@@ -94,7 +94,7 @@ class LocalReduce final : public ReduceStream,
       // A worker that does not read will find its connection closed.
       (void)peer_->Send(EndMail(status));
     }
-    shard_.streams().Forget(this);
+    run_.partitions().streams().Forget(this);
   }
 
  private:
@@ -115,8 +115,8 @@ class LocalReduce final : public ReduceStream,
           sender.incarnation.value(), ", want rank ", rank_.value(),
           " incarnation ", incarnation_.value(), ", which connected here"));
     }
-    return shard_.Reduce(sender, std::move(message.contributions),
-                         shared_from_this());
+    return run_.Reduce(sender, std::move(message.contributions),
+                       shared_from_this());
   }
 
   void Send(const std::string& mail) {
@@ -135,7 +135,7 @@ class LocalReduce final : public ReduceStream,
   }
 
   // Fixed after construction.
-  Shard& shard_;
+  RunHost& run_;
   const Rank rank_;
   const Incarnation incarnation_;
   const std::shared_ptr<LocalPeer> peer_;
@@ -147,11 +147,13 @@ class LocalReduce final : public ReduceStream,
 }  // namespace
 
 std::shared_ptr<LocalService> MakeLocalReduce(
-    Shard& shard, Rank rank, Incarnation incarnation,
+    RunHost& run, Rank rank, Incarnation incarnation,
     const std::shared_ptr<LocalPeer>& peer) {
-  auto stream = std::make_shared<LocalReduce>(shard, rank, incarnation, peer);
+  auto stream = std::make_shared<LocalReduce>(run, rank, incarnation, peer);
   // It may be silent for as long as the run normalises locally.
-  const absl::Status admitted = shard.AdmitStream(stream, /*speaks=*/false);
+  PartitionsHost& host = run.partitions();
+  const absl::Status admitted =
+      host.Admit(host.streams(), stream, /*speaks=*/false);
   if (!admitted.ok()) stream->End(admitted);
   return stream;
 }

@@ -14,7 +14,7 @@
 #include "server/rpc/sender_check.h"
 #include "server/rpc/services.h"
 #include "server/rpc/stream_starts.h"
-#include "server/shard/fault.h"
+#include "server/streams/fault.h"
 
 namespace cohort {
 namespace {
@@ -24,11 +24,11 @@ using RawMembership = v1::Membership::WithRawCallbackMethod_Session<
 
 class MembershipService final : public RawMembership {
  public:
-  MembershipService(Shard& shard, LocalDoor* local)
-      : shard_(shard), local_(local) {}
+  MembershipService(RunHost& run, LocalDoor* local)
+      : run_(run), local_(local) {}
 
   ByteBidiReactor* Session(grpc::CallbackServerContext* context) override {
-    return StartSession(shard_, context, local_);
+    return StartSession(run_, context, local_);
   }
 
   grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context,
@@ -47,7 +47,7 @@ class MembershipService final : public RawMembership {
     COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
     const absl::Status own = CheckRank(caller, sender.rank);
     if (!own.ok()) {
-      shard_.DeniedRank(caller.name);
+      run_.DeniedRank(caller.name);
       return own;
     }
     const Sequence sequence(request.sequence());
@@ -55,10 +55,10 @@ class MembershipService final : public RawMembership {
     if (request.has_collected()) {
       COHORT_ASSIGN_OR_RETURN(std::vector<CallMoments> calls,
                               cohort::FromProto(request.collected()));
-      next = shard_.ReportMoments(sender, sequence, std::move(calls));
+      next = run_.ReportMoments(sender, sequence, std::move(calls));
     } else {
       COHORT_ASSIGN_OR_RETURN(EvaluationSums sums, cohort::FromProto(request));
-      next = shard_.ReportEvaluation(sender, sequence, sums);
+      next = run_.ReportEvaluation(sender, sequence, sums);
     }
     COHORT_RETURN_IF_ERROR(next.status());
     ToProto(*next, reply.mutable_next());
@@ -66,15 +66,15 @@ class MembershipService final : public RawMembership {
     return absl::OkStatus();
   }
 
-  Shard& shard_;
+  RunHost& run_;
   LocalDoor* const local_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
+std::unique_ptr<grpc::Service> MakeMembershipService(RunHost& run,
                                                      LocalDoor* local) {
-  return std::make_unique<MembershipService>(shard, local);
+  return std::make_unique<MembershipService>(run, local);
 }
 
 }  // namespace cohort

@@ -10,20 +10,20 @@ using RawMoments =
 
 class MomentsService final : public RawMoments {
  public:
-  explicit MomentsService(Shard& shard) : shard_(shard) {}
+  explicit MomentsService(RunHost& run) : run_(run) {}
 
   ByteBidiReactor* Reduce(grpc::CallbackServerContext* context) override {
-    return StartReduce(shard_, context);
+    return StartReduce(run_, context);
   }
 
  private:
-  Shard& shard_;
+  RunHost& run_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeMomentsService(Shard& shard) {
-  return std::make_unique<MomentsService>(shard);
+std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run) {
+  return std::make_unique<MomentsService>(run);
 }
 
 }  // namespace cohort

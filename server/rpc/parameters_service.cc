@@ -12,24 +12,24 @@ using RawParameters = v1::Parameters::WithRawCallbackMethod_Register<
 
 class ParametersService final : public RawParameters {
  public:
-  ParametersService(Shard& shard, LocalDoor* local)
-      : shard_(shard), local_(local) {}
+  ParametersService(RunHost& run, LocalDoor* local)
+      : run_(run), local_(local) {}
 
   ByteBidiReactor* Register(grpc::CallbackServerContext* context) override {
-    return StartRegister(shard_, context);
+    return StartRegister(run_, context);
   }
 
   ByteBidiReactor* Exchange(grpc::CallbackServerContext* context) override {
-    return StartExchange(shard_.host(), &shard_, context, local_);
+    return StartExchange(run_.partitions(), &run_, context, local_);
   }
 
   ByteWriteReactor* Pull(grpc::CallbackServerContext* context,
                          const grpc::ByteBuffer* request) override {
-    return StartPull(shard_.host(), &shard_, context, *request);
+    return StartPull(run_.partitions(), &run_, context, *request);
   }
 
  private:
-  Shard& shard_;
+  RunHost& run_;
   // Null if there is no shared memory.
   LocalDoor* const local_;
 };
@@ -39,7 +39,7 @@ using RawDataParameters = v1::Parameters::WithRawCallbackMethod_Exchange<
 
 class DataParametersService final : public RawDataParameters {
  public:
-  explicit DataParametersService(DataHost& host) : host_(host) {}
+  explicit DataParametersService(PartitionsHost& host) : host_(host) {}
 
   ByteBidiReactor* Exchange(grpc::CallbackServerContext* context) override {
     return StartExchange(host_, nullptr, context, nullptr);
@@ -50,18 +50,18 @@ class DataParametersService final : public RawDataParameters {
   }
 
  private:
-  DataHost& host_;
+  PartitionsHost& host_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeDataParametersService(DataHost& host) {
+std::unique_ptr<grpc::Service> MakeDataParametersService(PartitionsHost& host) {
   return std::make_unique<DataParametersService>(host);
 }
 
-std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard,
+std::unique_ptr<grpc::Service> MakeParametersService(RunHost& run,
                                                      LocalDoor* local) {
-  return std::make_unique<ParametersService>(shard, local);
+  return std::make_unique<ParametersService>(run, local);
 }
 
 }  // namespace cohort

@@ -13,10 +13,10 @@
 #include "common/clock.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
+#include "server/partitions/pull_table.h"
+#include "server/partitions/service_counters.h"
 #include "server/rpc/queued_writes.h"
-#include "server/shard/pull_table.h"
-#include "server/shard/service_counters.h"
-#include "server/shard/stream_registry.h"
+#include "server/streams/stream_registry.h"
 
 namespace cohort {
 

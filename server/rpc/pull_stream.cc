@@ -40,7 +40,7 @@ absl::StatusOr<const StatisticsSet*> SetOf(const ModelVersion& version,
 class PullReactor final : public PullSender {
  public:
   // `run` is null at a data shard. Both must outlive the stream.
-  PullReactor(DataHost& host, Shard* run)
+  PullReactor(PartitionsHost& host, RunHost* run)
       : PullSender(host.streams(), host.pulls(), host.counters(), host.clock()),
         host_(host),
         run_(run) {}
@@ -60,18 +60,16 @@ class PullReactor final : public PullSender {
 
  private:
   absl::Status Ask(const grpc::ByteBuffer& message) {
-    StreamRegistry::Streams evicted;
-    const absl::Status admitted =
-        host_.streams().Admit(shared_from_this(), std::nullopt, &evicted);
-    EndEvicted(evicted);
-    COHORT_RETURN_IF_ERROR(admitted);
+    COHORT_RETURN_IF_ERROR(host_.Admit(host_.streams(), shared_from_this(),
+                                       /*speaks=*/false));
     COHORT_ASSIGN_OR_RETURN(request_, DecodeMessage<v1::PullRequest>(message));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request_));
     ReaderBelief belief{.run_id = request_.run_id()};
     if (request_.has_generation()) belief.generation = request_.generation();
     if (request_.has_shard()) belief.shard = request_.shard();
     if (run_ == nullptr) return AskDataShard(belief);
-    COHORT_RETURN_IF_ERROR(CheckRunId(request_.run_id(), run_->run_id()));
+    const std::string run_id = run_->facts().run_id;
+    COHORT_RETURN_IF_ERROR(CheckRunId(request_.run_id(), run_id));
     if (request_.has_shard()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "got a call for data shard ", request_.shard(),
@@ -83,7 +81,7 @@ class PullReactor final : public PullSender {
     COHORT_ASSIGN_OR_RETURN(held_, run_->Find(version));
     COHORT_ASSIGN_OR_RETURN(set_, SetOf(*held_, request_.statistics_kind()));
     // The run has named the version, so it is here or about to come.
-    Read({.run_id = run_->run_id()}, held_->version);
+    Read({.run_id = run_id}, held_->version);
     return absl::OkStatus();
   }
 
@@ -133,14 +131,15 @@ class PullReactor final : public PullSender {
   }
 
   void Describe(v1::PullHeader& header) const {
-    const SharedModel model = run_->model();
+    const SharedModel model = host_.model();
     ToProto(model->layout, header.mutable_layout());
     ToProto(model->partitions, header.mutable_partitions());
-    if (run_->shards() > 1) {
-      for (const std::string& address : run_->data_addresses()) {
+    const RunFacts facts = run_->facts();
+    if (facts.shards > 1) {
+      for (const std::string& address : facts.data_addresses) {
         header.add_further_shards(address);
       }
-      header.set_generation(run_->generation());
+      header.set_generation(facts.generation);
     }
     if (request_.statistics()) {
       ToProto(set_->layers, header.mutable_statistics());
@@ -150,8 +149,8 @@ class PullReactor final : public PullSender {
     }
   }
 
-  DataHost& host_;
-  Shard* const run_;
+  PartitionsHost& host_;
+  RunHost* const run_;
   // Fixed by Start, before the version is there.
   std::string connection_;
   v1::PullRequest request_;
@@ -163,7 +162,7 @@ class PullReactor final : public PullSender {
 
 }  // namespace
 
-ByteWriteReactor* StartPull(DataHost& host, Shard* run,
+ByteWriteReactor* StartPull(PartitionsHost& host, RunHost* run,
                             grpc::CallbackServerContext* context,
                             const grpc::ByteBuffer& request) {
   const auto stream = std::make_shared<PullReactor>(host, run);

@@ -18,9 +18,9 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/wire/status.h"
-#include "server/shard/fault.h"
-#include "server/shard/stream_registry.h"
-#include "server/shard/streams.h"
+#include "server/streams/fault.h"
+#include "server/streams/stream_registry.h"
+#include "server/streams/streams.h"
 
 namespace cohort {
 
@@ -35,7 +35,7 @@ int64_t BytesOfReply(const Message& reply) {
 // The writing side of a server stream: takes replies from any thread, writes
 // them in order, one at a time, and calls Finish exactly once.
 //
-// Reactor is the gRPC base class; Interface is the stream as the shard sees it.
+// Reactor is the gRPC base class; Interface is the stream as the host sees it.
 // The object keeps itself alive from Begin to OnDone.
 //
 // Operations are started under the lock: they only enqueue (gRPC runs the

@@ -8,8 +8,8 @@
 #include "absl/types/span.h"
 #include "cohort/v1/moments.pb.h"
 #include "server/core/effects.h"
-#include "server/shard/shard.h"
-#include "server/shard/streams.h"
+#include "server/run/run_host.h"
+#include "server/streams/streams.h"
 
 // The messages of Moments.Reduce, whichever way they come and go.
 namespace cohort {

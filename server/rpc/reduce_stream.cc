@@ -11,14 +11,14 @@
 #include "common/wire/message_checksum.h"
 #include "server/rpc/reduce_messages.h"
 #include "server/rpc/sender_check.h"
-#include "server/rpc/shard_stream.h"
+#include "server/rpc/worker_stream.h"
 
 namespace cohort {
 namespace {
 
-class ReduceReactor final : public ShardStream<ReduceStream> {
+class ReduceReactor final : public WorkerStream<ReduceStream> {
  public:
-  using ShardStream::ShardStream;
+  using WorkerStream::WorkerStream;
 
   void SendResults(absl::Span<const effect::ReduceResult* const> results,
                    EncodedResults& encoded) override {
@@ -44,8 +44,8 @@ class ReduceReactor final : public ShardStream<ReduceStream> {
     COHORT_ASSIGN_OR_RETURN(ReduceMessage message, ReduceMessageFrom(request));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(caller(), message.sender));
     takes_further_.store(message.takes_further, std::memory_order_relaxed);
-    return shard_.Reduce(message.sender, std::move(message.contributions),
-                         SharedFrom(this));
+    return run_.Reduce(message.sender, std::move(message.contributions),
+                       SharedFrom(this));
   }
 
  private:
@@ -57,9 +57,9 @@ class ReduceReactor final : public ShardStream<ReduceStream> {
 
 }  // namespace
 
-ByteBidiReactor* StartReduce(Shard& shard,
+ByteBidiReactor* StartReduce(RunHost& run,
                              grpc::CallbackServerContext* context) {
-  return Started<ReduceReactor>(shard, context);
+  return Started<ReduceReactor>(run, context);
 }
 
 }  // namespace cohort

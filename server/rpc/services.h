@@ -13,35 +13,35 @@
 #include "server/local/local_door.h"
 #include "server/local/local_inbox.h"
 #include "server/local/local_peer.h"
-#include "server/shard/shard.h"
+#include "server/run/run_host.h"
 
 namespace grpc {
 class Service;
 }  // namespace grpc
 
 // The gRPC services of a shard. They translate and forward, and decide nothing.
-// `shard` must outlive the services, and the services must outlive the gRPC
+// `run` must outlive the services, and the services must outlive the gRPC
 // server.
 namespace cohort {
 
 // `local` lets workers of this host share memory, and must outlive the
 // services; null: none may.
-std::unique_ptr<grpc::Service> MakeMembershipService(Shard& shard,
+std::unique_ptr<grpc::Service> MakeMembershipService(RunHost& run,
                                                      LocalDoor* local);
-std::unique_ptr<grpc::Service> MakeParametersService(Shard& shard,
+std::unique_ptr<grpc::Service> MakeParametersService(RunHost& run,
                                                      LocalDoor* local);
-std::unique_ptr<grpc::Service> MakeMomentsService(Shard& shard);
+std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run);
 
 // Moments.Reduce for a worker of this host, without gRPC: the messages are the
-// same. `shard` must outlive the service.
+// same. `run` must outlive the service.
 std::shared_ptr<LocalService> MakeLocalReduce(
-    Shard& shard, Rank rank, Incarnation incarnation,
+    RunHost& run, Rank rank, Incarnation incarnation,
     const std::shared_ptr<LocalPeer>& peer);
 // The bytes of all answers that may wait for a worker with this model at a
 // time, as LocalNeeds::message_bytes.
 int64_t LocalMessageBytes(const ModelLayout& layout);
 
-// Operator actions that the shard cannot do itself. `checkpoint` and
+// Operator actions that the run cannot do itself. `checkpoint` and
 // `export_model` may block and return the version that was written.
 struct AdminActions {
   std::function<absl::StatusOr<Version>()> checkpoint;
@@ -53,6 +53,8 @@ struct AdminActions {
   std::function<std::string()> checkpoint_problem;
   // Called at each request for the status; must not block. May be null.
   std::function<void()> on_status;
+  // Called once the run was drained on request, with the reason. May be null.
+  std::function<void(const std::string&)> on_drained;
   // Records calls that change the run; must outlive the service. Null: none.
   AuditLog* audit = nullptr;
   // host:port of the operations port; empty if there is none. May be null.
@@ -62,7 +64,7 @@ struct AdminActions {
   std::function<absl::Time()> certificate_end;
 };
 
-std::unique_ptr<grpc::Service> MakeAdminService(Shard& shard,
+std::unique_ptr<grpc::Service> MakeAdminService(RunHost& run,
                                                 AdminActions actions);
 
 }  // namespace cohort

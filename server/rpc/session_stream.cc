@@ -19,7 +19,7 @@
 #include "common/wire/message_checksum.h"
 #include "server/rpc/sender_check.h"
 #include "server/rpc/services.h"
-#include "server/rpc/shard_stream.h"
+#include "server/rpc/worker_stream.h"
 
 namespace cohort {
 namespace {
@@ -89,14 +89,15 @@ absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
   return report;
 }
 
-class SessionReactor final : public ShardStream<SessionStream> {
+class SessionReactor final : public WorkerStream<SessionStream> {
  public:
   // `local`, which may be null, must outlive the stream.
-  SessionReactor(Shard& shard, LocalDoor* local)
-      : ShardStream(shard), local_(local) {}
+  SessionReactor(RunHost& run, LocalDoor* local)
+      : WorkerStream(run), local_(local) {}
 
   void SendJoined(const effect::Joined& joined) override {
-    const CoordinatorOptions options = shard_.options();
+    const CoordinatorOptions options = run_.options();
+    const RunFacts facts = run_.facts();
     v1::SessionReply reply;
     v1::JoinReply* to = reply.mutable_joined();
     to->set_rank(joined.rank.value());
@@ -106,12 +107,12 @@ class SessionReactor final : public ShardStream<SessionStream> {
     to->set_version(joined.version.value());
     to->set_workers(options.workers);
     to->set_heartbeat_interval_ms(std::max<int64_t>(
-        1, absl::ToInt64Milliseconds(shard_.heartbeat_interval())));
+        1, absl::ToInt64Milliseconds(facts.heartbeat_interval)));
     to->set_lease_ms(absl::ToInt64Milliseconds(options.lease));
-    to->add_shards(shard_.address());
+    to->add_shards(facts.address);
     // Nobody needs them after the end, and they may be gone.
-    if (!shard_.ended()) {
-      for (const std::string& address : shard_.data_addresses()) {
+    if (!facts.ended) {
+      for (const std::string& address : facts.data_addresses) {
         to->add_shards(address);
       }
     }
@@ -140,7 +141,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
 
  protected:
   absl::Status Admit() override {
-    COHORT_ASSIGN_OR_RETURN(id_, shard_.AdmitSession(SharedFrom(this)));
+    COHORT_ASSIGN_OR_RETURN(id_, run_.AdmitSession(SharedFrom(this)));
     return absl::OkStatus();
   }
 
@@ -157,8 +158,8 @@ class SessionReactor final : public ShardStream<SessionStream> {
       case v1::SessionRequest::kLeave:
         if (!joined_) return NotJoined("a leave");
         left_ = true;
-        if (request.leave().data_ended()) shard_.DataEnded(id_);
-        shard_.Leave(
+        if (request.leave().data_ended()) run_.DataEnded(id_);
+        run_.Leave(
             id_, Printable(request.leave().reason().substr(0, kTextLengthMax)));
         End(absl::OkStatus());
         return absl::OkStatus();
@@ -174,7 +175,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
 
   void OnGone() override {
     if (!joined_ || left_) return;
-    shard_.SessionBroken(id_);
+    run_.SessionBroken(id_);
   }
 
  private:
@@ -199,7 +200,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
     }
     COHORT_ASSIGN_OR_RETURN(JoinRequest request, JoinFrom(join));
     COHORT_RETURN_IF_ERROR(BindRank(request));
-    COHORT_RETURN_IF_ERROR(shard_.Join(id_, request));
+    COHORT_RETURN_IF_ERROR(run_.Join(id_, request));
     joined_ = true;
     return absl::OkStatus();
   }
@@ -214,7 +215,7 @@ class SessionReactor final : public ShardStream<SessionStream> {
 
   absl::Status OnHeartbeat(const v1::Heartbeat& heartbeat) {
     COHORT_ASSIGN_OR_RETURN(const WorkerReport report, ReportFrom(heartbeat));
-    shard_.Heartbeat(id_, report);
+    run_.Heartbeat(id_, report);
     if (heartbeat.sent_unix_us() == 0) return absl::OkStatus();
     v1::SessionReply reply;
     v1::HeartbeatEcho* echo = reply.mutable_heartbeat_echo();
@@ -234,10 +235,10 @@ class SessionReactor final : public ShardStream<SessionStream> {
 
 }  // namespace
 
-ByteBidiReactor* StartSession(Shard& shard,
+ByteBidiReactor* StartSession(RunHost& run,
                               grpc::CallbackServerContext* context,
                               LocalDoor* local) {
-  return Started<SessionReactor>(shard, context, local);
+  return Started<SessionReactor>(run, context, local);
 }
 
 }  // namespace cohort

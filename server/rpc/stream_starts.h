@@ -6,7 +6,7 @@
 
 #include "server/local/local_door.h"
 #include "server/rpc/services.h"
-#include "server/shard/shard.h"
+#include "server/run/run_host.h"
 
 // The streaming calls of the services. They use raw bytes, so that payloads are
 // never copied and garbage can be distinguished from the end of a stream. The
@@ -19,17 +19,17 @@ using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 
 // `local`, which may be null, must outlive the stream; `run` is null at a data
 // shard.
-ByteBidiReactor* StartSession(Shard& shard,
+ByteBidiReactor* StartSession(RunHost& run,
                               grpc::CallbackServerContext* context,
                               LocalDoor* local);
-ByteBidiReactor* StartRegister(Shard& shard,
+ByteBidiReactor* StartRegister(RunHost& run,
                                grpc::CallbackServerContext* context);
-ByteBidiReactor* StartExchange(DataHost& host, Shard* run,
+ByteBidiReactor* StartExchange(PartitionsHost& host, RunHost* run,
                                grpc::CallbackServerContext* context,
                                const LocalDoor* local);
-ByteBidiReactor* StartReduce(Shard& shard,
+ByteBidiReactor* StartReduce(RunHost& run,
                              grpc::CallbackServerContext* context);
-ByteWriteReactor* StartPull(DataHost& host, Shard* run,
+ByteWriteReactor* StartPull(PartitionsHost& host, RunHost* run,
                             grpc::CallbackServerContext* context,
                             const grpc::ByteBuffer& request);
 

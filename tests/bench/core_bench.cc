@@ -130,6 +130,16 @@ class MeasuredCore {
         }));
       }
     }
+    for (int32_t p = 0; p < shape_.partitions; ++p) {
+      COHORT_RETURN_IF_ERROR(Event("fold done", [&](Effects& out) {
+        core_.Folded({.transaction = transaction_,
+                      .partition = p,
+                      .gradient_bytes = shape_.workers * kGradientBytes,
+                      .prepared = true},
+                     now_, out);
+        return absl::OkStatus();
+      }));
+    }
     COHORT_RETURN_IF_ERROR(RunFolds());
     for (int32_t r : Order()) {
       PushClosing closing{.labels = 1,
@@ -235,16 +245,6 @@ class MeasuredCore {
       updates_.pop_back();
       COHORT_RETURN_IF_ERROR(Event("statistics updated", [&](Effects& out) {
         core_.StatisticsUpdated(std::move(done), now_, out);
-        return absl::OkStatus();
-      }));
-    }
-    for (int32_t p = 0; p < shape_.partitions; ++p) {
-      COHORT_RETURN_IF_ERROR(Event("fold done", [&](Effects& out) {
-        core_.Folded({.transaction = transaction_,
-                      .partition = p,
-                      .gradient_bytes = shape_.workers * kGradientBytes,
-                      .prepared = true},
-                     now_, out);
         return absl::OkStatus();
       }));
     }

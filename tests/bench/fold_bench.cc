@@ -11,7 +11,7 @@
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
-#include "server/core/optimizer/fold_job.h"
+#include "server/partitions/fold_job.h"
 #include "tests/bench/kernel_bench.h"
 #include "tests/bench/tcp_baseline.h"
 

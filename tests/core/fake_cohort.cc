@@ -77,8 +77,8 @@ FakeCohort::FakeCohort(const FakeSetup& setup, const RunState* restored)
 void FakeCohort::Install(const SharedModel& model,
                          const SharedSnapshot& snapshot,
                          const SettingValues& settings) {
-  absl::StatusOr<ShardNode> node =
-      ShardNode::Install(InstallationOf({}, model, snapshot, settings));
+  absl::StatusOr<Partitions> node =
+      Partitions::Install(InstallationOf({}, model, snapshot, settings));
   COHORT_CHECK(node.ok(), node.status().ToString());
   node_ = *std::move(node);
 }
@@ -107,7 +107,7 @@ void FakeCohort::CarryOut(const ShardCommand& command) {
     Begin(*node_->Hold(std::move(staged.mapped())));
     return;
   }
-  absl::StatusOr<ShardNode::Consequences> led_to = node_->Carry(command);
+  absl::StatusOr<Partitions::Consequences> led_to = node_->Carry(command);
   COHORT_CHECK(led_to.ok(), led_to.status().ToString());
   Begin(std::move(led_to->folds));
   if (led_to->weights.has_value()) sent_.push_back(*led_to->weights);

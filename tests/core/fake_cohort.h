@@ -19,8 +19,8 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "server/core/coordinator.h"
-#include "server/core/data/shard_node.h"
 #include "server/core/effects.h"
+#include "server/partitions/partitions.h"
 
 namespace cohort {
 
@@ -168,7 +168,7 @@ class FakeCohort {
     sent_.clear();
   }
   // The weights of all command::SendWeights since then.
-  const std::vector<ShardWeights>& sent() const { return sent_; }
+  const std::vector<PartitionWeights>& sent() const { return sent_; }
 
   // With the shard's weights and slots.
   absl::StatusOr<RunState> State() const;
@@ -203,9 +203,9 @@ class FakeCohort {
   bool hold_folds_ = false;
   bool hold_values_ = false;
   Effects effects_;
-  std::optional<ShardNode> node_;
+  std::optional<Partitions> node_;
   std::vector<SharedFloats> values_;
-  std::vector<ShardWeights> sent_;
+  std::vector<PartitionWeights> sent_;
   int64_t next_ticket_ = 1;
   std::map<int64_t, HeldGradient> staged_;
   std::vector<FoldJob> folds_;

@@ -1,4 +1,4 @@
-#include "server/core/optimizer/fold_job.h"
+#include "server/partitions/fold_job.h"
 
 #include <gtest/gtest.h>
 

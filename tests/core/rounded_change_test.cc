@@ -14,7 +14,7 @@
 #include "common/bfloat16.h"
 #include "common/permutation.h"
 #include "kernels/backend.h"
-#include "server/core/optimizer/fold_job.h"
+#include "server/partitions/fold_job.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {

@@ -15,9 +15,9 @@
 
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
-#include "server/core/data/data_shard.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/step/pending_commit.h"
+#include "server/partitions/fold_stage.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
@@ -68,7 +68,7 @@ class ShardNormsTest : public ::testing::Test {
     return plan;
   }
 
-  std::vector<FoldJob> Prepare(DataShard& shard,
+  std::vector<FoldJob> Prepare(FoldStage& shard,
                                const OptimizerOptions& optimizer) const {
     auto base = std::make_shared<ModelSnapshot>();
     base->weights = weights_;
@@ -161,7 +161,7 @@ class ShardNormsTest : public ::testing::Test {
   // By rank.
   std::vector<SharedFloats> gradients_[kPushes];
   FloatBufferPool pool_;
-  std::vector<DataShard> shards_;
+  std::vector<FoldStage> shards_;
   std::deque<std::pair<size_t, FoldJob>> folds_;
 };
 

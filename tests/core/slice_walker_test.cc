@@ -1,4 +1,4 @@
-#include "server/core/optimizer/slice_walker.h"
+#include "server/partitions/slice_walker.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -108,7 +108,7 @@ std::optional<NonfiniteGradient> SmallRun::Apply(
                   .compensation = step.compensation,
                   .adaptive = step.adaptive,
                   .weight = step.weight};
-  DataShard data;
+  FoldStage data;
   for (size_t k = 0; k < gradients.size(); ++k) {
     plan.contributors.push_back({.rank = Rank(static_cast<int32_t>(k))});
     HoldAll(data, plan.contributors.back(), gradients[k], step.absent);
@@ -137,7 +137,7 @@ std::optional<NonfiniteGradient> SmallRun::Apply(
   return commit.nonfinite();
 }
 
-void SmallRun::HoldAll(DataShard& data, const PushId& push,
+void SmallRun::HoldAll(FoldStage& data, const PushId& push,
                        const ParameterValues& gradients,
                        const std::vector<int32_t>& absent) const {
   for (size_t p = 0; p < model_->partitions.size(); ++p) {

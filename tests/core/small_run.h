@@ -7,9 +7,9 @@
 
 #include "common/model_layout.h"
 #include "kernels/backend.h"
-#include "server/core/data/data_shard.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/step/pending_commit.h"
+#include "server/partitions/fold_stage.h"
 
 namespace cohort {
 
@@ -67,7 +67,7 @@ class SmallRun {
 
  private:
   // Passes all gradients of one rank to `data`.
-  void HoldAll(DataShard& data, const PushId& push,
+  void HoldAll(FoldStage& data, const PushId& push,
                const ParameterValues& gradients,
                const std::vector<int32_t>& absent) const;
   ParameterValues Values(const std::vector<SharedFloats>& buffers) const;

@@ -144,11 +144,16 @@ RULES = (
          libraries=("grpc", "protobuf", "torch", "cuda", "http"),
          folders=("common/wire", "common/ops", "common/cli", "server"),
          except_folders=("server/access",)),
-    Rule("server/shard", "the shard runs under the thread sanitizer, which "
-         "knows nothing of gRPC's own locks",
-         libraries=("grpc", "protobuf", "http"),
-         folders=("common/wire", "common/ops", "server"),
-         except_folders=("server/shard", "server/core", "server/metrics")),
+    *(Rule(folder, "the hosts run under the thread sanitizer, which knows "
+           "nothing of gRPC's own locks",
+           libraries=("grpc", "protobuf", "http"),
+           folders=("common/wire", "common/ops", "server"),
+           except_folders=(folder, "server/core", *below))
+      for folder, below in (
+          ("server/streams", ()),
+          ("server/partitions", ("server/streams", "server/metrics")),
+          ("server/run", ("server/partitions", "server/streams",
+                          "server/metrics")))),
     Rule("server/local", "shared memory knows no transport and no core",
          libraries=("grpc", "protobuf", "http"),
          folders=("common/wire", "common/ops", "common/cli", "server"),
@@ -162,7 +167,8 @@ RULES = (
          libraries=("http",),
          folders=("server",),
          except_folders=("server/rpc", "server/access", "server/local",
-                         "server/shard", "server/core", "server/metrics")),
+                         "server/run", "server/partitions", "server/streams",
+                         "server/core", "server/metrics")),
     Rule("server/ops", "the operations port speaks HTTP only",
          libraries=("grpc", "protobuf"),
          folders=("server/rpc", "server/main")),

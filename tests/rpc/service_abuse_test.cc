@@ -65,7 +65,8 @@ TEST_F(ShardServiceTest, SilentSessionsKeepNobodyOut) {
     call.stream = stub->Session(call.context.get());
   }
   const int32_t places = StreamRegistry::LimitsOf(/*workers=*/1).sessions;
-  while (shard_.streams().sessions() < places) std::this_thread::yield();
+  while (shard_.partitions().streams().sessions() < places)
+    std::this_thread::yield();
   HandWorker worker(address_);
   EXPECT_TRUE(worker.Join(0).ok());
   for (SessionCall& call : silent) call.context->TryCancel();
@@ -84,7 +85,8 @@ TEST_F(ShardServiceTest, SilentStreamsAreEnded) {
   ASSERT_TRUE(worker.Join(0).ok());
   ExchangeCall exchange = worker.OpenExchange();
   ReduceCall reduce = worker.OpenReduce();
-  while (shard_.streams().All().size() < 3) std::this_thread::yield();
+  while (shard_.partitions().streams().All().size() < 3)
+    std::this_thread::yield();
   clock_.Advance(absl::Seconds(16));
   ExpectEndedAsSilent(exchange);
   ExpectEndedAsSilent(reduce);
@@ -128,7 +130,7 @@ class UnreadPullTest : public ShardServiceTest {
   };
   // Returns once the server has answered or refused.
   PullCall Pull() {
-    const ServiceCounters& counters = shard_.counters();
+    const ServiceCounters& counters = shard_.partitions().counters();
     const auto answered = [&counters] {
       return ServiceCounters::Read(counters.pulls) +
              ServiceCounters::Read(counters.pulls_refused);
@@ -161,10 +163,11 @@ TEST_F(UnreadPullTest, IsCutOnceItsTimeIsUp) {
   PullCall call = Pull();
   // The session, and the pull until it is cut off.
   Instant now = clock_.Now();
-  while (shard_.streams().All().size() > 1) {
+  while (shard_.partitions().streams().All().size() > 1) {
     // One message may take 15 s and a second for its 1 MiB.
     now += absl::Seconds(17);
-    for (const auto& stream : shard_.streams().All()) stream->CheckReader(now);
+    for (const auto& stream : shard_.partitions().streams().All())
+      stream->CheckReader(now);
     std::this_thread::yield();
   }
   const grpc::Status status = call.End();

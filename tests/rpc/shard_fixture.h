@@ -11,9 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/rpc/services.h"
-#include "server/shard/shard.h"
+#include "server/run/run_host.h"
 #include "tests/rpc/hand_worker.h"
-#include "tests/shard/shard_fakes.h"
+#include "tests/run_host/run_host_fakes.h"
 
 namespace cohort {
 
@@ -43,7 +43,7 @@ class ShardServiceTest : public ::testing::Test {
 
   SilentListener listener_;
   MovedClock clock_;
-  Shard shard_{TinyShardOptions(), nullptr, clock_, listener_};
+  RunHost shard_{TinyRunHostOptions(), nullptr, clock_, listener_};
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;

@@ -15,11 +15,11 @@
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
 #include "server/core/coordinator.h"
-#include "server/core/data/shard_node.h"
 #include "server/core/effects.h"
 #include "server/core/run_state.h"
-#include "server/shard/data_host.h"
-#include "server/shard/streams.h"
+#include "server/partitions/partitions.h"
+#include "server/partitions/partitions_host.h"
+#include "server/streams/streams.h"
 #include "tests/kernels/reference/reference_backend.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/scenario.h"
@@ -69,7 +69,7 @@ class CoreHost {
         InstallationOf({.index = shard, .count = shards_}, model, whole,
                        core_->Policy(Instant()).settings);
     if (shard != 0) return self().InstallAt(installation);
-    absl::StatusOr<ShardNode> node = ShardNode::Install(installation);
+    absl::StatusOr<Partitions> node = Partitions::Install(installation);
     COHORT_CHECK(node.ok(), node.status().ToString());
     node_ = *std::move(node);
   }
@@ -204,7 +204,7 @@ class CoreHost {
     self().OnTaken(take.ticket);
   }
   void CarryOutHere(const ShardCommand& command) {
-    absl::StatusOr<ShardNode::Consequences> led_to = node_->Carry(command);
+    absl::StatusOr<Partitions::Consequences> led_to = node_->Carry(command);
     COHORT_CHECK(led_to.ok(), led_to.status().ToString());
     BeginAll(led_to->folds);
     const auto* send = std::get_if<command::SendWeights>(&command);
@@ -218,7 +218,7 @@ class CoreHost {
 
   int32_t generation_ = 0;
   int32_t shards_ = 1;
-  std::optional<ShardNode> node_;
+  std::optional<Partitions> node_;
   // Of the registration that was finished last.
   std::vector<SharedFloats> values_;
   int64_t next_ticket_ = 1;

@@ -12,7 +12,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/permutation.h"
-#include "server/shard/streams.h"
+#include "server/streams/streams.h"
 #include "tests/sim/scheduler.h"
 
 namespace cohort::sim {

@@ -11,7 +11,7 @@
 #include "common/ids.h"
 #include "common/permutation.h"
 #include "server/core/model/model_snapshot.h"
-#include "server/shard/data_host.h"
+#include "server/partitions/partitions_host.h"
 #include "tests/sim/network.h"
 #include "tests/sim/scheduler.h"
 

@@ -103,7 +103,7 @@ SimDataShard::SimDataShard(World world, int32_t index, int64_t process)
       process_(process),
       clock_(std::make_unique<SimClock>(world.scheduler)),
       host_({.fold =
-                 [this](FoldJob job, DataHost::OnFolded done) {
+                 [this](FoldJob job, PartitionsHost::OnFolded done) {
                    StartFold(std::move(job), std::move(done));
                  }},
             *clock_) {}
@@ -198,7 +198,7 @@ void SimDataShard::OnLinkEnd(const SharedLink& link) {
 }
 
 void SimDataShard::Fetch(int32_t generation, Version version,
-                         DataHost::OnRead done) {
+                         PartitionsHost::OnRead done) {
   Handle([&] {
     host_.Read({.run_id = world_.scenario.run.coordinator.run_id,
                 .generation = generation,
@@ -266,7 +266,7 @@ void SimDataShard::OnWorkerClosed(const SharedConnection& connection) {
 }
 
 void SimDataShard::Read(int32_t generation, Version version,
-                        DataHost::OnRead done) {
+                        PartitionsHost::OnRead done) {
   auto checked = [this, version, done = std::move(done)](
                      absl::StatusOr<SharedSnapshot> snapshot) mutable {
     if (!dead_) CheckRead(version, snapshot.status());
@@ -295,7 +295,8 @@ void SimDataShard::CheckRead(Version version, const absl::Status& status) {
 
 // ---- folds
 
-void SimDataShard::StartFold(const FoldJob& job, DataHost::OnFolded done) {
+void SimDataShard::StartFold(const FoldJob& job,
+                             PartitionsHost::OnFolded done) {
   world_.checker.OnFold({.shard = index_, .generation = generation_}, job);
   const int64_t number = next_fold_++;
   folds_[number] = {.result = RunFold(job, kernels::ReferenceBackend(), pool_),

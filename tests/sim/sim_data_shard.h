@@ -10,13 +10,13 @@
 #include "common/ids.h"
 #include "common/push.h"
 #include "server/core/commands.h"
-#include "server/shard/data_host.h"
+#include "server/partitions/partitions_host.h"
 #include "tests/sim/shard_network.h"
 #include "tests/sim/sim_server.h"
 
 namespace cohort::sim {
 
-// One process of a data shard: the product's DataHost between simulated
+// One process of a data shard: the product's PartitionsHost between simulated
 // streams, with folds that take a while.
 class SimDataShard {
  public:
@@ -34,13 +34,13 @@ class SimDataShard {
   void Install(const SharedLink& link, const Installation& installation);
   void Command(const SharedLink& link, ShardCommand command);
   void OnLinkEnd(const SharedLink& link);
-  void Fetch(int32_t generation, Version version, DataHost::OnRead done);
+  void Fetch(int32_t generation, Version version, PartitionsHost::OnRead done);
 
   // ---- workers
   void Gradient(const SharedConnection& connection, const Sender& sender,
                 const PushKey& key, const ReceivedGradient& message);
   void OnWorkerClosed(const SharedConnection& connection);
-  void Read(int32_t generation, Version version, DataHost::OnRead done);
+  void Read(int32_t generation, Version version, PartitionsHost::OnRead done);
 
  private:
   class SimClock;
@@ -55,7 +55,7 @@ class SimDataShard {
   // The answer to what came over `link`.
   void Check(const SharedLink& link, const absl::Status& status);
   void Resume(WorkerStream& stream);
-  void StartFold(const FoldJob& job, DataHost::OnFolded done);
+  void StartFold(const FoldJob& job, PartitionsHost::OnFolded done);
   void EndFold(int64_t number);
   // A version is gone that shard 0 still reads.
   void CheckRead(Version version, const absl::Status& status);
@@ -73,13 +73,13 @@ class SimDataShard {
 
   struct Fold {
     FoldResult result;
-    DataHost::OnFolded done;
+    PartitionsHost::OnFolded done;
   };
   int64_t next_fold_ = 1;
   std::map<int64_t, Fold> folds_;
   FloatBufferPool pool_;
   const std::unique_ptr<SimClock> clock_;
-  DataHost host_;
+  PartitionsHost host_;
 };
 
 }  // namespace cohort::sim

@@ -14,7 +14,7 @@
 #include "common/ids.h"
 #include "server/core/commands.h"
 #include "server/core/coordinator.h"
-#include "server/shard/remote_gradients.h"
+#include "server/run/arrived_gradients.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/core_host.h"
 #include "tests/sim/network.h"
@@ -159,7 +159,7 @@ class SimServer : private CoreHost<SimServer> {
   const Reactions reactions_;
   // By shard, from 1 on. Until it has started, the last one is not attached.
   std::vector<SharedLink> links_;
-  RemoteGradients arrived_;
+  ArrivedGradients arrived_;
   // Gradients of this process's shard that were not answered yet, by ticket.
   struct Waiting {
     SharedConnection connection;

@@ -79,11 +79,11 @@ void SimServer::Folded(FoldReport report) {
 }
 
 void SimServer::Offer(Rank rank) {
-  std::vector<RemoteGradients::Refusal> refused;
+  std::vector<ArrivedGradients::Refusal> refused;
   Handle([&](Effects& out) {
     arrived_.Offer(rank, *core_, world_.scheduler.now(), out, refused);
   });
-  for (const RemoteGradients::Refusal& refusal : refused) {
+  for (const ArrivedGradients::Refusal& refusal : refused) {
     if (!absl::IsAborted(refusal.status) &&
         !absl::IsDeadlineExceeded(refusal.status)) {
       world_.checker.Fail(absl::StrCat("refused: ", refusal.status.ToString()));

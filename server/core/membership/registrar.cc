@@ -8,6 +8,7 @@
 #include "common/status_macros.h"
 #include "server/core/gradient_budget.h"
 #include "server/core/initial_values.h"
+#include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/workers_optimizer.h"
 
 namespace cohort {

@@ -7,10 +7,10 @@
 #include "absl/status/status.h"
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
-#include "server/core/data/shard_place.h"
 #include "server/core/model/model_version.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/options.h"
+#include "server/core/shard_place.h"
 
 namespace cohort {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "common/model_layout.h"
-#include "server/core/optimizer/fold_job.h"
+#include "server/core/fold_report.h"
 #include "server/core/options.h"
 
 namespace cohort {

@@ -1,0 +1,343 @@
+#include "server/partitions/staged_fold.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/types/span.h"
+#include "common/bfloat16.h"
+#include "common/check.h"
+#include "common/element_type.h"
+#include "server/partitions/slice_walker.h"
+
+namespace cohort {
+namespace {
+
+// Elements of a block: gradient, weights and two slots fit into the
+// second-level cache. Sums of squares are made block by block.
+constexpr int64_t kBlockElements = 4096;
+constexpr int64_t kHalfBytes = BytesOf(ElementType::kBFloat16);
+
+// Decay of the moving mean square for delay compensation.
+// Source: Zheng et al., 2017, section 6 (m); epsilon only keeps 0/0 out.
+constexpr double kSquareDecay = 0.95;
+constexpr double kSquareEpsilon = 1e-7;
+
+class StagedFold {
+ public:
+  StagedFold(const FoldJob& job, const kernels::Backend& backend,
+             FloatBufferPool& pool)
+      : job_(job), backend_(backend), walker_(job, kBlockElements) {
+    const int64_t elements = job.weights->size();
+    if (folds()) {
+      gradient_ = pool.Take(updates() ? kBlockElements : elements);
+      if (compensates() && job.compensation.adaptive) {
+        COHORT_CHECK(job.slots.mean_square != nullptr, "no mean square");
+        Renew(&Slots::mean_square, elements, pool);
+      }
+    }
+    if (!updates()) {
+      norms_.resize(job.slices.size());
+      if (job.weight_norms && job.frozen != nullptr) {
+        free_weights_ = pool.Take(kBlockElements);
+      }
+      return;
+    }
+    weights_ = pool.TakeShared(elements);
+    if (job.slots.first_moment != nullptr) {
+      Renew(&Slots::first_moment, elements, pool);
+      Renew(&Slots::second_moment, elements, pool);
+    }
+    velocity_ = VelocityOf(job.slots);
+    if (velocity_ != nullptr) Renew(velocity_, elements, pool);
+    if (job.slots.remainder != nullptr) {
+      Renew(&Slots::remainder, elements, pool);
+      // Two bfloat16 to a float.
+      change_ = pool.Take((elements + 1) / 2);
+    }
+  }
+
+  FoldResult Run() {
+    while (!nonfinite_.has_value() && walker_.Next()) RunBlock();
+    FoldResult result{.transaction = job_.transaction,
+                      .partition = job_.partition,
+                      .pass = job_.pass,
+                      .gradient_bytes = GradientBytes(job_),
+                      .nonfinite = nonfinite_};
+    if (nonfinite_.has_value()) return result;
+    result.slots = job_.slots;
+    for (auto& [buffer, fresh] : fresh_) {
+      result.slots.*buffer = std::move(fresh);
+    }
+    if (!updates()) {
+      result.gradient = std::move(gradient_);
+      result.norms = std::move(norms_);
+      return result;
+    }
+    for (size_t s = 0; s < result.slots.updates.size(); ++s) {
+      if (!job_.slices[s].skip) ++result.slots.updates[s];
+    }
+    result.weights = std::move(weights_);
+    if (change_ != nullptr) {
+      result.change = ByteRope(
+          absl::MakeConstSpan(
+              ChangeAt(0),
+              static_cast<size_t>(result.weights->size() * kHalfBytes)),
+          change_);
+      result.change_checksum = result.change.Checksum();
+    }
+    return result;
+  }
+
+ private:
+  bool folds() const { return job_.pass != FoldPass::kUpdate; }
+  bool updates() const { return job_.pass != FoldPass::kGradient; }
+  bool compensates() const { return job_.compensation.read_weights != nullptr; }
+
+  void Renew(SharedFloats Slots::*buffer, int64_t elements,
+             FloatBufferPool& pool) {
+    fresh_.emplace_back(buffer, pool.Take(elements));
+  }
+  FloatBuffer& Fresh(SharedFloats Slots::*buffer) {
+    const auto at =
+        std::find_if(fresh_.begin(), fresh_.end(),
+                     [buffer](const auto& f) { return f.first == buffer; });
+    COHORT_CHECK(at != fresh_.end(), "a slot that is moved has a new buffer");
+    return *at->second;
+  }
+
+  void RunBlock() {
+    const SliceBlock& block = walker_.block();
+    if (walker_.step().skip) {
+      Keep(block);
+      return;
+    }
+    const float* gradient =
+        folds() ? FoldGradient(block) : job_.gradient->data() + block.begin;
+    if (nonfinite_.has_value()) return;
+    if (updates()) {
+      Update(block, gradient);
+    } else {
+      AddNorms(block, gradient);
+    }
+  }
+
+  // Where the mean gradient of `block` is made.
+  float* GradientOf(const SliceBlock& block) {
+    return gradient_->data() + (updates() ? 0 : block.begin);
+  }
+
+  void Keep(const SliceBlock& block) {
+    if (updates()) {
+      CopyOver(job_.weights, *weights_, block.begin, block.count());
+      KeepUnchanged(block.begin, block.count());
+    } else {
+      std::fill_n(GradientOf(block), block.count(), 0.0f);
+    }
+    for (auto& [buffer, fresh] : fresh_) {
+      CopyOver(job_.slots.*buffer, *fresh, block.begin, block.count());
+    }
+  }
+
+  // The compensated mean gradient of `block`, frozen elements 0.
+  const float* FoldGradient(const SliceBlock& block) {
+    float* gradient = GradientOf(block);
+    bool finite = true;
+    walker_.ForEachRun([&](int64_t begin, int64_t count,
+                           absl::Span<const std::byte* const> gradients) {
+      finite &=
+          backend_.FoldGradient({.gradients = gradients,
+                                 .scale = job_.gradient_scale,
+                                 .count = count,
+                                 .out = gradient + (begin - block.begin)});
+      return true;
+    });
+    walker_.ForEachFrozen([&](int64_t begin, int64_t count) {
+      std::fill_n(gradient + (begin - block.begin), count, 0.0f);
+    });
+    // Frozen elements may have any value.
+    if (!finite && !AllFinite(gradient, block.count())) {
+      Blame(block, walker_.NonfiniteRank());
+    } else if (compensates() && !Compensate(block, gradient)) {
+      Blame(block, OnlyContributor());
+    }
+    return gradient;
+  }
+
+  bool Compensate(const SliceBlock& block, float* gradient) {
+    const FoldCompensation& c = job_.compensation;
+    float* square =
+        c.adaptive ? Fresh(&Slots::mean_square).data() + block.begin : nullptr;
+    const bool finite = backend_.Compensate(
+        {.lambda = static_cast<float>(c.lambda),
+         .square_decay = static_cast<float>(kSquareDecay),
+         .square_gain = static_cast<float>(1 - kSquareDecay),
+         .epsilon = static_cast<float>(kSquareEpsilon)},
+        {.gradient = gradient,
+         .count = block.count(),
+         .weights_now = job_.weights->data() + block.begin,
+         .weights_read = c.read_weights->data() + block.begin,
+         .square_in = c.adaptive ? job_.slots.mean_square->data() + block.begin
+                                 : nullptr,
+         .square_out = square});
+    if (c.adaptive) {
+      PutBack(job_.slots.mean_square, Fresh(&Slots::mean_square));
+    }
+    return finite;
+  }
+
+  void Update(const SliceBlock& block, const float* gradient) {
+    const SliceStep& slice = walker_.step();
+    if (slice.adam.has_value()) {
+      UpdateAdam(block, *slice.adam, gradient);
+    } else {
+      UpdateSgd(block, slice.step, gradient);
+    }
+    RoundChange(block);
+    PutBack(job_.weights, *weights_);
+    for (auto& [buffer, fresh] : fresh_) {
+      PutBack(job_.slots.*buffer, *fresh);
+    }
+  }
+
+  std::byte* ChangeAt(int64_t element) {
+    return reinterpret_cast<std::byte*>(change_->data()) + element * kHalfBytes;
+  }
+
+  // Replaces what the optimizer made of the weights of `block`.
+  void RoundChange(const SliceBlock& block) {
+    if (change_ == nullptr) return;
+    backend_.RoundChange(
+        {.count = block.count(),
+         .weights_in = job_.weights->data() + block.begin,
+         .weights = weights_->data() + block.begin,
+         .remainder_in = job_.slots.remainder->data() + block.begin,
+         .remainder_out = Fresh(&Slots::remainder).data() + block.begin,
+         .change = ChangeAt(block.begin)});
+    walker_.ForEachFrozen(
+        [&](int64_t begin, int64_t count) { KeepUnchanged(begin, count); });
+  }
+
+  // Writes changes of -0, which leave every weight as it is, -0 too.
+  void KeepUnchanged(int64_t begin, int64_t count) {
+    if (change_ == nullptr) return;
+    const uint16_t minus_zero = BFloat16Bits(-0.0f);
+    for (int64_t i = begin; i < begin + count; ++i) {
+      std::memcpy(ChangeAt(i), &minus_zero, sizeof(minus_zero));
+    }
+  }
+
+  void UpdateAdam(const SliceBlock& block, const kernels::AdamStep& step,
+                  const float* gradient) {
+    backend_.UpdateAdam(
+        step,
+        {.gradient = gradient,
+         .count = block.count(),
+         .weights_in = job_.weights->data() + block.begin,
+         .weights_out = weights_->data() + block.begin,
+         .first_in = job_.slots.first_moment->data() + block.begin,
+         .first_out = Fresh(&Slots::first_moment).data() + block.begin,
+         .second_in = job_.slots.second_moment->data() + block.begin,
+         .second_out = Fresh(&Slots::second_moment).data() + block.begin});
+  }
+
+  // The fused kernel with the mean gradient as its only contributor.
+  void UpdateSgd(const SliceBlock& block, const kernels::SgdStep& step,
+                 const float* gradient) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(gradient);
+    const bool moves = velocity_ != nullptr;
+    const bool finite = backend_.FoldSgd(
+        step,
+        {.gradients = absl::MakeConstSpan(&bytes, 1),
+         .count = block.count(),
+         .weights_in = job_.weights->data() + block.begin,
+         .weights_out = weights_->data() + block.begin,
+         .velocity_in =
+             moves ? (job_.slots.*velocity_)->data() + block.begin : nullptr,
+         .velocity_out =
+             moves ? Fresh(velocity_).data() + block.begin : nullptr});
+    // The gradient is finite, its multiple need not be.
+    if (!finite) Blame(block, OnlyContributor());
+  }
+
+  void AddNorms(const SliceBlock& block, const float* gradient) {
+    const auto count = static_cast<size_t>(block.count());
+    SliceNorm& norm = norms_[block.slice];
+    norm.gradient +=
+        backend_.SumOfSquares(absl::MakeConstSpan(gradient, count));
+    if (!job_.weight_norms) return;
+    const float* weights = job_.weights->data() + block.begin;
+    if (job_.frozen == nullptr) {
+      norm.weights +=
+          backend_.SumOfSquares(absl::MakeConstSpan(weights, count));
+      return;
+    }
+    float* const free_weights = free_weights_->data();
+    std::copy_n(weights, block.count(), free_weights);
+    walker_.ForEachFrozen([&](int64_t begin, int64_t frozen) {
+      std::fill_n(free_weights + (begin - block.begin), frozen, 0.0f);
+    });
+    norm.weights +=
+        backend_.SumOfSquares(absl::MakeConstSpan(free_weights, count));
+  }
+
+  static void CopyOver(const SharedFloats& from, FloatBuffer& to, int64_t begin,
+                       int64_t count) {
+    std::copy_n(from->data() + begin, count, to.data() + begin);
+  }
+
+  // Frozen elements are updated with the others and then put back: they may
+  // be many and far apart, and no kernel has to know of them.
+  void PutBack(const SharedFloats& from, FloatBuffer& to) {
+    walker_.ForEachFrozen([&](int64_t begin, int64_t count) {
+      CopyOver(from, to, begin, count);
+    });
+  }
+
+  static bool AllFinite(const float* values, int64_t count) {
+    return std::all_of(values, values + count,
+                       [](float value) { return std::isfinite(value); });
+  }
+
+  void Blame(const SliceBlock& block, std::optional<Rank> rank) {
+    if (nonfinite_.has_value()) return;
+    nonfinite_ = {.rank = rank,
+                  .partition = job_.partition,
+                  .slice = static_cast<int32_t>(block.slice)};
+  }
+
+  std::optional<Rank> OnlyContributor() const {
+    if (job_.contributions.size() != 1) return std::nullopt;
+    return job_.contributions.front().rank;
+  }
+
+  const FoldJob& job_;
+  const kernels::Backend& backend_;
+  SliceWalker walker_;
+  // One block, or the whole partition where it is the result.
+  std::shared_ptr<FloatBuffer> gradient_;
+  std::shared_ptr<FloatBuffer> weights_;
+  SharedFloats Slots::*velocity_ = nullptr;
+  // Slots that this job moves on.
+  std::vector<std::pair<SharedFloats Slots::*, std::shared_ptr<FloatBuffer>>>
+      fresh_;
+  // Null: changes are not rounded.
+  std::shared_ptr<FloatBuffer> change_;
+  std::vector<SliceNorm> norms_;
+  // One block of weights, frozen ones 0. Null: no norms need it.
+  std::shared_ptr<FloatBuffer> free_weights_;
+  std::optional<NonfiniteGradient> nonfinite_;
+};
+
+}  // namespace
+
+FoldResult RunStagedFold(const FoldJob& job, const kernels::Backend& backend,
+                         FloatBufferPool& pool) {
+  return StagedFold(job, backend, pool).Run();
+}
+
+}  // namespace cohort

@@ -1,0 +1,907 @@
+#include "server/run/run_host.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "common/check.h"
+#include "common/log/log.h"
+#include "common/run_id_check.h"
+#include "common/status_macros.h"
+#include "server/core/call_names.h"
+#include "server/core/optimizer/slots.h"
+#include "server/core/run_state.h"
+#include "server/core/settings.h"
+#include "server/core/statistics_sets.h"
+#include "server/streams/fault.h"
+
+namespace cohort {
+namespace {
+
+constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
+
+// Small enough that leases can be shortened during a run, and that gRPC's
+// threads stay awake: a thread without events for a second sleeps for 100 ms,
+// and while all of them sleep, messages wait. An event every 0.9 s keeps one
+// awake; this value leaves a tenth of a second for a late heartbeat.
+constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
+constexpr int kHeartbeatsPerLease = 3;
+
+void EndDisplaced(const std::shared_ptr<Stream>& stream) {
+  if (stream == nullptr) return;
+  stream->End(
+      absl::AbortedError("a newer stream of this worker replaced this one"));
+}
+
+// Time from the opening of a session to its join.
+constexpr absl::Duration kJoinDeadline = absl::Seconds(5);
+
+constexpr int kTicksPerReaderCheck = 20;
+
+// For the log line before the end of the process.
+const char* EffectName(const Effect& effect) {
+  return std::visit([](const auto& one) { return typeid(one).name(); }, effect);
+}
+
+}  // namespace
+
+template <typename Call>
+auto RunHost::Handle(Call call, const char* doing) {
+  const auto locked = [this, &call, doing] {
+    MutexLock lock(mu_);
+    // Like AllOrExit, but inside the lock, so that no other thread continues
+    // with a partial change.
+    try {
+      return call(core_, clock_.Now(), outbox_);
+    } catch (...) {
+      ExitHalfDone(doing);
+    }
+  };
+  if constexpr (std::is_void_v<decltype(locked())>) {
+    locked();
+    DispatchAll();
+  } else {
+    auto answer = locked();
+    DispatchAll();
+    return answer;
+  }
+}
+
+// The way between the core and the shard of this process.
+class RunHost::OwnLink final : public CoordinatorStream, public PartitionsLink {
+ public:
+  explicit OwnLink(RunHost& run) : run_(run) {}
+
+  void Install(Installation installation) override {
+    Check(run_.host_.Install(this, installation));
+  }
+  void Send(ShardCommand command) override {
+    Check(run_.host_.Handle(this, std::move(command)));
+  }
+
+  void SendGradient(const RemoteGradient& gradient) override {
+    run_.Arrived(0, gradient);
+  }
+  void SendFold(const FoldReport& report) override {
+    Check(run_.Folded(0, report));
+  }
+  void SendAlive() override {}
+  void SendLeaving() override {}
+  void End(const absl::Status&) override {}
+
+ private:
+  // Aborted: the host has stopped.
+  static void Check(const absl::Status& status) {
+    COHORT_CHECK(status.ok() || absl::IsAborted(status), status.ToString());
+  }
+
+  RunHost& run_;
+};
+
+RunHost::RunHost(const RunHostOptions& options, const RunState* restored,
+                 const Clock& clock, RunListener& listener)
+    : options_(options),
+      clock_(clock),
+      listener_(listener),
+      own_link_(std::make_shared<OwnLink>(*this)),
+      core_(options.coordinator, restored),
+      arrived_(shards()),
+      host_({.fold_threads = options.fold_threads,
+             // The stream that brings them also opens and closes the push.
+             .staged_max = 1,
+             .memory_bytes = options.memory_bytes,
+             .weights_memory = options.weights_memory,
+             .on_folded =
+                 [&listener](absl::Duration took) { listener.OnFolded(took); },
+             .timeline = options.timeline},
+            clock) {
+  const CoordinatorOptions& run = options.coordinator;
+  COHORT_CHECK(run.shards == shards(),
+               absl::StrCat("got ", shards(), " shards"));
+  links_.push_back(own_link_.get());
+  links_.insert(links_.end(), options.data_shards.begin(),
+                options.data_shards.end());
+  const absl::Status attached =
+      host_.Attach({.run_id = run.run_id,
+                    .run_name = run.run_name,
+                    .generation = generation(),
+                    .place = {.index = 0, .count = shards()},
+                    .workers = run.workers,
+                    .authenticated = true},
+                   own_link_);
+  COHORT_CHECK(attached.ok(), attached.ToString());
+  if (restored == nullptr) return;
+  restored_model_ = restored->model;
+  restored_snapshot_ = restored->snapshot;
+  Install(0, restored_model_, restored_snapshot_, Policy().settings);
+}
+
+RunHost::~RunHost() { Stop(); }
+
+void RunHost::Start(const std::string& address) {
+  // A run that was drained before needs no data shards.
+  if (restored_model_ != nullptr && !ended()) {
+    const SettingValues settings = Policy().settings;
+    for (int32_t i = 1; i < shards(); ++i) {
+      Install(i, restored_model_, restored_snapshot_, settings);
+    }
+  }
+  restored_model_ = nullptr;
+  restored_snapshot_ = nullptr;
+  {
+    MutexLock lock(mu_);
+    address_ = address;
+    started_ = true;
+  }
+  DispatchAll();
+  ticker_ = std::make_unique<PeriodicTask>(
+      "tick", kTickInterval, [this, ticks = int64_t{0}]() mutable {
+        Handle([](Coordinator& core, Instant now,
+                  Effects& out) { core.Tick(now, out); },
+               "Tick");
+        CheckStreams(++ticks);
+      });
+}
+
+void RunHost::Stop() {
+  {
+    MutexLock lock(mu_);
+    // What the core has decided is carried out, so that the shards have every
+    // version that it names.
+    while (started_ && (dispatching_ || !outbox_.empty())) {
+      dispatched_.Wait(mu_);
+    }
+    stopped_ = true;
+  }
+  ticker_.reset();
+  host_.Stop();
+}
+
+RunFacts RunHost::facts() const {
+  MutexLock lock(mu_);
+  return {.run_id = run_id(),
+          .generation = generation(),
+          .address = address_,
+          .data_addresses = options_.data_addresses,
+          .shards = shards(),
+          .heartbeat_interval = heartbeat_interval(),
+          .ended = core_.ended()};
+}
+
+void RunHost::StartFold(MomentsFold job) {
+  host_.Run([this, job = std::move(job)]() mutable {
+    MomentsFold done = AllOrExit(
+        "fold moments", [&] { return RunMomentsFold(std::move(job)); });
+    Handle(
+        [&done](Coordinator& core, Instant now, Effects& out) {
+          core.MomentsFolded(std::move(done), now, out);
+        },
+        "MomentsFolded");
+  });
+}
+
+void RunHost::StartUpdate(StatisticsUpdate job) {
+  host_.Run([this, job = std::move(job)]() mutable {
+    StatisticsUpdate done = AllOrExit("update statistics", [&] {
+      return RunStatisticsUpdate(std::move(job));
+    });
+    Handle(
+        [&done](Coordinator& core, Instant now, Effects& out) {
+          core.StatisticsUpdated(std::move(done), now, out);
+        },
+        "StatisticsUpdated");
+  });
+}
+
+void RunHost::StartMeasuring(effect::MeasureDrift measure) {
+  host_.Run([this, measure = std::move(measure)] {
+    listener_.OnDrift(AllOrExit("measure drift", [&] {
+      return StepDrift(measure.model->layout.batch_norms, *measure.moments);
+    }));
+  });
+}
+
+absl::Status RunHost::Join(SessionId session, const JoinRequest& request) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.Join(session, request, now, out);
+  });
+}
+
+void RunHost::Heartbeat(SessionId session, const WorkerReport& report) {
+  Handle([&](Coordinator& core, Instant now, Effects&) {
+    core.Heartbeat(session, now, report);
+  });
+}
+
+void RunHost::DataEnded(SessionId session) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.DataEnded(session, now, out);
+  });
+}
+
+void RunHost::Leave(SessionId session, const std::string& reason) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.Leave(session, reason, now, out);
+  });
+  EndAll(streams().Unbind(session), absl::AbortedError("the worker has left"));
+}
+
+void RunHost::SessionBroken(SessionId session) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.SessionBroken(session, now, out);
+  });
+}
+
+absl::Status RunHost::BeginRegister(
+    const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+    const std::shared_ptr<RegisterStream>& from) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status = Handle([&](Coordinator& core, Instant now,
+                                   Effects& out) {
+    COHORT_RETURN_IF_ERROR(core.BeginRegister(sender, layout, plan, now, out));
+    displaced = streams().PutRegister(sender.rank, sender.incarnation, from);
+    return absl::OkStatus();
+  });
+  EndDisplaced(displaced);
+  return status;
+}
+
+absl::Status RunHost::RegisterProgress(const Sender& sender) {
+  return Handle([&](Coordinator& core, Instant now, Effects&) {
+    return core.RegisterProgress(sender, now);
+  });
+}
+
+void RunHost::RegisterClosed(const Sender& sender) {
+  Handle([&](Coordinator& core, Instant now, Effects& out) {
+    core.RegisterClosed(sender, now, out);
+  });
+}
+
+absl::StatusOr<RegisterAnswer> RunHost::FinishRegister(
+    const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
+    std::vector<SharedFloats> values, std::vector<LayerStatistics> statistics) {
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const bool first = core.model() == nullptr;
+    absl::StatusOr<RegisterAnswer> answer = core.FinishRegister(
+        sender, layout, plan, std::move(statistics), now, out);
+    if (first && core.model() != nullptr) {
+      initial_values_ = std::move(values);
+    }
+    return answer;
+  });
+}
+
+// A stream gets its place in the critical section in which the core accepts its
+// message, so that no answer is dispatched before.
+template <typename Call>
+absl::Status RunHost::HandlePush(const Sender& sender,
+                                 const std::shared_ptr<ExchangeStream>& from,
+                                 Call call, const char* doing) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status = Handle(
+      [&](Coordinator& core, Instant now, Effects& out) {
+        COHORT_RETURN_IF_ERROR(call(core, now, out));
+        displaced =
+            streams().PutExchange(sender.rank, sender.incarnation, from);
+        return absl::OkStatus();
+      },
+      doing);
+  EndDisplaced(displaced);
+  return CountRefusal(std::move(status));
+}
+
+absl::Status RunHost::CountRefusal(absl::Status status) {
+  if (absl::IsAborted(status)) {
+    ServiceCounters::Add(counters().pushes_fenced);
+  } else if (!status.ok()) {
+    ServiceCounters::Add(counters().pushes_invalid);
+  }
+  return status;
+}
+
+RunHostFigures RunHost::figures() {
+  const ServiceCounters& counters = host_.counters();
+  RunHostFigures figures{.service = host_.figures().service};
+  ServiceFigures& service = figures.service;
+  service.sessions = streams().sessions();
+  service.inflight_bytes_max = options_.coordinator.inflight_bytes_max;
+  service.inflight_paused = ServiceCounters::Read(counters.inflight_paused);
+  service.pulls = ServiceCounters::Read(counters.pulls);
+  service.pulls_refused = ServiceCounters::Read(counters.pulls_refused);
+  service.pushes_fenced = ServiceCounters::Read(counters.pushes_fenced);
+  service.pushes_invalid = ServiceCounters::Read(counters.pushes_invalid);
+  if (options_.shard_stats != nullptr) {
+    figures.shards = options_.shard_stats->figures(model().get());
+  }
+  return figures;
+}
+
+absl::Status RunHost::Open(const Sender& sender, const PushKey& key,
+                           const PushOpening& opening,
+                           const std::shared_ptr<ExchangeStream>& from) {
+  COHORT_RETURN_IF_ERROR(HandlePush(
+      sender, from, [&](Coordinator& core, Instant now, Effects& out) {
+        return core.Open(sender, key, opening, now, out);
+      }));
+  // Gradients that data shards have received may have come before it.
+  if (shards() > 1) Offer(sender.rank);
+  return absl::OkStatus();
+}
+
+void RunHost::Offer(Rank rank) {
+  std::vector<ArrivedGradients::Refusal> refused;
+  const int paused =
+      Handle([&](Coordinator& core, Instant now, Effects& out)
+                 ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                   return arrived_.Offer(rank, core, now, out, refused);
+                 });
+  ServiceCounters::Add(counters().inflight_paused, paused);
+  for (ArrivedGradients::Refusal& refusal : refused) {
+    links_[static_cast<size_t>(refusal.shard)]->Send(
+        command::Refuse{.ticket = refusal.ticket,
+                        .status = CountRefusal(std::move(refusal.status))});
+  }
+}
+
+absl::Status RunHost::Folded(int32_t shard, FoldReport report) {
+  if (shard != 0) COHORT_RETURN_IF_ERROR(CheckFold(shard, report));
+  if (options_.shard_stats != nullptr) {
+    options_.shard_stats->Folded(shard, report.transaction);
+  }
+  Handle([&](Coordinator& core, Instant now, Effects& out)
+             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+               // No shard would learn of the commit.
+               if (!stopped_) core.Folded(std::move(report), now, out);
+             });
+  return absl::OkStatus();
+}
+
+void RunHost::CheckpointStored() {
+  Handle([](Coordinator& core, Instant now, Effects& out) {
+    core.CheckpointStored(now, out);
+  });
+}
+
+absl::Status RunHost::Close(const Sender& sender, const PushKey& key,
+                            PushClosing closing,
+                            const std::shared_ptr<ExchangeStream>& from) {
+  return HandlePush(
+      sender, from, [&](Coordinator& core, Instant now, Effects& out) {
+        return core.Close(sender, key, std::move(closing), now, out);
+      });
+}
+
+absl::Status RunHost::Reduce(const Sender& sender,
+                             std::vector<MomentsMessage> contributions,
+                             const std::shared_ptr<ReduceStream>& from) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status =
+      Handle([&](Coordinator& core, Instant now, Effects& out) {
+        const size_t before = out.size();
+        std::vector<ReduceKey> traced;
+        if (host_.trace() != nullptr) {
+          for (const MomentsMessage& part : contributions) {
+            traced.push_back(part.key);
+          }
+        }
+        COHORT_RETURN_IF_ERROR(
+            core.Reduce(sender, std::move(contributions), now, out));
+        for (const ReduceKey& key : traced) {
+          host_.trace()->Arrived(
+              key, CallNameOf(key.place, core.model()->layout.batch_norms),
+              sender.rank, now, absl::MakeConstSpan(out).subspan(before));
+        }
+        displaced = streams().PutReduce(sender.rank, sender.incarnation, from);
+        return absl::OkStatus();
+      });
+  EndDisplaced(displaced);
+  return status;
+}
+
+absl::StatusOr<Assignment> RunHost::ReportEvaluation(
+    const Sender& sender, Sequence sequence, const EvaluationSums& sums) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.ReportEvaluation(sender, sequence, sums, now, out);
+  });
+}
+
+absl::StatusOr<Assignment> RunHost::ReportMoments(
+    const Sender& sender, Sequence sequence, std::vector<CallMoments> calls) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.ReportMoments(sender, sequence, std::move(calls), now, out);
+  });
+}
+
+absl::StatusOr<CollectionAnswer> RunHost::CollectStatistics(
+    const std::string& run_id) {
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.CollectStatistics(run_id, now, out);
+  });
+}
+
+absl::StatusOr<SharedVersion> RunHost::Find(
+    std::optional<Version> version) const {
+  MutexLock lock(mu_);
+  return core_.Read(version);
+}
+
+SharedModel RunHost::model() const {
+  MutexLock lock(mu_);
+  return core_.model();
+}
+
+absl::StatusOr<RunState> RunHost::State() {
+  RunState state;
+  {
+    MutexLock lock(mu_);
+    COHORT_ASSIGN_OR_RETURN(state, core_.State());
+  }
+  COHORT_RETURN_IF_ERROR(AwaitWeights(state.snapshot->pin).status());
+  return WithWeights(std::move(state));
+}
+
+bool RunHost::ended() const {
+  MutexLock lock(mu_);
+  return core_.ended();
+}
+
+StatusView RunHost::Status() const {
+  StatusView view;
+  {
+    MutexLock lock(mu_);
+    view = core_.Status(clock_.Now());
+  }
+  DescribeWaiting(view);
+  return view;
+}
+
+absl::StatusOr<Version> RunHost::Drain(const std::string& reason) {
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    const StatusView view = core.Status(now);
+    if (view.ended) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the run is already ", view.state));
+    }
+    core.Drain(reason, now, out);
+    return view.version;
+  });
+}
+
+CoordinatorOptions RunHost::options() const {
+  CoordinatorOptions options = options_.coordinator;
+  const absl::Status set = SetSettings(Policy().settings, options);
+  COHORT_CHECK(set.ok(), set.message());
+  return options;
+}
+
+absl::Duration RunHost::heartbeat_interval() const {
+  return std::min(options_.coordinator.lease / kHeartbeatsPerLease,
+                  kHeartbeatMax);
+}
+
+absl::StatusOr<ChangeAnswer> RunHost::Change(const ChangeRequest& request) {
+  const absl::Duration lease_min = kHeartbeatsPerLease * heartbeat_interval();
+  const auto lease = request.values.find("lease");
+  CoordinatorOptions wanted;
+  if (lease != request.values.end() &&
+      SetSetting(lease->first, lease->second, wanted).ok() &&
+      wanted.lease < lease_min) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--lease: got ", lease->second, ", want at least ",
+        absl::FormatDuration(lease_min), ": workers send a heartbeat every ",
+        absl::FormatDuration(heartbeat_interval()),
+        ", so all of them would count as lost"));
+  }
+  return Handle([&](Coordinator& core, Instant now, Effects& out) {
+    return core.Change(request, now, out);
+  });
+}
+
+PolicyView RunHost::Policy() const {
+  MutexLock lock(mu_);
+  return core_.Policy(clock_.Now());
+}
+
+absl::StatusOr<Version> RunHost::Dismiss(const std::string& run_id, Rank rank,
+                                         Dismissal how,
+                                         const std::string& reason) {
+  COHORT_RETURN_IF_ERROR(CheckRunId(run_id, this->run_id()));
+  return Handle([&](Coordinator& core, Instant now,
+                    Effects& out) -> absl::StatusOr<Version> {
+    const Version version = core.Status(now).version;
+    COHORT_RETURN_IF_ERROR(how == Dismissal::kEvict
+                               ? core.Evict(rank, reason, now, out)
+                               : core.DrainWorker(rank, reason, now, out));
+    return version;
+  });
+}
+
+// The shards: that of this process and those in others.
+
+void RunHost::Install(int32_t shard, const SharedModel& model,
+                      const SharedSnapshot& whole,
+                      const SettingValues& settings) {
+  links_[static_cast<size_t>(shard)]->Install(InstallationOf(
+      {.index = shard, .count = shards()}, model, whole, settings));
+}
+
+SharedSnapshot RunHost::WithWeights(const SharedVersion& version) const {
+  const SharedSnapshot here = host_.Held(version->version);
+  if (here == nullptr) return nullptr;
+  std::shared_ptr<ModelSnapshot> snapshot = SnapshotOf(version);
+  snapshot->weights = here->weights;
+  snapshot->slots = here->slots;
+  return snapshot;
+}
+
+RunState RunHost::WithWeights(RunState state) const {
+  state.snapshot = WithWeights(state.snapshot->pin);
+  COHORT_CHECK(state.snapshot != nullptr, "the version is not here");
+  return FittedToSettings(std::move(state));
+}
+
+absl::StatusOr<SharedSnapshot> RunHost::AwaitWeights(
+    const SharedVersion& version) {
+  SharedSnapshot whole = WithWeights(version);
+  if (whole != nullptr) return whole;
+  absl::Status status;
+  absl::Notification come;
+  host_.Read({.run_id = run_id()}, version->version,
+             [&](const absl::StatusOr<SharedSnapshot>& read) {
+               status = read.status();
+               come.Notify();
+             });
+  come.WaitForNotification();
+  COHORT_RETURN_IF_ERROR(status);
+  return WithWeights(version);
+}
+
+void RunHost::Arrived(int32_t shard, RemoteGradient gradient) {
+  // The run is over and this server alone, but for telling the data shards.
+  if (shard >= shards()) return;
+  const Rank rank = gradient.sender.rank;
+  {
+    MutexLock lock(mu_);
+    arrived_.Add(shard, std::move(gradient), clock_.Now());
+  }
+  Offer(rank);
+}
+
+void RunHost::OfferOverdue() {
+  std::vector<Rank> overdue;
+  {
+    MutexLock lock(mu_);
+    overdue = arrived_.Overdue(clock_.Now());
+  }
+  for (Rank rank : overdue) Offer(rank);
+}
+
+absl::Status RunHost::CheckFold(int32_t shard, const FoldReport& report) const {
+  const SharedModel model = this->model();
+  const auto owns = [&](int32_t partition) {
+    return model != nullptr && partition >= 0 &&
+           static_cast<size_t>(partition) < model->partitions.size() &&
+           ShardPlace::OwnerOf(partition, shards()) == shard;
+  };
+  if (!owns(report.partition)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has folded partition ", report.partition,
+                     ", which is not one of its own"));
+  }
+  const size_t slices =
+      model->partitions[static_cast<size_t>(report.partition)].slices.size();
+  if (!report.norms.empty() && report.norms.size() != slices) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has sent ", report.norms.size(), " norms of partition ",
+        report.partition, ", which has ", slices, " slices"));
+  }
+  const std::optional<NonfiniteGradient>& nonfinite = report.nonfinite;
+  if (nonfinite.has_value() &&
+      (nonfinite->partition != report.partition || nonfinite->slice < 0 ||
+       static_cast<size_t>(nonfinite->slice) >= slices)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "it has found a value that is not finite in slice ", nonfinite->slice,
+        " of partition ", nonfinite->partition, ", which it does not have"));
+  }
+  MutexLock lock(mu_);
+  return core_.CheckFolded(report);
+}
+
+void RunHost::NoteCommit(const command::Commit& commit) {
+  if (options_.shard_stats == nullptr) return;
+  const std::vector<ShardStats::Prepared> shards =
+      options_.shard_stats->Committed(commit.transaction);
+  if (host_.trace() == nullptr) return;
+  for (const ShardStats::Prepared& one : shards) {
+    host_.trace()->Prepared(one, commit.version);
+  }
+}
+
+void RunHost::DescribeWaiting(StatusView& view) const {
+  if (options_.shard_stats == nullptr) return;
+  std::string waiting = options_.shard_stats->WaitingText();
+  if (waiting.empty() || view.ended) return;
+  view.state = std::move(waiting);
+  view.phase = StatusView::Phase::kWaiting;
+  // Whatever workers do, it is not they who are waited for.
+  view.waited_for.clear();
+  view.waiting = absl::ZeroDuration();
+}
+
+// The shard's door: admits streams, and ends those that send or read nothing.
+
+void RunHost::CheckStreams(int64_t ticks) {
+  const Instant now = clock_.Now();
+  EndAll(streams().TakeSilent(now),
+         absl::DeadlineExceededError(
+             absl::StrCat("got no message in time, want a join within ",
+                          absl::FormatDuration(kJoinDeadline),
+                          " of opening a session, and a first message within ",
+                          absl::FormatDuration(kFirstMessageDeadline),
+                          " of opening any other stream")));
+  for (const auto& pull : host_.pulls().Tick(now)) pull->SendPartition();
+  host_.EndOverdueReads();
+  if (ticks % kTicksPerReaderCheck != 0) return;
+  OfferOverdue();
+  for (const auto& stream : streams().All()) stream->CheckReader(now);
+}
+
+absl::StatusOr<SessionId> RunHost::AdmitSession(
+    const std::shared_ptr<SessionStream>& stream) {
+  if (options_.shard_stats != nullptr) {
+    MutexLock lock(mu_);
+    if (!started_) {
+      const std::string waiting = options_.shard_stats->WaitingText();
+      return absl::UnavailableError(waiting.empty() ? "the server is starting"
+                                                    : waiting);
+    }
+  }
+  StreamRegistry::Streams evicted;
+  absl::StatusOr<SessionId> id =
+      streams().AdmitSession(stream, clock_.Now() + kJoinDeadline, &evicted);
+  EndEvicted(evicted);
+  return id;
+}
+
+ModelNeeds RunHost::model_needs() const {
+  const CoordinatorOptions options = this->options();
+  return {.slots = static_cast<int32_t>(
+              SlotsOf(options.optimizer, options.policy).size()),
+          .statistics_kinds = std::max<int32_t>(
+              1, static_cast<int32_t>(
+                     KindsKept(options.policy, options.optimizer).size())),
+          .memory_bytes = options_.memory_bytes,
+          .weight_bytes_max = options_.weight_bytes_max};
+}
+
+void RunHost::CloseStreams() {
+  host_.CloseStreams(absl::UnavailableError("the server is stopping"));
+}
+
+// How a shard carries out the effects of its core.
+
+template <typename Command>
+void RunHost::Send(Command command) {
+  const std::vector<int32_t> to = ShardsOf(command, shards());
+  for (size_t i = 0; i + 1 < to.size(); ++i) {
+    links_[static_cast<size_t>(to[i])]->Send(command);
+  }
+  links_[static_cast<size_t>(to.back())]->Send(std::move(command));
+}
+
+// Carries out effects in their order, outside the lock.
+struct RunHost::Dispatcher {
+  RunHost& shard;
+  // Consecutive results that are not sent yet: those for one stream go in one
+  // message.
+  std::map<std::pair<Rank, Incarnation>,
+           std::vector<const effect::ReduceResult*>>
+      results;
+
+  void SendResults() {
+    if (results.empty()) return;
+    const Instant now = shard.clock_.Now();
+    EncodedResults encoded;
+    for (const auto& [to, answers] : results) {
+      for (const effect::ReduceResult* result : answers) {
+        if (shard.host_.trace() != nullptr) {
+          shard.host_.trace()->Answered(result->key, result->rank, now);
+        }
+      }
+      const auto stream = shard.streams().Reduce(to.first, to.second);
+      if (stream == nullptr) continue;
+      const absl::Status told =
+          ServePeer([&stream, &answers = answers, &encoded] {
+            stream->SendResults(answers, encoded);
+            return absl::OkStatus();
+          });
+      if (!told.ok()) stream->End(told);
+    }
+    results.clear();
+  }
+
+  void operator()(effect::Joined& joined) const {
+    EndAll(
+        shard.streams().Bind(joined.session, joined.rank, joined.incarnation),
+        absl::AbortedError(
+            absl::StrCat("rank ", joined.rank.value(),
+                         " is now held by a newer process; join again")));
+    Tell(shard.streams().Session(joined.session), &SessionStream::SendJoined,
+         std::as_const(joined));
+  }
+  void operator()(effect::EndSession& end) const {
+    if (auto session = shard.streams().Session(end.session)) {
+      session->End(end.status);
+    }
+    EndAll(shard.streams().Unbind(end.session),
+           absl::AbortedError(
+               absl::StrCat("the session is over: ", end.status.message())));
+  }
+  void operator()(effect::Notify& notify) const {
+    Tell(shard.streams().Session(notify.session),
+         &SessionStream::SendAssignment, std::as_const(notify.assignment));
+  }
+  void operator()(effect::StepAborted& aborted) const {
+    Tell(shard.streams().Session(aborted.session),
+         &SessionStream::SendStepAborted, std::as_const(aborted));
+  }
+  void operator()(effect::RegisterAnswered& answered) const {
+    Tell(shard.streams().Register(answered.rank, answered.incarnation),
+         &RegisterStream::SendAnswer, std::as_const(answered.answer));
+  }
+  void operator()(effect::ReduceResult& result) {
+    results[{result.rank, result.incarnation}].push_back(&result);
+  }
+  void operator()(effect::ReduceAborted& aborted) const {
+    Tell(shard.streams().Reduce(aborted.rank, aborted.incarnation),
+         &ReduceStream::SendAborted, std::as_const(aborted));
+  }
+  void operator()(effect::SendVerdict& verdict) const {
+    Tell(shard.streams().Exchange(verdict.rank, verdict.incarnation),
+         &ExchangeStream::SendVerdict, std::as_const(verdict));
+  }
+  void operator()(effect::ResumeGradients& resume) const {
+    shard.Offer(resume.rank);
+  }
+  void operator()(effect::InstallModel& install) const {
+    auto whole = std::make_shared<ModelSnapshot>();
+    {
+      MutexLock lock(shard.mu_);
+      whole->weights = std::exchange(shard.initial_values_, {});
+    }
+    for (int32_t i = 0; i < shard.shards(); ++i) {
+      shard.Install(i, install.model, whole, install.settings);
+    }
+  }
+  void operator()(command::Prepare& prepare) const {
+    // Before they can answer.
+    if (shard.options_.shard_stats != nullptr) {
+      shard.options_.shard_stats->Planned(prepare.plan.transaction);
+    }
+    shard.Send(std::move(prepare));
+  }
+  void operator()(command::Commit& commit) const {
+    shard.NoteCommit(commit);
+    shard.Send(std::move(commit));
+  }
+  void operator()(effect::FoldMoments& fold) const {
+    shard.StartFold(std::move(fold.job));
+  }
+  void operator()(effect::UpdateStatistics& update) const {
+    shard.StartUpdate(std::move(update.job));
+  }
+  void operator()(effect::MeasureDrift& measure) const {
+    shard.StartMeasuring(std::move(measure));
+  }
+  void operator()(effect::Discard& discard) const { discard.what.reset(); }
+  void operator()(effect::Committed& committed) const {
+    if (shard.host_.trace() != nullptr) {
+      shard.host_.trace()->Committed(committed.record, shard.clock_.Now());
+    }
+    shard.listener_.OnCommitted(committed.record, committed.observation);
+  }
+  void operator()(effect::PolicyChanged& changed) const {
+    if (changed.record.changed.contains("workers")) {
+      const int32_t workers = shard.options().workers;
+      shard.streams().SetLimits(StreamRegistry::LimitsOf(workers));
+      shard.host_.pulls().SetLimits(PullTable::LimitsOf(workers));
+    }
+    if (changed.state.has_value()) {
+      changed.state = shard.WithWeights(*std::move(changed.state));
+    }
+    shard.listener_.OnPolicyChanged(changed.record, std::move(changed.state));
+  }
+  void operator()(effect::Evaluated& evaluated) const {
+    shard.listener_.OnEvaluated(evaluated.record);
+  }
+  void operator()(effect::WriteCheckpoint& write) const {
+    RunState state = shard.WithWeights(std::move(write.state));
+    if (write.awaited) {
+      shard.listener_.OnMilestone(std::move(state));
+    } else {
+      shard.listener_.OnCheckpoint(std::move(state));
+    }
+  }
+  void operator()(effect::Log& log) const { shard.listener_.OnLogged(log); }
+  void operator()(effect::RunEnded& ended) const {
+    shard.listener_.OnEnded(ended, ended.version == nullptr
+                                       ? nullptr
+                                       : shard.WithWeights(ended.version));
+  }
+  template <typename Command>
+  void operator()(Command& command) const {
+    shard.Send(std::move(command));
+  }
+};
+
+void RunHost::DispatchAll() {
+  bool early = false;
+  {
+    MutexLock lock(mu_);
+    early = !started_;
+    if (dispatching_ || (early && outbox_.empty())) return;
+    dispatching_ = !early;
+  }
+  if (early) return listener_.OnChangedBeforeStart();
+  for (;;) {
+    Effects batch;
+    {
+      MutexLock lock(mu_);
+      if (stopped_) outbox_.clear();
+      if (outbox_.empty()) {
+        dispatching_ = false;
+        dispatched_.NotifyAll();
+        return;
+      }
+      batch.swap(outbox_);
+    }
+    // A lost effect would leave the run and its workers inconsistent for good,
+    // and dispatching_ set; so an exception ends the process.
+    Dispatcher dispatcher{.shard = *this};
+    for (Effect& effect : batch) {
+      AllOrExit(EffectName(effect), [this, &dispatcher, &effect] {
+        if (!std::holds_alternative<effect::ReduceResult>(effect)) {
+          dispatcher.SendResults();
+        }
+        std::visit(dispatcher, effect);
+      });
+    }
+    AllOrExit("reduce result", [&dispatcher] { dispatcher.SendResults(); });
+  }
+}
+
+}  // namespace cohort

@@ -1,0 +1,279 @@
+#include "server/partitions/partitions.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/float_buffer.h"
+#include "kernels/backend.h"
+#include "tests/kernels/reference/reference_backend.h"
+
+namespace cohort {
+namespace {
+
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+SharedFloats One(float value) {
+  auto buffer = std::make_shared<FloatBuffer>(1);
+  *buffer->data() = value;
+  return buffer;
+}
+
+PushId OfRank(int32_t rank) {
+  return {.rank = Rank(rank), .key = {.sequence = Sequence(3)}};
+}
+
+SettingValues SgdSettings() {
+  CoordinatorOptions options;
+  options.optimizer = {.kind = OptimizerKind::kSgd,
+                       .weight_decay = 0,
+                       .schedule = ScheduleKind::kConstant};
+  return SettingsOf(options);
+}
+
+// Shard 1 of 2 of a model of three partitions with one element each: it owns
+// only the second, whose weight is 20 at version 7.
+class PartitionsTest : public ::testing::Test {
+ protected:
+  PartitionsTest() {
+    auto model = std::make_shared<RegisteredModel>();
+    model->layout = {.parameters = {{.name = "a", .shape = {1}},
+                                    {.name = "b", .shape = {1}},
+                                    {.name = "c", .shape = {1}}}};
+    model->plan.loss_reference = 1;
+    model->partitions = MakePartitions(model->layout, sizeof(float));
+    auto first = std::make_shared<ModelSnapshot>();
+    first->version = Version(7);
+    first->weights = {nullptr, One(20), nullptr};
+    first->slots.resize(3);
+    install_ = {.place = {.index = 1, .count = 2},
+                .model = std::move(model),
+                .snapshot = std::move(first),
+                .settings = SgdSettings()};
+  }
+
+  static CommitPlan PlanOf(int64_t transaction, int64_t base,
+                           std::vector<int32_t> ranks) {
+    CommitPlan plan{.transaction = transaction,
+                    .base = Version(base),
+                    .learning_rate = 1,
+                    .loss_weight = 1};
+    for (int32_t rank : ranks) plan.contributors.push_back(OfRank(rank));
+    return plan;
+  }
+
+  static absl::StatusOr<std::vector<FoldJob>> Hold(Partitions& node,
+                                                   int32_t rank,
+                                                   int32_t partition,
+                                                   float gradient) {
+    return node.Hold({.push = OfRank(rank),
+                      .partition = partition,
+                      .gradient = RopeOf(One(gradient))});
+  }
+
+  FoldReport Run(Partitions& node, const FoldJob& job) {
+    return node.FoldDone(RunFold(job, kernels::ReferenceBackend(), pool_));
+  }
+
+  // Holds the gradient of rank 0 and prepares it.
+  void PrepareOne(Partitions& node, int64_t transaction, int64_t base) {
+    ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
+    const auto folds = node.Prepare(PlanOf(transaction, base, {0}));
+    ASSERT_TRUE(folds.ok()) << folds.status();
+    ASSERT_THAT(*folds, SizeIs(1));
+    EXPECT_TRUE(Run(node, folds->front()).prepared);
+  }
+
+  static float WeightAt(const Partitions& node, int64_t version) {
+    const SharedSnapshot snapshot = node.Read(Version(version));
+    return snapshot == nullptr ? -1 : *snapshot->weights[1]->data();
+  }
+
+  Installation install_;
+  FloatBufferPool pool_;
+};
+
+TEST_F(PartitionsTest, OnlyTheNextVersionMayComeIfItTakesPartInCommits) {
+  const Partitions node = *Partitions::Install(install_);
+  EXPECT_FALSE(node.MayCome(Version(6)));
+  EXPECT_FALSE(node.MayCome(Version(7)));
+  EXPECT_TRUE(node.MayCome(Version(8)));
+  EXPECT_FALSE(node.MayCome(Version(9)));
+  auto frozen = std::make_shared<RegisteredModel>(*install_.model);
+  frozen->partitions[1].trainable = false;
+  install_.model = std::move(frozen);
+  EXPECT_TRUE(Partitions::Install(install_)->MayCome(Version(9)));
+}
+
+TEST_F(PartitionsTest, FoldsAndCommitsOnlyItsOwnPartitions) {
+  Partitions node = *Partitions::Install(install_);
+  PrepareOne(node, 1, 7);
+  EXPECT_EQ(node.newest(), Version(7));
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_EQ(node.newest(), Version(8));
+  EXPECT_EQ(WeightAt(node, 8), 16);
+}
+
+TEST_F(PartitionsTest, RefusesAGradientOfAnotherShardAndASecondOfTheSame) {
+  Partitions node = *Partitions::Install(install_);
+  EXPECT_TRUE(absl::IsFailedPrecondition(Hold(node, 0, 0, 1).status()));
+  EXPECT_TRUE(Hold(node, 0, 1, 1).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Hold(node, 0, 1, 1).status()));
+}
+
+TEST_F(PartitionsTest, RefusesToCommitWhatIsNotPrepared) {
+  Partitions node = *Partitions::Install(install_);
+  ASSERT_TRUE(node.Prepare(PlanOf(1, 7, {0})).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      node.Commit({.transaction = 1, .version = Version(8)}).status()));
+  EXPECT_EQ(node.newest(), Version(7));
+}
+
+TEST_F(PartitionsTest, RefusesAPlanForAnotherVersion) {
+  Partitions node = *Partitions::Install(install_);
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(node.Prepare(PlanOf(1, 6, {0})).status()));
+}
+
+TEST_F(PartitionsTest, RefusesAVersionThatDoesNotFollow) {
+  Partitions node = *Partitions::Install(install_);
+  PrepareOne(node, 1, 7);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      node.Commit({.transaction = 1, .version = Version(9)}).status()));
+}
+
+TEST_F(PartitionsTest, KeepsOnlyTheVersionsThatMayStillBeRead) {
+  Partitions node = *Partitions::Install(install_);
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(
+      node.Commit(
+              {.transaction = 1, .version = Version(8), .held = {Version(7)}})
+          .ok());
+  EXPECT_EQ(WeightAt(node, 7), 20);
+  PrepareOne(node, 2, 8);
+  ASSERT_TRUE(node.Commit({.transaction = 2, .version = Version(9)}).ok());
+  EXPECT_EQ(node.Read(Version(7)), nullptr);
+  EXPECT_EQ(node.Read(Version(8)), nullptr);
+  EXPECT_EQ(WeightAt(node, 9), 12);
+}
+
+// A step that is not finite makes a version without changing the weights.
+TEST_F(PartitionsTest, ASkippedStepKeepsTheWeightsUnderTheNextVersion) {
+  Partitions node = *Partitions::Install(install_);
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(node.Abort({.transaction = 1, .skipped = Version(8)}).ok());
+  EXPECT_EQ(WeightAt(node, 8), 20);
+  EXPECT_TRUE(node.Prepare(PlanOf(2, 8, {1})).ok());
+}
+
+TEST_F(PartitionsTest, NamesTheRankWhoseGradientIsNotFinite) {
+  Partitions node = *Partitions::Install(install_);
+  ASSERT_TRUE(Hold(node, 0, 1, std::numeric_limits<float>::quiet_NaN()).ok());
+  const auto folds = node.Prepare(PlanOf(1, 7, {0}));
+  ASSERT_TRUE(folds.ok());
+  const FoldReport report = Run(node, folds->front());
+  ASSERT_TRUE(report.nonfinite.has_value());
+  EXPECT_EQ(report.nonfinite->rank, Rank(0));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      node.Commit({.transaction = 1, .version = Version(8)}).status()));
+}
+
+TEST_F(PartitionsTest, SendsWhatIsPreparedBeforeTheCommitAndHeldVersionsAfter) {
+  Partitions node = *Partitions::Install(install_);
+  const command::SendWeights send{.partition = 1, .version = Version(8)};
+  EXPECT_TRUE(absl::IsOutOfRange(node.WeightsOf(send).status()));
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(node.WeightsOf(send).ok());
+  EXPECT_EQ(*node.WeightsOf(send)->weights->data(), 16);
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_EQ(*node.WeightsOf(send)->weights->data(), 16);
+}
+
+TEST_F(PartitionsTest, AnotherOptimizerGetsItsSlotsForOwnPartitionsOnly) {
+  Partitions node = *Partitions::Install(install_);
+  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "momentum"}}}).ok());
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  const SharedSnapshot next = node.Read(Version(8));
+  EXPECT_NE(next->slots[1].velocity, nullptr);
+  EXPECT_EQ(next->slots[0].velocity, nullptr);
+  EXPECT_FALSE(node.Adopt({.changed = {{"no_such_setting", "1"}}}).ok());
+}
+
+// A checkpoint of the version may still be on its way, with the settings of
+// before.
+TEST_F(PartitionsTest, AChangeLeavesTheCommittedVersionAsItWas) {
+  auto before = std::make_shared<ModelSnapshot>(*install_.snapshot);
+  before->slots[1].velocity = One(3);
+  install_.snapshot = before;
+  install_.settings["optimizer"] = "momentum";
+  Partitions node = *Partitions::Install(install_);
+  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "sgd"}}}).ok());
+  const SharedSnapshot committed = node.Read(Version(7));
+  ASSERT_NE(committed->slots[1].velocity, nullptr);
+  EXPECT_EQ(*committed->slots[1].velocity->data(), 3);
+  // And back again, before a step: nothing has changed.
+  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "momentum"}}}).ok());
+  PrepareOne(node, 1, 7);
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  const Slots& slots = node.Read(Version(8))->slots[1];
+  EXPECT_FLOAT_EQ(*slots.velocity->data(), 0.9F * 3 + 4);
+}
+
+// Shard 0 knows the norm over all partitions.
+TEST_F(PartitionsTest, AClippedStepWaitsForItsFactor) {
+  Partitions node = *Partitions::Install(install_);
+  ASSERT_TRUE(node.Adopt({.changed = {{"clip_norm", "1"}}}).ok());
+  ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
+  const auto folds = node.Prepare(PlanOf(1, 7, {0}));
+  ASSERT_TRUE(folds.ok());
+  const command::Scale scale{.transaction = 1, .scales = {.clip = 0.5}};
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
+  const FoldReport first = Run(node, folds->front());
+  EXPECT_FALSE(first.prepared);
+  ASSERT_THAT(first.norms, SizeIs(1));
+  EXPECT_EQ(first.norms[0].gradient, 16);
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      node.Scale({.transaction = 1, .scales = {.trust_ratios = {1, 1}}})
+          .status()));
+  const auto second = node.Scale(scale);
+  ASSERT_TRUE(second.ok()) << second.status();
+  ASSERT_THAT(*second, SizeIs(1));
+  EXPECT_TRUE(Run(node, second->front()).prepared);
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_EQ(WeightAt(node, 8), 18);
+}
+
+TEST_F(PartitionsTest, AFactorThatComesAfterAnAbortChangesNothing) {
+  Partitions node = *Partitions::Install(install_);
+  ASSERT_TRUE(node.Prepare(PlanOf(1, 7, {0})).ok());
+  ASSERT_TRUE(node.Abort({.transaction = 1}).ok());
+  const auto none = node.Scale({.transaction = 1});
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_THAT(*none, IsEmpty());
+}
+
+TEST_F(PartitionsTest, RefusesAModelWithoutItsOwnWeights) {
+  auto without = std::make_shared<ModelSnapshot>(*install_.snapshot);
+  without->weights[1] = nullptr;
+  install_.snapshot = without;
+  EXPECT_TRUE(absl::IsInvalidArgument(Partitions::Install(install_).status()));
+}
+
+TEST_F(PartitionsTest, AveragesAreReadInPlaceOfTheWeights) {
+  ModelSnapshot snapshot = *install_.snapshot;
+  snapshot.slots[1].average = One(3);
+  EXPECT_EQ(*WeightsToRead(snapshot, /*averages=*/true)[1]->data(), 3);
+  EXPECT_EQ(*WeightsToRead(snapshot, /*averages=*/false)[1]->data(), 20);
+}
+
+}  // namespace
+}  // namespace cohort
