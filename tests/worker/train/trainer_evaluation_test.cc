@@ -150,8 +150,8 @@ std::vector<Moments> JoinedMoments(size_t workers) {
 // Compares a global batch that one rank computes alone with the rendezvous of 1
 // to 8 ranks that share it. Tolerance: activations are float32, and a
 // convolution may round differently with another batch size: 1e-6 of a
-// deviation, as server/core/README.md states. Normalising each part by itself
-// would be off by about a tenth.
+// deviation, as server/core/STATISTICS.md states. Normalising each part by
+// itself would be off by about a tenth.
 TEST(TrainerTest, ABatchComputedAloneHasTheMomentsOfTheRendezvous) {
   FakeClient client({CollectOn(0, 13)});
   ASSERT_TRUE(RunTrainer(client).ok());
