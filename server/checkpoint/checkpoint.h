@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "common/formats/checkpoint_files.h"
 #include "common/formats/file_system.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 
 namespace cohort {
 

@@ -7,7 +7,7 @@
 #include "common/float_buffer.h"
 #include "common/formats/file_system.h"
 #include "common/formats/safetensors.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 
 namespace cohort {
 

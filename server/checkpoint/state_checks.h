@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "common/formats/checkpoint_files.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 
 namespace cohort {
 

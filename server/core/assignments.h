@@ -6,9 +6,9 @@
 #include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
+#include "server/core/events/turn.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/run.h"
-#include "server/core/turn.h"
 
 // Assignments: the next work of each rank. A rank is told in the verdict on its
 // push, in the answer to its report, or by a notice on its session.

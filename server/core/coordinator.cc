@@ -10,7 +10,7 @@
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "server/core/assignments.h"
-#include "server/core/membership/lost_ranks.h"
+#include "server/core/lost_ranks.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/run_lifecycle.h"
 #include "server/core/run_state.h"

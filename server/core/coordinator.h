@@ -16,11 +16,11 @@
 #include "common/push.h"
 #include "common/worker_report.h"
 #include "server/core/describe_status.h"
-#include "server/core/effects.h"
-#include "server/core/options.h"
-#include "server/core/requests.h"
+#include "server/core/events/effects.h"
+#include "server/core/events/requests.h"
+#include "server/core/events/turn.h"
 #include "server/core/run.h"
-#include "server/core/turn.h"
+#include "server/core/settings/options.h"
 #include "server/core/views.h"
 
 namespace cohort {

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/core/run_progress.h"
+#include "server/core/ledger/run_progress.h"
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {

@@ -4,7 +4,7 @@
 
 #include "server/core/membership/registrar.h"
 #include "server/core/membership/roster.h"
-#include "server/core/run_parts.h"
+#include "server/core/step/run_parts.h"
 #include "server/core/step/step_driver.h"
 
 namespace cohort {

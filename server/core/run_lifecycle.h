@@ -8,8 +8,8 @@
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
 #include "common/push.h"
+#include "server/core/events/turn.h"
 #include "server/core/run.h"
-#include "server/core/turn.h"
 
 // The beginning and the end of training in one life of the server.
 namespace cohort {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "common/check.h"
-#include "server/core/data_cursor.h"
+#include "server/core/ledger/data_cursor.h"
 #include "server/core/optimizer/slots.h"
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
 
 namespace cohort {
 

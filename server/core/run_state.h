@@ -1,7 +1,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/core/run.h"
 
 namespace cohort {

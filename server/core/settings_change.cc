@@ -6,14 +6,14 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
-#include "server/core/gradient_budget.h"
-#include "server/core/membership/lost_ranks.h"
+#include "server/core/ledger/gradient_budget.h"
+#include "server/core/ledger/step_shares.h"
+#include "server/core/lost_ranks.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/run_state.h"
 #include "server/core/step/push_outcome.h"
-#include "server/core/step_shares.h"
 
 namespace cohort {
 namespace {

@@ -1,11 +1,11 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "server/core/events/requests.h"
+#include "server/core/events/turn.h"
+#include "server/core/ledger/run_settings.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/requests.h"
 #include "server/core/run.h"
-#include "server/core/run_settings.h"
-#include "server/core/turn.h"
 
 // Applies a change of settings to the parts of a run.
 namespace cohort {

@@ -12,10 +12,10 @@
 #include "common/ids.h"
 #include "common/measures/staleness_histogram.h"
 #include "common/worker_report.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
+#include "server/core/ledger/run_counts.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/run_counts.h"
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
 
 // The state of a run, for people and tools.
 namespace cohort {

@@ -18,7 +18,7 @@
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "common/wire/security.h"
-#include "server/core/gradient_budget.h"
+#include "server/core/ledger/gradient_budget.h"
 #include "server/main/start_files.h"
 #include "server/records/progress_text.h"
 #include "server/rpc/call_interceptor.h"

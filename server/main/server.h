@@ -19,7 +19,7 @@
 #include "common/mutex.h"
 #include "common/ops/listen_socket.h"
 #include "common/periodic_task.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/local/local_door.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"

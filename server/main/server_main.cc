@@ -32,7 +32,7 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/wire/grpc_log.h"
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
 #include "server/main/data_server.h"
 #include "server/main/server.h"
 #include "server/main/server_options.h"

@@ -13,7 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 #include "server/main/server_security.h"
 #include "server/metrics/run_stats.h"
 #include "server/records/run_files.h"

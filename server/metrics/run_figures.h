@@ -9,7 +9,7 @@
 
 #include "absl/time/time.h"
 #include "common/ops/process_collector.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 #include "server/core/views.h"
 #include "server/metrics/bucket_counts.h"
 #include "server/metrics/run_stats.h"

@@ -12,7 +12,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/mutex.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/metrics/bucket_counts.h"
 #include "server/metrics/training_curve.h"
 

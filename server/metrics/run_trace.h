@@ -15,7 +15,7 @@
 #include "common/moments.h"
 #include "common/mutex.h"
 #include "common/timeline.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/metrics/shard_stats.h"
 
 namespace cohort {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "server/core/shard_place.h"
+#include "server/core/model/shard_place.h"
 
 namespace cohort {
 

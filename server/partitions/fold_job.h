@@ -10,7 +10,7 @@
 #include "common/ids.h"
 #include "kernels/backend.h"
 #include "kernels/optimizer_step.h"
-#include "server/core/fold_report.h"
+#include "server/core/optimizer/fold_report.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
 

@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "server/core/commands.h"
-#include "server/core/fold_report.h"
-#include "server/core/shard_place.h"
+#include "server/core/model/commands.h"
+#include "server/core/model/shard_place.h"
+#include "server/core/optimizer/fold_report.h"
 #include "server/partitions/fold_job.h"
 #include "server/partitions/transaction.h"
 

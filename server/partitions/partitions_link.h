@@ -1,6 +1,6 @@
 #pragma once
 
-#include "server/core/commands.h"
+#include "server/core/model/commands.h"
 #include "server/partitions/partitions.h"
 
 namespace cohort {

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "server/core/optimizer/gradient_scales.h"
-#include "server/core/statistics_sets.h"
+#include "server/core/statistics/statistics_sets.h"
 
 namespace cohort {
 

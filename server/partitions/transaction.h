@@ -7,11 +7,11 @@
 #include "common/byte_rope.h"
 #include "common/element_type.h"
 #include "common/model_layout.h"
-#include "server/core/commands.h"
+#include "server/core/model/commands.h"
 #include "server/core/model/model_snapshot.h"
+#include "server/core/model/shard_place.h"
 #include "server/core/optimizer/mask.h"
-#include "server/core/options.h"
-#include "server/core/shard_place.h"
+#include "server/core/settings/options.h"
 #include "server/partitions/fold_job.h"
 
 namespace cohort {

@@ -20,7 +20,7 @@
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/optimizer/workers_optimizer.h"
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
 
 namespace cohort {
 namespace {

@@ -18,7 +18,7 @@
 #include "server/checkpoint/checkpoint.h"
 #include "server/checkpoint/state_lock.h"
 #include "server/checkpoint/writer.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 #include "server/metrics/run_figures.h"
 
 namespace cohort {

@@ -19,7 +19,7 @@
 #include "common/measures/change_headline.h"
 #include "common/measures/measures.h"
 #include "common/status_macros.h"
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
 #include "server/records/earlier_history.h"
 #include "server/records/earlier_results.h"
 #include "server/records/history_table.h"

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "cohort/v1/data_shard.pb.h"
 #include "common/float_buffer.h"
-#include "server/core/commands.h"
-#include "server/core/requests.h"
+#include "server/core/events/requests.h"
+#include "server/core/model/commands.h"
 #include "server/partitions/partitions.h"
 
 // Converts the messages between shards to and from the generated types. As in

@@ -21,7 +21,7 @@
 #include "common/security/tls_files.h"
 #include "common/wire/bidi_stream.h"
 #include "common/wire/shared_security.h"
-#include "server/core/commands.h"
+#include "server/core/model/commands.h"
 #include "server/partitions/partitions_host.h"
 #include "server/partitions/partitions_link.h"
 

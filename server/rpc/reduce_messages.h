@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "cohort/v1/moments.pb.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/run/run_host.h"
 #include "server/streams/streams.h"
 

@@ -21,7 +21,7 @@
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
 #include "common/wire/message_checksum.h"
-#include "server/core/initial_values.h"
+#include "server/core/membership/initial_values.h"
 #include "server/rpc/sender_check.h"
 #include "server/rpc/worker_stream.h"
 

@@ -10,8 +10,8 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "server/core/coordinator.h"
-#include "server/core/effects.h"
-#include "server/core/requests.h"
+#include "server/core/events/effects.h"
+#include "server/core/events/requests.h"
 
 namespace cohort {
 

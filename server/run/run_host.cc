@@ -19,11 +19,11 @@
 #include "common/log/log.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
-#include "server/core/call_names.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/run_state.h"
-#include "server/core/settings.h"
-#include "server/core/statistics_sets.h"
+#include "server/core/settings/settings.h"
+#include "server/core/statistics/call_names.h"
+#include "server/core/statistics/statistics_sets.h"
 #include "server/streams/fault.h"
 
 namespace cohort {

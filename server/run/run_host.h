@@ -23,7 +23,7 @@
 #include "common/timeline.h"
 #include "common/worker_report.h"
 #include "server/core/coordinator.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/metrics/run_figures.h"
 #include "server/metrics/run_trace.h"

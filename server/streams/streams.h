@@ -14,7 +14,7 @@
 #include "common/ids.h"
 #include "common/moments.h"
 #include "common/push.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 
 // The streams that workers hold open, as their host sees them. They use only
 // domain types: the gRPC adapters implement them, and tests can work without

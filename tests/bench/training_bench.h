@@ -5,7 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 
 namespace cohort::bench {
 

@@ -5,7 +5,7 @@
 
 #include "common/float_buffer.h"
 #include "server/checkpoint/checkpoint.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 
 namespace cohort {
 

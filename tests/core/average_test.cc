@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "server/core/model/model_snapshot.h"
-#include "server/core/statistics_sets.h"
+#include "server/core/statistics/statistics_sets.h"
 #include "tests/core/fake_cohort.h"
 #include "tests/core/small_run.h"
 

@@ -11,7 +11,7 @@
 
 #include "common/float_buffer.h"
 #include "server/core/coordinator.h"
-#include "server/core/push_history.h"
+#include "server/core/ledger/push_history.h"
 #include "tests/core/fake_cohort.h"
 
 namespace cohort {

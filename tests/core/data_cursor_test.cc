@@ -1,4 +1,4 @@
-#include "server/core/data_cursor.h"
+#include "server/core/ledger/data_cursor.h"
 
 #include <gtest/gtest.h>
 

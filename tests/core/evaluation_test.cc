@@ -1,4 +1,4 @@
-#include "server/core/evaluation.h"
+#include "server/core/evaluation/evaluation.h"
 
 #include <gtest/gtest.h>
 

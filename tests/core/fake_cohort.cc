@@ -12,20 +12,14 @@
 #include "common/check.h"
 #include "kernels/backend.h"
 #include "server/core/run_state.h"
+#include "tests/core/float_values.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {
 
-SharedFloats Buffer(const std::vector<float>& values) {
-  auto buffer =
-      std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
-  std::copy(values.begin(), values.end(), buffer->data());
-  return buffer;
-}
-
 ByteRope Encoded(const std::vector<float>& values, ElementType type) {
-  if (type == ElementType::kFloat32) return RopeOf(Buffer(values));
+  if (type == ElementType::kFloat32) return RopeOf(BufferOf(values));
   std::vector<std::byte> halves(values.size() * 2);
   RoundToBFloat16(reinterpret_cast<const std::byte*>(values.data()),
                   static_cast<int64_t>(values.size()), halves.data());
@@ -177,7 +171,7 @@ void FakeCohort::SendValuesWhereAsked() {
 }
 
 absl::Status FakeCohort::SendValues(Rank rank, float first) {
-  values_ = {Buffer({first, 2}), Buffer({3})};
+  values_ = {BufferOf({first, 2}), BufferOf({3})};
   Effects out;
   const absl::Status status = core_
                                   .FinishRegister(sender(rank), setup_.layout,

@@ -19,7 +19,7 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "server/core/coordinator.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/partitions/partitions.h"
 
 namespace cohort {

@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/push.h"
+#include "server/core/step/push.h"
 
 namespace cohort {
 namespace {

@@ -11,23 +11,13 @@
 #include "common/bfloat16.h"
 #include "common/permutation.h"
 #include "kernels/backend.h"
+#include "tests/core/float_values.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {
 
 using Floats = std::vector<float>;
-
-SharedFloats BufferOf(const Floats& values) {
-  auto buffer =
-      std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
-  std::copy(values.begin(), values.end(), buffer->data());
-  return buffer;
-}
-
-Floats Values(const SharedFloats& buffer) {
-  return {buffer->span().begin(), buffer->span().end()};
-}
 
 absl::Span<const std::byte> Bytes(const Floats& values) {
   return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
@@ -69,10 +59,10 @@ TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
   EXPECT_EQ(result.transaction, 7);
   EXPECT_EQ(result.partition, 3);
   // Gradients 2, 2 + 2, 4 + 4 after scale and decay.
-  EXPECT_EQ(Values(result.weights), (Floats{0.5, 1, 2}));
+  EXPECT_EQ(ValuesOf(result.weights), (Floats{0.5, 1, 2}));
   EXPECT_EQ(result.slots.velocity, nullptr);
   EXPECT_FALSE(result.nonfinite.has_value());
-  EXPECT_EQ(Values(job.weights), (Floats{1, 2, 4}));
+  EXPECT_EQ(ValuesOf(job.weights), (Floats{1, 2, 4}));
 }
 
 TEST(FoldJobTest, MomentumMovesTheVelocity) {
@@ -84,8 +74,8 @@ TEST(FoldJobTest, MomentumMovesTheVelocity) {
             .weights = BufferOf({1}),
             .slots = {.velocity = BufferOf({2})}});
   // v = 0.5 * 2 + 2, w = 1 - 0.25 * 3.
-  EXPECT_EQ(Values(result.slots.velocity), Floats{3});
-  EXPECT_EQ(Values(result.weights), Floats{0.25});
+  EXPECT_EQ(ValuesOf(result.slots.velocity), Floats{3});
+  EXPECT_EQ(ValuesOf(result.weights), Floats{0.25});
 }
 
 TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
@@ -98,9 +88,9 @@ TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
                        {.count = 1, .step = step}},
             .weights = BufferOf({0.1f, 0}),
             .slots = {.velocity = BufferOf({0.3f, 0})}});
-  EXPECT_EQ(Values(result.weights)[0], 0.1f);
-  EXPECT_EQ(Values(result.slots.velocity)[0], 0.3f);
-  EXPECT_EQ(Values(result.weights)[1], -0.5f);
+  EXPECT_EQ(ValuesOf(result.weights)[0], 0.1f);
+  EXPECT_EQ(ValuesOf(result.slots.velocity)[0], 0.3f);
+  EXPECT_EQ(ValuesOf(result.weights)[1], -0.5f);
 }
 
 TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
@@ -137,7 +127,8 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
       const FoldResult result = RunFold(cut, *backend, pool);
       EXPECT_EQ(result.weights->Checksum(), whole.weights->Checksum())
           << backend->name() << ", pieces of up to " << longest;
-      EXPECT_EQ(Values(result.slots.velocity), Values(whole.slots.velocity));
+      EXPECT_EQ(ValuesOf(result.slots.velocity),
+                ValuesOf(whole.slots.velocity));
     }
   }
 }
@@ -197,12 +188,12 @@ TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
       const FoldResult want = RunFold(floats, *backend, pool);
       const FoldResult got = RunFold(halves, *backend, pool);
       if (pass == FoldPass::kGradient) {
-        EXPECT_EQ(Values(got.gradient), Values(want.gradient));
+        EXPECT_EQ(ValuesOf(got.gradient), ValuesOf(want.gradient));
         continue;
       }
       EXPECT_EQ(got.weights->Checksum(), want.weights->Checksum())
           << backend->name();
-      EXPECT_EQ(Values(got.slots.velocity), Values(want.slots.velocity));
+      EXPECT_EQ(ValuesOf(got.slots.velocity), ValuesOf(want.slots.velocity));
     }
   }
 }
@@ -242,8 +233,8 @@ TEST(FoldJobTest, PiecesOfTheNetworkGiveTheNumbersOfFloat64) {
   }
   FloatBufferPool pool;
   const FoldResult result = RunFold(job, kernels::CpuBackend(), pool);
-  const Floats got_velocity = Values(result.slots.velocity);
-  const Floats got_weights = Values(result.weights);
+  const Floats got_velocity = ValuesOf(result.slots.velocity);
+  const Floats got_weights = ValuesOf(result.weights);
   for (size_t i = 0; i < kElements; ++i) {
     const double v = 0.9 * velocity[i] + 0.5 * sum[i];
     // Five roundings of values below 2 with a relative error of 2^-24 each.

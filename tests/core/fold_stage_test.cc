@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -14,6 +13,7 @@
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
 #include "server/core/step/pending_commit.h"
+#include "tests/core/float_values.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
@@ -22,13 +22,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-SharedFloats Floats(std::vector<float> values) {
-  auto buffer =
-      std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
-  std::copy(values.begin(), values.end(), buffer->data());
-  return buffer;
-}
 
 PushId PushOfRank(int32_t rank) {
   return {.rank = Rank(rank), .key = {.sequence = Sequence(3)}};
@@ -46,7 +39,7 @@ class FoldStageTest : public ::testing::Test {
     model_ = std::move(model);
     auto base = std::make_shared<ModelSnapshot>();
     base->version = Version(7);
-    base->weights = {Floats({10}), Floats({20})};
+    base->weights = {BufferOf({10}), BufferOf({20})};
     base->slots.resize(2);
     base->statistics = std::make_shared<StatisticsSets>();
     base_ = std::move(base);
@@ -72,7 +65,7 @@ class FoldStageTest : public ::testing::Test {
   std::vector<FoldJob> Hold(int32_t rank, int32_t partition, float gradient) {
     return data_.Hold({.push = PushOfRank(rank),
                        .partition = partition,
-                       .gradient = RopeOf(Floats({gradient}))});
+                       .gradient = RopeOf(BufferOf({gradient}))});
   }
 
   // Runs the folds, and those of a second pass, and reports all of them.

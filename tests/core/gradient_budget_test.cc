@@ -1,4 +1,4 @@
-#include "server/core/gradient_budget.h"
+#include "server/core/ledger/gradient_budget.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

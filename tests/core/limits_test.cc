@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "server/core/coordinator.h"
-#include "server/core/initial_values.h"
+#include "server/core/membership/initial_values.h"
 #include "tests/core/fake_cohort.h"
 
 namespace cohort {

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/name_pattern.h"
+#include "server/core/settings/freeze_spec.h"
 #include "tests/core/small_run.h"
 
 namespace cohort {

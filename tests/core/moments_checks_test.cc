@@ -1,4 +1,4 @@
-#include "server/core/moments_checks.h"
+#include "server/core/statistics/moments_checks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/core/moments_collection.h"
+#include "server/core/evaluation/moments_collection.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

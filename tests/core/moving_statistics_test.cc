@@ -1,4 +1,4 @@
-#include "server/core/moving_statistics.h"
+#include "server/core/statistics/moving_statistics.h"
 
 #include <gtest/gtest.h>
 

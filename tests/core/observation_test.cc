@@ -1,6 +1,6 @@
 // The observations that commits report.
 
-#include "server/core/observation.h"
+#include "server/core/statistics/observation.h"
 
 #include <cmath>
 #include <string>

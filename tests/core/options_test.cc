@@ -1,4 +1,4 @@
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

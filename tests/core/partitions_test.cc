@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -12,6 +11,7 @@
 
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
+#include "tests/core/float_values.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
@@ -19,12 +19,6 @@ namespace {
 
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-SharedFloats One(float value) {
-  auto buffer = std::make_shared<FloatBuffer>(1);
-  *buffer->data() = value;
-  return buffer;
-}
 
 PushId OfRank(int32_t rank) {
   return {.rank = Rank(rank), .key = {.sequence = Sequence(3)}};
@@ -51,7 +45,7 @@ class PartitionsTest : public ::testing::Test {
     model->partitions = MakePartitions(model->layout, sizeof(float));
     auto first = std::make_shared<ModelSnapshot>();
     first->version = Version(7);
-    first->weights = {nullptr, One(20), nullptr};
+    first->weights = {nullptr, BufferOf({20}), nullptr};
     first->slots.resize(3);
     install_ = {.place = {.index = 1, .count = 2},
                 .model = std::move(model),
@@ -75,7 +69,7 @@ class PartitionsTest : public ::testing::Test {
                                                    float gradient) {
     return node.Hold({.push = OfRank(rank),
                       .partition = partition,
-                      .gradient = RopeOf(One(gradient))});
+                      .gradient = RopeOf(BufferOf({gradient}))});
   }
 
   FoldReport Run(Partitions& node, const FoldJob& job) {
@@ -211,7 +205,7 @@ TEST_F(PartitionsTest, AnotherOptimizerGetsItsSlotsForOwnPartitionsOnly) {
 // before.
 TEST_F(PartitionsTest, AChangeLeavesTheCommittedVersionAsItWas) {
   auto before = std::make_shared<ModelSnapshot>(*install_.snapshot);
-  before->slots[1].velocity = One(3);
+  before->slots[1].velocity = BufferOf({3});
   install_.snapshot = before;
   install_.settings["optimizer"] = "momentum";
   Partitions node = *Partitions::Install(install_);
@@ -270,7 +264,7 @@ TEST_F(PartitionsTest, RefusesAModelWithoutItsOwnWeights) {
 
 TEST_F(PartitionsTest, AveragesAreReadInPlaceOfTheWeights) {
   ModelSnapshot snapshot = *install_.snapshot;
-  snapshot.slots[1].average = One(3);
+  snapshot.slots[1].average = BufferOf({3});
   EXPECT_EQ(*WeightsToRead(snapshot, /*averages=*/true)[1]->data(), 3);
   EXPECT_EQ(*WeightsToRead(snapshot, /*averages=*/false)[1]->data(), 20);
 }

@@ -1,4 +1,4 @@
-#include "server/core/push_history.h"
+#include "server/core/ledger/push_history.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/core/push.h"
+#include "server/core/step/push.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/core/rendezvous.h"
+#include "server/core/statistics/rendezvous.h"
 
 #include <gtest/gtest.h>
 

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -15,23 +14,13 @@
 #include "common/permutation.h"
 #include "kernels/backend.h"
 #include "server/partitions/fold_job.h"
+#include "tests/core/float_values.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {
 
 using Floats = std::vector<float>;
-
-SharedFloats BufferOf(const Floats& values) {
-  auto buffer =
-      std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
-  std::copy(values.begin(), values.end(), buffer->data());
-  return buffer;
-}
-
-Floats Values(const SharedFloats& buffer) {
-  return {buffer->span().begin(), buffer->span().end()};
-}
 
 std::vector<uint32_t> Bits(const Floats& values) {
   std::vector<uint32_t> bits;
@@ -81,7 +70,7 @@ TEST(RoundedChangeTest, NothingIsLostOverManySteps) {
     job.contributions = {{.rank = Rank(0), .gradient = Rope(gradient)}};
     const FoldResult result = RunFold(job, kernels::CpuBackend(), pool);
     ASSERT_EQ(Bits(Added(job.weights, result.change)),
-              Bits(Values(result.weights)));
+              Bits(ValuesOf(result.weights)));
     ASSERT_EQ(result.change_checksum, result.change.Checksum());
     job.weights = result.weights;
     job.slots = result.slots;
@@ -109,11 +98,11 @@ TEST(RoundedChangeTest, FrozenAndSkippedWeightsStayToTheBit) {
                   std::vector<ElementRun>{{.offset = 2, .count = 2}})};
   FloatBufferPool pool;
   const FoldResult result = RunFold(job, kernels::CpuBackend(), pool);
-  Floats kept = Values(result.weights);
+  Floats kept = ValuesOf(result.weights);
   EXPECT_EQ(Bits(Added(job.weights, result.change)), Bits(kept));
   kept.resize(4);
   EXPECT_EQ(Bits(kept), Bits({-0.0f, 1, -0.0f, 0}));
-  Floats left = Values(result.slots.remainder);
+  Floats left = ValuesOf(result.slots.remainder);
   left.resize(4);
   EXPECT_EQ(left, (Floats{1e-5f, 2e-5f, -3e-5f, 4e-5f}));
   EXPECT_EQ(result.weights->span()[4], 0.5f);
@@ -146,8 +135,8 @@ TEST(RoundedChangeTest, EveryRuleIsRounded) {
          {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
       const FoldResult result = RunFold(job, *backend, pool);
       EXPECT_EQ(Bits(Added(job.weights, result.change)),
-                Bits(Values(result.weights)));
-      EXPECT_NE(Bits(Values(result.weights)), Bits(Values(plain.weights)));
+                Bits(ValuesOf(result.weights)));
+      EXPECT_NE(Bits(ValuesOf(result.weights)), Bits(ValuesOf(plain.weights)));
       for (size_t i = 0; i < 100; ++i) {
         EXPECT_NEAR(
             result.weights->span()[i] + result.slots.remainder->span()[i],
@@ -166,8 +155,8 @@ TEST(RoundedChangeTest, TheAverageFollowsTheWeightsThatWorkersHold) {
   FloatBufferPool pool;
   const FoldResult result = RunFold(job, kernels::CpuBackend(), pool);
   // 1.01 becomes 1.0078125.
-  EXPECT_EQ(Values(result.weights), Floats{4 - 1.0078125f});
-  EXPECT_EQ(Values(result.slots.average), Values(result.weights));
+  EXPECT_EQ(ValuesOf(result.weights), Floats{4 - 1.0078125f});
+  EXPECT_EQ(ValuesOf(result.slots.average), ValuesOf(result.weights));
 }
 
 TEST(RoundedChangeTest, AGradientThatIsNotFiniteHasNoChange) {

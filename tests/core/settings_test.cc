@@ -1,4 +1,4 @@
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "server/core/statistics_sets.h"
+#include "server/core/statistics/statistics_sets.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/core/step_shares.h"
+#include "server/core/ledger/step_shares.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

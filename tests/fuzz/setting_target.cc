@@ -1,5 +1,5 @@
-#include "server/core/options.h"
-#include "server/core/settings.h"
+#include "server/core/settings/options.h"
+#include "server/core/settings/settings.h"
 #include "tests/fuzz/target.h"
 
 namespace cohort::fuzz {

@@ -9,6 +9,7 @@
 #include "common/formats/trace_merge.h"
 #include "common/printable.h"
 #include "server/core/optimizer/mask.h"
+#include "server/core/settings/freeze_spec.h"
 #include "server/ctl/study/run_result.h"
 #include "tests/fuzz/scratch_folder.h"
 #include "tests/fuzz/target.h"

@@ -175,7 +175,7 @@ RULES = (
     Rule("server/ctl", "cohortctl speaks to the server over the wire only; "
          "completion reads the one table of settings",
          folders=("server",),
-         except_folders=("server/ctl", "server/core/settings.h")),
+         except_folders=("server/ctl", "server/core/settings/settings.h")),
     Rule("worker", "server and worker never include each other",
          folders=("server",)),
     Rule("worker/client", "other front-ends sit on the client: no engine",
@@ -196,6 +196,12 @@ RULES = (
     Rule("worker", "the CUDA runtime is spoken to in kernels/cuda only",
          direct=("cuda",)),
 )
+
+# The folders of the core, from the lowest up: a file includes files of its own
+# folder and of those before it. What lies in no folder is the top.
+CORE_FLOORS = {name: at for at, name in enumerate((
+    "settings", "policy", "statistics", "optimizer", "model", "events",
+    "ledger", "membership", "evaluation", "step"))}
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">]+)[">]', re.M)
 
@@ -283,12 +289,29 @@ def rule_violations(graph: IncludeGraph, rule: Rule, file: str) -> list[str]:
     return found
 
 
+def core_floor(file: str) -> int:
+    """-1 for a file outside the core; above all for a folder not listed."""
+    parts = pathlib.PurePosixPath(file).parts
+    if parts[:2] != ("server", "core"):
+        return -1
+    if len(parts) == 3:
+        return len(CORE_FLOORS)
+    return CORE_FLOORS.get(parts[2], len(CORE_FLOORS) + 1)
+
+
+def floor_violations(graph: IncludeGraph, file: str) -> list[str]:
+    return [f"{file} -> {header}: a floor of the core includes those below it"
+            for _, header in graph.includes(file)
+            if core_floor(header) > core_floor(file) >= 0]
+
+
 def violations(root: pathlib.Path) -> list[str]:
     """Returns one sentence for each include that breaks the table."""
     graph = IncludeGraph(root)
     found = []
     for file in graph.files():
         found += spelling_violations(graph, file)
+        found += floor_violations(graph, file)
         for rule in RULES:
             if applies(rule, file):
                 found += rule_violations(graph, rule, file)

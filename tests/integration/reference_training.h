@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/assignment.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 #include "server/main/server.h"
 #include "worker/datasets/dataset.h"
 

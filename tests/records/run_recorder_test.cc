@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
 #include "tests/fakes/temp_dir.h"
 #include "tests/records/training_status.h"
 

@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/float_buffer.h"
+#include "tests/core/float_values.h"
 
 namespace cohort {
 namespace {
@@ -20,12 +21,6 @@ namespace {
 using ::testing::ElementsAre;
 
 constexpr ShardPlace kPlace{.index = 1, .count = 2};
-
-SharedFloats OneNumber(float value) {
-  auto buffer = std::make_shared<FloatBuffer>(1);
-  *buffer->data() = value;
-  return buffer;
-}
 
 // What arrives of `command`.
 absl::StatusOr<ShardCommand> Passed(const ShardCommand& command) {
@@ -47,9 +42,9 @@ Installation SmallModel() {
   model->partitions = MakePartitions(model->layout, sizeof(float));
   auto first = std::make_shared<ModelSnapshot>();
   first->version = Version(7);
-  first->weights = {nullptr, OneNumber(20)};
+  first->weights = {nullptr, BufferOf({20})};
   first->slots.resize(2);
-  first->slots[1].first_moment = OneNumber(3);
+  first->slots[1].first_moment = BufferOf({3});
   first->slots[1].updates = {5};
   return {.place = kPlace,
           .model = std::move(model),

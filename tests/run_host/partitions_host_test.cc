@@ -16,7 +16,8 @@
 #include "common/float_buffer.h"
 #include "common/mutex.h"
 #include "kernels/backend.h"
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
+#include "tests/core/float_values.h"
 #include "tests/kernels/reference/reference_backend.h"
 #include "tests/run_host/run_host_fakes.h"
 
@@ -25,12 +26,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-SharedFloats OneElement(float value) {
-  auto buffer = std::make_shared<FloatBuffer>(1);
-  *buffer->data() = value;
-  return buffer;
-}
 
 // Records what shard 0 is told.
 class KeptReports final : public CoordinatorStream {
@@ -133,7 +128,7 @@ class PartitionsHostTest : public ::testing::Test {
     model->partitions = MakePartitions(model->layout, sizeof(float));
     auto first = std::make_shared<ModelSnapshot>();
     first->version = Version(version);
-    first->weights = {nullptr, OneElement(20)};
+    first->weights = {nullptr, BufferOf({20})};
     first->slots.resize(2);
     CoordinatorOptions options;
     options.optimizer = {.kind = OptimizerKind::kSgd,
@@ -165,7 +160,7 @@ class PartitionsHostTest : public ::testing::Test {
     return host.Gradient(
         {.run_id = run, .rank = Rank(0), .incarnation = Incarnation(1)},
         {.sequence = Sequence(1)},
-        {.about = {.partition = 1}, .bytes = RopeOf(OneElement(4))}, from);
+        {.about = {.partition = 1}, .bytes = RopeOf(BufferOf({4}))}, from);
   }
 
   static PushId PushOfRankZero() {
@@ -383,7 +378,7 @@ TEST_F(PartitionsHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
   model->layout.parameters.push_back({.name = "d", .shape = {1}});
   model->partitions = MakePartitions(model->layout, sizeof(float));
   auto first = std::make_shared<ModelSnapshot>(*wide.snapshot);
-  first->weights = {nullptr, OneElement(20), nullptr, OneElement(20)};
+  first->weights = {nullptr, BufferOf({20}), nullptr, BufferOf({20})};
   first->slots.resize(4);
   wide.model = std::move(model);
   wide.snapshot = std::move(first);
@@ -398,7 +393,7 @@ TEST_F(PartitionsHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
                                .incarnation = Incarnation(1)},
                               {.sequence = Sequence(1)},
                               {.about = {.partition = partition},
-                               .bytes = RopeOf(OneElement(4))},
+                               .bytes = RopeOf(BufferOf({4}))},
                               worker)
                     .ok());
     command::Take take = TakeOf(link->gradients().back());

@@ -8,8 +8,8 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/mutex.h"
-#include "server/core/effects.h"
-#include "server/core/options.h"
+#include "server/core/events/effects.h"
+#include "server/core/settings/options.h"
 #include "server/run/run_host.h"
 
 namespace cohort {

@@ -17,7 +17,7 @@
 #include "common/moments.h"
 #include "common/mutex.h"
 #include "common/push.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/run/run_host.h"
 
 namespace cohort {

@@ -13,7 +13,7 @@
 #include "common/assignment.h"
 #include "common/ids.h"
 #include "server/core/coordinator.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/partitions/fold_job.h"
 #include "tests/sim/scenario.h"
 #include "tests/sim/sim_model.h"

@@ -15,7 +15,7 @@
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
 #include "server/core/coordinator.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "server/core/run_state.h"
 #include "server/partitions/partitions.h"
 #include "server/partitions/partitions_host.h"

@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
 #include "common/permutation.h"
-#include "server/core/gradient_budget.h"
+#include "server/core/ledger/gradient_budget.h"
 
 namespace cohort::sim {
 namespace {

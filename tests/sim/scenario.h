@@ -8,8 +8,8 @@
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "common/permutation.h"
-#include "server/core/options.h"
-#include "server/core/settings.h"
+#include "server/core/settings/options.h"
+#include "server/core/settings/settings.h"
 
 namespace cohort::sim {
 

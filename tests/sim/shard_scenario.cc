@@ -4,7 +4,7 @@
 #include <array>
 
 #include "common/permutation.h"
-#include "server/core/gradient_budget.h"
+#include "server/core/ledger/gradient_budget.h"
 #include "tests/sim/scenario.h"
 
 namespace cohort::sim {

@@ -9,7 +9,7 @@
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/push.h"
-#include "server/core/commands.h"
+#include "server/core/model/commands.h"
 #include "server/partitions/partitions_host.h"
 #include "tests/sim/shard_network.h"
 #include "tests/sim/sim_server.h"

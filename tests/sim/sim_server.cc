@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "server/core/gradient_budget.h"
+#include "server/core/ledger/gradient_budget.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "tests/sim/sim_worker.h"
 

@@ -14,7 +14,7 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "server/core/coordinator.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
 #include "tests/sim/network.h"
 #include "tests/sim/scheduler.h"
 #include "tests/sim/shard_network.h"

@@ -10,7 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/bfloat16.h"
-#include "server/core/shard_place.h"
+#include "server/core/model/shard_place.h"
 #include "tests/sim/sim_data_shard.h"
 #include "tests/sim/sim_worker.h"
 

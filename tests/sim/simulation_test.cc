@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 #include "tests/sim/scenario.h"
 
 namespace cohort::sim {

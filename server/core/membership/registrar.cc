@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
-#include "server/core/gradient_budget.h"
-#include "server/core/initial_values.h"
+#include "server/core/ledger/gradient_budget.h"
+#include "server/core/membership/initial_values.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/workers_optimizer.h"
 

@@ -8,12 +8,12 @@
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "common/push.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
+#include "server/core/events/turn.h"
+#include "server/core/ledger/run_settings.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/membership/registration_book.h"
 #include "server/core/model/model_store.h"
-#include "server/core/run_settings.h"
-#include "server/core/turn.h"
 
 namespace cohort {
 

@@ -1,7 +1,6 @@
 #include "server/core/membership/registration_book.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,10 +20,6 @@ absl::Status Explained(const absl::Status& status, absl::string_view what,
 }
 
 }  // namespace
-
-double LossReference(const RunPlan& plan) {
-  return std::exp2(std::ceil(std::log2(plan.loss_reference)));
-}
 
 absl::Status CheckSameModel(const ModelLayout& layout, const RunPlan& plan,
                             const ModelLayout& wanted_layout,

@@ -62,10 +62,6 @@ class RegistrationBook {
   bool complete_ = false;
 };
 
-// The divisor of all loss sums, as a power of two: dividing and multiplying by
-// it is exact, so it leaves no trace in the weights, whoever proposes it.
-double LossReference(const RunPlan& plan);
-
 // Errors: FailedPrecondition naming what differs, the value seen, the value
 //   wanted and what to do. `whose` names the model that is wanted, such as
 //   "the run's".

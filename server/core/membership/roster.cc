@@ -7,7 +7,7 @@
 #include "common/limits.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
-#include "server/core/step_shares.h"
+#include "server/core/ledger/step_shares.h"
 
 namespace cohort {
 namespace {

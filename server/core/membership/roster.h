@@ -13,14 +13,14 @@
 #include "common/ids.h"
 #include "common/push.h"
 #include "common/worker_report.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
+#include "server/core/events/requests.h"
+#include "server/core/events/turn.h"
+#include "server/core/ledger/run_counts.h"
+#include "server/core/ledger/run_ledger.h"
+#include "server/core/ledger/run_settings.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/model/model_store.h"
-#include "server/core/requests.h"
-#include "server/core/run_counts.h"
-#include "server/core/run_ledger.h"
-#include "server/core/run_settings.h"
-#include "server/core/turn.h"
 
 namespace cohort {
 

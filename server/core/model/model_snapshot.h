@@ -8,9 +8,9 @@
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
 #include "server/core/model/model_version.h"
+#include "server/core/model/shard_place.h"
 #include "server/core/optimizer/slots.h"
-#include "server/core/options.h"
-#include "server/core/shard_place.h"
+#include "server/core/settings/options.h"
 
 namespace cohort {
 

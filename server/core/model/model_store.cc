@@ -1,10 +1,10 @@
 #include "server/core/model/model_store.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "common/status_macros.h"
-#include "server/core/membership/registration_book.h"
 #include "server/core/optimizer/mask.h"
 
 namespace cohort {
@@ -17,6 +17,10 @@ int32_t CountTrainable(const std::vector<Partition>& partitions) {
 }
 
 }  // namespace
+
+double LossReference(const RunPlan& plan) {
+  return std::exp2(std::ceil(std::log2(plan.loss_reference)));
+}
 
 absl::Status ModelStore::CheckRegistered() const {
   if (registered()) return absl::OkStatus();

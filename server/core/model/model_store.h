@@ -10,13 +10,17 @@
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
-#include "server/core/commands.h"
+#include "server/core/model/commands.h"
 #include "server/core/model/model_version.h"
 #include "server/core/optimizer/slots.h"
-#include "server/core/options.h"
-#include "server/core/statistics_sets.h"
+#include "server/core/settings/options.h"
+#include "server/core/statistics/statistics_sets.h"
 
 namespace cohort {
+
+// The divisor of all loss sums, as a power of two: dividing and multiplying by
+// it is exact, so it leaves no trace in the weights, whoever proposes it.
+double LossReference(const RunPlan& plan);
 
 // The model of a run: its layout, the newest version of everything that
 // training changes but weights and slots, and older versions that pushes under

@@ -6,7 +6,7 @@
 
 #include "common/ids.h"
 #include "common/model_layout.h"
-#include "server/core/statistics_sets.h"
+#include "server/core/statistics/statistics_sets.h"
 
 namespace cohort {
 

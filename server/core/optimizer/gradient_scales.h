@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "common/model_layout.h"
-#include "server/core/fold_report.h"
-#include "server/core/options.h"
+#include "server/core/optimizer/fold_report.h"
+#include "server/core/settings/options.h"
 
 namespace cohort {
 

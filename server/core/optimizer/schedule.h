@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 
 namespace cohort {
 

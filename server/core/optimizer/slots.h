@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 
 namespace cohort {
 

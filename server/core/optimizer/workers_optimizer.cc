@@ -8,7 +8,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/status_macros.h"
-#include "server/core/settings.h"
+#include "server/core/settings/settings.h"
 
 namespace cohort {
 namespace {

@@ -3,7 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model_layout.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 
 // What the workers' registration decides about the settings of a run.
 namespace cohort {

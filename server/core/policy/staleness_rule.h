@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 
 namespace cohort {
 

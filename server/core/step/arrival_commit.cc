@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "server/core/run_progress.h"
+#include "server/core/ledger/run_progress.h"
 #include "server/core/step/arrival_queue.h"
 #include "server/core/step/push_outcome.h"
 

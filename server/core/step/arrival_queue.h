@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "server/core/observation.h"
 #include "server/core/policy/lead.h"
 #include "server/core/policy/staleness_rule.h"
-#include "server/core/push.h"
-#include "server/core/statistics_sets.h"
+#include "server/core/statistics/observation.h"
+#include "server/core/statistics/statistics_sets.h"
 #include "server/core/step/pending_commit.h"
+#include "server/core/step/push.h"
 #include "server/core/step/step_driver.h"
 
 namespace cohort {

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/core/call_names.h"
+#include "server/core/statistics/call_names.h"
 
 namespace cohort {
 namespace {

@@ -9,10 +9,10 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/ids.h"
-#include "server/core/gradient_budget.h"
+#include "server/core/events/turn.h"
+#include "server/core/ledger/gradient_budget.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/push.h"
-#include "server/core/turn.h"
+#include "server/core/step/push.h"
 
 namespace cohort {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/push_history.h"
+#include "server/core/ledger/push_history.h"
 
 namespace cohort {
 

@@ -2,10 +2,10 @@
 
 #include "absl/status/statusor.h"
 #include "common/push.h"
+#include "server/core/events/turn.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/run_parts.h"
+#include "server/core/step/run_parts.h"
 #include "server/core/step/step_driver.h"
-#include "server/core/turn.h"
 
 // Messages of pushes that are decided, or never were given.
 namespace cohort {

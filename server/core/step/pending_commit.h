@@ -4,11 +4,11 @@
 #include <optional>
 #include <vector>
 
-#include "server/core/commands.h"
-#include "server/core/fold_report.h"
+#include "server/core/model/commands.h"
 #include "server/core/model/model_version.h"
+#include "server/core/optimizer/fold_report.h"
 #include "server/core/optimizer/gradient_scales.h"
-#include "server/core/options.h"
+#include "server/core/settings/options.h"
 
 namespace cohort {
 

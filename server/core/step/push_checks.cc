@@ -15,7 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "common/limits.h"
 #include "common/status_macros.h"
-#include "server/core/moments_checks.h"
+#include "server/core/statistics/moments_checks.h"
 
 namespace cohort {
 namespace {

@@ -7,9 +7,9 @@
 #include "absl/status/status.h"
 #include "common/ids.h"
 #include "common/push.h"
-#include "server/core/effects.h"
-#include "server/core/push.h"
-#include "server/core/requests.h"
+#include "server/core/events/effects.h"
+#include "server/core/events/requests.h"
+#include "server/core/step/push.h"
 
 // Checks of a push that do not depend on how pushes are combined. Errors
 // are InvalidArgument with the value seen and the values wanted, where nothing

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/core/moments_checks.h"
+#include "server/core/statistics/moments_checks.h"
 
 namespace cohort {
 

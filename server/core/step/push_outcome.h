@@ -10,14 +10,14 @@
 #include "common/ids.h"
 #include "common/moments.h"
 #include "common/push.h"
-#include "server/core/commands.h"
-#include "server/core/effects.h"
+#include "server/core/events/effects.h"
+#include "server/core/events/requests.h"
+#include "server/core/events/turn.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/push.h"
-#include "server/core/requests.h"
-#include "server/core/run_parts.h"
+#include "server/core/model/commands.h"
 #include "server/core/step/pending_commit.h"
-#include "server/core/turn.h"
+#include "server/core/step/push.h"
+#include "server/core/step/run_parts.h"
 
 // Functions that every step driver needs for one push and one commit.
 namespace cohort {

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
-#include "server/core/call_names.h"
-#include "server/core/moments_checks.h"
+#include "server/core/statistics/call_names.h"
+#include "server/core/statistics/moments_checks.h"
 
 namespace cohort {
 namespace {

@@ -12,9 +12,9 @@
 #include "common/ids.h"
 #include "common/moments.h"
 #include "common/push.h"
-#include "server/core/commands.h"
-#include "server/core/push.h"
-#include "server/core/requests.h"
+#include "server/core/events/requests.h"
+#include "server/core/model/commands.h"
+#include "server/core/step/push.h"
 
 namespace cohort {
 

@@ -13,13 +13,13 @@
 #include "common/ids.h"
 #include "common/moments.h"
 #include "common/push.h"
-#include "server/core/data_cursor.h"
-#include "server/core/fold_report.h"
+#include "server/core/events/requests.h"
+#include "server/core/events/turn.h"
+#include "server/core/ledger/data_cursor.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/requests.h"
-#include "server/core/run_parts.h"
+#include "server/core/optimizer/fold_report.h"
 #include "server/core/step/pending_commit.h"
-#include "server/core/turn.h"
+#include "server/core/step/run_parts.h"
 
 namespace cohort {
 

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/call_names.h"
+#include "server/core/statistics/call_names.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
 

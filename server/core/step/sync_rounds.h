@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/core/rendezvous.h"
+#include "server/core/statistics/rendezvous.h"
 #include "server/core/step/call_check.h"
 #include "server/core/step/round.h"
 #include "server/core/step/step_driver.h"

@@ -10,7 +10,7 @@
 
 #include "common/model_layout.h"
 #include "kernels/backend.h"
-#include "server/core/moving_statistics.h"
+#include "server/core/statistics/moving_statistics.h"
 #include "tests/worker/batch_norm/joined_batch.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/functional.h"

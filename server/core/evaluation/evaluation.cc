@@ -1,0 +1,86 @@
+#include "server/core/evaluation/evaluation.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/measures/measures.h"
+
+namespace cohort {
+
+void EvaluationBook::Start(SharedVersion snapshot, const Plan& plan) {
+  const Version version = snapshot->version;
+  if (plan.test_samples == 0 || plan.kinds.empty() || open_.contains(version)) {
+    return;
+  }
+  const auto count =
+      static_cast<int32_t>(std::min<int64_t>(plan.shards, plan.test_samples));
+  Open open{.snapshot = std::move(snapshot), .plan = plan};
+  open.plan.shards = count;
+  for (StatisticsKind kind : plan.kinds) {
+    for (int32_t i = 0; i < count; ++i) {
+      waiting_.push_back(
+          {.version = version,
+           .statistics = kind,
+           .index = static_cast<int32_t>(open.shards.size()),
+           .range = {.begin = plan.test_samples * i / count,
+                     .end = plan.test_samples * (i + 1) / count}});
+      open.shards.emplace_back();
+    }
+  }
+  open_.emplace(version, std::move(open));
+}
+
+std::optional<EvaluationBook::Shard> EvaluationBook::Take() {
+  if (waiting_.empty()) return std::nullopt;
+  Shard shard = waiting_.front();
+  waiting_.pop_front();
+  return shard;
+}
+
+void EvaluationBook::Return(const Shard& shard) { waiting_.push_front(shard); }
+
+absl::Status EvaluationBook::CheckFits(const Shard& shard,
+                                       const EvaluationSums& sums) const {
+  const auto it = open_.find(shard.version);
+  if (it == open_.end()) return absl::OkStatus();
+  for (const std::optional<EvaluationSums>& other : it->second.shards) {
+    if (other.has_value()) return CheckSameMeasures(sums, *other);
+  }
+  return absl::OkStatus();
+}
+
+std::optional<EvaluationRecord> EvaluationBook::Finish(
+    const Shard& shard, const EvaluationSums& sums) {
+  const auto it = open_.find(shard.version);
+  if (it == open_.end()) return std::nullopt;
+  Open& open = it->second;
+  std::optional<EvaluationSums>& slot =
+      open.shards[static_cast<size_t>(shard.index)];
+  if (slot.has_value()) return std::nullopt;
+  slot = sums;
+  EvaluationRecord record{.version = shard.version,
+                          .epochs = open.plan.epochs,
+                          .on_request = open.plan.on_request};
+  for (StatisticsKind kind : open.plan.kinds) {
+    record.results.push_back({.statistics = kind});
+  }
+  for (size_t i = 0; i < open.shards.size(); ++i) {
+    if (!open.shards[i].has_value()) return std::nullopt;
+    const auto count = static_cast<size_t>(open.plan.shards);
+    EvaluationSums& whole = record.results[i / count].sums;
+    if (i % count == 0) {
+      whole = *open.shards[i];
+    } else {
+      Add(*open.shards[i], whole);
+    }
+  }
+  open_.erase(it);
+  return record;
+}
+
+SharedVersion EvaluationBook::Pinned(Version version) const {
+  const auto it = open_.find(version);
+  return it == open_.end() ? nullptr : it->second.snapshot;
+}
+
+}  // namespace cohort

@@ -1,0 +1,121 @@
+#include "server/core/ledger/data_cursor.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "server/core/ledger/step_shares.h"
+
+namespace cohort {
+
+DataCursor::DataCursor(int64_t samples_per_epoch, int64_t epochs)
+    : samples_per_epoch_(samples_per_epoch), epochs_(epochs) {
+  undecided_[0] = samples_per_epoch;
+}
+
+DataCursor DataCursor::WithoutRanges() {
+  DataCursor cursor;
+  cursor.has_ranges_ = false;
+  return cursor;
+}
+
+void DataCursor::Restore(int64_t epoch, int64_t position) {
+  COHORT_CHECK(position >= 0 && position <= samples_per_epoch_,
+               absl::StrCat("position ", position));
+  epoch_ = epoch;
+  position_ = position;
+  undecided_.clear();
+  undecided_[epoch] = samples_per_epoch_ - position;
+}
+
+StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes,
+                        int64_t global_batch) const {
+  COHORT_CHECK(!exhausted(), "the last epoch is over");
+  if (!has_ranges_) {
+    return {.ranges = std::vector<IndexRange>(batch_sizes.size()),
+            .without_ranges = true};
+  }
+  Piece rest{.epoch = epoch_,
+             .range = {.begin = position_, .end = samples_per_epoch_}};
+  if (!reissue_.empty()) rest = reissue_.front();
+  const StepShares shares =
+      ShareStep(batch_sizes, std::min(global_batch, rest.range.size()));
+  StepCut cut{.epoch = rest.epoch,
+              .begin = rest.range.begin,
+              .reissued = !reissue_.empty(),
+              .batches = shares.batches};
+  int64_t at = rest.range.begin;
+  for (int64_t samples : shares.samples) {
+    const int64_t end = std::min(at + samples, rest.range.end);
+    cut.ranges.push_back({.begin = at, .end = end});
+    at = end;
+  }
+  cut.end = at;
+  return cut;
+}
+
+bool DataCursor::Take(const StepCut& cut) {
+  if (!has_ranges_) return false;
+  if (cut.reissued) {
+    Piece& front = reissue_.front();
+    COHORT_CHECK(cut.epoch == front.epoch && cut.begin == front.range.begin,
+                 "the cut does not start at the first reissued range");
+    front.range.begin = cut.end;
+    if (front.range.empty()) reissue_.pop_front();
+  } else {
+    COHORT_CHECK(cut.epoch == epoch_ && cut.begin == position_,
+                 "the cut does not start at the cursor");
+    Advance(cut.end - cut.begin);
+  }
+  undecided_[cut.epoch] -= cut.end - cut.begin;
+  if (undecided_[cut.epoch] > 0) return false;
+  undecided_.erase(cut.epoch);
+  return true;
+}
+
+void DataCursor::Advance(int64_t samples) {
+  position_ += samples;
+  if (position_ < samples_per_epoch_) return;
+  position_ = 0;
+  ++epoch_;
+  if (epoch_ < epochs_) undecided_[epoch_] = samples_per_epoch_;
+}
+
+std::optional<DataCursor::Piece> DataCursor::Next(int64_t batch_size) {
+  if (!has_ranges_) return Piece{};
+  if (!reissue_.empty()) {
+    Piece piece = reissue_.front();
+    reissue_.pop_front();
+    return piece;
+  }
+  if (epoch_ >= epochs_) return std::nullopt;
+  Piece piece{
+      .epoch = epoch_,
+      .range = {.begin = position_,
+                .end = std::min(position_ + batch_size, samples_per_epoch_)}};
+  Advance(piece.range.size());
+  return piece;
+}
+
+void DataCursor::Reissue(const Piece& piece) {
+  if (has_ranges_) reissue_.push_back(piece);
+}
+
+std::optional<int64_t> DataCursor::Finish(const Piece& piece) {
+  if (!has_ranges_) return std::nullopt;
+  int64_t& left = undecided_[piece.epoch];
+  left -= piece.range.size();
+  COHORT_CHECK(left >= 0, "a range was decided twice");
+  if (left > 0) return std::nullopt;
+  undecided_.erase(piece.epoch);
+  return piece.epoch;
+}
+
+void DataCursor::RestoreOpen(const std::vector<Piece>& open) {
+  for (const Piece& piece : open) {
+    undecided_[piece.epoch] += piece.range.size();
+    reissue_.push_back(piece);
+  }
+}
+
+}  // namespace cohort

@@ -1,0 +1,52 @@
+#include "server/core/ledger/run_progress.h"
+
+#include "server/core/optimizer/schedule.h"
+
+namespace cohort {
+
+namespace {
+
+// The workers bring their own data, so progress is in steps.
+RunProgress StepProgress(const RunSettings& settings, const ModelStore& model) {
+  return {.seen = model.version().value(),
+          .total = settings.options().max_steps};
+}
+
+}  // namespace
+
+int64_t SamplesTotal(const RunSettings& settings, const ModelStore& model) {
+  if (!model.registered()) return 0;
+  return settings.options().epochs * model.model()->plan.train_samples;
+}
+
+int64_t PlannedSamples(const RunSettings& settings, const RunLedger& ledger,
+                       const ModelStore& model) {
+  const int64_t by_data = SamplesTotal(settings, model);
+  const int64_t steps_max = settings.options().max_steps;
+  const int64_t steps = model.version().value();
+  if (steps_max == 0 || steps == 0) return by_data;
+  const auto by_steps = static_cast<int64_t>(
+      static_cast<double>(ledger.samples()) / static_cast<double>(steps) *
+      static_cast<double>(steps_max));
+  const bool ends_with_data = by_data > 0 && by_data < by_steps;
+  return ends_with_data ? by_data : by_steps;
+}
+
+double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
+                       const ModelStore& model) {
+  if (model.registered() && model.model()->plan.rates_by_workers) {
+    return ledger.sent_learning_rate;
+  }
+  if (model.registered() && model.model()->plan.own_data) {
+    return LearningRate(settings.options().optimizer,
+                        StepProgress(settings, model));
+  }
+  const int64_t epoch =
+      model.registered() ? model.model()->plan.train_samples : 0;
+  return LearningRate(settings.options().optimizer,
+                      {.seen = ledger.samples(),
+                       .epoch = epoch,
+                       .total = SamplesTotal(settings, model)});
+}
+
+}  // namespace cohort

@@ -1,0 +1,163 @@
+#include "server/core/ledger/run_settings.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace cohort {
+namespace {
+
+// Copies from `target` what acts at once, or what does not.
+void CopySettings(const CoordinatorOptions& target, bool at_once,
+                  CoordinatorOptions& options) {
+  for (const auto& [name, value] : SettingsOf(target)) {
+    if (ActsAtOnce(name) != at_once) continue;
+    const absl::Status read = SetSetting(name, value, options);
+    COHORT_CHECK(read.ok(), read.message());
+  }
+}
+
+}  // namespace
+
+RunSettings::RunSettings(const CoordinatorOptions& options,
+                         const RunState* restored)
+    : options_(options), policy_(Resolve(options.policy)) {
+  if (restored == nullptr) {
+    history_ = {{.policy_epoch = policy_epoch_,
+                 .changed = SettingsOf(options_),
+                 .text = PolicyText(policy_),
+                 .by_flags = true}};
+    return;
+  }
+  policy_epoch_ = restored->policy_epoch;
+  history_ = restored->policy_history;
+  const SettingValues changed = Difference(restored->settings, options_);
+  if (restored->settings.empty() || changed.empty()) return;
+  ++policy_epoch_;
+  history_.push_back(
+      {.policy_epoch = policy_epoch_,
+       .version = restored->snapshot->version,
+       .samples = restored->samples,
+       .changed = changed,
+       .text = absl::StrCat("continued with changed flags: ",
+                            ChangeText(restored->settings, changed), ": ",
+                            PolicyText(policy_)),
+       .by_flags = true});
+}
+
+bool RunSettings::HadRank(Rank rank) const {
+  return rank.value() >= 0 &&
+         std::any_of(
+             history_.begin(), history_.end(),
+             [rank](const PolicyRecord& record) {
+               const auto workers = record.changed.find("workers");
+               CoordinatorOptions then;
+               return workers != record.changed.end() &&
+                      SetSetting("workers", workers->second, then).ok() &&
+                      rank.value() < then.workers;
+             });
+}
+
+RunSettings::Outlook RunSettings::OutlookOn(
+    const SettingValues& values, const CoordinatorOptions& target) const {
+  const SettingValues before = SettingsOf(options_);
+  const SettingValues changed = Difference(before, target);
+  Outlook outlook{
+      .changes = !changed.empty(),
+      .at_version = std::any_of(changed.begin(), changed.end(),
+                                [&values](const auto& change) {
+                                  return values.contains(change.first) &&
+                                         !ActsAtOnce(change.first);
+                                }),
+      .text = changed.empty() ? "the settings are already in force"
+                              : ChangeText(before, changed)};
+  // The value that a setting on auto takes is part of the change.
+  if (Resolve(target.policy) != policy_) {
+    absl::StrAppend(&outlook.text, ": ", PolicyText(target.policy));
+  }
+  if (!pending_.has_value()) return outlook;
+  const SettingValues wanted = SettingsOf(target);
+  for (const auto& [name, value] : pending_->changed) {
+    if (wanted.at(name) == value) continue;
+    absl::StrAppend(&outlook.text, "; replaces the pending ", name, "=", value);
+  }
+  return outlook;
+}
+
+bool RunSettings::IsPending(const SettingValues& values) const {
+  return pending_.has_value() &&
+         std::any_of(values.begin(), values.end(), [this](const auto& value) {
+           return pending_->changed.contains(value.first);
+         });
+}
+
+absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
+    const SettingValues& values) const {
+  CoordinatorOptions target =
+      pending_.has_value() ? pending_->target : options_;
+  for (const auto& [name, value] : values) {
+    const absl::Status read = SetSetting(name, value, target);
+    if (absl::IsNotFound(read)) {
+      return absl::InvalidArgumentError(read.message());
+    }
+    COHORT_RETURN_IF_ERROR(read);
+    target.given.insert(name);
+  }
+  TakeImplied(target);
+  // A change to an elastic size takes `continue` along, as the flags do.
+  if (values.contains("workers") && !values.contains("on_worker_loss") &&
+      target.elastic()) {
+    target.on_worker_loss = OnWorkerLoss::kContinue;
+  }
+  return target;
+}
+
+SettingValues RunSettings::AdoptAtOnce(const CoordinatorOptions& target) {
+  CoordinatorOptions next = options_;
+  CopySettings(target, /*at_once=*/true, next);
+  if (WorkersText(target) != WorkersText(options_)) {
+    next.on_worker_loss = options_.on_worker_loss;
+  }
+  const SettingValues changed = Difference(SettingsOf(options_), next);
+  options_ = std::move(next);
+  return changed;
+}
+
+void RunSettings::Request(CoordinatorOptions target, const ChangeNote& note) {
+  SettingValues changed = Difference(SettingsOf(options_), target);
+  pending_.reset();
+  if (changed.empty()) return;
+  pending_ = {
+      .target = std::move(target), .changed = std::move(changed), .note = note};
+}
+
+void RunSettings::AdoptOptimizer(const CoordinatorOptions& target) {
+  options_.optimizer = target.optimizer;
+  if (pending_.has_value()) pending_->target.optimizer = target.optimizer;
+}
+
+void RunSettings::AdoptPending() {
+  CopySettings(pending_->target, /*at_once=*/false, options_);
+  options_.on_worker_loss = pending_->target.on_worker_loss;
+  options_.given = std::move(pending_->target.given);
+  policy_ = Resolve(options_.policy);
+  pending_.reset();
+}
+
+const PolicyRecord& RunSettings::Record(SettingValues changed, std::string text,
+                                        const ChangeNote& note, Version version,
+                                        int64_t samples) {
+  ++policy_epoch_;
+  history_.push_back({.policy_epoch = policy_epoch_,
+                      .version = version,
+                      .samples = samples,
+                      .changed = std::move(changed),
+                      .text = std::move(text),
+                      .note = note});
+  return history_.back();
+}
+
+}  // namespace cohort

@@ -1,0 +1,123 @@
+#include "server/core/lost_ranks.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/core/assignments.h"
+
+namespace cohort {
+namespace {
+
+void WithdrawFrom(Run& run, Rank rank, const std::string& why, Turn& turn) {
+  Worker& worker = run.ranks[rank];
+  if (worker.outstanding.has_value() &&
+      worker.outstanding->kind != AssignmentKind::kTrain) {
+    run.pinned.Return(rank);
+    worker.outstanding.reset();
+  }
+  // Neither a change of policy nor a drain waits for a rank that is lost.
+  const bool waits = run.settings.waits_for_lost() &&
+                     !run.settings.pending().has_value() &&
+                     !run.ledger.draining();
+  run.driver->RankLost(rank, waits, why, turn);
+}
+
+bool HoldsOthersUp(const Run& run, const Worker& worker) {
+  // It makes no progress because the server reads nothing from it.
+  if (run.flow.IsPaused(worker.rank)) return false;
+  return (worker.outstanding.has_value() &&
+          worker.outstanding->kind != AssignmentKind::kTrain) ||
+         run.driver->HoldsOthersUp(worker);
+}
+
+}  // namespace
+
+void Lose(Run& run, Rank rank, VacancyReason why, const std::string& reason,
+          Turn& turn) {
+  run.roster.Vacate(rank, why, reason, turn);
+  run.flow.Forget(rank);
+  run.registrar.Remove(rank);
+  if (run.ledger.ended()) return;
+  WithdrawFrom(run, rank, absl::StrCat(GoneText(rank, why), ": ", reason),
+               turn);
+  turn.changed = true;
+  // Whoever waits now waits for someone else, or longer.
+  turn.repeat_waits = true;
+}
+
+void EndSession(Run& run, Rank rank, const std::string& reason, Turn& turn) {
+  const Worker& worker = run.ranks[rank];
+  if (worker.state == Worker::State::kVacant) return;
+  // Where the session broke, the data streams of its incarnation still end.
+  turn.out.push_back(effect::EndSession{.session = worker.session,
+                                        .status = absl::AbortedError(reason)});
+}
+
+void WithdrawFromLost(Run& run, const std::string& reason, Turn& turn) {
+  turn.changed = true;
+  for (const Worker& worker : run.ranks.all()) {
+    if (worker.state == Worker::State::kVacant) {
+      WithdrawFrom(run, worker.rank, reason, turn);
+    }
+  }
+}
+
+void AskToLeave(Run& run, Rank rank, const std::string& reason, Turn& turn) {
+  Worker& worker = run.ranks[rank];
+  worker.leaves_because = absl::StrCat("drained: ", reason);
+  turn.out.push_back(effect::Log{
+      .worker = WorkerProcess{.rank = rank, .incarnation = worker.incarnation},
+      .text = absl::StrCat("rank ", rank.value(),
+                           " leaves after its current assignment: ", reason)});
+  // A worker that waits has nothing to finish.
+  if (!run.registrar.Contains(rank) || run.registrar.asked() == rank) return;
+  run.registrar.Dismiss(rank, turn);
+  turn.out.push_back(effect::Notify{
+      .session = worker.session, .assignment = NextFor(run, worker, turn.now)});
+}
+
+void Fence(Run& run, const Turn::Fencing& fencing, Turn& turn) {
+  EndSession(run, fencing.rank, fencing.reason, turn);
+  if (run.ranks[fencing.rank].state == Worker::State::kVacant) return;
+  Lose(run, fencing.rank, VacancyReason::kMismatch, fencing.reason, turn);
+}
+
+void LoseOverdue(Run& run, Turn& turn) {
+  for (const Roster::Overdue& overdue : run.roster.FindOverdue(turn.now)) {
+    EndSession(run, overdue.rank, overdue.reason, turn);
+    Lose(run, overdue.rank, overdue.why, overdue.reason, turn);
+  }
+  const std::optional<std::string> silent = run.registrar.OverdueText(turn.now);
+  if (run.ledger.started() || !silent.has_value()) return;
+  const Rank rank = *run.registrar.asked();
+  EndSession(run, rank, *silent, turn);
+  Lose(run, rank, VacancyReason::kDeadline, *silent, turn);
+}
+
+void LoseStalled(Run& run, Turn& turn) {
+  const CoordinatorOptions& options = run.settings.options();
+  for (const Worker& worker : run.ranks.all()) {
+    const absl::Duration idle = turn.now - worker.last_progress;
+    if (worker.state != Worker::State::kLive || idle <= options.step_deadline ||
+        !HoldsOthersUp(run, worker)) {
+      continue;
+    }
+    const std::string reason =
+        absl::StrCat("no progress for ", SecondsText(idle));
+    EndSession(run, worker.rank, reason, turn);
+    Lose(run, worker.rank, VacancyReason::kDeadline, reason, turn);
+    return;
+  }
+}
+
+void GiveUpAbandoned(Run& run, Turn& turn) {
+  // The work after training needs no more workers than there are.
+  if (run.settings.elastic() && run.driver->TrainingDone() &&
+      run.ranks.live() > 0) {
+    return;
+  }
+  run.roster.NoteSize(turn.now);
+  const std::optional<std::string> reason = run.roster.FindAbandoned(turn.now);
+  if (!reason.has_value()) return;
+  turn.end = {.outcome = RunOutcome::kWorkerLost, .reason = *reason};
+}
+
+}  // namespace cohort

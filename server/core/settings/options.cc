@@ -1,0 +1,291 @@
+#include "server/core/settings/options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "common/assignment.h"
+#include "common/dns_label.h"
+#include "common/limits.h"
+#include "common/status_macros.h"
+#include "server/core/settings/freeze_spec.h"
+#include "server/core/settings/settings.h"
+
+namespace cohort {
+namespace {
+
+absl::Status Bad(absl::string_view option, absl::string_view seen,
+                 absl::string_view wanted) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", option, ": got ", seen, ", want ", wanted));
+}
+
+bool Holds(const std::vector<StatisticsKind>& kinds, StatisticsKind kind) {
+  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
+}
+
+absl::Status ValidateStatistics(const PolicyOptions& policy) {
+  const std::vector<StatisticsKind>& kinds = policy.statistics;
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const std::vector<StatisticsKind> rest(kinds.begin() + i + 1, kinds.end());
+    if (Holds(rest, kinds[i])) {
+      return Bad("bn_statistics", StatisticsNames(kinds),
+                 "auto, or each kind at most once");
+    }
+  }
+  if (!kinds.empty() && kinds.front() == StatisticsKind::kBatch) {
+    return Bad("bn_statistics", StatisticsNames(kinds),
+               "another kind first: batch keeps no statistics to export");
+  }
+  if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
+  if (Holds(kinds, StatisticsKind::kSync)) {
+    return Bad("bn_statistics", "sync",
+               absl::StrCat("async, chief, after or auto with --aggregation=",
+                            AggregationName(policy.aggregation),
+                            ": combined statistics need --aggregation=sync"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateGroup(const PolicyOptions& policy, int32_t workers) {
+  const int32_t size = policy.normalization_group;
+  if (size == 0) return absl::OkStatus();
+  if (size < 2 || size > workers) {
+    return Bad("normalization_group", absl::StrCat(size),
+               absl::StrCat("0 (all workers) or 2 to ", workers,
+                            " (--workers); for groups of one worker use "
+                            "--normalization=local"));
+  }
+  if (Resolve(policy).normalization == NormalizationKind::kGlobal) {
+    return absl::OkStatus();
+  }
+  return Bad("normalization_group", absl::StrCat(size),
+             "0 with local normalisation: groups need --aggregation=sync and "
+             "--normalization=global or auto");
+}
+
+absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
+  if (policy.pushes_min > workers) {
+    return Bad("min_pushes", absl::StrCat(policy.pushes_min),
+               absl::StrCat("0 (all) to ", workers, " (--workers)"));
+  }
+  if (policy.global_batch != 0 && policy.global_batch < workers) {
+    return Bad("global_batch", absl::StrCat(policy.global_batch),
+               absl::StrCat("sum, or at least ", workers,
+                            ": a sample for each worker (--workers)"));
+  }
+  COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
+  COHORT_RETURN_IF_ERROR(ValidateGroup(policy, workers));
+  if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
+  const absl::string_view aggregation = AggregationName(policy.aggregation);
+  if (policy.normalization == NormalizationKind::kGlobal) {
+    return Bad("normalization", "global",
+               absl::StrCat("local or auto with --aggregation=", aggregation,
+                            ": a rendezvous of all workers needs "
+                            "--aggregation=sync"));
+  }
+  if (policy.pushes_min != 0) {
+    return Bad("min_pushes", absl::StrCat(policy.pushes_min),
+               absl::StrCat("0 with --aggregation=", aggregation,
+                            ": pushes are applied one by one"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateSchedule(const OptimizerOptions& o, int64_t epochs) {
+  double before = 0;
+  for (double milestone : o.step_epochs) {
+    if (milestone > before && std::isfinite(milestone)) {
+      before = milestone;
+      continue;
+    }
+    return Bad("step_epochs", absl::StrJoin(o.step_epochs, ","),
+               "epochs above 0 in ascending order");
+  }
+  if (o.schedule == ScheduleKind::kStep && o.step_epochs.empty()) {
+    return Bad("step_epochs", "none",
+               "at least one milestone with --schedule=step");
+  }
+  const double last =
+      o.learning_rate *
+      std::pow(o.step_gamma, static_cast<double>(o.step_epochs.size()));
+  if (o.schedule == ScheduleKind::kStep &&
+      !(last <= limits::kLearningRateMax)) {
+    return Bad(
+        "step_gamma",
+        absl::StrCat(o.step_gamma, " (a learning rate of ", last, " after ",
+                     o.step_epochs.size(), " steps)"),
+        absl::StrCat("a learning rate of at most ", limits::kLearningRateMax));
+  }
+  if (o.warmup_epochs > static_cast<double>(epochs)) {
+    return Bad("warmup_epochs", absl::StrCat(o.warmup_epochs),
+               absl::StrCat("0 to ", epochs, " (--epochs)"));
+  }
+  return absl::OkStatus();
+}
+
+std::string StalenessText(const StalenessOptions& staleness) {
+  switch (staleness.rule) {
+    case StalenessRule::kKeep:
+      return "";
+    case StalenessRule::kDrop:
+      return absl::StrCat(", stale beyond ", staleness.versions_max,
+                          " dropped");
+    case StalenessRule::kScale:
+      return ", stale scaled";
+    case StalenessRule::kCompensate:
+      return ", stale compensated";
+  }
+  return "";
+}
+
+}  // namespace
+
+PolicyOptions Resolve(const PolicyOptions& policy) {
+  const bool sync = policy.aggregation == AggregationKind::kSync;
+  PolicyOptions resolved = policy;
+  if (policy.normalization == NormalizationKind::kAuto) {
+    resolved.normalization =
+        sync ? NormalizationKind::kGlobal : NormalizationKind::kLocal;
+  }
+  if (resolved.statistics.empty()) {
+    resolved.statistics.push_back(sync ? StatisticsKind::kSync
+                                       : StatisticsKind::kAsync);
+  }
+  return resolved;
+}
+
+void TakeImplied(CoordinatorOptions& options) {
+  if (options.elastic() && !options.given.contains("on_worker_loss")) {
+    options.on_worker_loss = OnWorkerLoss::kContinue;
+  }
+}
+
+std::string WorkersText(const CoordinatorOptions& options) {
+  return options.elastic()
+             ? absl::StrCat(options.workers_min, ":", options.workers)
+             : absl::StrCat(options.workers);
+}
+
+absl::Status Validate(const CoordinatorOptions& o) {
+  COHORT_RETURN_IF_ERROR(CheckSettingLimits(o));
+  if (o.elastic() && o.on_worker_loss == OnWorkerLoss::kWait) {
+    return Bad("on_worker_loss", "wait",
+               absl::StrCat("continue with --workers=", WorkersText(o),
+                            ": an elastic cohort takes in another worker "
+                            "instead of waiting for a lost one"));
+  }
+  if (!o.run_name.empty()) {
+    COHORT_RETURN_IF_ERROR(CheckDnsLabel("--run_name", o.run_name));
+  }
+  if (o.epochs < 1 || o.epochs > limits::kEpochsMax) {
+    return Bad("epochs", absl::StrCat(o.epochs),
+               absl::StrCat("1 to ", limits::kEpochsMax));
+  }
+  if (o.partition_bytes < 4 || o.partition_bytes > limits::kPartitionBytesMax) {
+    return Bad("partition_bytes", absl::StrCat(o.partition_bytes),
+               absl::StrCat("4 to ", limits::kPartitionBytesMax));
+  }
+  for (const std::string& spec : o.optimizer.freeze) {
+    COHORT_RETURN_IF_ERROR(ParseFreezeSpec(spec).status());
+  }
+  COHORT_RETURN_IF_ERROR(ValidateSchedule(o.optimizer, o.epochs));
+  return ValidatePolicy(o.policy, o.workers);
+}
+
+absl::string_view AggregationName(AggregationKind kind) {
+  switch (kind) {
+    case AggregationKind::kSync:
+      return "sync";
+    case AggregationKind::kBounded:
+      return "bounded";
+    case AggregationKind::kAsync:
+      return "async";
+  }
+  return "";
+}
+
+bool MovesInTraining(StatisticsKind kind) {
+  return kind != StatisticsKind::kAfter && kind != StatisticsKind::kBatch;
+}
+
+absl::string_view StatisticsName(StatisticsKind kind) {
+  switch (kind) {
+    case StatisticsKind::kSync:
+      return "sync";
+    case StatisticsKind::kAsync:
+      return "async";
+    case StatisticsKind::kChief:
+      return "chief";
+    case StatisticsKind::kAfter:
+      return "after";
+    case StatisticsKind::kBatch:
+      return kBatchStatistics;
+    case StatisticsKind::kAverage:
+      return kAverageStatistics;
+  }
+  return "";
+}
+
+std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name) {
+  for (StatisticsKind kind :
+       {StatisticsKind::kSync, StatisticsKind::kAsync, StatisticsKind::kChief,
+        StatisticsKind::kAfter, StatisticsKind::kBatch,
+        StatisticsKind::kAverage}) {
+    if (StatisticsName(kind) == name) return kind;
+  }
+  return std::nullopt;
+}
+
+std::string StatisticsNames(const std::vector<StatisticsKind>& kinds) {
+  return absl::StrJoin(kinds, ",", [](std::string* out, StatisticsKind kind) {
+    absl::StrAppend(out, StatisticsName(kind));
+  });
+}
+
+bool RoundsChanges(const PolicyOptions& policy) {
+  return policy.aggregation == AggregationKind::kSync &&
+         policy.wire == ElementType::kBFloat16;
+}
+
+std::string PolicyText(const PolicyOptions& policy) {
+  const PolicyOptions p = Resolve(policy);
+  std::string text(AggregationName(p.aggregation));
+  if (p.pushes_min > 0) {
+    absl::StrAppend(&text, " (first ", p.pushes_min, " pushes)");
+  }
+  if (p.aggregation == AggregationKind::kBounded) {
+    absl::StrAppend(&text, " (lead up to ", p.lead_max, ")");
+  }
+  const bool sync = p.aggregation == AggregationKind::kSync;
+  if (!sync) absl::StrAppend(&text, StalenessText(p.staleness));
+  if (p.global_batch > 0) {
+    absl::StrAppend(
+        &text, ", ", p.global_batch,
+        sync ? " samples a step" : " samples in a push of each worker");
+  }
+  absl::StrAppend(
+      &text, ", ",
+      p.normalization == NormalizationKind::kGlobal ? "global" : "local",
+      " normalisation",
+      p.normalization_group == 0
+          ? ""
+          : absl::StrCat(" in groups of ", p.normalization_group),
+      ", ",
+      absl::StrJoin(p.statistics, " and ",
+                    [](std::string* out, StatisticsKind kind) {
+                      absl::StrAppend(out, StatisticsName(kind));
+                    }),
+      " statistics");
+  if (p.mixture_variance) absl::StrAppend(&text, " with mixture variance");
+  if (p.wire == ElementType::kBFloat16) {
+    absl::StrAppend(&text, ", gradients",
+                    RoundsChanges(p) ? " and weights" : "", " in bf16");
+  }
+  return text;
+}
+
+}  // namespace cohort
