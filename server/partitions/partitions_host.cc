@@ -477,7 +477,7 @@ void PartitionsHost::EndOverdueReads() {
   }
 }
 
-absl::StatusOr<Admission> PartitionsHost::Gradient(
+absl::StatusOr<Reading> PartitionsHost::Gradient(
     const Sender& sender, const PushKey& key, ReceivedGradient gradient,
     const std::shared_ptr<ExchangeStream>& from) {
   const int64_t bytes = gradient.bytes.size_bytes();
@@ -485,7 +485,7 @@ absl::StatusOr<Admission> PartitionsHost::Gradient(
   RemoteGradient told{.sender = sender, .key = key, .gradient = gradient.about};
   told.gradient.bytes = bytes;
   std::shared_ptr<CoordinatorStream> link;
-  Admission admission = Admission::kTaken;
+  Reading reading = Reading::kGoesOn;
   {
     MutexLock lock(mu_);
     if (link_ == nullptr) return NotConnected();
@@ -502,7 +502,7 @@ absl::StatusOr<Admission> PartitionsHost::Gradient(
     Window& window = windows_[from.get()];
     if (++window.staged >= options_.staged_max) {
       window.paused = true;
-      admission = Admission::kPaused;
+      reading = Reading::kPaused;
     }
   }
   link->SendGradient(told);
@@ -510,7 +510,7 @@ absl::StatusOr<Admission> PartitionsHost::Gradient(
                            ? counters_.push_bytes_bfloat16
                            : counters_.push_bytes_float32,
                        bytes);
-  return admission;
+  return reading;
 }
 
 std::optional<PartitionsHost::Staged> PartitionsHost::UnstageLocked(

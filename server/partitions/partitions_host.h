@@ -72,6 +72,9 @@ struct ReceivedGradient {
   ByteRope bytes;
 };
 
+// Whether more of a stream is to be read.
+enum class Reading { kGoesOn, kPaused };
+
 // The partitions of a server process: their state (Partitions) with a lock,
 // threads that fold, and the streams of workers. It has a model only while the
 // core of the run, in this process or another one, is connected. When that
@@ -172,12 +175,13 @@ class PartitionsHost {
   void Leave() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- workers
-  // Keeps the gradient until the core has answered. kPaused: read no more of
-  // `from` until it is resumed, which may be before this returns.
+  // Keeps the gradient until the core has answered. kPaused: until `from`
+  // is resumed, which may be before this returns.
   // Errors: Unavailable: no core; FailedPrecondition: another run.
-  absl::StatusOr<Admission> Gradient(
-      const Sender& sender, const PushKey& key, ReceivedGradient gradient,
-      const std::shared_ptr<ExchangeStream>& from) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Reading> Gradient(const Sender& sender, const PushKey& key,
+                                   ReceivedGradient gradient,
+                                   const std::shared_ptr<ExchangeStream>& from)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // OK if this is the shard that a reader takes it for.
   // Errors: Unavailable: no shard 0, or one of another generation;
   //   FailedPrecondition: another run or another shard.

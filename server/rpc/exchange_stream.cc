@@ -54,15 +54,15 @@ class ExchangeReactor final
     // A late message must not reclaim the place that this stream has lost.
     if (ended()) return;
     if (!std::exchange(spoken_, true)) Spoke();
-    Admission admission = Admission::kTaken;
-    const absl::Status status = ServePeer([this, &admission]() -> absl::Status {
-      COHORT_ASSIGN_OR_RETURN(admission, Handle());
+    Reading reading = Reading::kGoesOn;
+    const absl::Status status = ServePeer([this, &reading]() -> absl::Status {
+      COHORT_ASSIGN_OR_RETURN(reading, Handle());
       return absl::OkStatus();
     });
     if (absl::IsPermissionDenied(status)) NoteDenied(status);
     if (!status.ok()) {
       End(status);
-    } else if (admission == Admission::kTaken) {
+    } else if (reading == Reading::kGoesOn) {
       Read();
     }
     // Else another thread may be reading already.
@@ -110,7 +110,7 @@ class ExchangeReactor final
     });
   }
 
-  absl::StatusOr<Admission> Handle() {
+  absl::StatusOr<Reading> Handle() {
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::ExchangeRequest> framed,
                             DecodeFramed<v1::ExchangeRequest>(request_));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
@@ -144,14 +144,14 @@ class ExchangeReactor final
                               FromProto(request.opening()));
       COHORT_RETURN_IF_ERROR(run_->Open(sender, key, opening, self));
       if (peer_ != nullptr) peer_->Opened(key);
-      return Admission::kTaken;
+      return Reading::kGoesOn;
     }
     if (request.has_closing()) {
       COHORT_ASSIGN_OR_RETURN(PushClosing closing,
                               FromProto(request.closing()));
       COHORT_RETURN_IF_ERROR(
           run_->Close(sender, key, std::move(closing), self));
-      return Admission::kTaken;
+      return Reading::kGoesOn;
     }
     return absl::InvalidArgumentError(
         "exchange: got a message with neither opening, gradient nor closing");

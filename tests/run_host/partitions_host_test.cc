@@ -149,12 +149,12 @@ class PartitionsHostTest : public ::testing::Test {
   }
 
   // Sends the gradient 4 of rank 0.
-  absl::StatusOr<Admission> Push(const std::shared_ptr<KeptAnswers>& from,
-                                 const std::string& run = "run") {
+  absl::StatusOr<Reading> Push(const std::shared_ptr<KeptAnswers>& from,
+                               const std::string& run = "run") {
     EXPECT_TRUE(host_.streams().Admit(from).ok());
     return PushTo(host_, from, run);
   }
-  static absl::StatusOr<Admission> PushTo(
+  static absl::StatusOr<Reading> PushTo(
       PartitionsHost& host, const std::shared_ptr<KeptAnswers>& from,
       const std::string& run = "run") {
     return host.Gradient(
@@ -308,9 +308,9 @@ TEST_F(PartitionsHostTest, AStreamIsPausedWhileManyOfItsGradientsWait) {
   const auto link = Attached(1);
   const auto worker = std::make_shared<KeptAnswers>();
   for (int i = 1; i < PartitionsHost::Options().staged_max; ++i) {
-    EXPECT_EQ(*Push(worker), Admission::kTaken);
+    EXPECT_EQ(*Push(worker), Reading::kGoesOn);
   }
-  EXPECT_EQ(*Push(worker), Admission::kPaused);
+  EXPECT_EQ(*Push(worker), Reading::kPaused);
   EXPECT_EQ(worker->resumed, 0);
   ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
   EXPECT_EQ(worker->resumed, 1);

@@ -361,10 +361,10 @@ bool ThreadWorker::SendGradients(const Assignment& assignment, size_t count) {
         .about = {.partition = partition},
         .bytes = run_.partitions().Counted(RopeOf(buffer))};
     gradient.about.sampled_checksum = gradient.bytes.SampledChecksum();
-    const absl::StatusOr<Admission> admission = run_.partitions().Gradient(
+    const absl::StatusOr<Reading> reading = run_.partitions().Gradient(
         sender_, KeyOf(assignment), std::move(gradient), exchange_);
-    if (!admission.ok()) return false;
-    EXPECT_EQ(*admission, Admission::kPaused);
+    if (!reading.ok()) return false;
+    EXPECT_EQ(*reading, Reading::kPaused);
     if (inbox_->AwaitResumed(assignment.sequence) != Inbox::Told::kMessage) {
       return false;
     }

@@ -227,17 +227,17 @@ void SimDataShard::Gradient(const SharedConnection& connection,
     return;
   }
   Handle([&] {
-    const absl::StatusOr<Admission> admission =
+    const absl::StatusOr<Reading> reading =
         host_.Gradient(sender, key, message, stream);
-    if (admission.ok()) {
-      stream->paused = *admission == Admission::kPaused;
+    if (reading.ok()) {
+      stream->paused = *reading == Reading::kPaused;
       return;
     }
-    if (!absl::IsUnavailable(admission.status())) {
+    if (!absl::IsUnavailable(reading.status())) {
       world_.checker.Fail(
-          absl::StrCat("gradient: ", admission.status().ToString()));
+          absl::StrCat("gradient: ", reading.status().ToString()));
     }
-    stream->End(admission.status());
+    stream->End(reading.status());
   });
 }
 

@@ -349,12 +349,12 @@ absl::Status GrpcClient::TryConnect(Instant deadline) {
     connection->data_shards.push_back(reply->shards(i));
   }
   SessionClient* session = connection->session.get();
-  // The last incarnation came to its end because something was stuck, which may
-  // have been a connection: after damage in transit, a frame's length can make
-  // it swallow megabytes of replies.
-  const bool fenced = membership_.has_value() &&
-                      membership_->incarnation != membership.incarnation;
-  if (fenced) {
+  // The last incarnation has ended: the server began again, or something was
+  // stuck, which may have been a connection: after damage in transit, a frame's
+  // length can make it swallow megabytes of replies.
+  const bool renewed = membership_.has_value() &&
+                       membership_->incarnation != membership.incarnation;
+  if (renewed) {
     peer_.clear();
     shards_.Clear();
   }

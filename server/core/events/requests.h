@@ -60,8 +60,7 @@ struct MomentsMessage {
 enum class Admission {
   // Command Take is for its shard.
   kTaken,
-  // There is no room: nothing more of this stream is to be read, and the core
-  // is asked again after effect ResumeGradients.
+  // There is no room: the core is asked again after effect ResumeGradients.
   kPaused,
 };
 
