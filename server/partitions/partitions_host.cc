@@ -182,7 +182,7 @@ void PartitionsHost::Leave() {
 
 void PartitionsHost::DisconnectLocked(const absl::Status& why,
                                       Actions& actions) {
-  ++epoch_;
+  ++resets_;
   if (link_ != nullptr) {
     actions.calls.push_back([link = std::move(link_), why] { link->End(why); });
     link_ = nullptr;
@@ -332,7 +332,7 @@ absl::Status PartitionsHost::Handle(const CoordinatorStream* link,
       status = absl::FailedPreconditionError(
           "got a command that needs a model before the model");
     } else {
-      actions.epoch = epoch_;
+      actions.resets = resets_;
       status = std::visit(Handler{*this, actions}, command);
     }
   }
@@ -348,13 +348,13 @@ SharedModel PartitionsHost::model() const {
 // ---- without the lock
 
 void PartitionsHost::Do(Actions actions) {
-  for (FoldJob& job : actions.folds) StartFold(std::move(job), actions.epoch);
+  for (FoldJob& job : actions.folds) StartFold(std::move(job), actions.resets);
   for (absl::AnyInvocable<void()>& call : actions.calls) call();
 }
 
-bool PartitionsHost::BeginWork(std::optional<int64_t> epoch) {
+bool PartitionsHost::BeginWork(std::optional<int64_t> resets) {
   MutexLock lock(mu_);
-  if (stopped_ || epoch.value_or(epoch_) != epoch_) return false;
+  if (stopped_ || resets.value_or(resets_) != resets_) return false;
   ++running_;
   return true;
 }
@@ -375,10 +375,10 @@ void PartitionsHost::Run(absl::AnyInvocable<void()> work) {
   COHORT_CHECK(accepted.ok(), accepted.message());
 }
 
-void PartitionsHost::StartFold(FoldJob job, int64_t epoch) {
-  if (!BeginWork(epoch)) return;
-  OnFolded done = [this, epoch](FoldResult result) {
-    Folded(epoch, std::move(result));
+void PartitionsHost::StartFold(FoldJob job, int64_t resets) {
+  if (!BeginWork(resets)) return;
+  OnFolded done = [this, resets](FoldResult result) {
+    Folded(resets, std::move(result));
     EndWork();
   };
   if (options_.fold != nullptr) {
@@ -412,19 +412,19 @@ FoldResult PartitionsHost::Fold(FoldJob& job) {
   return result;
 }
 
-void PartitionsHost::Folded(int64_t epoch, FoldResult result) {
+void PartitionsHost::Folded(int64_t resets, FoldResult result) {
   std::shared_ptr<CoordinatorStream> link;
   FoldReport report;
   {
     MutexLock lock(mu_);
-    if (epoch != epoch_ || !node_.has_value()) return;
+    if (resets != resets_ || !node_.has_value()) return;
     report = node_->FoldDone(std::move(result));
     link = link_;
   }
   link->SendFold(report);
 }
 
-// The streams of a data shard: gradients of workers in, versions out.
+// Streams of workers: gradients in, versions out.
 
 absl::Status PartitionsHost::Admit(StreamRegistry& to,
                                    const std::shared_ptr<Stream>& stream,

@@ -220,8 +220,8 @@ class PartitionsHost {
   // Consequences of a change under the lock, carried out without it.
   struct Actions {
     std::vector<FoldJob> folds;
-    // The epoch in which the folds were decided on.
-    int64_t epoch = 0;
+    // `resets_` when the folds were decided on.
+    int64_t resets = 0;
     std::vector<absl::AnyInvocable<void()>> calls;
     // Freed last.
     std::vector<std::shared_ptr<const void>> garbage;
@@ -232,15 +232,15 @@ class PartitionsHost {
   absl::Status ServesLocked(const ReaderBelief& belief) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Do(Actions actions) ABSL_LOCKS_EXCLUDED(mu_);
-  // A fold of an earlier epoch is dropped.
-  void StartFold(FoldJob job, int64_t epoch) ABSL_LOCKS_EXCLUDED(mu_);
+  // A fold from before a reset is dropped.
+  void StartFold(FoldJob job, int64_t resets) ABSL_LOCKS_EXCLUDED(mu_);
   // Frees what `job` has.
   FoldResult Fold(FoldJob& job);
   // False if nothing is to be run any more.
-  bool BeginWork(std::optional<int64_t> epoch) ABSL_LOCKS_EXCLUDED(mu_);
+  bool BeginWork(std::optional<int64_t> resets) ABSL_LOCKS_EXCLUDED(mu_);
   void EndWork() ABSL_LOCKS_EXCLUDED(mu_);
-  // `epoch`: when the fold began.
-  void Folded(int64_t epoch, FoldResult result) ABSL_LOCKS_EXCLUDED(mu_);
+  // `resets`: `resets_` when the fold began.
+  void Folded(int64_t resets, FoldResult result) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckLinkLocked(const CoordinatorStream* link) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SendLocked(const command::SendWeights& send, PartitionWeights weights,
@@ -280,8 +280,8 @@ class PartitionsHost {
   ShardAttachment attachment_ ABSL_GUARDED_BY(mu_);
   // Absent until the model is installed.
   std::optional<Partitions> node_ ABSL_GUARDED_BY(mu_);
-  // Rises with each reset; a fold of an earlier one comes to nothing.
-  int64_t epoch_ ABSL_GUARDED_BY(mu_) = 0;
+  // A fold from before a reset comes to nothing.
+  int64_t resets_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t next_ticket_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mu_);
   std::map<const ExchangeStream*, Window> windows_ ABSL_GUARDED_BY(mu_);

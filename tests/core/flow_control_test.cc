@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/step/push.h"
+#include "server/core/step/arrived_push.h"
 
 namespace cohort {
 namespace {
@@ -26,7 +26,7 @@ class FlowControlTest : public ::testing::Test {
 
   RankTable ranks_{2};
   FlowControl flow_{kLimit, ranks_};
-  Push push_{2};
+  ArrivedPush push_{2};
   Effects out_;
   Turn turn_{.now = absl::Seconds(5), .out = out_};
 };

@@ -13,7 +13,7 @@
 namespace cohort {
 // ---- messages of one push
 
-Push& ArrivalQueue::PushOf(const Worker& worker) {
+ArrivedPush& ArrivalQueue::PushOf(const Worker& worker) {
   return assembling_.try_emplace(worker.rank, parts_.model.partitions())
       .first->second;
 }
@@ -27,12 +27,12 @@ absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
                              .oldest = worker.outstanding->version,
                              .newest = parts_.model.version()}));
   worker.takes_statistics = opening.takes_statistics;
-  const Push::Arrival arrival =
+  const ArrivedPush::Arrival arrival =
       PushOf(worker).Open(KeyOf(*worker.outstanding), opening);
   CountArrival(worker, arrival, parts_.ledger, turn);
   // Pushes do not complete each other here: each is let in whole, or what is
   // held of many could never be folded.
-  if (arrival == Push::Arrival::kNew) {
+  if (arrival == ArrivedPush::Arrival::kNew) {
     parts_.flow.budget().Reserve(worker.rank, PushBytes(parts_.model.layout()));
   }
   return absl::OkStatus();
@@ -40,7 +40,7 @@ absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
 
 absl::StatusOr<Admission> ArrivalQueue::Gradient(
     Worker& worker, const GradientArrival& gradient, Turn& turn) {
-  Push& push = PushOf(worker);
+  ArrivedPush& push = PushOf(worker);
   COHORT_RETURN_IF_ERROR(CheckOpened(push, gradient));
   // A partition that has come before takes no room.
   if (!push.Has(gradient.partition)) {
@@ -50,10 +50,10 @@ absl::StatusOr<Admission> ArrivalQueue::Gradient(
     }
     parts_.flow.Forget(worker.rank);
   }
-  const Push::Arrival arrival =
+  const ArrivedPush::Arrival arrival =
       push.Add(gradient.partition, gradient.bytes, gradient.sampled_checksum,
                gradient.absent_slices);
-  const bool fresh = arrival == Push::Arrival::kNew;
+  const bool fresh = arrival == ArrivedPush::Arrival::kNew;
   TakeGradient(worker, push.key(), gradient, /*held=*/fresh, turn);
   CountArrival(worker, arrival, parts_.ledger, turn);
   // Gradients that another shard receives may come after the closing.
@@ -65,7 +65,7 @@ absl::StatusOr<Admission> ArrivalQueue::Gradient(
 
 absl::Status ArrivalQueue::Close(Worker& worker, PushClosing closing,
                                  Turn& turn) {
-  Push& push = PushOf(worker);
+  ArrivedPush& push = PushOf(worker);
   CountArrival(worker, push.Close(std::move(closing)), parts_.ledger, turn);
   if (!push.Complete(parts_.model.trainable_partitions())) {
     if (parts_.settings.options().shards > 1) return absl::OkStatus();

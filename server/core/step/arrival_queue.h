@@ -10,8 +10,8 @@
 #include "server/core/policy/staleness_rule.h"
 #include "server/core/statistics/observation.h"
 #include "server/core/statistics/statistics_sets.h"
+#include "server/core/step/arrived_push.h"
 #include "server/core/step/pending_commit.h"
-#include "server/core/step/push.h"
 #include "server/core/step/step_driver.h"
 
 namespace cohort {
@@ -81,7 +81,7 @@ class ArrivalQueue final : public StepDriver {
     Rank rank;
     Incarnation incarnation;
     PushKey key;
-    Push push;
+    ArrivedPush push;
     DataCursor::Piece piece;
     // When it was complete.
     Instant since;
@@ -89,7 +89,7 @@ class ArrivalQueue final : public StepDriver {
   };
 
   // The push of `worker`, as far as it has come.
-  Push& PushOf(const Worker& worker);
+  ArrivedPush& PushOf(const Worker& worker);
   // Forgets it.
   void DropAssembly(Rank rank, Turn& turn);
   void Enqueue(Worker& worker, Turn& turn);
@@ -130,7 +130,7 @@ class ArrivalQueue final : public StepDriver {
               const PushVerdict& verdict, Turn& turn);
 
   // Pushes in assembly, and what they are of.
-  std::map<Rank, Push> assembling_;
+  std::map<Rank, ArrivedPush> assembling_;
   std::map<Rank, DataCursor::Piece> pieces_;
   // Complete ones in order of arrival, and the one being applied.
   std::vector<Arrival> arrivals_;

@@ -109,7 +109,7 @@ namespace {
 // Without rendezvous, the calls are those that the closings count.
 std::optional<std::string> FindUnevenClosings(const Round& round,
                                               const Layers& layers) {
-  const std::map<Rank, Push>& pushes = round.pushes.all();
+  const std::map<Rank, ArrivedPush>& pushes = round.pushes.all();
   const std::vector<int32_t>& first =
       pushes.begin()->second.closing().batch_norm_calls;
   const bool equal =

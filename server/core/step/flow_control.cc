@@ -65,7 +65,7 @@ void FlowControl::Charge(Rank rank, int64_t bytes) {
   if (!budget_.HasReserved(rank)) budget_.Charge(bytes);
 }
 
-void FlowControl::Release(Rank rank, const Push& push, Turn& turn) {
+void FlowControl::Release(Rank rank, const ArrivedPush& push, Turn& turn) {
   DropGradients(rank, push, turn);
   // Its next push asks for room anew: charged and reserved it would be counted
   // twice.
@@ -75,7 +75,7 @@ void FlowControl::Release(Rank rank, const Push& push, Turn& turn) {
   budget_.Unreserve(rank);
 }
 
-void FlowControl::Settle(Rank rank, const Push& push) {
+void FlowControl::Settle(Rank rank, const ArrivedPush& push) {
   if (!budget_.HasReserved(rank)) {
     budget_.Unreserve(rank);
     return;

@@ -12,7 +12,7 @@
 #include "server/core/events/turn.h"
 #include "server/core/ledger/gradient_budget.h"
 #include "server/core/membership/rank_table.h"
-#include "server/core/step/push.h"
+#include "server/core/step/arrived_push.h"
 
 namespace cohort {
 
@@ -53,9 +53,9 @@ class FlowControl {
   // Charges a message, unless a reservation covers it.
   void Charge(Rank rank, int64_t bytes);
   // Frees what is held of `push`, which ends before it is folded.
-  void Release(Rank rank, const Push& push, Turn& turn);
+  void Release(Rank rank, const ArrivedPush& push, Turn& turn);
   // Replaces the reservation by what has come of the push.
-  void Settle(Rank rank, const Push& push);
+  void Settle(Rank rank, const ArrivedPush& push);
 
  private:
   // A gradient that there is no room for.

@@ -267,7 +267,8 @@ absl::Status CheckGradient(const GradientArrival& gradient,
   return absl::OkStatus();
 }
 
-absl::Status CheckOpened(const Push& push, const GradientArrival& gradient) {
+absl::Status CheckOpened(const ArrivedPush& push,
+                         const GradientArrival& gradient) {
   if (push.opened()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("gradient of partition ", gradient.partition,

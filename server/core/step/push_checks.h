@@ -9,7 +9,7 @@
 #include "common/push.h"
 #include "server/core/events/effects.h"
 #include "server/core/events/requests.h"
-#include "server/core/step/push.h"
+#include "server/core/step/arrived_push.h"
 
 // Checks of a push that do not depend on how pushes are combined. Errors
 // are InvalidArgument with the value seen and the values wanted, where nothing
@@ -34,7 +34,8 @@ absl::Status CheckGradient(const GradientArrival& gradient,
                            const std::vector<Partition>& partitions);
 
 // Errors: FailedPrecondition: gradients come after the opening of their push.
-absl::Status CheckOpened(const Push& push, const GradientArrival& gradient);
+absl::Status CheckOpened(const ArrivedPush& push,
+                         const GradientArrival& gradient);
 
 // `global`: moments are combined in rendezvous, so the closing carries none.
 absl::Status CheckClosing(const PushClosing& closing,

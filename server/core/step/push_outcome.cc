@@ -9,11 +9,11 @@
 
 namespace cohort {
 
-void CountArrival(const Worker& worker, Push::Arrival arrival,
+void CountArrival(const Worker& worker, ArrivedPush::Arrival arrival,
                   RunLedger& ledger, Turn& turn) {
-  if (arrival == Push::Arrival::kNew) return;
+  if (arrival == ArrivedPush::Arrival::kNew) return;
   ++ledger.counts.pushes_duplicate;
-  if (arrival == Push::Arrival::kRepeated) return;
+  if (arrival == ArrivedPush::Arrival::kRepeated) return;
   ++ledger.counts.replay_mismatches;
   turn.out.push_back(effect::Log{
       .severity = Severity::kWarning,
@@ -78,7 +78,7 @@ void EndTransaction(const PendingCommit& commit, TransactionEnd end,
   turn.out.push_back(std::move(abort));
 }
 
-void DropGradients(Rank rank, const Push& push, Turn& turn) {
+void DropGradients(Rank rank, const ArrivedPush& push, Turn& turn) {
   if (push.received() == 0) return;
   turn.out.push_back(command::Drop{.push = {.rank = rank, .key = push.key()}});
 }
@@ -148,7 +148,7 @@ Assignment FinishedAssignment(const RunParts& parts,
 }
 
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
-                                            const Push& push) {
+                                            const ArrivedPush& push) {
   for (const CallMoments& call : push.closing().moments) {
     if (IsUsable(ReducePhase::kForward, call.moments)) continue;
     return absl::StrCat(

@@ -15,8 +15,8 @@
 #include "server/core/events/turn.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/model/commands.h"
+#include "server/core/step/arrived_push.h"
 #include "server/core/step/pending_commit.h"
-#include "server/core/step/push.h"
 #include "server/core/step/run_parts.h"
 
 // Functions that every step driver needs for one push and one commit.
@@ -27,7 +27,7 @@ inline PushKey KeyOf(const Assignment& assignment) {
 }
 
 // Counts a message that was there before, and reports it if it differs.
-void CountArrival(const Worker& worker, Push::Arrival arrival,
+void CountArrival(const Worker& worker, ArrivedPush::Arrival arrival,
                   RunLedger& ledger, Turn& turn);
 
 // Sends folded weights of the next version to the push of `key`. No-op if there
@@ -53,7 +53,7 @@ enum class TransactionEnd {
 void EndTransaction(const PendingCommit& commit, TransactionEnd end,
                     ModelStore& model, Turn& turn);
 // Tells the shards to discard the gradients of `push`.
-void DropGradients(Rank rank, const Push& push, Turn& turn);
+void DropGradients(Rank rank, const ArrivedPush& push, Turn& turn);
 
 // The push of `key` is decided, and answered once the turn has settled.
 void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
@@ -72,7 +72,7 @@ Assignment FinishedAssignment(const RunParts& parts, const std::string& reason);
 
 // "rank 2: moments of bn1", if any of a closed push are not finite.
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
-                                            const Push& push);
+                                            const ArrivedPush& push);
 // "combined moments of bn1".
 std::string OverflowText(const ModelStore& model, int32_t layer);
 std::string NonfiniteText(const ModelStore& model,

@@ -89,7 +89,7 @@ Decision Round::Decide() const {
 namespace {
 
 // The largest number of calls of each part and layer.
-std::vector<int32_t> MostCalls(const std::map<Rank, Push>& pushes) {
+std::vector<int32_t> MostCalls(const std::map<Rank, ArrivedPush>& pushes) {
   std::vector<int32_t> most;
   for (const auto& [rank, push] : pushes) {
     const std::vector<int32_t>& counts = push.closing().batch_norm_calls;

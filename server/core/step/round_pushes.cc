@@ -8,7 +8,7 @@ RoundPushes::RoundPushes(int32_t partitions, int32_t trainable)
       arrived_(static_cast<size_t>(partitions)) {}
 
 void RoundPushes::Erase(Rank rank) {
-  const Push& push = pushes_.at(rank);
+  const ArrivedPush& push = pushes_.at(rank);
   if (push.opened()) --opened_;
   if (push.closed()) --closed_count_;
   for (size_t p = 0; p < arrived_.size(); ++p) {
@@ -33,20 +33,21 @@ int64_t RoundPushes::BeginFold(int32_t partition) {
   return bytes;
 }
 
-Push::Arrival RoundPushes::Open(Rank rank, const PushKey& key,
-                                const PushOpening& opening) {
-  const Push::Arrival arrival = pushes_.at(rank).Open(key, opening);
-  if (arrival == Push::Arrival::kNew) ++opened_;
+ArrivedPush::Arrival RoundPushes::Open(Rank rank, const PushKey& key,
+                                       const PushOpening& opening) {
+  const ArrivedPush::Arrival arrival = pushes_.at(rank).Open(key, opening);
+  if (arrival == ArrivedPush::Arrival::kNew) ++opened_;
   return arrival;
 }
 
-Push::Arrival RoundPushes::Take(Rank rank, const GradientArrival& gradient) {
-  Push& push = pushes_.at(rank);
+ArrivedPush::Arrival RoundPushes::Take(Rank rank,
+                                       const GradientArrival& gradient) {
+  ArrivedPush& push = pushes_.at(rank);
   const int32_t received = push.received();
-  const Push::Arrival arrival =
+  const ArrivedPush::Arrival arrival =
       push.Add(gradient.partition, gradient.bytes, gradient.sampled_checksum,
                gradient.absent_slices);
-  if (arrival == Push::Arrival::kNew) {
+  if (arrival == ArrivedPush::Arrival::kNew) {
     ++arrived_[static_cast<size_t>(gradient.partition)];
     ++received_[push.received()];
     Uncount(received);
@@ -54,9 +55,11 @@ Push::Arrival RoundPushes::Take(Rank rank, const GradientArrival& gradient) {
   return arrival;
 }
 
-Push::Arrival RoundPushes::Close(Rank rank, PushClosing closing, Instant now) {
-  const Push::Arrival arrival = pushes_.at(rank).Close(std::move(closing));
-  if (arrival == Push::Arrival::kNew) {
+ArrivedPush::Arrival RoundPushes::Close(Rank rank, PushClosing closing,
+                                        Instant now) {
+  const ArrivedPush::Arrival arrival =
+      pushes_.at(rank).Close(std::move(closing));
+  if (arrival == ArrivedPush::Arrival::kNew) {
     closed_.emplace_back(rank, now);
     ++closed_count_;
   }

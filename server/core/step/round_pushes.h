@@ -14,7 +14,7 @@
 #include "common/push.h"
 #include "server/core/events/requests.h"
 #include "server/core/model/commands.h"
-#include "server/core/step/push.h"
+#include "server/core/step/arrived_push.h"
 
 namespace cohort {
 
@@ -33,22 +33,23 @@ class RoundPushes {
   void Erase(Rank rank);
 
   bool Contains(Rank rank) const { return pushes_.contains(rank); }
-  const Push& operator[](Rank rank) const { return pushes_.at(rank); }
+  const ArrivedPush& operator[](Rank rank) const { return pushes_.at(rank); }
   // In rank order.
-  const std::map<Rank, Push>& all() const { return pushes_; }
+  const std::map<Rank, ArrivedPush>& all() const { return pushes_; }
   // Names their gradients, in rank order. All must be opened.
   std::vector<PushId> Contributors() const;
 
   // A message of `rank`, which must take part.
-  Push::Arrival Open(Rank rank, const PushKey& key, const PushOpening& opening);
-  Push::Arrival Take(Rank rank, const GradientArrival& gradient);
+  ArrivedPush::Arrival Open(Rank rank, const PushKey& key,
+                            const PushOpening& opening);
+  ArrivedPush::Arrival Take(Rank rank, const GradientArrival& gradient);
   // A fold takes what all have sent of a partition. Returns its bytes.
   int64_t BeginFold(int32_t partition);
   // Hands over the moments of the closing of `rank`.
   std::vector<CallMoments> TakeMoments(Rank rank) {
     return pushes_.at(rank).TakeMoments();
   }
-  Push::Arrival Close(Rank rank, PushClosing closing, Instant now);
+  ArrivedPush::Arrival Close(Rank rank, PushClosing closing, Instant now);
   // What the lowest rank's push decides for all. There must be one.
   const PushOpening& LowestOpening() const {
     return pushes_.begin()->second.opening();
@@ -83,7 +84,7 @@ class RoundPushes {
 
   int32_t partitions_ = 0;
   int32_t trainable_ = 0;
-  std::map<Rank, Push> pushes_;
+  std::map<Rank, ArrivedPush> pushes_;
   // By number of partitions received: how many ranks. While gradients are
   // paused, each message asks about each paused rank, so nothing may look
   // through all.

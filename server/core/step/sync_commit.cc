@@ -37,10 +37,10 @@ absl::Status SyncRounds::Reduce(Worker& worker, MomentsMessage message,
       key, worker.rank, std::move(message.moments), turn.now, message.extents);
   if (outcome.fresh) worker.last_progress = turn.now;
   if (outcome.repeated) {
-    CountArrival(
-        worker,
-        outcome.mismatch ? Push::Arrival::kMismatch : Push::Arrival::kRepeated,
-        parts_.ledger, turn);
+    CountArrival(worker,
+                 outcome.mismatch ? ArrivedPush::Arrival::kMismatch
+                                  : ArrivedPush::Arrival::kRepeated,
+                 parts_.ledger, turn);
   }
   if (outcome.first && round_->pushes[worker.rank].closed()) {
     NoteFault(worker.rank,

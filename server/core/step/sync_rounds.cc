@@ -194,10 +194,10 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
     worker.holds = {.incarnation = worker.incarnation,
                     .next = opening.version.Next()};
   }
-  const Push::Arrival arrival =
+  const ArrivedPush::Arrival arrival =
       round_->pushes.Open(worker.rank, KeyOf(*worker.outstanding), opening);
   CountArrival(worker, arrival, parts_.ledger, turn);
-  if (arrival != Push::Arrival::kNew) return absl::OkStatus();
+  if (arrival != ArrivedPush::Arrival::kNew) return absl::OkStatus();
   if (ReservesPushes()) {
     parts_.flow.budget().Reserve(worker.rank, PushBytes(parts_.model.layout()));
   }
@@ -208,7 +208,7 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
 absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
                                                const GradientArrival& gradient,
                                                Turn& turn) {
-  const Push& push = round_->pushes[worker.rank];
+  const ArrivedPush& push = round_->pushes[worker.rank];
   COHORT_RETURN_IF_ERROR(CheckOpened(push, gradient));
   const int32_t partition = gradient.partition;
   // A partition that has come before takes no room.
@@ -220,8 +220,9 @@ absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
     parts_.flow.Forget(worker.rank);
     parts_.flow.Charge(worker.rank, gradient.bytes);
   }
-  const Push::Arrival arrival = round_->pushes.Take(worker.rank, gradient);
-  const bool fresh = arrival == Push::Arrival::kNew;
+  const ArrivedPush::Arrival arrival =
+      round_->pushes.Take(worker.rank, gradient);
+  const bool fresh = arrival == ArrivedPush::Arrival::kNew;
   const PushKey key = KeyOf(*worker.outstanding);
   TakeGradient(worker, key, gradient, /*held=*/fresh, turn);
   CountArrival(worker, arrival, parts_.ledger, turn);
@@ -238,10 +239,10 @@ absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
 
 absl::Status SyncRounds::Close(Worker& worker, PushClosing closing,
                                Turn& turn) {
-  const Push::Arrival arrival =
+  const ArrivedPush::Arrival arrival =
       round_->pushes.Close(worker.rank, std::move(closing), turn.now);
   CountArrival(worker, arrival, parts_.ledger, turn);
-  if (arrival == Push::Arrival::kNew) NoteClosing(worker.rank);
+  if (arrival == ArrivedPush::Arrival::kNew) NoteClosing(worker.rank);
   ClaimByPush(worker.rank, turn);
   return absl::OkStatus();
 }

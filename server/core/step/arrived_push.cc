@@ -1,11 +1,12 @@
-#include "server/core/step/push.h"
+#include "server/core/step/arrived_push.h"
 
 #include <bit>
 #include <utility>
 
 namespace cohort {
 
-Push::Arrival Push::Open(const PushKey& key, const PushOpening& opening) {
+ArrivedPush::Arrival ArrivedPush::Open(const PushKey& key,
+                                       const PushOpening& opening) {
   if (opening_.has_value()) {
     return opening_->samples == opening.samples &&
                    opening_->loss_weight == opening.loss_weight &&
@@ -18,9 +19,9 @@ Push::Arrival Push::Open(const PushKey& key, const PushOpening& opening) {
   return Arrival::kNew;
 }
 
-Push::Arrival Push::Add(int32_t partition, int64_t bytes,
-                        uint64_t sampled_checksum,
-                        const std::vector<int32_t>& absent_slices) {
+ArrivedPush::Arrival ArrivedPush::Add(
+    int32_t partition, int64_t bytes, uint64_t sampled_checksum,
+    const std::vector<int32_t>& absent_slices) {
   if (parts_.empty()) parts_.resize(static_cast<size_t>(partitions_));
   Part& part = parts_[static_cast<size_t>(partition)];
   if (part.received) {
@@ -38,7 +39,7 @@ Push::Arrival Push::Add(int32_t partition, int64_t bytes,
   return Arrival::kNew;
 }
 
-Push::Arrival Push::Close(PushClosing closing) {
+ArrivedPush::Arrival ArrivedPush::Close(PushClosing closing) {
   if (closing_.has_value()) {
     // By bits, because the loss of a model that diverges may be NaN.
     const auto bits = [](double v) { return std::bit_cast<uint64_t>(v); };
@@ -50,13 +51,13 @@ Push::Arrival Push::Close(PushClosing closing) {
   return Arrival::kNew;
 }
 
-std::shared_ptr<const std::string> Push::TakeFrontEndState() {
+std::shared_ptr<const std::string> ArrivedPush::TakeFrontEndState() {
   if (!closing_->front_end_state.has_value()) return nullptr;
   return std::make_shared<const std::string>(
       *std::exchange(closing_->front_end_state, std::nullopt));
 }
 
-int64_t Push::BeginFold(int32_t partition) {
+int64_t ArrivedPush::BeginFold(int32_t partition) {
   const int64_t bytes =
       std::exchange(parts_[static_cast<size_t>(partition)].bytes, 0);
   held_bytes_ -= bytes;

@@ -16,7 +16,7 @@ namespace cohort {
 
 // The part of one rank's push that has arrived. Its gradients are with the data
 // shard.
-class Push {
+class ArrivedPush {
  public:
   // How a message relates to what was there.
   enum class Arrival {
@@ -27,7 +27,7 @@ class Push {
     kMismatch,
   };
 
-  explicit Push(int32_t partitions) : partitions_(partitions) {}
+  explicit ArrivedPush(int32_t partitions) : partitions_(partitions) {}
 
   bool opened() const { return opening_.has_value(); }
   bool closed() const { return closing_.has_value(); }

@@ -1,4 +1,4 @@
-#include "server/core/step/push.h"
+#include "server/core/step/arrived_push.h"
 
 #include <gtest/gtest.h>
 
@@ -7,12 +7,12 @@
 namespace cohort {
 namespace {
 
-using Arrival = Push::Arrival;
+using Arrival = ArrivedPush::Arrival;
 
 constexpr PushKey kKey{.sequence = Sequence(5), .attempt = Attempt(1)};
 
-TEST(PushTest, IsCompleteOnceOpenedClosedAndWhole) {
-  Push push(3);
+TEST(ArrivedPushTest, IsCompleteOnceOpenedClosedAndWhole) {
+  ArrivedPush push(3);
   EXPECT_EQ(push.Open(kKey, {.samples = 4}), Arrival::kNew);
   EXPECT_EQ(push.Add(2, 4, 11, {}), Arrival::kNew);
   EXPECT_EQ(push.Close({.loss_sum = 1}), Arrival::kNew);
@@ -23,8 +23,8 @@ TEST(PushTest, IsCompleteOnceOpenedClosedAndWhole) {
   EXPECT_FALSE(push.Has(1));
 }
 
-TEST(PushTest, ARepetitionIsToldFromAMismatch) {
-  Push push(1);
+TEST(ArrivedPushTest, ARepetitionIsToldFromAMismatch) {
+  ArrivedPush push(1);
   push.Open(kKey, {.samples = 4, .loss_weight = 2});
   EXPECT_EQ(push.Open(kKey, {.samples = 4, .loss_weight = 2}),
             Arrival::kRepeated);
@@ -39,15 +39,15 @@ TEST(PushTest, ARepetitionIsToldFromAMismatch) {
   EXPECT_EQ(push.Close({.loss_sum = 2}), Arrival::kMismatch);
 }
 
-TEST(PushTest, ARepeatedLossThatIsNotANumberIsARepetition) {
+TEST(ArrivedPushTest, ARepeatedLossThatIsNotANumberIsARepetition) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  Push push(1);
+  ArrivedPush push(1);
   push.Close({.loss_sum = nan});
   EXPECT_EQ(push.Close({.loss_sum = nan}), Arrival::kRepeated);
 }
 
-TEST(PushTest, BytesAreHeldUntilAFoldTakesThem) {
-  Push push(2);
+TEST(ArrivedPushTest, BytesAreHeldUntilAFoldTakesThem) {
+  ArrivedPush push(2);
   push.Open(kKey, {.samples = 4});
   push.Add(0, 4, 11, {});
   push.Add(1, 8, 12, {});
