@@ -217,9 +217,11 @@ void RunHost::StartUpdate(StatisticsUpdate job) {
       return RunStatisticsUpdate(std::move(job));
     });
     Handle(
-        [&done](Coordinator& core, Instant now, Effects& out) {
-          core.StatisticsUpdated(std::move(done), now, out);
-        },
+        [&](Coordinator& core, Instant now, Effects& out)
+            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+              // As for Folded.
+              if (!stopped_) core.StatisticsUpdated(std::move(done), now, out);
+            },
         "StatisticsUpdated");
   });
 }
