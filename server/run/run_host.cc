@@ -1,6 +1,7 @@
 #include "server/run/run_host.h"
 
 #include <algorithm>
+#include <future>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -14,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
 #include "common/check.h"
 #include "common/log/log.h"
 #include "common/run_id_check.h"
@@ -580,15 +580,14 @@ absl::StatusOr<SharedSnapshot> RunHost::AwaitWeights(
     const SharedVersion& version) {
   SharedSnapshot whole = WithWeights(version);
   if (whole != nullptr) return whole;
-  absl::Status status;
-  absl::Notification come;
+  std::promise<absl::Status> answer;
+  std::future<absl::Status> come = answer.get_future();
   host_.Read({.run_id = run_id()}, version->version,
-             [&](const absl::StatusOr<SharedSnapshot>& read) {
-               status = read.status();
-               come.Notify();
+             [answer = std::move(answer)](
+                 const absl::StatusOr<SharedSnapshot>& read) mutable {
+               answer.set_value(read.status());
              });
-  come.WaitForNotification();
-  COHORT_RETURN_IF_ERROR(status);
+  COHORT_RETURN_IF_ERROR(come.get());
   return WithWeights(version);
 }
 

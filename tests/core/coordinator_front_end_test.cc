@@ -47,7 +47,7 @@ FakeSetup FirstTwo(FakeSetup setup) {
 }
 
 std::string StateOf(FakeCohort& cohort) {
-  const SharedText& state = cohort.snapshot()->front_end_state;
+  const SharedText state = cohort.snapshot()->front_end_state;
   return state == nullptr ? "(none)" : *state;
 }
 
