@@ -56,7 +56,7 @@ class Partitions {
   //   each other.
   static absl::StatusOr<Partitions> Install(const Installation& install);
 
-  // What follows from a command.
+  // Consequences of a command.
   struct Consequences {
     // To be run.
     std::vector<FoldJob> folds;

@@ -213,6 +213,11 @@ struct PartitionsHost::Handler {
   PartitionsHost& host;
   Actions& actions;
 
+  // Its bytes are freed without the lock.
+  void Discard(Staged staged) {
+    actions.garbage.push_back(std::make_shared<Staged>(std::move(staged)));
+  }
+
   absl::Status operator()(const command::Take& take)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(host.mu_) {
     std::optional<Staged> staged = host.UnstageLocked(take.ticket, actions);
@@ -223,12 +228,12 @@ struct PartitionsHost::Handler {
     const std::shared_ptr<Stream> displaced =
         host.streams_.PutExchange(take.rank, take.incarnation, staged->from);
     if (displaced != nullptr) {
-      actions.calls.push_back([displaced] {
-        displaced->End(absl::AbortedError(
-            "a newer stream of this worker replaced this one"));
-      });
+      actions.calls.push_back([displaced] { EndDisplaced(displaced); });
     }
-    if (!take.held) return absl::OkStatus();
+    if (!take.held) {
+      Discard(*std::move(staged));
+      return absl::OkStatus();
+    }
     staged->gradient.push = take.push;
     COHORT_ASSIGN_OR_RETURN(actions.folds,
                             host.node_->Hold(std::move(staged->gradient)));
@@ -240,6 +245,7 @@ struct PartitionsHost::Handler {
     if (!staged.has_value()) return absl::OkStatus();
     actions.calls.push_back(
         [from = staged->from, status = refuse.status] { from->End(status); });
+    Discard(*std::move(staged));
     return absl::OkStatus();
   }
   absl::Status operator()(const command::EndRun&) {
@@ -424,7 +430,7 @@ void PartitionsHost::Folded(int64_t resets, FoldResult result) {
   link->SendFold(report);
 }
 
-// Streams of workers: gradients in, versions out.
+// ---- streams of workers
 
 absl::Status PartitionsHost::Admit(StreamRegistry& to,
                                    const std::shared_ptr<Stream>& stream,
@@ -482,8 +488,9 @@ absl::StatusOr<Reading> PartitionsHost::Gradient(
     const std::shared_ptr<ExchangeStream>& from) {
   const int64_t bytes = gradient.bytes.size_bytes();
   const ElementType type = gradient.about.type;
-  RemoteGradient told{.sender = sender, .key = key, .gradient = gradient.about};
-  told.gradient.bytes = bytes;
+  RemoteGradient described{
+      .sender = sender, .key = key, .gradient = gradient.about};
+  described.gradient.bytes = bytes;
   std::shared_ptr<CoordinatorStream> link;
   Reading reading = Reading::kGoesOn;
   {
@@ -491,8 +498,8 @@ absl::StatusOr<Reading> PartitionsHost::Gradient(
     if (link_ == nullptr) return NotConnected();
     COHORT_RETURN_IF_ERROR(CheckRunId(sender.run_id, attachment_.run_id));
     link = link_;
-    told.gradient.ticket = next_ticket_++;
-    staged_.emplace(told.gradient.ticket,
+    described.gradient.ticket = next_ticket_++;
+    staged_.emplace(described.gradient.ticket,
                     Staged{.gradient = {.partition = gradient.about.partition,
                                         .gradient = std::move(gradient.bytes),
                                         .type = type,
@@ -505,7 +512,7 @@ absl::StatusOr<Reading> PartitionsHost::Gradient(
       reading = Reading::kPaused;
     }
   }
-  link->SendGradient(told);
+  link->SendGradient(described);
   ServiceCounters::Add(type == ElementType::kBFloat16
                            ? counters_.push_bytes_bfloat16
                            : counters_.push_bytes_float32,
@@ -610,7 +617,7 @@ void PartitionsHost::AnswerReadsLocked(Actions& actions) {
   waiting_ = std::move(still);
 }
 
-// The numbers of a data shard.
+// ---- for display
 
 DataShardFigures PartitionsHost::figures() const {
   DataShardFigures figures;

@@ -82,8 +82,8 @@ enum class Reading { kGoesOn, kPaused };
 // the model of the newest checkpoint is installed when the core comes again.
 //
 // Gradients wait until the core has taken them, so all rules about pushes
-// (keys, fencing, room) are applied in one place. A stream that has too many
-// that wait is not read meanwhile.
+// (keys, fencing, room) are applied in one place. A stream with too many
+// waiting gradients is not read.
 //
 // Thread safety: safe.
 class PartitionsHost {
@@ -92,7 +92,7 @@ class PartitionsHost {
   using OnFolded = absl::AnyInvocable<void(FoldResult)>;
 
   struct Options {
-    // Threads of its own for folds, unless there is `fold`.
+    // Threads for folds, unless there is `fold`.
     int32_t fold_threads = 2;
     // Gradients of one stream that may wait for the core. A stream that brings
     // more than gradients needs 1, which keeps them in order.
@@ -126,9 +126,9 @@ class PartitionsHost {
   // be read here.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Those of workers.
+  // Streams of workers.
   StreamRegistry& streams() { return streams_; }
-  // Those of shard 0.
+  // Streams of shard 0.
   StreamRegistry& links() { return links_; }
   PullTable& pulls() { return pulls_; }
   // Memory for initial values that are being received.
@@ -162,7 +162,7 @@ class PartitionsHost {
   absl::Status Attach(const ShardAttachment& attachment,
                       const std::shared_ptr<CoordinatorStream>& link)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // What came over `link`. An error must end the link.
+  // A message that came over `link`. An error must end the link.
   absl::Status Install(const CoordinatorStream* link,
                        const Installation& installation)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -187,8 +187,8 @@ class PartitionsHost {
   //   FailedPrecondition: another run or another shard.
   absl::Status Serves(const ReaderBelief& belief) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Passes the version to `done`, once it is here: shard 0 may have told the
-  // client of it first. Also for shard 0.
+  // Passes the version to `done`, once it is here: the client may have heard of
+  // it from shard 0 first.
   // Errors: those of Serves; OutOfRange: it is no longer held, or further ahead
   //   than shard 0 can be; Unavailable: it does not come in 30 s.
   void Read(const ReaderBelief& belief, Version version, OnRead done)

@@ -16,7 +16,7 @@
 
 namespace cohort {
 
-// What a plan names, and the settings in force.
+// The versions that a plan names, and the settings in force.
 struct PlanContext {
   SharedModel model;
   SharedSnapshot base;

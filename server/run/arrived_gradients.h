@@ -39,13 +39,13 @@ class ArrivedGradients {
 
   void Add(int32_t shard, RemoteGradient gradient, Instant now);
   // Passes the waiting gradients of `rank` to `core`, until there is no room.
-  // Those taken are answered by command Take; appends the others that are over
-  // to `refused`. Returns the number of gradients that are to wait
-  // because there is no room: 0 or 1.
+  // Command Take answers those that the core takes; `refused` receives those
+  // that it refuses. Returns the number of gradients that wait for room: 0
+  // or 1.
   int Offer(Rank rank, Coordinator& core, Instant now, Effects& out,
             std::vector<Refusal>& refused);
-  // Ranks with a gradient that has waited for its opening for too long, or
-  // whose incarnation has ended. Offer answers these.
+  // Ranks with a gradient that has waited for its opening for too long, which
+  // Offer refuses. Gradients behind one that waits for room are not looked at.
   std::vector<Rank> Overdue(Instant now) const;
 
  private:

@@ -38,12 +38,6 @@ constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
 constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
 constexpr int kHeartbeatsPerLease = 3;
 
-void EndDisplaced(const std::shared_ptr<Stream>& stream) {
-  if (stream == nullptr) return;
-  stream->End(
-      absl::AbortedError("a newer stream of this worker replaced this one"));
-}
-
 // Time from the opening of a session to its join.
 constexpr absl::Duration kJoinDeadline = absl::Seconds(5);
 
@@ -177,8 +171,8 @@ void RunHost::Start(const std::string& address) {
 void RunHost::Stop() {
   {
     MutexLock lock(mu_);
-    // What the core has decided is carried out, so that the shards have every
-    // version that it names.
+    // First carries out all decisions of the core, so that the shards have
+    // every version that these name.
     while (started_ && (dispatching_ || !outbox_.empty())) {
       dispatched_.Wait(mu_);
     }
@@ -364,10 +358,16 @@ absl::Status RunHost::Open(const Sender& sender, const PushKey& key,
 }
 
 void RunHost::Offer(Rank rank) {
+  OfferAfter(rank, [](Instant) {});
+}
+
+template <typename Call>
+void RunHost::OfferAfter(Rank rank, Call call) {
   std::vector<ArrivedGradients::Refusal> refused;
   const int paused =
       Handle([&](Coordinator& core, Instant now, Effects& out)
                  ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                   call(now);
                    return arrived_.Offer(rank, core, now, out, refused);
                  });
   ServiceCounters::Add(counters().inflight_paused, paused);
@@ -471,8 +471,8 @@ absl::StatusOr<RunState> RunHost::State() {
     MutexLock lock(mu_);
     COHORT_ASSIGN_OR_RETURN(state, core_.State());
   }
-  COHORT_RETURN_IF_ERROR(AwaitWeights(state.snapshot->pin).status());
-  return WithWeights(std::move(state));
+  COHORT_ASSIGN_OR_RETURN(state.snapshot, AwaitWeights(state.snapshot->pin));
+  return FittedToSettings(std::move(state));
 }
 
 bool RunHost::ended() const {
@@ -552,7 +552,7 @@ absl::StatusOr<Version> RunHost::Dismiss(const std::string& run_id, Rank rank,
   });
 }
 
-// The shards: that of this process and those in others.
+// ---- shards
 
 void RunHost::Install(int32_t shard, const SharedModel& model,
                       const SharedSnapshot& whole,
@@ -592,14 +592,12 @@ absl::StatusOr<SharedSnapshot> RunHost::AwaitWeights(
 }
 
 void RunHost::Arrived(int32_t shard, RemoteGradient gradient) {
-  // The run is over and this server alone, but for telling the data shards.
+  // The run is over, and this server only notifies the data shards.
   if (shard >= shards()) return;
   const Rank rank = gradient.sender.rank;
-  {
-    MutexLock lock(mu_);
-    arrived_.Add(shard, std::move(gradient), clock_.Now());
-  }
-  Offer(rank);
+  OfferAfter(rank, [&](Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    arrived_.Add(shard, std::move(gradient), now);
+  });
 }
 
 void RunHost::OfferOverdue() {
@@ -663,7 +661,7 @@ void RunHost::DescribeWaiting(StatusView& view) const {
   view.waiting = absl::ZeroDuration();
 }
 
-// The shard's door: admits streams, and ends those that send or read nothing.
+// ---- streams
 
 void RunHost::CheckStreams(int64_t ticks) {
   const Instant now = clock_.Now();
@@ -713,7 +711,7 @@ void RunHost::CloseStreams() {
   host_.CloseStreams(absl::UnavailableError("the server is stopping"));
 }
 
-// How a shard carries out the effects of its core.
+// ---- effects
 
 template <typename Command>
 void RunHost::Send(Command command) {
@@ -726,7 +724,7 @@ void RunHost::Send(Command command) {
 
 // Carries out effects in their order, outside the lock.
 struct RunHost::Dispatcher {
-  RunHost& shard;
+  RunHost& run;
   // Consecutive results that are not sent yet: those for one stream go in one
   // message.
   std::map<std::pair<Rank, Incarnation>,
@@ -735,137 +733,136 @@ struct RunHost::Dispatcher {
 
   void SendResults() {
     if (results.empty()) return;
-    const Instant now = shard.clock_.Now();
+    const Instant now = run.clock_.Now();
     EncodedResults encoded;
     for (const auto& [to, answers] : results) {
       for (const effect::ReduceResult* result : answers) {
-        if (shard.host_.trace() != nullptr) {
-          shard.host_.trace()->Answered(result->key, result->rank, now);
+        if (run.host_.trace() != nullptr) {
+          run.host_.trace()->Answered(result->key, result->rank, now);
         }
       }
-      const auto stream = shard.streams().Reduce(to.first, to.second);
+      const auto stream = run.streams().Reduce(to.first, to.second);
       if (stream == nullptr) continue;
-      const absl::Status told =
+      const absl::Status sent =
           ServePeer([&stream, &answers = answers, &encoded] {
             stream->SendResults(answers, encoded);
             return absl::OkStatus();
           });
-      if (!told.ok()) stream->End(told);
+      if (!sent.ok()) stream->End(sent);
     }
     results.clear();
   }
 
   void operator()(effect::Joined& joined) const {
-    EndAll(
-        shard.streams().Bind(joined.session, joined.rank, joined.incarnation),
-        absl::AbortedError(
-            absl::StrCat("rank ", joined.rank.value(),
-                         " is now held by a newer process; join again")));
-    Tell(shard.streams().Session(joined.session), &SessionStream::SendJoined,
+    EndAll(run.streams().Bind(joined.session, joined.rank, joined.incarnation),
+           absl::AbortedError(
+               absl::StrCat("rank ", joined.rank.value(),
+                            " is now held by a newer process; join again")));
+    Tell(run.streams().Session(joined.session), &SessionStream::SendJoined,
          std::as_const(joined));
   }
   void operator()(effect::EndSession& end) const {
-    if (auto session = shard.streams().Session(end.session)) {
+    if (auto session = run.streams().Session(end.session)) {
       session->End(end.status);
     }
-    EndAll(shard.streams().Unbind(end.session),
+    EndAll(run.streams().Unbind(end.session),
            absl::AbortedError(
                absl::StrCat("the session is over: ", end.status.message())));
   }
   void operator()(effect::Notify& notify) const {
-    Tell(shard.streams().Session(notify.session),
-         &SessionStream::SendAssignment, std::as_const(notify.assignment));
+    Tell(run.streams().Session(notify.session), &SessionStream::SendAssignment,
+         std::as_const(notify.assignment));
   }
   void operator()(effect::StepAborted& aborted) const {
-    Tell(shard.streams().Session(aborted.session),
+    Tell(run.streams().Session(aborted.session),
          &SessionStream::SendStepAborted, std::as_const(aborted));
   }
   void operator()(effect::RegisterAnswered& answered) const {
-    Tell(shard.streams().Register(answered.rank, answered.incarnation),
+    Tell(run.streams().Register(answered.rank, answered.incarnation),
          &RegisterStream::SendAnswer, std::as_const(answered.answer));
   }
   void operator()(effect::ReduceResult& result) {
     results[{result.rank, result.incarnation}].push_back(&result);
   }
   void operator()(effect::ReduceAborted& aborted) const {
-    Tell(shard.streams().Reduce(aborted.rank, aborted.incarnation),
+    Tell(run.streams().Reduce(aborted.rank, aborted.incarnation),
          &ReduceStream::SendAborted, std::as_const(aborted));
   }
   void operator()(effect::SendVerdict& verdict) const {
-    Tell(shard.streams().Exchange(verdict.rank, verdict.incarnation),
+    Tell(run.streams().Exchange(verdict.rank, verdict.incarnation),
          &ExchangeStream::SendVerdict, std::as_const(verdict));
   }
   void operator()(effect::ResumeGradients& resume) const {
-    shard.Offer(resume.rank);
+    run.Offer(resume.rank);
   }
   void operator()(effect::InstallModel& install) const {
     auto whole = std::make_shared<ModelSnapshot>();
     {
-      MutexLock lock(shard.mu_);
-      whole->weights = std::exchange(shard.initial_values_, {});
+      MutexLock lock(run.mu_);
+      whole->weights = std::exchange(run.initial_values_, {});
     }
-    for (int32_t i = 0; i < shard.shards(); ++i) {
-      shard.Install(i, install.model, whole, install.settings);
+    for (int32_t i = 0; i < run.shards(); ++i) {
+      run.Install(i, install.model, whole, install.settings);
     }
   }
   void operator()(command::Prepare& prepare) const {
     // Before they can answer.
-    if (shard.options_.shard_stats != nullptr) {
-      shard.options_.shard_stats->Planned(prepare.plan.transaction);
+    if (run.options_.shard_stats != nullptr) {
+      run.options_.shard_stats->Planned(prepare.plan.transaction);
     }
-    shard.Send(std::move(prepare));
+    run.Send(std::move(prepare));
   }
   void operator()(command::Commit& commit) const {
-    shard.NoteCommit(commit);
-    shard.Send(std::move(commit));
+    run.NoteCommit(commit);
+    run.Send(std::move(commit));
   }
   void operator()(effect::FoldMoments& fold) const {
-    shard.StartFold(std::move(fold.job));
+    run.StartFold(std::move(fold.job));
   }
   void operator()(effect::UpdateStatistics& update) const {
-    shard.StartUpdate(std::move(update.job));
+    run.StartUpdate(std::move(update.job));
   }
   void operator()(effect::MeasureDrift& measure) const {
-    shard.StartMeasuring(std::move(measure));
+    run.StartMeasuring(std::move(measure));
   }
   void operator()(effect::Discard& discard) const { discard.what.reset(); }
   void operator()(effect::Committed& committed) const {
-    if (shard.host_.trace() != nullptr) {
-      shard.host_.trace()->Committed(committed.record, shard.clock_.Now());
+    if (run.host_.trace() != nullptr) {
+      run.host_.trace()->Committed(committed.record, run.clock_.Now());
     }
-    shard.listener_.OnCommitted(committed.record, committed.observation);
+    run.listener_.OnCommitted(committed.record, committed.observation);
   }
   void operator()(effect::PolicyChanged& changed) const {
     if (changed.record.changed.contains("workers")) {
-      const int32_t workers = shard.options().workers;
-      shard.streams().SetLimits(StreamRegistry::LimitsOf(workers));
-      shard.host_.pulls().SetLimits(PullTable::LimitsOf(workers));
+      const int32_t workers = run.options().workers;
+      run.streams().SetLimits(StreamRegistry::LimitsOf(workers));
+      run.host_.pulls().SetLimits(PullTable::LimitsOf(workers));
     }
     if (changed.state.has_value()) {
-      changed.state = shard.WithWeights(*std::move(changed.state));
+      changed.state = run.WithWeights(*std::move(changed.state));
     }
-    shard.listener_.OnPolicyChanged(changed.record, std::move(changed.state));
+    run.listener_.OnPolicyChanged(changed.record, std::move(changed.state));
   }
   void operator()(effect::Evaluated& evaluated) const {
-    shard.listener_.OnEvaluated(evaluated.record);
+    run.listener_.OnEvaluated(evaluated.record);
   }
   void operator()(effect::WriteCheckpoint& write) const {
-    RunState state = shard.WithWeights(std::move(write.state));
+    RunState state = run.WithWeights(std::move(write.state));
     if (write.awaited) {
-      shard.listener_.OnMilestone(std::move(state));
+      run.listener_.OnMilestone(std::move(state));
     } else {
-      shard.listener_.OnCheckpoint(std::move(state));
+      run.listener_.OnCheckpoint(std::move(state));
     }
   }
-  void operator()(effect::Log& log) const { shard.listener_.OnLogged(log); }
+  void operator()(effect::Log& log) const { run.listener_.OnLogged(log); }
   void operator()(effect::RunEnded& ended) const {
-    shard.listener_.OnEnded(ended, ended.version == nullptr
-                                       ? nullptr
-                                       : shard.WithWeights(ended.version));
+    run.listener_.OnEnded(ended, ended.version == nullptr
+                                     ? nullptr
+                                     : run.WithWeights(ended.version));
   }
   template <typename Command>
   void operator()(Command& command) const {
-    shard.Send(std::move(command));
+    run.Send(std::move(command));
   }
 };
 
@@ -892,7 +889,7 @@ void RunHost::DispatchAll() {
     }
     // A lost effect would leave the run and its workers inconsistent for good,
     // and dispatching_ set; so an exception ends the process.
-    Dispatcher dispatcher{.shard = *this};
+    Dispatcher dispatcher{.run = *this};
     for (Effect& effect : batch) {
       AllOrExit(EffectName(effect), [this, &dispatcher, &effect] {
         if (!std::holds_alternative<effect::ReduceResult>(effect)) {

@@ -41,7 +41,7 @@
 namespace cohort {
 
 // Gets the events of a run, in order, from one thread at a time. Must return at
-// once, because everything else waits meanwhile.
+// once, because everything else waits for it.
 class RunListener {
  public:
   virtual ~RunListener() = default;
@@ -59,8 +59,8 @@ class RunListener {
   // `snapshot` is null if nothing was ever registered.
   virtual void OnEnded(const effect::RunEnded& ended,
                        const SharedSnapshot& snapshot) = 0;
-  // An operator's request has changed something before Start. It is told again,
-  // by the methods above, from then on. Called by any thread.
+  // An operator's request has changed something before Start. The methods above
+  // report it after Start. Called by any thread.
   virtual void OnChangedBeforeStart() = 0;
   // A partition was folded and updated. Unlike the other methods, it is called
   // by any thread and out of order.
@@ -93,17 +93,17 @@ struct RunHostOptions {
   std::function<void(const std::string& client)> on_denied_rank;
 };
 
-// What is told of a run.
+// Facts of a run that Join, registrations and status reports contain.
 struct RunFacts {
   std::string run_id;
   // Number of the start of this server; rises with each.
   int64_t generation = 0;
-  // Of this process, and of the data shards; together there are `shards`.
+  // Addresses of this process and of the data shards, `shards` in all.
   std::string address;
   std::vector<std::string> data_addresses;
   int32_t shards = 1;
-  // Of heartbeats: two may be lost before the lease ends. Fixed, because
-  // workers that have joined are not told again.
+  // Between heartbeats: two may be lost before the lease ends. Fixed, because
+  // workers receive it only when they join.
   absl::Duration heartbeat_interval;
   bool ended = false;
 };
@@ -114,7 +114,7 @@ struct RunHostFigures {
   std::vector<ShardFigures> shards;
 };
 
-// How an operator ends the life that holds a rank.
+// How an operator ends the session that holds a rank.
 enum class Dismissal {
   // As if its process had died.
   kEvict,
@@ -151,7 +151,7 @@ class RunHost {
   // then on. Call it when no method can be called any more.
   void Stop();
 
-  // Those of this process.
+  // The partitions of this process.
   PartitionsHost& partitions() { return host_; }
   // Like StreamRegistry::AdmitSession; the stream is ended if no join arrives
   // in time.
@@ -215,9 +215,9 @@ class RunHost {
   // The newest version, or one that is held.
   // Errors: FailedPrecondition nothing registered; OutOfRange not held.
   absl::StatusOr<SharedVersion> Find(std::optional<Version> version) const;
-  // Of the newest version, with the weights that are here. It may wait until
-  // this thread or another one has carried out the commit of that version, and
-  // so must not be called by RunListener.
+  // The state at the newest version, with the weights of this process. It waits
+  // until this thread or another one has carried out the commit of that
+  // version, and so must not be called by RunListener.
   absl::StatusOr<RunState> State();
   StatusView Status() const;
   RunHostFigures figures();
@@ -273,12 +273,12 @@ class RunHost {
                const SharedSnapshot& whole, const SettingValues& settings);
   template <typename Command>
   void Send(Command command);
-  // `version` with the weights and slots that are here; null if it is not
-  // (yet).
+  // `version` with the weights and slots of this process; null if it is not
+  // here (yet).
   SharedSnapshot WithWeights(const SharedVersion& version) const;
-  // Of a version that is.
+  // The same for a state whose version is here.
   RunState WithWeights(RunState state) const;
-  // The same; waits for it.
+  // As WithWeights, but waits until the version is here.
   // Errors: Unavailable: it does not come.
   absl::StatusOr<SharedSnapshot> AwaitWeights(const SharedVersion& version);
   // Errors: InvalidArgument.
@@ -287,8 +287,11 @@ class RunHost {
   // Names the data shards that everything waits for.
   void DescribeWaiting(StatusView& view) const;
   void NoteCommit(const command::Commit& commit);
-  // Passes waiting gradients of the rank to the core.
+  // Passes waiting gradients of the rank to the core; after `call`, with the
+  // time, in the same critical section.
   void Offer(Rank rank) ABSL_LOCKS_EXCLUDED(mu_);
+  template <typename Call>
+  void OfferAfter(Rank rank, Call call) ABSL_LOCKS_EXCLUDED(mu_);
   // The same for ranks whose gradients have waited for an opening for too long.
   void OfferOverdue() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -314,8 +317,7 @@ class RunHost {
   Coordinator core_ ABSL_GUARDED_BY(mu_);
   Effects outbox_ ABSL_GUARDED_BY(mu_);
   ArrivedGradients arrived_ ABSL_GUARDED_BY(mu_);
-  // Of the registration that has made the model, until InstallModel is carried
-  // out.
+  // Initial values of the model, until InstallModel is carried out.
   std::vector<SharedFloats> initial_values_ ABSL_GUARDED_BY(mu_);
   std::string address_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;

@@ -278,4 +278,10 @@ void EndEvicted(const StreamRegistry::Streams& streams) {
                                       "has sent nothing yet; try again"));
 }
 
+void EndDisplaced(const std::shared_ptr<Stream>& stream) {
+  if (stream == nullptr) return;
+  stream->End(
+      absl::AbortedError("a newer stream of this worker replaced this one"));
+}
+
 }  // namespace cohort

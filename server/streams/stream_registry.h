@@ -172,5 +172,7 @@ class StreamRegistry {
 
 // Ends streams that Admit has evicted.
 void EndEvicted(const StreamRegistry::Streams& streams);
+// Ends a stream whose place a newer one has taken. No-op if null.
+void EndDisplaced(const std::shared_ptr<Stream>& stream);
 
 }  // namespace cohort

@@ -48,7 +48,7 @@ struct PolicyRecord {
 // The state that a restart needs beside the options.
 struct RunState {
   SharedModel model;
-  // Of the core, it is without weights and slots.
+  // The core gives it without weights and slots.
   SharedSnapshot snapshot;
   int64_t samples = 0;
   int64_t data_epoch = 0;

@@ -12,11 +12,11 @@
 #include "server/core/optimizer/fold_report.h"
 #include "server/core/settings/settings.h"
 
-// What the core tells the shards, which have the gradients and the weights. To
-// the first server's own shard a command is a call, to those in other processes
-// a message (rpc/data_messages.h). Commands pass in order, and each is carried
-// out once, or the connection is over, and with it everything that the data
-// shard has.
+// Commands of the core to the shards, which have the gradients and the weights.
+// A command is a call to the shard of the first server, and a message to those
+// in other processes (rpc/data_messages.h). Commands arrive in order, and each
+// is carried out once; otherwise the connection is over, and the data shard
+// discards everything.
 namespace cohort {
 
 // Names the gradients of one push.

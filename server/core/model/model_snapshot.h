@@ -14,7 +14,7 @@
 
 namespace cohort {
 
-// One version with weights and slots, for whoever reads it: replies, evaluation
+// One version with weights and slots, for its readers: replies, evaluation
 // and checkpoints, while newer ones are made. Immutable and shared.
 struct ModelSnapshot : ModelVersion {
   // One entry a partition; null where another shard has them.

@@ -19,7 +19,8 @@
 namespace cohort {
 
 // The divisor of all loss sums, as a power of two: dividing and multiplying by
-// it is exact, so it leaves no trace in the weights, whoever proposes it.
+// it is exact, so it leaves no trace in the weights, whichever rank proposes
+// it.
 double LossReference(const RunPlan& plan);
 
 // The model of a run: its layout, the newest version of everything that

@@ -33,7 +33,7 @@ struct ModelVersion {
 
 using SharedVersion = std::shared_ptr<const ModelVersion>;
 
-// What a commit changes besides weights and slots.
+// Everything else than weights and slots that a commit changes.
 struct VersionExtras {
   StatisticsSets statistics;
   // Null: that of the version before.

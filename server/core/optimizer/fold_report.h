@@ -6,7 +6,7 @@
 
 #include "common/ids.h"
 
-// What the core learns of folds.
+// Reports of folds, from partitions to the core.
 namespace cohort {
 
 // Where a non-finite value was found. No rank: every contribution was finite
@@ -27,7 +27,7 @@ struct SliceNorm {
   friend bool operator==(const SliceNorm&, const SliceNorm&) = default;
 };
 
-// What the second pass takes from the norms of all partitions, of every shard.
+// Factors of the second pass, from the norms of all partitions of all shards.
 struct GradientScales {
   // Factor of the gradient: below 1 if it is clipped.
   double clip = 1;
@@ -49,7 +49,7 @@ struct FoldReport {
   // pass over it is still to come, or the transaction was given up.
   bool prepared = false;
   std::optional<NonfiniteGradient> nonfinite;
-  // Of the first of two passes: one entry for each slice. Otherwise empty.
+  // After the first of two passes one entry for each slice, otherwise empty.
   std::vector<SliceNorm> norms;
 };
 

@@ -20,7 +20,7 @@ using GradientNorms = std::vector<std::vector<SliceNorm>>;
 // which: sums of sums would.
 double NormOf(const GradientNorms& norms);
 
-// What the second pass takes from them. `layout` and `partitions` are the
+// Factors of the second pass, from them. `layout` and `partitions` are the
 // model's.
 GradientScales ScalesOf(const GradientNorms& norms,
                         const OptimizerOptions& optimizer,

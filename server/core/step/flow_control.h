@@ -17,7 +17,7 @@
 namespace cohort {
 
 // The ranks whose gradients are paused for lack of room, and the room itself.
-// Who may go on is decided by how pushes are combined (StepDriver).
+// StepDriver decides which ranks may continue.
 class FlowControl {
  public:
   // True if a gradient of so many bytes of this rank may be taken now.

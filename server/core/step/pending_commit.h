@@ -33,7 +33,7 @@ class PendingCommit {
 
   // False if the report is of another transaction.
   bool Take(FoldReport report);
-  // What the second of two passes takes from the norms of the first: once, as
+  // Factors of the second of two passes, from the norms of the first: once, as
   // soon as that has ended everywhere, unless a gradient was not finite.
   std::optional<GradientScales> TakeScales();
   // Every partition is prepared, or the commit will change nothing.
