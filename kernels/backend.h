@@ -75,16 +75,12 @@ class Backend {
   // sums are added in pairs: the order is the same on every machine.
   virtual double SumOfSquares(absl::Span<const float> x) const = 0;
 
-  // With g = scale * gradient + decay * w:
-  //   m' = beta1 * m + (1-beta1) * g;  v' = beta2 * v + (1-beta2) * g * g
-  //   w' = keep * w - rate * m' / (sqrt(v') / correction + epsilon)
+  // New weights and slots by the rule of `step`, whose formula is in
+  // kernels/cpu/optimizers.
   //
   // Float32 throughout, each operation rounded once. Outputs may equal the
   //   inputs of the same name.
-  // Source: Kingma and Ba, "Adam", 2015, algorithm 1, with epsilon outside
-  //   the correction as in PyTorch; keep: Loshchilov and Hutter, "Decoupled
-  //   Weight Decay Regularization", 2019, algorithm 2.
-  virtual void UpdateAdam(const AdamStep& step, const AdamRun& run) const = 0;
+  virtual void Update(const RuleStep& step, const UpdateRun& run) const = 0;
 
   // g' = g + lambda * g * g * (w_now - w_read), in place; with a mean square,
   //   s' = m * s + (1-m) * g * g and lambda / sqrt(s' + epsilon) for lambda.

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "common/optimizers.h"
 
 namespace cohort::kernels {
 
@@ -45,37 +47,27 @@ struct GradientRun {
   float* out = nullptr;
 };
 
-// One update of Adam. Factors that depend on the number of updates are the
-// caller's, in float64 rounded once: 1 - 0.999f is off by 5e-5.
-struct AdamStep {
-  // The gradient is multiplied by this first.
-  float gradient_scale = 1;
-  // rate / (1 - beta1^t).
-  float rate = 0;
-  // Added to the gradient (Adam): decay * w.
-  float weight_decay = 0;
-  // Multiplies the weight first (AdamW): 1 - rate * decay.
-  float weight_keep = 1;
-  // beta1 and 1 - beta1.
-  float first_decay = 0;
-  float first_gain = 1;
-  // beta2 and 1 - beta2.
-  float second_decay = 0;
-  float second_gain = 1;
-  // sqrt(1 - beta2^t).
-  float second_correction = 1;
-  float epsilon = 1e-8f;
+// Buffers of a rule, and scalars of one of its steps, at most.
+inline constexpr size_t kRuleSlotsMax = 4;
+inline constexpr size_t kRuleScalarsMax = 12;
+
+// One update by a rule that is not fused with the fold.
+struct RuleStep {
+  OptimizerKind rule = OptimizerKind::kAuto;
+  // The rule's own struct of float32. Factors that depend on the number of
+  // updates are computed in float64 and rounded once: 1 - 0.999f is off by
+  // 5e-5.
+  std::array<float, kRuleScalarsMax> scalars = {};
 };
 
-struct AdamRun {
+struct UpdateRun {
   const float* gradient = nullptr;
   int64_t count = 0;
   const float* weights_in = nullptr;
   float* weights_out = nullptr;
-  const float* first_in = nullptr;
-  float* first_out = nullptr;
-  const float* second_in = nullptr;
-  float* second_out = nullptr;
+  // In the order of OptimizerRule::slots. Null: it is not kept.
+  std::array<const float*, kRuleSlotsMax> slots_in = {};
+  std::array<float*, kRuleSlotsMax> slots_out = {};
 };
 
 // Delay compensation of a gradient that was computed at older weights.

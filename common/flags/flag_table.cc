@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "common/limits.h"
+#include "common/optimizers.h"
 
 namespace cohort {
 namespace {

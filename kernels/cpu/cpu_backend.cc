@@ -78,8 +78,8 @@ class HighwayBackend final : public Backend {
     return cpu::SumOfSquares(x);
   }
 
-  void UpdateAdam(const AdamStep& step, const AdamRun& run) const override {
-    cpu::UpdateAdam(step, run);
+  void Update(const RuleStep& step, const UpdateRun& run) const override {
+    cpu::Update(step, run);
   }
 
   bool Compensate(const CompensationStep& step,

@@ -21,7 +21,7 @@ void BackwardElementwise(const BackwardElementwiseArgs& args,
 bool FoldSgd(const SgdStep& step, const SgdRun& run);
 bool FoldGradient(const GradientRun& run);
 double SumOfSquares(absl::Span<const float> x);
-void UpdateAdam(const AdamStep& step, const AdamRun& run);
+void Update(const RuleStep& step, const UpdateRun& run);
 bool Compensate(const CompensationStep& step, const CompensationRun& run);
 void RoundChange(const ChangeRun& run);
 

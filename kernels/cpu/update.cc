@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "absl/types/span.h"
 #include "common/bfloat16.h"
@@ -19,6 +20,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/lanes_inl.h"
+#include "kernels/cpu/optimizers/rules_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cohort::kernels::cpu {
@@ -36,48 +38,80 @@ HWY_INLINE Float Load(const float* from) { return hn::LoadU(FloatTag(), from); }
 
 HWY_INLINE Float All(float value) { return hn::Set(FloatTag(), value); }
 
-HWY_INLINE void AdamVector(const AdamStep& step, const AdamRun& run,
-                           int64_t i) {
-  const FloatTag tag;
-  const Float w = Load(run.weights_in + i);
-  const Float g =
-      hn::Add(hn::Mul(All(step.gradient_scale), Load(run.gradient + i)),
-              hn::Mul(All(step.weight_decay), w));
-  const Float m =
-      hn::Add(hn::Mul(All(step.first_decay), Load(run.first_in + i)),
-              hn::Mul(All(step.first_gain), g));
-  const Float v =
-      hn::Add(hn::Mul(All(step.second_decay), Load(run.second_in + i)),
-              hn::Mul(All(step.second_gain), hn::Mul(g, g)));
-  hn::StoreU(m, tag, run.first_out + i);
-  hn::StoreU(v, tag, run.second_out + i);
-  const Float root = hn::Add(hn::Div(hn::Sqrt(v), All(step.second_correction)),
-                             All(step.epsilon));
-  hn::StoreU(hn::Sub(hn::Mul(All(step.weight_keep), w),
-                     hn::Mul(All(step.rate), hn::Div(m, root))),
-             tag, run.weights_out + i);
+// Lanes of the slots that a rule keeps; `kMask` has a bit for each that is
+// there.
+template <typename V, size_t kSlots, size_t kMask>
+struct SlotLanes {
+  static constexpr bool Kept(size_t slot) { return (kMask >> slot & 1) != 0; }
+  HWY_INLINE V& operator[](size_t slot) { return lanes[slot]; }
+
+  V lanes[kSlots];
+};
+
+template <typename Rule, size_t kMask, typename D, size_t... slots>
+HWY_INLINE void UpdateLanes(const typename Rule::Scalars& scalars,
+                            const UpdateRun& run, int64_t i,
+                            std::index_sequence<slots...>) {
+  using V = Lane<D>;
+  using Held = SlotLanes<V, Rule::kSlots, kMask>;
+  Held held{{(Held::Kept(slots) ? V::Load(run.slots_in[slots] + i) : V())...}};
+  const V w = Rule::Update(scalars, V::Load(run.weights_in + i),
+                           V::Load(run.gradient + i), held);
+  ((Held::Kept(slots) ? held[slots].Store(run.slots_out[slots] + i) : void()),
+   ...);
+  w.Store(run.weights_out + i);
 }
 
-// The same for one element, and the same bits.
-HWY_INLINE void AdamElement(const AdamStep& step, const AdamRun& run,
-                            int64_t i) {
-  const float w = run.weights_in[i];
-  const float g = step.gradient_scale * run.gradient[i] + step.weight_decay * w;
-  const float m = step.first_decay * run.first_in[i] + step.first_gain * g;
-  const float v =
-      step.second_decay * run.second_in[i] + step.second_gain * (g * g);
-  run.first_out[i] = m;
-  run.second_out[i] = v;
-  const float root = std::sqrt(v) / step.second_correction + step.epsilon;
-  run.weights_out[i] = step.weight_keep * w - step.rate * (m / root);
-}
-
-// By value, as in fold_sgd.cc.
-void UpdateAdamHere(const AdamStep step, const AdamRun run) {
+// By value, as in fold_sgd.cc. The last elements are vectors of one lane, so
+// the formula is written once.
+template <typename Rule, size_t kMask>
+void UpdateWith(const typename Rule::Scalars scalars, const UpdateRun run) {
+  constexpr std::make_index_sequence<Rule::kSlots> kSlots;
   const int64_t lanes = FloatLanes();
   int64_t i = 0;
-  for (; i + lanes <= run.count; i += lanes) AdamVector(step, run, i);
-  for (; i < run.count; ++i) AdamElement(step, run, i);
+  for (; i + lanes <= run.count; i += lanes) {
+    UpdateLanes<Rule, kMask, FloatTag>(scalars, run, i, kSlots);
+  }
+  for (; i < run.count; ++i) {
+    UpdateLanes<Rule, kMask, hn::CappedTag<float, 1>>(scalars, run, i, kSlots);
+  }
+}
+
+// Finds the code for the slots that are there, from all down to those that are
+// always kept, which are the first.
+template <typename Rule, size_t kMask>
+void UpdateKept(const RuleStep& step, const UpdateRun& run, size_t kept) {
+  if constexpr (kMask >> Rule::kAlwaysKept != 0) {
+    if (kept != kMask) {
+      UpdateKept<Rule, kMask - (1 << Rule::kAlwaysKept)>(step, run, kept);
+      return;
+    }
+  }
+  typename Rule::Scalars scalars;
+  std::memcpy(&scalars, step.scalars.data(), sizeof(scalars));
+  UpdateWith<Rule, kMask>(scalars, run);
+}
+
+template <typename Rule>
+void UpdateBy(const RuleStep& step, const UpdateRun& run) {
+  if constexpr (!Rule::kFused) {
+    size_t kept = 0;
+    for (size_t k = 0; k < Rule::kSlots; ++k) {
+      if (run.slots_in[k] != nullptr) kept |= size_t{1} << k;
+    }
+    UpdateKept<Rule, (1 << Rule::kSlots) - 1>(step, run, kept);
+  }
+}
+
+void UpdateHere(const RuleStep& step, const UpdateRun& run) {
+  switch (step.rule) {
+    case OptimizerKind::kAuto:
+      return;
+#define COHORT_OPTIMIZER(Name, name) \
+  case OptimizerKind::k##Name:       \
+    return UpdateBy<Name>(step, run);
+#include "common/optimizers.inc"
+  }
 }
 
 template <bool kAdaptive>
@@ -232,13 +266,13 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace cohort::kernels::cpu {
 
-HWY_EXPORT(UpdateAdamHere);
+HWY_EXPORT(UpdateHere);
 HWY_EXPORT(CompensateHere);
 HWY_EXPORT(SumOfSquaresHere);
 HWY_EXPORT(RoundChangeHere);
 
-void UpdateAdam(const AdamStep& step, const AdamRun& run) {
-  HWY_DYNAMIC_DISPATCH(UpdateAdamHere)(step, run);
+void Update(const RuleStep& step, const UpdateRun& run) {
+  HWY_DYNAMIC_DISPATCH(UpdateHere)(step, run);
 }
 
 bool Compensate(const CompensationStep& step, const CompensationRun& run) {

@@ -278,7 +278,7 @@ absl::Status ReadUpdates(const std::string& path, const RegisteredModel& model,
   // How many slices of each parameter have been read.
   std::vector<size_t> done(updates.size());
   for (size_t p = 0; p < slots.size(); ++p) {
-    if (slots[p].first_moment == nullptr) continue;
+    if (!CountsUpdates(slots[p])) continue;
     for (const Slice& slice : model.partitions[p].slices) {
       const auto k = static_cast<size_t>(slice.parameter);
       if (done[k] >= updates[k].size()) {

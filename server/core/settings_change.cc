@@ -28,10 +28,10 @@ std::string OptimizerText(const PolicyOptions& before,
     absl::StrAppend(&text,
                     ", and each push is weighted by its share of that batch");
   }
-  if (optimizer.uses_momentum()) {
+  if (!SlotsOf(optimizer.kind).empty()) {
     absl::StrAppend(
         &text,
-        "; momentum is kept: it averages mean gradients, whose "
+        "; the optimizer's state is kept: it comes from mean gradients, whose "
         "scale does not depend on the number of pushes in a commit");
   }
   return text;

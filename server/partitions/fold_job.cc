@@ -97,7 +97,10 @@ class Folder {
 bool IsStaged(const FoldJob& job) {
   return job.pass != FoldPass::kWhole || job.frozen != nullptr ||
          job.compensation.read_weights != nullptr ||
-         job.slots.first_moment != nullptr || job.slots.remainder != nullptr;
+         job.slots.remainder != nullptr ||
+         std::any_of(
+             job.slices.begin(), job.slices.end(),
+             [](const SliceStep& slice) { return slice.rule.has_value(); });
 }
 
 // `average` moved towards `weights`. Equal values stay equal to the bit, so

@@ -29,7 +29,7 @@ struct SliceStep {
   // Its gradient_scale multiplies the mean gradient.
   kernels::SgdStep step;
   // In place of `step`.
-  std::optional<kernels::AdamStep> adam;
+  std::optional<kernels::RuleStep> rule;
   // No rank has a gradient for it, or it is frozen: weights and slots stay as
   // they are.
   bool skip = false;

@@ -48,12 +48,9 @@ class StagedFold {
       return;
     }
     weights_ = pool.TakeShared(elements);
-    if (job.slots.first_moment != nullptr) {
-      Renew(&Slots::first_moment, elements, pool);
-      Renew(&Slots::second_moment, elements, pool);
+    for (const SlotKind& kind : SlotsOfRules()) {
+      if (job.slots.*kind.buffer != nullptr) Renew(kind.buffer, elements, pool);
     }
-    velocity_ = VelocityOf(job.slots);
-    if (velocity_ != nullptr) Renew(velocity_, elements, pool);
     if (job.slots.remainder != nullptr) {
       Renew(&Slots::remainder, elements, pool);
       // Two bfloat16 to a float.
@@ -192,8 +189,8 @@ class StagedFold {
 
   void Update(const SliceBlock& block, const float* gradient) {
     const SliceStep& slice = walker_.step();
-    if (slice.adam.has_value()) {
-      UpdateAdam(block, *slice.adam, gradient);
+    if (slice.rule.has_value()) {
+      UpdateByRule(block, *slice.rule, gradient);
     } else {
       UpdateSgd(block, slice.step, gradient);
     }
@@ -231,25 +228,28 @@ class StagedFold {
     }
   }
 
-  void UpdateAdam(const SliceBlock& block, const kernels::AdamStep& step,
-                  const float* gradient) {
-    backend_.UpdateAdam(
-        step,
-        {.gradient = gradient,
-         .count = block.count(),
-         .weights_in = job_.weights->data() + block.begin,
-         .weights_out = weights_->data() + block.begin,
-         .first_in = job_.slots.first_moment->data() + block.begin,
-         .first_out = Fresh(&Slots::first_moment).data() + block.begin,
-         .second_in = job_.slots.second_moment->data() + block.begin,
-         .second_out = Fresh(&Slots::second_moment).data() + block.begin});
+  void UpdateByRule(const SliceBlock& block, const kernels::RuleStep& step,
+                    const float* gradient) {
+    kernels::UpdateRun run{.gradient = gradient,
+                           .count = block.count(),
+                           .weights_in = job_.weights->data() + block.begin,
+                           .weights_out = weights_->data() + block.begin};
+    const std::vector<SlotKind>& slots = SlotsOfRule(step.rule);
+    for (size_t k = 0; k < slots.size(); ++k) {
+      const SharedFloats& before = job_.slots.*slots[k].buffer;
+      if (before == nullptr) continue;
+      run.slots_in[k] = before->data() + block.begin;
+      run.slots_out[k] = Fresh(slots[k].buffer).data() + block.begin;
+    }
+    backend_.Update(step, run);
   }
 
   // The fused kernel with the mean gradient as its only contributor.
   void UpdateSgd(const SliceBlock& block, const kernels::SgdStep& step,
                  const float* gradient) {
     const auto* bytes = reinterpret_cast<const std::byte*>(gradient);
-    const bool moves = velocity_ != nullptr;
+    SharedFloats Slots::*const velocity = VelocityOf(job_.slots);
+    const bool moves = velocity != nullptr;
     const bool finite = backend_.FoldSgd(
         step,
         {.gradients = absl::MakeConstSpan(&bytes, 1),
@@ -257,9 +257,9 @@ class StagedFold {
          .weights_in = job_.weights->data() + block.begin,
          .weights_out = weights_->data() + block.begin,
          .velocity_in =
-             moves ? (job_.slots.*velocity_)->data() + block.begin : nullptr,
+             moves ? (job_.slots.*velocity)->data() + block.begin : nullptr,
          .velocity_out =
-             moves ? Fresh(velocity_).data() + block.begin : nullptr});
+             moves ? Fresh(velocity).data() + block.begin : nullptr});
     // The gradient is finite, its multiple need not be.
     if (!finite) Blame(block, OnlyContributor());
   }
@@ -321,7 +321,6 @@ class StagedFold {
   // One block, or the whole partition where it is the result.
   std::shared_ptr<FloatBuffer> gradient_;
   std::shared_ptr<FloatBuffer> weights_;
-  SharedFloats Slots::*velocity_ = nullptr;
   // Slots that this job moves on.
   std::vector<std::pair<SharedFloats Slots::*, std::shared_ptr<FloatBuffer>>>
       fresh_;

@@ -1,40 +1,15 @@
 #include "server/partitions/transaction.h"
 
-#include <cmath>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "kernels/optimizer_rules.h"
 #include "server/core/optimizer/gradient_scales.h"
 #include "server/core/statistics/statistics_sets.h"
 
 namespace cohort {
-
-namespace {
-
-kernels::AdamStep AdamStepOf(const OptimizerOptions& o, double learning_rate,
-                             double weight_decay, double weight,
-                             int64_t update) {
-  const auto t = static_cast<double>(update);
-  const bool decoupled = o.kind == OptimizerKind::kAdamW;
-  return {.gradient_scale = static_cast<float>(weight),
-          .rate = static_cast<float>(learning_rate /
-                                     (1 - std::pow(o.adam_beta1, t))),
-          .weight_decay = decoupled ? 0.0f : static_cast<float>(weight_decay),
-          .weight_keep =
-              decoupled ? static_cast<float>(1 - learning_rate * weight_decay)
-                        : 1.0f,
-          .first_decay = static_cast<float>(o.adam_beta1),
-          .first_gain = static_cast<float>(1 - o.adam_beta1),
-          .second_decay = static_cast<float>(o.adam_beta2),
-          .second_gain = static_cast<float>(1 - o.adam_beta2),
-          .second_correction =
-              static_cast<float>(std::sqrt(1 - std::pow(o.adam_beta2, t))),
-          .epsilon = static_cast<float>(o.adam_epsilon)};
-}
-
-}  // namespace
 
 Transaction::Transaction(CommitPlan plan, PlanContext context,
                          const ShardPlace& place)
@@ -60,35 +35,36 @@ Transaction::Transaction(CommitPlan plan, PlanContext context,
 
 bool Transaction::two_passes() const { return NeedsNorms(optimizer()); }
 
-SliceStep Transaction::StepOf(int32_t partition, size_t slice,
-                              bool absent) const {
+void Transaction::SetStep(int32_t partition, size_t slice,
+                          const GradientScales& scales, SliceStep& step) const {
   const auto p = static_cast<size_t>(partition);
   const OptimizerOptions& o = optimizer();
-  const Slice& shape = model().partitions[p].slices[slice];
-  const ParameterSpec& parameter =
-      model().layout.parameters[static_cast<size_t>(shape.parameter)];
-  const bool frozen =
-      context_.mask != nullptr && context_.mask->partitions[p].whole[slice];
-  const double rate =
-      parameter.rate_multiplier *
-      (plan_.group_rates.empty()
-           ? plan_.learning_rate
-           : plan_.group_rates[static_cast<size_t>(parameter.rate_group)]);
-  const double decay = DecayOf(o, parameter);
-  SliceStep step{
-      .count = shape.count,
-      .step = {.gradient_scale = static_cast<float>(plan_.weight),
-               .learning_rate = static_cast<float>(rate),
-               .weight_decay = static_cast<float>(decay),
-               .momentum =
-                   o.uses_momentum() ? static_cast<float>(o.momentum) : 0.0f,
-               .nesterov = o.kind == OptimizerKind::kNesterov},
-      .skip = absent || frozen || plan_.loss_weight == 0};
-  if (o.uses_adam()) {
-    step.adam = AdamStepOf(o, rate, decay, plan_.weight,
-                           context_.base->slots[p].updates[slice] + 1);
+  const auto k =
+      static_cast<size_t>(model().partitions[p].slices[slice].parameter);
+  const ParameterSpec& parameter = model().layout.parameters[k];
+  const kernels::OptimizerRule& rule = kernels::RuleOf(o.kind);
+  kernels::RuleInputs inputs{
+      .numbers = o.numbers,
+      .rate =
+          parameter.rate_multiplier *
+          (plan_.group_rates.empty()
+               ? plan_.learning_rate
+               : plan_.group_rates[static_cast<size_t>(parameter.rate_group)]),
+      .decay = DecayOf(o, parameter),
+      .gradient_scale = plan_.weight * scales.clip};
+  if (!scales.trust_ratios.empty()) {
+    inputs.gradient_scale *= scales.trust_ratios[k];
+    // The decay is rounded, as without a ratio, before it is multiplied.
+    inputs.decay = static_cast<float>(inputs.decay) * scales.trust_ratios[k];
   }
-  return step;
+  if (rule.counts_updates) {
+    inputs.update = context_.base->slots[p].updates[slice] + 1;
+  }
+  if (rule.fused_step != nullptr) {
+    step.step = rule.fused_step(inputs);
+  } else {
+    step.rule = rule.step(inputs);
+  }
 }
 
 float Transaction::AverageGain() const {
@@ -112,7 +88,7 @@ FoldJob Transaction::Fold(int32_t partition,
               .frozen = context_.mask == nullptr
                             ? nullptr
                             : context_.mask->partitions[p].runs,
-              .weight_norms = optimizer().kind == OptimizerKind::kLars};
+              .weight_norms = AdaptsRates(optimizer().kind)};
   if (context_.read != nullptr) {
     job.compensation = {.read_weights = context_.read->weights[p],
                         .lambda = plan_.compensation,
@@ -130,7 +106,12 @@ FoldJob Transaction::Fold(int32_t partition,
                                  .type = held.type});
   }
   for (size_t i = 0; i < shape.slices.size(); ++i) {
-    job.slices.push_back(StepOf(partition, i, absent[i] == gradients.size()));
+    const bool frozen =
+        context_.mask != nullptr && context_.mask->partitions[p].whole[i];
+    job.slices.push_back({.count = shape.slices[i].count,
+                          .skip = absent[i] == gradients.size() || frozen ||
+                                  plan_.loss_weight == 0});
+    if (!two_passes()) SetStep(partition, i, {}, job.slices.back());
   }
   if (two_passes()) {
     FoldJob& second = pending_[p];
@@ -175,26 +156,13 @@ SharedSnapshot Transaction::Next() const {
 
 std::vector<FoldJob> Transaction::Scale(const GradientScales& scales) {
   COHORT_CHECK(AwaitsScales(), absl::StrCat("transaction ", id()));
-  const std::vector<double>& ratios = scales.trust_ratios;
   std::vector<FoldJob> jobs;
   for (size_t p = 0; p < pending_.size(); ++p) {
-    if (!model().partitions[p].trainable ||
-        !place_.Owns(static_cast<int32_t>(p))) {
-      continue;
-    }
+    const auto partition = static_cast<int32_t>(p);
+    if (!model().partitions[p].trainable || !place_.Owns(partition)) continue;
     FoldJob job = std::move(pending_[p]);
     for (size_t i = 0; i < job.slices.size(); ++i) {
-      const Slice& slice = model().partitions[p].slices[i];
-      const double ratio =
-          ratios.empty() ? 1 : ratios[static_cast<size_t>(slice.parameter)];
-      kernels::SgdStep& sgd = job.slices[i].step;
-      sgd.gradient_scale =
-          static_cast<float>(plan_.weight * scales.clip * ratio);
-      sgd.weight_decay = static_cast<float>(sgd.weight_decay * ratio);
-      if (job.slices[i].adam.has_value()) {
-        job.slices[i].adam->gradient_scale =
-            static_cast<float>(plan_.weight * scales.clip);
-      }
+      SetStep(partition, i, scales, job.slices[i]);
     }
     jobs.push_back(std::move(job));
   }

@@ -80,9 +80,9 @@ class Transaction {
   bool two_passes() const;
   // Share of the new weights in their average; 0 if they do not change.
   float AverageGain() const;
-  // The step of one slice of `partition`, without factors that depend on a
-  // norm.
-  SliceStep StepOf(int32_t partition, size_t slice, bool absent) const;
+  // Sets the step of the optimizer's rule for one slice of `partition`.
+  void SetStep(int32_t partition, size_t slice, const GradientScales& scales,
+               SliceStep& step) const;
 
   const RegisteredModel& model() const { return *context_.model; }
   const OptimizerOptions& optimizer() const { return context_.optimizer; }

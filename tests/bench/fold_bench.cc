@@ -11,6 +11,7 @@
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
 #include "kernels/backend.h"
+#include "kernels/optimizer_rules.h"
 #include "server/partitions/fold_job.h"
 #include "tests/bench/kernel_bench.h"
 #include "tests/bench/tcp_baseline.h"
@@ -53,11 +54,8 @@ SliceStep StepOf(FoldRule rule, int64_t elements) {
                            .weight_decay = 1e-4F,
                            .momentum = rule == FoldRule::kMomentum ? 0.9F : 0}};
   if (rule == FoldRule::kAdam) {
-    slice.adam = kernels::AdamStep{.rate = 1e-3F,
-                                   .first_decay = 0.9F,
-                                   .first_gain = 0.1F,
-                                   .second_decay = 0.999F,
-                                   .second_gain = 0.001F};
+    slice.rule = kernels::RuleOf(OptimizerKind::kAdam)
+                     .step({.numbers = {}, .rate = 1e-3});
   }
   return slice;
 }

@@ -12,6 +12,7 @@
 #include "server/core/statistics/statistics_sets.h"
 #include "tests/core/fake_cohort.h"
 #include "tests/core/small_run.h"
+#include "tests/kernels/reference/optimizer_oracle.h"
 
 namespace cohort {
 namespace {
@@ -66,18 +67,18 @@ class AverageReference {
 };
 
 TEST(AverageTest, FollowsTheWeightsOfEveryOptimizer) {
-  for (OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kMomentum,
-                             OptimizerKind::kAdamW, OptimizerKind::kLars}) {
-    SCOPED_TRACE(OptimizerName(kind));
-    OptimizerOptions options{
-        .kind = kind, .ema_decay = kDecay, .freeze = {"*[0:1]"}};
+  for (const kernels::OptimizerCase& c : kernels::OptimizerCases()) {
+    SCOPED_TRACE(c.name());
+    OptimizerOptions options{.kind = c.kind,
+                             .numbers = c.numbers,
+                             .ema_decay = kDecay,
+                             .freeze = {"*[0:1]"}};
     SmallRun run(options, kernels::CpuBackend());
     const ParameterValues first = run.weights();
     AverageReference reference(run);
     reference.ExpectHeld(run);
     for (int64_t step = 0; step < 50; ++step) {
-      SmallRun::Step how{.learning_rate =
-                             kind == OptimizerKind::kLars ? 10.0 : 0.05};
+      SmallRun::Step how{.learning_rate = c.rate()};
       // A step without gradients of one parameter, and one that teaches
       // nothing.
       if (step == 3) how.absent = {0};

@@ -47,7 +47,7 @@ TEST(CoordinatorAsyncTest, APushIsAppliedOnArrivalWithItsShareOfTheRate) {
 TEST(CoordinatorAsyncTest, APushWithoutWeightChangesNoWeights) {
   FakeSetup setup = AsyncSetup();
   setup.options.optimizer.kind = OptimizerKind::kMomentum;
-  setup.options.optimizer.momentum = 0.9;
+  setup.options.optimizer.numbers.momentum = 0.9;
   setup.options.optimizer.weight_decay = 0.1;
   FakeCohort cohort(setup);
   cohort.Start();

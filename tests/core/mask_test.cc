@@ -1,17 +1,10 @@
 #include "server/core/optimizer/mask.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <limits>
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "common/name_pattern.h"
 #include "server/core/settings/freeze_spec.h"
 #include "tests/core/small_run.h"
+#include "tests/kernels/reference/optimizer_oracle.h"
 
 namespace cohort {
 namespace {
@@ -212,18 +205,16 @@ const std::vector<std::string>& FrozenSpecs() {
 
 TEST(MaskTest, FrozenElementsAndTheirSlotsStayToTheBit) {
   const auto frozen = Frozen(FrozenSpecs(), 20000);
-  for (OptimizerKind kind :
-       {OptimizerKind::kMomentum, OptimizerKind::kNesterov,
-        OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kLars}) {
+  for (const kernels::OptimizerCase& c : kernels::OptimizerCases()) {
     for (double clip_norm : {0.0, 3.0}) {
-      SCOPED_TRACE(absl::StrCat(static_cast<int>(kind), ", ", clip_norm));
-      OptimizerOptions options{.kind = kind,
+      SCOPED_TRACE(absl::StrCat(c.name(), ", ", clip_norm));
+      OptimizerOptions options{.kind = c.kind,
+                               .numbers = c.numbers,
                                .weight_decay = 0.01,
                                .decay_everything = true,
                                .clip_norm = clip_norm};
       SmallRun run(options, kernels::CpuBackend());
-      // LARS multiplies it by some thousandths.
-      const double rate = kind == OptimizerKind::kLars ? 10 : 0.01;
+      const double rate = c.rate() / 5;
       // Fills the slots, so that there is something to keep.
       run.Apply({RandomValues(run.layout(), 7, 1)}, {.learning_rate = rate});
       options.freeze = FrozenSpecs();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -12,9 +13,11 @@
 #include <vector>
 
 #include "common/float_buffer.h"
+#include "kernels/optimizer_rules.h"
 #include "server/core/optimizer/gradient_scales.h"
 #include "server/core/optimizer/slots.h"
 #include "tests/core/small_run.h"
+#include "tests/kernels/reference/optimizer_oracle.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
@@ -31,9 +34,8 @@ class Reference {
       : options_(options), layout_(run.layout()) {
     for (const std::vector<float>& one : run.weights()) {
       weights.emplace_back(one.begin(), one.end());
-      for (auto* slot : {&velocity_, &first_, &second_, &square_}) {
-        slot->emplace_back(one.size(), 0.0);
-      }
+      square_.emplace_back(one.size(), 0.0);
+      states_.emplace_back(one.size());
     }
   }
 
@@ -106,36 +108,20 @@ class Reference {
         w2 += weights[k][i] * weights[k][i];
         g2 += gradient[i] * gradient[i];
       }
-      ratio = o.lars_trust * std::sqrt(w2) /
+      ratio = o.numbers.lars_trust * std::sqrt(w2) /
               (std::sqrt(g2) + decay * std::sqrt(w2));
     }
     const double rate = step.learning_rate * parameter.rate_multiplier;
+    const kernels::OracleStep update{.kind = o.kind,
+                                     .numbers = o.numbers,
+                                     .rate = rate,
+                                     .decay = ratio * decay,
+                                     .update = steps_};
     for (size_t i = 0; i < gradient.size(); ++i) {
-      double& w = weights[k][i];
-      double g = step.weight * gradient[i];
-      if (o.uses_adam()) {
-        if (o.kind == OptimizerKind::kAdamW) {
-          w -= rate * decay * w;
-        } else {
-          g += decay * w;
-        }
-        double& m = first_[k][i];
-        double& v = second_[k][i];
-        m = o.adam_beta1 * m + (1 - o.adam_beta1) * g;
-        v = o.adam_beta2 * v + (1 - o.adam_beta2) * g * g;
-        w -= rate * (m / (1 - std::pow(o.adam_beta1, steps_))) /
-             (std::sqrt(v / (1 - std::pow(o.adam_beta2, steps_))) +
-              o.adam_epsilon);
-        continue;
-      }
-      g = ratio * (g + decay * w);
-      if (o.kind == OptimizerKind::kSgd) {
-        w -= rate * g;
-        continue;
-      }
-      double& v = velocity_[k][i];
-      v = o.momentum * v + g;
-      w -= rate * (o.kind == OptimizerKind::kNesterov ? g + o.momentum * v : v);
+      kernels::OracleElement element{weights[k][i], states_[k][i]};
+      kernels::OracleUpdate(update, ratio * step.weight * gradient[i], element);
+      weights[k][i] = element.weight;
+      states_[k][i] = element.state;
     }
   }
 
@@ -146,10 +132,8 @@ class Reference {
  private:
   const OptimizerOptions options_;
   const ModelLayout layout_;
-  std::vector<Doubles> velocity_;
-  std::vector<Doubles> first_;
-  std::vector<Doubles> second_;
   std::vector<Doubles> square_;
+  std::vector<std::vector<std::array<double, 4>>> states_;
   double steps_ = 0;
 };
 
@@ -186,7 +170,7 @@ constexpr int kSteps = 10;
 // ten. Any term of the formulas is larger than 1e-3.
 constexpr double kTolerance = kSteps * 12 * 4 * 0x1p-24;
 
-const OptimizerOptions kBase{.momentum = 0.9, .weight_decay = 0.05};
+const OptimizerOptions kBase{.weight_decay = 0.05};
 
 OptimizerOptions With(OptimizerKind kind, double clip_norm = 0) {
   OptimizerOptions options = kBase;
@@ -198,11 +182,10 @@ OptimizerOptions With(OptimizerKind kind, double clip_norm = 0) {
 const std::vector<OptimizerOptions>& AllOptions() {
   static const auto& all = *[] {
     auto* list = new std::vector<OptimizerOptions>;
-    for (OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kMomentum,
-                               OptimizerKind::kNesterov, OptimizerKind::kAdam,
-                               OptimizerKind::kAdamW, OptimizerKind::kLars}) {
+    for (const kernels::OptimizerCase& c : kernels::OptimizerCases()) {
       for (double clip_norm : {0.0, 5.0}) {
-        list->push_back(With(kind, clip_norm));
+        list->push_back(With(c.kind, clip_norm));
+        list->back().numbers = c.numbers;
       }
     }
     OptimizerOptions decays = With(OptimizerKind::kAdam);
@@ -214,13 +197,13 @@ const std::vector<OptimizerOptions>& AllOptions() {
 }
 
 std::string Describe(const OptimizerOptions& options) {
-  return std::string(OptimizerName(options.kind)) +
+  return kernels::OptimizerCase{options.kind, options.numbers}.name() +
          (options.clip_norm > 0 ? ", clipped" : "");
 }
 
-// Rates chosen so that weights move by about a tenth a step under each rule.
 SmallRun::Step StepFor(const OptimizerOptions& options) {
-  return {.learning_rate = options.kind == OptimizerKind::kLars ? 10.0 : 0.05};
+  return {.learning_rate =
+              kernels::OptimizerCase{options.kind, options.numbers}.rate()};
 }
 
 TEST(OptimizerTest, FollowsItsFormulaInFloat64) {
@@ -457,17 +440,17 @@ TEST(SlotsTest, OnlyFittingOptimizersFollowEachOther) {
     return CheckSlots(SlotsOf(from), to).ok();
   };
   using enum OptimizerKind;
-  const std::vector<std::vector<OptimizerKind>> families = {
-      {kMomentum, kNesterov}, {kAdam, kAdamW}, {kLars}};
-  for (size_t a = 0; a < families.size(); ++a) {
-    for (OptimizerKind from : families[a]) {
-      EXPECT_TRUE(allowed(from, kSgd));
-      EXPECT_TRUE(allowed(kSgd, from));
-      for (size_t b = 0; b < families.size(); ++b) {
-        for (OptimizerKind to : families[b]) {
-          EXPECT_EQ(allowed(from, to), a == b);
-        }
-      }
+  EXPECT_TRUE(allowed(kMomentum, kNesterov));
+  EXPECT_TRUE(allowed(kAdamW, kAdam));
+  for (const kernels::OptimizerRule& from : kernels::OptimizerRules()) {
+    SCOPED_TRACE(OptimizerName(from.kind));
+    EXPECT_TRUE(allowed(from.kind, kSgd));
+    EXPECT_TRUE(allowed(kSgd, from.kind));
+    for (const kernels::OptimizerRule& to : kernels::OptimizerRules()) {
+      if (from.kind == kSgd || to.kind == kSgd) continue;
+      EXPECT_EQ(allowed(from.kind, to.kind),
+                SlotsOf(from.kind) == SlotsOf(to.kind))
+          << OptimizerName(to.kind);
     }
   }
   const absl::Status refused = CheckSlots(SlotsOf(kMomentum), kAdam);

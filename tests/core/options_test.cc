@@ -53,17 +53,17 @@ TEST(OptionsTest, RefusesNumbersThatTheOptimizerCannotUse) {
             "--learning_rate: got nan, want above 0, up to 1000");
   EXPECT_EQ(Refusal({.optimizer = {.learning_rate = 1e30}}),
             "--learning_rate: got 1e+30, want above 0, up to 1000");
-  EXPECT_EQ(Refusal({.optimizer = {.momentum = 1}}),
+  EXPECT_EQ(Refusal({.optimizer = {.numbers = {.momentum = 1}}}),
             "--momentum: got 1, want in [0, 1)");
   EXPECT_EQ(Refusal({.optimizer = {.weight_decay = -1}}),
             "--weight_decay: got -1, want 0 to 1000000");
-  EXPECT_EQ(Refusal({.optimizer = {.adam_beta1 = 1}}),
+  EXPECT_EQ(Refusal({.optimizer = {.numbers = {.adam_beta1 = 1}}}),
             "--adam_beta1: got 1, want in [0, 1)");
-  EXPECT_EQ(Refusal({.optimizer = {.adam_beta2 = -0.5}}),
+  EXPECT_EQ(Refusal({.optimizer = {.numbers = {.adam_beta2 = -0.5}}}),
             "--adam_beta2: got -0.5, want in [0, 1)");
-  EXPECT_EQ(Refusal({.optimizer = {.adam_epsilon = 0}}),
+  EXPECT_EQ(Refusal({.optimizer = {.numbers = {.adam_epsilon = 0}}}),
             "--adam_epsilon: got 0, want 1e-30 to 1e+30");
-  EXPECT_EQ(Refusal({.optimizer = {.lars_trust = nan}}),
+  EXPECT_EQ(Refusal({.optimizer = {.numbers = {.lars_trust = nan}}}),
             "--lars_trust: got nan, want 1e-30 to 1000000");
   EXPECT_EQ(Refusal({.optimizer = {.clip_norm = -1}}),
             "--clip_norm: got -1, want 0 to 1e+30");

@@ -13,6 +13,7 @@
 #include "common/bfloat16.h"
 #include "common/permutation.h"
 #include "kernels/backend.h"
+#include "kernels/optimizer_rules.h"
 #include "server/partitions/fold_job.h"
 #include "tests/core/float_values.h"
 #include "tests/kernels/reference/reference_backend.h"
@@ -112,14 +113,15 @@ TEST(RoundedChangeTest, FrozenAndSkippedWeightsStayToTheBit) {
 TEST(RoundedChangeTest, EveryRuleIsRounded) {
   SplitMix64 random(12);
   const Floats gradient = Draw(random, 100, 1);
-  FoldJob adam{
-      .contributions = {{.rank = Rank(0), .gradient = Rope(gradient)}},
-      .slices = {{.count = 100, .adam = kernels::AdamStep{.rate = 1e-3f}}},
-      .weights = BufferOf(Draw(random, 100, 1)),
-      .slots = {.first_moment = BufferOf(Floats(100, 0.1f)),
-                .second_moment = BufferOf(Floats(100, 0.1f)),
-                .remainder = BufferOf(Floats(100, 0)),
-                .updates = {3}}};
+  FoldJob adam{.contributions = {{.rank = Rank(0), .gradient = Rope(gradient)}},
+               .slices = {{.count = 100,
+                           .rule = kernels::RuleOf(OptimizerKind::kAdam)
+                                       .step({.numbers = {}, .rate = 1e-3})}},
+               .weights = BufferOf(Draw(random, 100, 1)),
+               .slots = {.first_moment = BufferOf(Floats(100, 0.1f)),
+                         .second_moment = BufferOf(Floats(100, 0.1f)),
+                         .remainder = BufferOf(Floats(100, 0)),
+                         .updates = {3}}};
   FoldJob clipped{.pass = FoldPass::kUpdate,
                   .slices = {{.count = 100, .step = {.learning_rate = 0.1f}}},
                   .weights = adam.weights,

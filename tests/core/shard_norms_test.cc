@@ -18,6 +18,7 @@
 #include "server/core/optimizer/slots.h"
 #include "server/core/step/pending_commit.h"
 #include "server/partitions/fold_stage.h"
+#include "tests/kernels/reference/optimizer_oracle.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
@@ -73,7 +74,7 @@ class ShardNormsTest : public ::testing::Test {
     auto base = std::make_shared<ModelSnapshot>();
     base->weights = weights_;
     base->slots =
-        FitSlots(model_->partitions, weights_, {}, SlotsOf(optimizer.kind));
+        FitSlots(model_->partitions, weights_, {}, SlotsOf(optimizer, {}));
     return shard.Prepare(
         PlanOfAll(),
         {.model = model_,
@@ -166,7 +167,11 @@ class ShardNormsTest : public ::testing::Test {
 };
 
 TEST_F(ShardNormsTest, ClippingHasTheBitsOfOneServer) {
-  ExpectSameForAnyNumber({.clip_norm = 0.5});
+  for (const kernels::OptimizerCase& c : kernels::OptimizerCases()) {
+    SCOPED_TRACE(c.name());
+    ExpectSameForAnyNumber(
+        {.kind = c.kind, .numbers = c.numbers, .clip_norm = 0.5});
+  }
 }
 
 TEST_F(ShardNormsTest, LarsHasTheBitsOfOneServer) {
@@ -177,10 +182,6 @@ TEST_F(ShardNormsTest, ClippedLarsWithFrozenWeightsHasTheBitsOfOneServer) {
   ExpectSameForAnyNumber({.kind = OptimizerKind::kLars,
                           .clip_norm = 0.5,
                           .freeze = {"conv.weight[10:25]"}});
-}
-
-TEST_F(ShardNormsTest, ClippedAdamHasTheBitsOfOneServer) {
-  ExpectSameForAnyNumber({.kind = OptimizerKind::kAdam, .clip_norm = 0.5});
 }
 
 // Shard 0 has nothing to fold, and takes the scales all the same.

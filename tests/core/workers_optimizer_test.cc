@@ -50,10 +50,10 @@ TEST(TakeWorkersOptimizerTest, AutoTakesThePlansSettings) {
   ASSERT_TRUE(taken.ok()) << taken.status();
   EXPECT_EQ(taken->optimizer.kind, OptimizerKind::kAdam);
   EXPECT_EQ(taken->optimizer.learning_rate, 0.003);
-  EXPECT_EQ(taken->optimizer.adam_beta1, 0.8);
+  EXPECT_EQ(taken->optimizer.numbers.adam_beta1, 0.8);
   EXPECT_EQ(taken->optimizer.schedule, ScheduleKind::kConstant);
   // The others keep their defaults.
-  EXPECT_EQ(taken->optimizer.adam_beta2, OptimizerOptions().adam_beta2);
+  EXPECT_EQ(taken->optimizer.numbers.adam_beta2, OptimizerNumbers().adam_beta2);
 }
 
 TEST(TakeWorkersOptimizerTest, WhatWasGivenIsKept) {
@@ -65,7 +65,7 @@ TEST(TakeWorkersOptimizerTest, WhatWasGivenIsKept) {
   // --optimizer=auto is no choice of a rule.
   EXPECT_EQ(taken->optimizer.kind, OptimizerKind::kAdam);
   EXPECT_EQ(taken->optimizer.learning_rate, 0.5);
-  EXPECT_EQ(taken->optimizer.adam_beta1, 0.8);
+  EXPECT_EQ(taken->optimizer.numbers.adam_beta1, 0.8);
 }
 
 TEST(TakeWorkersOptimizerTest, ANamedRuleIgnoresThePlan) {

@@ -23,7 +23,7 @@ bool IsExempt(const at::Tensor& parameter) { return parameter.dim() < 2; }
 
 // The server's default, auto, is momentum where workers register no optimizer.
 bool IsMomentum(const OptimizerOptions& o) {
-  return o.uses_momentum() || o.kind == OptimizerKind::kAuto;
+  return o.kind != OptimizerKind::kSgd;
 }
 
 torch::optim::SGD MakeOptimizer(Model& model, const OptimizerOptions& o) {
@@ -34,7 +34,7 @@ torch::optim::SGD MakeOptimizer(Model& model, const OptimizerOptions& o) {
   }
   const auto group = [&](std::vector<at::Tensor> tensors, double decay) {
     auto options = std::make_unique<torch::optim::SGDOptions>(o.learning_rate);
-    options->momentum(IsMomentum(o) ? o.momentum : 0)
+    options->momentum(IsMomentum(o) ? o.numbers.momentum : 0)
         .nesterov(o.kind == OptimizerKind::kNesterov)
         .weight_decay(decay);
     return torch::optim::OptimizerParamGroup(std::move(tensors),

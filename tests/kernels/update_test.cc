@@ -9,8 +9,11 @@
 #include "common/bfloat16.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "hwy/targets.h"
 #include "kernels/backend.h"
+#include "kernels/optimizer_rules.h"
 #include "tests/kernels/backend_matrix.h"
+#include "tests/kernels/reference/optimizer_oracle.h"
 #include "tests/kernels/reference/reference_backend.h"
 #include "tests/kernels/sample_data.h"
 
@@ -98,101 +101,139 @@ TEST_P(UpdateTest, SquaresBeyondFloat32AreThere) {
   EXPECT_DOUBLE_EQ(backend().SumOfSquares(x), 100 * one);
 }
 
-// ---- UpdateAdam
+// ---- Update
 
-struct AdamState {
+struct RuleState {
   Floats gradient;
   Floats weights;
-  Floats first;
-  Floats second;
+  std::vector<Floats> slots;
 
-  friend bool operator==(const AdamState&, const AdamState&) = default;
+  friend bool operator==(const RuleState&, const RuleState&) = default;
 };
 
-AdamState RandomAdam(int64_t count) {
+// A rule that is not fused with the fold, with some of its numbers.
+struct RuleCase {
+  OptimizerCase optimizer;
+  const OptimizerRule& rule;
+
+  bool Keeps(size_t slot) const {
+    return rule.slots[slot].kept == nullptr ||
+           rule.slots[slot].kept(optimizer.numbers);
+  }
+  OracleStep Oracle() const {
+    return {.kind = rule.kind,
+            .numbers = optimizer.numbers,
+            .rate = 0.01,
+            .decay = 0.02,
+            .update = 3};
+  }
+  RuleStep Step() const {
+    const OracleStep step = Oracle();
+    return rule.step({.numbers = optimizer.numbers,
+                      .rate = step.rate,
+                      .decay = step.decay,
+                      .gradient_scale = 0.7,
+                      .update = static_cast<int64_t>(step.update)});
+  }
+};
+
+std::vector<RuleCase> RuleCases() {
+  std::vector<RuleCase> cases;
+  for (const OptimizerCase& optimizer : OptimizerCases()) {
+    const OptimizerRule& rule = RuleOf(optimizer.kind);
+    if (rule.step != nullptr) cases.push_back({optimizer, rule});
+  }
+  return cases;
+}
+
+// Slots of numbers that the rules can come to: none is below 0, and each mean
+// of squares is above the square of the mean.
+RuleState RandomState(const RuleCase& c, int64_t count) {
   Numbers numbers(static_cast<uint64_t>(count + 1));
-  AdamState state{.gradient = numbers.Take<float>(count),
+  RuleState state{.gradient = numbers.Take<float>(count),
                   .weights = numbers.Take<float>(count),
-                  .first = numbers.Take<float>(count),
-                  .second = numbers.Take<float>(count)};
-  for (float& v : state.second) v = std::abs(v);
+                  .slots = {}};
+  for (size_t k = 0; k < c.rule.slots.size(); ++k) {
+    Floats& slot = state.slots.emplace_back();
+    if (!c.Keeps(k)) continue;
+    slot = numbers.Take<float>(count);
+    for (float& v : slot) v = std::abs(v) * 0.5f + (k == 1 ? 0.5f : 0.25f);
+  }
   return state;
 }
 
-AdamState Adam(const Backend& backend, const AdamStep& step,
-               const AdamState& in) {
-  AdamState out = in;
-  backend.UpdateAdam(step, {.gradient = in.gradient.data(),
-                            .count = static_cast<int64_t>(in.weights.size()),
-                            .weights_in = in.weights.data(),
-                            .weights_out = out.weights.data(),
-                            .first_in = in.first.data(),
-                            .first_out = out.first.data(),
-                            .second_in = in.second.data(),
-                            .second_out = out.second.data()});
+void Update(const Backend& backend, const RuleCase& c, const RuleState& in,
+            RuleState& out) {
+  UpdateRun run{.gradient = in.gradient.data(),
+                .count = static_cast<int64_t>(in.weights.size()),
+                .weights_in = in.weights.data(),
+                .weights_out = out.weights.data()};
+  for (size_t k = 0; k < c.rule.slots.size(); ++k) {
+    if (!c.Keeps(k)) continue;
+    run.slots_in[k] = in.slots[k].data();
+    run.slots_out[k] = out.slots[k].data();
+  }
+  backend.Update(c.Step(), run);
+}
+
+RuleState Updated(const Backend& backend, const RuleCase& c,
+                  const RuleState& in) {
+  RuleState out = in;
+  Update(backend, c, in, out);
   return out;
 }
 
-constexpr AdamStep kAdam = {.gradient_scale = 0.7f,
-                            .rate = 0.01f,
-                            .weight_decay = 0.02f,
-                            .weight_keep = 0.99f,
-                            .first_decay = 0.9f,
-                            .first_gain = 0.1f,
-                            .second_decay = 0.999f,
-                            .second_gain = 0.001f,
-                            .second_correction = 0.3f,
-                            .epsilon = 1e-3f};
-
-// Tolerance: a moment is rounded six times, the weight twelve, each time by
-// 2^-24 of a value below 4 (the quotient below 300, times a rate of 0.01).
-TEST_P(UpdateTest, AdamFollowsItsFormula) {
+// Tolerance: a slot is rounded six times, the weight twelve, each time by 2^-24
+// of a value below 4.
+TEST_P(UpdateTest, RulesFollowTheirFormulas) {
   constexpr double kTolerance = 12 * 4 * 0x1p-24;
-  for (int64_t count : kUpdateCounts) {
-    const AdamState in = RandomAdam(count);
-    const AdamState out = Adam(backend(), kAdam, in);
-    int64_t wrong = 0;
-    for (size_t i = 0; i < in.weights.size(); ++i) {
-      const double w = in.weights[i];
-      const double g =
-          static_cast<double>(kAdam.gradient_scale) * in.gradient[i] +
-          static_cast<double>(kAdam.weight_decay) * w;
-      const double m = static_cast<double>(kAdam.first_decay) * in.first[i] +
-                       static_cast<double>(kAdam.first_gain) * g;
-      const double v = static_cast<double>(kAdam.second_decay) * in.second[i] +
-                       static_cast<double>(kAdam.second_gain) * g * g;
-      const double root =
-          std::sqrt(v) / kAdam.second_correction + kAdam.epsilon;
-      const double wanted = kAdam.weight_keep * w - kAdam.rate * m / root;
-      if (std::abs(out.first[i] - m) > kTolerance) ++wrong;
-      if (std::abs(out.second[i] - v) > kTolerance) ++wrong;
-      if (std::abs(out.weights[i] - wanted) > kTolerance) ++wrong;
+  for (const RuleCase& c : RuleCases()) {
+    for (int64_t count : kUpdateCounts) {
+      const RuleState in = RandomState(c, count);
+      const RuleState out = Updated(backend(), c, in);
+      int64_t wrong = 0;
+      for (size_t i = 0; i < in.weights.size(); ++i) {
+        OracleElement element{.weight = in.weights[i]};
+        for (size_t k = 0; k < in.slots.size(); ++k) {
+          if (c.Keeps(k)) element.state[k] = in.slots[k][i];
+        }
+        OracleUpdate(c.Oracle(), 0.7 * in.gradient[i], element);
+        for (size_t k = 0; k < in.slots.size(); ++k) {
+          if (!c.Keeps(k)) continue;
+          const double off = out.slots[k][i] - element.state[k];
+          if (!(std::abs(off) <= kTolerance)) ++wrong;
+        }
+        const double off = out.weights[i] - element.weight;
+        if (!(std::abs(off) <= kTolerance)) ++wrong;
+      }
+      EXPECT_EQ(wrong, 0) << "of " << count << " " << c.optimizer.name();
     }
-    EXPECT_EQ(wrong, 0) << "of " << count;
   }
 }
 
-TEST_P(UpdateTest, AdamHasTheBitsOfTheReferenceAndOfItself) {
-  for (int64_t count : kUpdateCounts) {
-    const AdamState in = RandomAdam(count);
-    const AdamState out = Adam(backend(), kAdam, in);
-    EXPECT_TRUE(out == Adam(ReferenceBackend(), kAdam, in)) << count;
-    EXPECT_TRUE(out == Adam(backend(), kAdam, in)) << count;
+TEST_P(UpdateTest, RulesHaveTheSameBitsEverywhere) {
+  for (const RuleCase& c : RuleCases()) {
+    for (int64_t count : kUpdateCounts) {
+      const RuleState in = RandomState(c, count);
+      const RuleState out = Updated(backend(), c, in);
+      EXPECT_TRUE(out == Updated(ReferenceBackend(), c, in)) << count;
+      EXPECT_TRUE(out == Updated(backend(), c, in)) << count;
+      // The last is the one without vectors.
+      hwy::SetSupportedTargetsForTest(
+          hwy::SupportedAndGeneratedTargets().back());
+      EXPECT_TRUE(out == Updated(CpuBackend(), c, in)) << count;
+      hwy::SetSupportedTargetsForTest(GetParam().instruction_set);
+    }
   }
 }
 
-TEST_P(UpdateTest, AdamsOutputsMayBeItsInputs) {
-  const AdamState in = RandomAdam(1001);
-  AdamState state = in;
-  backend().UpdateAdam(kAdam, {.gradient = state.gradient.data(),
-                               .count = 1001,
-                               .weights_in = state.weights.data(),
-                               .weights_out = state.weights.data(),
-                               .first_in = state.first.data(),
-                               .first_out = state.first.data(),
-                               .second_in = state.second.data(),
-                               .second_out = state.second.data()});
-  EXPECT_TRUE(state == Adam(backend(), kAdam, in));
+TEST_P(UpdateTest, OutputsOfRulesMayBeTheirInputs) {
+  for (const RuleCase& c : RuleCases()) {
+    const RuleState in = RandomState(c, 1001);
+    RuleState state = in;
+    Update(backend(), c, state, state);
+    EXPECT_TRUE(state == Updated(backend(), c, in)) << c.optimizer.name();
+  }
 }
 
 // ---- Compensate

@@ -1,11 +1,13 @@
 """What the server is told of an optimizer, its groups and its schedulers."""
 
+import pathlib
 import unittest
 
 import torch
 from torch import nn
 
 import cohort
+from cohort import _core
 from cohort._optimizer import plan_of
 from cohort._schedulers import Schedulers
 
@@ -61,6 +63,27 @@ class Plan(unittest.TestCase):
         plan = plan_of(cohort.LARS([matrix, vector], lr=1), False)
         self.assertFalse(plan.rates[id(matrix)].decay_exempt)
         self.assertTrue(plan.rates[id(vector)].decay_exempt)
+
+
+def rows_of_the_page():
+    """The table of OPTIMIZERS.md, as the server's rules have it."""
+    def argument(of):
+        name = of.name + (f"[{of.position}]" if of.position >= 0 else "")
+        return f"`{name}`: `--{of.number}`"
+    for rule in _core.optimizer_rules():
+        for made in rule.torch_classes:
+            only = ", ".join(f"`{value.name}={value.value:g}`"
+                             for value in made.values)
+            arguments = ", ".join(map(argument, made.arguments))
+            yield f"| `{made.name}` | {only} | `{rule.name}` | {arguments} |"
+
+
+class Page(unittest.TestCase):
+    def test_the_table_of_optimizers_is_that_of_the_server(self):
+        page = pathlib.Path(__file__).parents[2] / "worker/python/OPTIMIZERS.md"
+        table = [line for line in page.read_text(encoding="utf-8").split("\n")
+                 if line.startswith("| `")]
+        self.assertEqual(table, list(rows_of_the_page()))
 
 
 class SchedulerState(unittest.TestCase):

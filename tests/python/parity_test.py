@@ -15,6 +15,13 @@ SAMPLES = 96
 SEED = 7
 STEPS = 20
 
+OPTIMIZERS = {
+    "momentum": ("SGD", {"momentum": 0.9}),
+    "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "adam": ("Adam", {}),
+    "adamw": ("AdamW", {}),
+}
+
 
 def batch_sizes(workers, uneven):
     return [4 + 2 * rank if uneven else 6 for rank in range(workers)]
@@ -29,12 +36,8 @@ def make_optimizer(kind, model, groups):
                 if not name.startswith("12.")]
         parameters = [{"params": body, "weight_decay": 0.01},
                       {"params": head, "lr": 0.03, "weight_decay": 0.0}]
-    if kind == "adamw":
-        return torch.optim.AdamW(parameters, lr=0.01)
-    if kind == "adam":
-        return torch.optim.Adam(parameters, lr=0.01)
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9,
-                           nesterov=kind == "nesterov")
+    name, options = OPTIMIZERS[kind]
+    return getattr(torch.optim, name)(parameters, **{"lr": 0.01} | options)
 
 
 def make_schedulers(schedule, optimizer):
@@ -123,7 +126,7 @@ class Parity(unittest.TestCase):
         self.check(2, uneven=True, groups=True, schedule=True)
 
     def test_other_optimizers(self):
-        for kind in ("nesterov", "adam", "adamw"):
+        for kind in OPTIMIZERS:
             with self.subTest(kind=kind):
                 self.check(2, kind=kind)
 

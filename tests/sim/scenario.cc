@@ -40,7 +40,7 @@ OptimizerOptions MakeOptimizer(int32_t choice) {
     default:
       return {.kind = OptimizerKind::kNesterov,
               .learning_rate = 0.02,
-              .momentum = 0.5,
+              .numbers = {.momentum = 0.5},
               .weight_decay = 0.01,
               .decay_everything = true};
   }

@@ -8,13 +8,16 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "common/assignment.h"
 #include "common/evaluation_sums.h"
 #include "common/exchange_names.h"
 #include "common/model_layout.h"
 #include "common/push.h"
+#include "kernels/optimizer_rules.h"
 #include "worker/client/client.h"
 #include "worker/python/worker_session.h"
 
@@ -28,6 +31,36 @@ kernels::DataType TypeNamed(const std::string& name) {
   if (name == "bfloat16") return kernels::DataType::kBFloat16;
   return kernels::DataType::kFloat32;
 }
+
+namespace {
+
+// The server's rules, as _optimizer.py reads them.
+void DefineOptimizers(nb::module_& m) {
+  nb::class_<kernels::TorchArgument>(m, "TorchArgument")
+      .def_ro("name", &kernels::TorchArgument::name)
+      .def_ro("number", &kernels::TorchArgument::number)
+      .def_ro("position", &kernels::TorchArgument::position);
+  nb::class_<kernels::TorchValue>(m, "TorchValue")
+      .def_ro("name", &kernels::TorchValue::name)
+      .def_ro("value", &kernels::TorchValue::value);
+  nb::class_<kernels::TorchClass>(m, "TorchClass")
+      .def_ro("name", &kernels::TorchClass::name)
+      .def_ro("arguments", &kernels::TorchClass::arguments)
+      .def_ro("values", &kernels::TorchClass::values);
+  nb::class_<kernels::OptimizerRule>(m, "OptimizerRule")
+      .def_prop_ro("name",
+                   [](const kernels::OptimizerRule& rule) {
+                     return std::string(OptimizerName(rule.kind));
+                   })
+      .def_ro("torch_classes", &kernels::OptimizerRule::torch_classes);
+  m.def("optimizer_rules", [] {
+    const absl::Span<const kernels::OptimizerRule> rules =
+        kernels::OptimizerRules();
+    return std::vector<kernels::OptimizerRule>(rules.begin(), rules.end());
+  });
+}
+
+}  // namespace
 
 void DefineValues(nb::module_& m) {
   nb::class_<ParameterSpec>(m, "ParameterSpec")
@@ -152,6 +185,7 @@ void DefineValues(nb::module_& m) {
       .def(nb::init<int32_t, std::string, double, std::vector<int64_t>,
                     std::vector<int64_t>, std::string, uintptr_t, std::string,
                     uintptr_t, uintptr_t, uintptr_t, BufferUpdate>());
+  DefineOptimizers(m);
 }
 
 }  // namespace cohort

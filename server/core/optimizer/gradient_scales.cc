@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/name_pattern.h"
+#include "kernels/optimizer_rules.h"
 
 namespace cohort {
 namespace {
@@ -18,24 +19,19 @@ bool Matches(const std::vector<std::string>& patterns,
                      });
 }
 
-// As LARS is used: what is not decayed by default is not adapted either.
+// What is not decayed by default is not adapted either.
 bool Adapts(const OptimizerOptions& options, const ParameterSpec& parameter) {
-  return options.kind == OptimizerKind::kLars && !parameter.decay_exempt &&
-         !Matches(options.no_decay, parameter);
+  return !parameter.decay_exempt && !Matches(options.no_decay, parameter);
 }
 
-// trust * |w| / (|g| + decay * |w|) over whole parameters; 1 where either norm
-// is 0, as a parameter that starts at 0 could never leave it, and for
-// parameters that are not adapted. Empty without LARS.
-//
-// Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional
-//   Networks", 2017, equation 6 and algorithm 1. The rate multiplies the
-//   velocity, as in the other rules, and not what goes into it.
+// That of the rule over whole parameters; 1 where either norm is 0, as a
+// parameter that starts at 0 could never leave it, and for parameters that are
+// not adapted. Empty if the rule has none.
 std::vector<double> TrustRatios(const GradientNorms& norms, double clip,
                                 const OptimizerOptions& o,
                                 const ModelLayout& layout,
                                 const std::vector<Partition>& partitions) {
-  if (o.kind != OptimizerKind::kLars) return {};
+  if (!AdaptsRates(o.kind)) return {};
   const std::vector<ParameterSpec>& parameters = layout.parameters;
   std::vector<double> ratios(parameters.size(), 1.0);
   std::vector<SliceNorm> sums(parameters.size());
@@ -52,16 +48,20 @@ std::vector<double> TrustRatios(const GradientNorms& norms, double clip,
     const double weights = std::sqrt(sums[k].weights);
     const double gradient = clip * std::sqrt(sums[k].gradient);
     if (weights == 0 || gradient == 0) continue;
-    const double decay = DecayOf(o, parameters[k]);
-    ratios[k] = o.lars_trust * weights / (gradient + decay * weights);
+    ratios[k] = kernels::RuleOf(o.kind).trust_ratio(
+        o.numbers, weights, gradient, DecayOf(o, parameters[k]));
   }
   return ratios;
 }
 
 }  // namespace
 
+bool AdaptsRates(OptimizerKind kind) {
+  return kernels::RuleOf(kind).trust_ratio != nullptr;
+}
+
 bool NeedsNorms(const OptimizerOptions& optimizer) {
-  return optimizer.clip_norm > 0 || optimizer.kind == OptimizerKind::kLars;
+  return optimizer.clip_norm > 0 || AdaptsRates(optimizer.kind);
 }
 
 double NormOf(const GradientNorms& norms) {

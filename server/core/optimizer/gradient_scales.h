@@ -8,7 +8,10 @@
 
 namespace cohort {
 
-// Clipping and LARS need the norms of all gradients before anything is
+// Whether the rule has a trust ratio, for which it needs norms of the weights.
+bool AdaptsRates(OptimizerKind kind);
+
+// Clipping and trust ratios need the norms of all gradients before anything is
 // updated, so then each partition is folded in two passes.
 bool NeedsNorms(const OptimizerOptions& optimizer);
 

@@ -16,14 +16,9 @@ namespace cohort {
 // The optimizer's state for one partition: float32, one entry for each element.
 // Null if the optimizer does not keep it.
 struct Slots {
-  // For momentum and nesterov: a decaying sum of gradients.
-  SharedFloats velocity;
-  // For LARS: the same sum of gradients times their trust ratio. Separate,
-  // because neither can replace the other.
-  SharedFloats scaled_velocity;
-  // For adam and adamw: moving means of g and g*g.
-  SharedFloats first_moment;
-  SharedFloats second_moment;
+  // Those of the rules.
+#define COHORT_OPTIMIZER_SLOT(name) SharedFloats name;
+#include "common/optimizers.inc"
   // For adaptive delay compensation: moving mean of g*g.
   SharedFloats mean_square;
   // With OptimizerOptions::ema_decay: moving average of the weights.
@@ -31,7 +26,7 @@ struct Slots {
   // For synchronous steps with --wire=bf16: what the rounding of changes has
   // left over, u - (w' - w) of Backend::RoundChange.
   SharedFloats remainder;
-  // For adam and adamw: the number of updates of each slice of the partition.
+  // For rules that count: the number of updates of each slice of the partition.
   // Counted by slice, because a gradient that all ranks lack skips its slices,
   // and frozen slices are not counted.
   std::vector<int64_t> updates;
@@ -42,6 +37,8 @@ struct SlotKind {
   // In checkpoints and errors, such as "velocity".
   const char* name;
   SharedFloats Slots::*buffer;
+  // The value that it starts from; the average starts from the weights.
+  float initial = 0;
 
   friend bool operator==(const SlotKind& a, const SlotKind& b) {
     return a.buffer == b.buffer;
@@ -51,13 +48,19 @@ struct SlotKind {
 // The velocity there is; a null pointer to a member: none.
 SharedFloats Slots::*VelocityOf(const Slots& slots);
 
-// All there are.
+// All there are, and those of the rules among them.
 absl::Span<const SlotKind> AllSlots();
+absl::Span<const SlotKind> SlotsOfRules();
 
 // Memory of all that are there.
 int64_t BytesOf(const Slots& slots);
 
-// Those that `kind` works with.
+// Whether a rule that counts updates keeps them.
+bool CountsUpdates(const Slots& slots);
+
+// Those of the rule `kind`, in its order, whatever its numbers.
+const std::vector<SlotKind>& SlotsOfRule(OptimizerKind kind);
+// Those that `kind` cannot do without.
 std::vector<SlotKind> SlotsOf(OptimizerKind kind);
 // Those that a run works with: the optimizer's, the mean square if stale pushes
 // are compensated adaptively, the average if one is kept, and the remainder if
@@ -67,23 +70,22 @@ std::vector<SlotKind> SlotsOf(const OptimizerOptions& optimizer,
 // Those that are there, of any partition.
 std::vector<SlotKind> SlotsHeld(const std::vector<Slots>& held);
 
-// Whether a run that holds `held` may go on as `to`. It may with the same
-// slots, from none (the new ones start from zeros) and to none (they are
-// dropped); mean square, average and remainder come and go freely, and without
-// the remainder the weights stay as they are. Anything else would be
-// a sudden stop of what the old ones had gathered. Errors: FailedPrecondition
-// naming --optimizer, the slots and the way out.
+// Whether a run that holds `held` may continue as `to`. It may with the same
+// slots, from none (the new ones start from their initial values) and to none
+// (they are dropped). What a rule keeps with some of its numbers only, mean
+// square, average and remainder come and go freely, and without the remainder
+// the weights stay as they are. Anything else would be a sudden stop of what
+// the old ones had gathered. Errors: FailedPrecondition naming --optimizer, the
+// slots and the way out.
 absl::Status CheckSlots(const std::vector<SlotKind>& held, OptimizerKind to);
 
 // `held` with exactly the slots `wanted`: those there are stay (shared), new
-// ones are zeros (the average: `weights`, shared), others go. Frozen partitions
-// have none, nor have those without weights here. `weights` has one entry a
-// partition.
+// ones have their initial values (the average: `weights`, shared), others go.
+// Frozen partitions have none, nor have those without weights here. `weights`
+// has one entry a partition.
 std::vector<Slots> FitSlots(const std::vector<Partition>& partitions,
                             const std::vector<SharedFloats>& weights,
                             const std::vector<Slots>& held,
                             const std::vector<SlotKind>& wanted);
-
-absl::string_view OptimizerName(OptimizerKind kind);
 
 }  // namespace cohort

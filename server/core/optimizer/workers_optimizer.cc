@@ -15,9 +15,10 @@ namespace {
 
 // Settings that a worker's optimizer stands for.
 constexpr absl::string_view kOptimizerSettings[] = {
-    "optimizer",  "learning_rate", "momentum",        "adam_beta1",
-    "adam_beta2", "adam_epsilon",  "lars_trust",      "weight_decay",
-    "clip_norm",  "schedule",      "decay_everything"};
+    "optimizer",    "learning_rate",
+#define COHORT_OPTIMIZER_NUMBER(type, name, default_value, limits, help) #name,
+#include "common/optimizers.inc"
+    "weight_decay", "clip_norm",     "schedule", "decay_everything"};
 
 // Settings of the learning rate over time.
 constexpr absl::string_view kRateSettings[] = {

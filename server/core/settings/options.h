@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/element_type.h"
 #include "common/ids.h"
+#include "common/optimizers.h"
 
 namespace cohort {
 
@@ -29,31 +30,13 @@ enum class StatisticsKind {
   // OptimizerOptions::ema_decay, after all others.
   kAverage,
 };
-enum class OptimizerKind {
-  // That of the workers' registration (see TakeWorkersOptimizer). Never in
-  // force once the run has a model.
-  kAuto,
-  kSgd,
-  kMomentum,
-  kNesterov,
-  kAdam,
-  kAdamW,
-  kLars,
-};
 enum class ScheduleKind { kConstant, kStep, kCosine, kPolynomial };
 enum class OnWorkerLoss { kWait, kContinue };
 
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::kMomentum;
   double learning_rate = 0.1;
-  // momentum, nesterov, lars.
-  double momentum = 0.9;
-  // adam, adamw.
-  double adam_beta1 = 0.9;
-  double adam_beta2 = 0.999;
-  double adam_epsilon = 1e-8;
-  // Trust coefficient of lars.
-  double lars_trust = 0.001;
+  OptimizerNumbers numbers;
   double weight_decay = 5e-4;
   // Applies weight decay to biases and batch norm too.
   bool decay_everything = false;
@@ -75,14 +58,6 @@ struct OptimizerOptions {
 
   // Weights that stay as they are; see ParseFreezeSpec.
   std::vector<std::string> freeze;
-
-  bool uses_momentum() const {
-    return kind == OptimizerKind::kMomentum ||
-           kind == OptimizerKind::kNesterov || kind == OptimizerKind::kLars;
-  }
-  bool uses_adam() const {
-    return kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamW;
-  }
 
   friend bool operator==(const OptimizerOptions&,
                          const OptimizerOptions&) = default;

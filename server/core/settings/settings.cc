@@ -16,6 +16,7 @@ using setting_kinds::Choices;
 using setting_kinds::CohortSize;
 using setting_kinds::GlobalBatch;
 using setting_kinds::List;
+using setting_kinds::Names;
 using setting_kinds::Number;
 using setting_kinds::OptionalNumber;
 using setting_kinds::Setting;
@@ -83,35 +84,26 @@ std::vector<Setting> PolicySettings() {
           [](auto& o) -> auto& { return o.policy.wire; })};
 }
 
+Names<OptimizerKind> OptimizerKinds() {
+  Names<OptimizerKind> kinds;
+  for (const absl::string_view name : OptimizerNames()) {
+    kinds.emplace_back(name, static_cast<OptimizerKind>(kinds.size()));
+  }
+  return kinds;
+}
+
 std::vector<Setting> OptimizerSettings() {
   return {
       Choice<OptimizerKind>(
-          "optimizer",
-          {{"auto", OptimizerKind::kAuto},
-           {"sgd", OptimizerKind::kSgd},
-           {"momentum", OptimizerKind::kMomentum},
-           {"nesterov", OptimizerKind::kNesterov},
-           {"adam", OptimizerKind::kAdam},
-           {"adamw", OptimizerKind::kAdamW},
-           {"lars", OptimizerKind::kLars}},
+          "optimizer", OptimizerKinds(),
           [](auto& o) -> auto& { return o.optimizer.kind; }),
       Number(
           "learning_rate",
           [](auto& o) -> auto& { return o.optimizer.learning_rate; }),
-      Number(
-          "momentum", [](auto& o) -> auto& { return o.optimizer.momentum; }),
-      Number(
-          "adam_beta1",
-          [](auto& o) -> auto& { return o.optimizer.adam_beta1; }),
-      Number(
-          "adam_beta2",
-          [](auto& o) -> auto& { return o.optimizer.adam_beta2; }),
-      Number(
-          "adam_epsilon",
-          [](auto& o) -> auto& { return o.optimizer.adam_epsilon; }),
-      Number(
-          "lars_trust",
-          [](auto& o) -> auto& { return o.optimizer.lars_trust; }),
+#define COHORT_OPTIMIZER_NUMBER(type, name, default_value, limits, help) \
+  Number(                                                                \
+      #name, [](auto& o) -> auto& { return o.optimizer.numbers.name; }),
+#include "common/optimizers.inc"
       Number(
           "weight_decay",
           [](auto& o) -> auto& { return o.optimizer.weight_decay; }),

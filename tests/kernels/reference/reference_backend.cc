@@ -183,18 +183,26 @@ class PlainBackend final : public Backend {
            ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   }
 
-  void UpdateAdam(const AdamStep& step, const AdamRun& run) const override {
+  // Adam, in plain loops; the bits of the other rules are compared between the
+  // instruction sets.
+  void Update(const RuleStep& step, const UpdateRun& run) const override {
+    if (step.rule != OptimizerKind::kAdam &&
+        step.rule != OptimizerKind::kAdamW) {
+      CpuBackend().Update(step, run);
+      return;
+    }
+    const auto [scale, rate, weight_decay, keep, first_decay, first_gain,
+                second_decay, second_gain, correction, epsilon, unused,
+                unused2] = step.scalars;
     for (int64_t i = 0; i < run.count; ++i) {
       const float w = run.weights_in[i];
-      const float g =
-          step.gradient_scale * run.gradient[i] + step.weight_decay * w;
-      const float m = step.first_decay * run.first_in[i] + step.first_gain * g;
-      const float v =
-          step.second_decay * run.second_in[i] + step.second_gain * (g * g);
-      run.first_out[i] = m;
-      run.second_out[i] = v;
-      const float root = std::sqrt(v) / step.second_correction + step.epsilon;
-      run.weights_out[i] = step.weight_keep * w - step.rate * (m / root);
+      const float g = scale * run.gradient[i] + weight_decay * w;
+      const float m = first_decay * run.slots_in[0][i] + first_gain * g;
+      const float v = second_decay * run.slots_in[1][i] + second_gain * (g * g);
+      run.slots_out[0][i] = m;
+      run.slots_out[1][i] = v;
+      const float root = std::sqrt(v) / correction + epsilon;
+      run.weights_out[i] = keep * w - rate * (m / root);
     }
   }
 

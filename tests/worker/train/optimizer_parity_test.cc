@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "server/core/optimizer/slots.h"
 #include "tests/core/small_run.h"
+#include "tests/kernels/reference/optimizer_oracle.h"
 
 namespace cohort {
 namespace {
@@ -49,34 +51,46 @@ std::vector<torch::optim::OptimizerParamGroup> Groups(
   return groups;
 }
 
-std::unique_ptr<torch::optim::Optimizer> MakeOptimizer(
-    OptimizerKind kind, const ModelLayout& layout,
-    const std::vector<at::Tensor>& parameters) {
+// An optimizer here, and the class of LibTorch that it is.
+struct Pair {
+  kernels::OptimizerCase ours;
+  std::function<std::unique_ptr<torch::optim::Optimizer>(
+      const ModelLayout&, const std::vector<at::Tensor>&)>
+      theirs;
+};
+
+template <typename Optimizer, typename Options>
+Pair Equals(OptimizerKind kind, const Options& options,
+            const OptimizerNumbers& numbers = {}) {
+  return {{kind, numbers},
+          [options](const ModelLayout& layout,
+                    const std::vector<at::Tensor>& parameters) {
+            return std::make_unique<Optimizer>(
+                Groups(layout, parameters, options), options);
+          }};
+}
+
+std::vector<Pair> Pairs() {
   using namespace torch::optim;  // NOLINT: one name each below
-  switch (kind) {
-    case OptimizerKind::kAdam:
-      return std::make_unique<Adam>(
-          Groups(layout, parameters, AdamOptions(kRate)), AdamOptions(kRate));
-    case OptimizerKind::kAdamW:
-      return std::make_unique<AdamW>(
-          Groups(layout, parameters, AdamWOptions(kRate)), AdamWOptions(kRate));
-    default: {
-      SGDOptions options(kRate);
-      options.momentum(kind == OptimizerKind::kSgd ? 0 : 0.9)
-          .nesterov(kind == OptimizerKind::kNesterov);
-      return std::make_unique<SGD>(Groups(layout, parameters, options),
-                                   options);
-    }
-  }
+  using enum OptimizerKind;
+  const auto momentum = [] { return SGDOptions(kRate).momentum(0.9); };
+  return {Equals<SGD>(kSgd, SGDOptions(kRate)),
+          Equals<SGD>(kMomentum, momentum()),
+          Equals<SGD>(kNesterov, momentum().nesterov(true)),
+          Equals<Adam>(kAdam, AdamOptions(kRate)),
+          Equals<AdamW>(kAdamW, AdamWOptions(kRate))};
 }
 
 // Largest difference after kSteps with the same gradients.
-double Difference(OptimizerKind kind, double clip_norm) {
-  SmallRun run({.kind = kind, .weight_decay = kDecay, .clip_norm = clip_norm},
+double Difference(const Pair& pair, double clip_norm) {
+  SmallRun run({.kind = pair.ours.kind,
+                .numbers = pair.ours.numbers,
+                .weight_decay = kDecay,
+                .clip_norm = clip_norm},
                kernels::CpuBackend());
   const std::vector<at::Tensor> parameters =
       Tensors(run.layout(), run.weights());
-  const auto optimizer = MakeOptimizer(kind, run.layout(), parameters);
+  const auto optimizer = pair.theirs(run.layout(), parameters);
   std::vector<at::Tensor> trained;
   for (size_t k = 0; k < parameters.size(); ++k) {
     if (run.layout().parameters[k].trainable) trained.push_back(parameters[k]);
@@ -105,18 +119,14 @@ double Difference(OptimizerKind kind, double clip_norm) {
 // Each step rounds a dozen float32 values below 4, by 2^-24 each.
 constexpr double kTolerance = kSteps * 12 * 4 * 0x1p-24;
 
-TEST(OptimizerParityTest, EqualsLibTorchs) {
-  for (OptimizerKind kind :
-       {OptimizerKind::kSgd, OptimizerKind::kMomentum, OptimizerKind::kNesterov,
-        OptimizerKind::kAdam, OptimizerKind::kAdamW}) {
-    EXPECT_LT(Difference(kind, 0), kTolerance) << OptimizerName(kind);
-  }
-}
-
 // LibTorch adds 1e-6 to the norm that it divides by, which is about 50 here.
-TEST(OptimizerParityTest, ClippingEqualsLibTorchs) {
-  EXPECT_LT(Difference(OptimizerKind::kMomentum, 5), kTolerance);
-  EXPECT_LT(Difference(OptimizerKind::kAdamW, 5), kTolerance);
+TEST(OptimizerParityTest, EqualsLibTorchs) {
+  for (const Pair& pair : Pairs()) {
+    for (double clip_norm : {0.0, 5.0}) {
+      EXPECT_LT(Difference(pair, clip_norm), kTolerance)
+          << pair.ours.name() << ", " << clip_norm;
+    }
+  }
 }
 
 }  // namespace

@@ -176,9 +176,9 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     Args:
         model: float32 parameters on the CPU or on one GPU. Its present values
             are the run's initial ones if this is the lowest rank of a new run.
-        optimizer: torch.optim.SGD, Adam or AdamW, or cohort.LARS. The server
-            (with --optimizer=auto, its default) takes class, rates, decay and
-            groups.
+        optimizer: of a class that the server has a rule for, such as
+            torch.optim.SGD or cohort.LARS (see OPTIMIZERS.md). The server (with
+            --optimizer=auto, its default) takes class, rates, decay and groups.
         schedulers: schedulers of the optimizer, advanced by each job.step().
         epoch_schedulers: the same, advanced at the end of each epoch.
         server: HOST:PORT, or unix:/path on the server's host; by default

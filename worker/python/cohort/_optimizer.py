@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cohort import _errors
+from cohort import _core, _errors
 
 
 class LARS(torch.optim.Optimizer):
@@ -99,49 +99,52 @@ def check_no_state(optimizer: torch.optim.Optimizer) -> None:
                     "(cohort-server --checkpoint_dir=DIR, then --resume)")
 
 
-def _sgd(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    if _same_in_all_groups(optimizer, "dampening") != 0:
-        _refuse(optimizer, "dampening", "0")
-    momentum = _same_in_all_groups(optimizer, "momentum")
-    nesterov = _same_in_all_groups(optimizer, "nesterov")
-    if momentum == 0:
-        return {"optimizer": "sgd"}
-    return {"optimizer": "nesterov" if nesterov else "momentum",
-            "momentum": repr(float(momentum))}
+def _class_of(optimizer: torch.optim.Optimizer) -> str:
+    """As the server's rules name it; of another class than theirs, such as a
+    subclass of the script's own, its name alone."""
+    kind = type(optimizer)
+    if kind is LARS:
+        return "cohort.LARS"
+    if getattr(torch.optim, kind.__name__, None) is kind:
+        return f"torch.optim.{kind.__name__}"
+    return kind.__name__
 
 
-def _adam(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    if _same_in_all_groups(optimizer, "amsgrad"):
-        _refuse(optimizer, "amsgrad=True", "False")
-    beta1, beta2 = _same_in_all_groups(optimizer, "betas")
-    kind = "adamw" if isinstance(optimizer, torch.optim.AdamW) else "adam"
-    if optimizer.param_groups[0].get("decoupled_weight_decay"):
-        kind = "adamw"
-    return {"optimizer": kind, "adam_beta1": repr(float(beta1)),
-            "adam_beta2": repr(float(beta2)),
-            "adam_epsilon": repr(float(_same_in_all_groups(optimizer, "eps")))}
+def _value(optimizer: torch.optim.Optimizer, name: str, position: int = -1) -> Any:
+    """An argument of all groups; 0 if this version of torch has it not."""
+    if name not in optimizer.param_groups[0]:
+        return 0
+    value = _same_in_all_groups(optimizer, name)
+    return value if position < 0 else value[position]
 
 
-def _lars(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    momentum = float(_same_in_all_groups(optimizer, "momentum"))
-    trust = float(_same_in_all_groups(optimizer, "trust_coefficient"))
-    return {"optimizer": "lars", "momentum": repr(momentum),
-            "lars_trust": repr(trust)}
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(float(value))
 
 
 def _rule(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    rules = [(rule.name, made) for rule in _core.optimizer_rules()
+             for made in rule.torch_classes]
+    fitting = [(name, made, [value for value in made.values
+                             if float(_value(optimizer, value.name)) != value.value])
+               for name, made in rules if made.name == _class_of(optimizer)]
+    if not fitting:
+        names = dict.fromkeys(made.name for _, made in rules)
+        raise _errors.ConfigurationError(
+            f"optimizer: got {type(optimizer).__name__}, want one of "
+            f"{', '.join(names)}: the server applies the optimizer, and a subclass "
+            "of the script's own cannot be followed there")
+    # The first that fits; if none does, the nearest, to name what differs.
+    name, made, wrong = min(fitting, key=lambda fit: (
+        len(fit[2]), -len(fit[1].values) if fit[2] else 0))
+    for value in wrong:
+        seen = _value(optimizer, value.name)
+        _refuse(optimizer, f"{value.name}={seen}", str(type(seen)(value.value)))
     if any(group.get("maximize") for group in optimizer.param_groups):
         _refuse(optimizer, "maximize=True", "False")
-    if isinstance(optimizer, LARS):
-        return _lars(optimizer)
-    if type(optimizer) is torch.optim.SGD:
-        return _sgd(optimizer)
-    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW):
-        return _adam(optimizer)
-    raise _errors.ConfigurationError(
-        f"optimizer: got {type(optimizer).__name__}, want torch.optim.SGD, Adam "
-        "or AdamW, or cohort.LARS: the server applies the optimizer, and a subclass "
-        "of the script's own cannot be followed there")
+    return {"optimizer": name} | {
+        argument.number: _text(_value(optimizer, argument.name, argument.position))
+        for argument in made.arguments}
 
 
 def plan_of(optimizer: torch.optim.Optimizer,
@@ -159,7 +162,7 @@ def plan_of(optimizer: torch.optim.Optimizer,
     """
     settings = _rule(optimizer)
     check_no_state(optimizer)
-    groups = optimizer.param_groups
+    groups = [{"weight_decay": 0.0} | group for group in optimizer.param_groups]
     for group in groups:
         rate, decay = float(group["lr"]), float(group["weight_decay"])
         if not (math.isfinite(rate) and math.isfinite(decay) and decay >= 0):

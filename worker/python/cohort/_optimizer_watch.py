@@ -14,9 +14,11 @@ from cohort import _core, _doors, _errors
 _optimizers: Any = importlib.import_module("torch.optim.optimizer")
 
 # Entries of a group that belong to the update rule.
-_WATCHED = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "betas",
-            "eps", "amsgrad", "maximize", "decoupled_weight_decay",
-            "trust_coefficient")
+_CLASSES = [made for rule in _core.optimizer_rules() for made in rule.torch_classes]
+_WATCHED = ("lr", *sorted(
+    {"weight_decay", "maximize"} |
+    {argument.name for made in _CLASSES for argument in made.arguments} |
+    {value.name for made in _CLASSES for value in made.values}))
 
 # The server's name of those that may be changed while it runs.
 _SETTINGS = {"lr": "learning_rate", "weight_decay": "weight_decay",

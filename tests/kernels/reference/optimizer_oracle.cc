@@ -1,0 +1,87 @@
+#include "tests/kernels/reference/optimizer_oracle.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace cohort::kernels {
+namespace {
+
+using State = std::array<double, 4>;
+
+// How much the weight falls in one update. `g` has the decay in it, unless the
+// rule is of those that shrink the weight itself.
+double Sgd(const OracleStep& step, double g, State& state) {
+  if (step.kind == OptimizerKind::kSgd) return step.rate * g;
+  const double momentum = step.numbers.momentum;
+  double& v = state[0];
+  v = momentum * v + g;
+  const bool nesterov = step.kind == OptimizerKind::kNesterov;
+  return step.rate * (nesterov ? g + momentum * v : v);
+}
+
+double Adam(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  double& m = state[0];
+  double& v = state[1];
+  m = n.adam_beta1 * m + (1 - n.adam_beta1) * g;
+  v = n.adam_beta2 * v + (1 - n.adam_beta2) * g * g;
+  return step.rate * (m / (1 - std::pow(n.adam_beta1, step.update))) /
+         (std::sqrt(v / (1 - std::pow(n.adam_beta2, step.update))) +
+          n.adam_epsilon);
+}
+
+bool ShrinksWeights(const OracleStep& step) {
+  return step.kind == OptimizerKind::kAdamW;
+}
+
+double Fall(const OracleStep& step, double g, State& state) {
+  switch (step.kind) {
+    case OptimizerKind::kAuto:
+      break;
+    case OptimizerKind::kSgd:
+    case OptimizerKind::kMomentum:
+    case OptimizerKind::kNesterov:
+    case OptimizerKind::kLars:
+      return Sgd(step, g, state);
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+      return Adam(step, g, state);
+  }
+  return NAN;
+}
+
+}  // namespace
+
+std::string OptimizerCase::name() const {
+  return absl::StrCat(OptimizerName(kind),
+                      numbers == OptimizerNumbers() ? "" : ", other numbers");
+}
+
+double OptimizerCase::rate() const {
+  // A trust ratio is some thousandths.
+  return kind == OptimizerKind::kLars ? 10 : 0.05;
+}
+
+const std::vector<OptimizerCase>& OptimizerCases() {
+  static const auto& cases = *[] {
+    auto* list = new std::vector<OptimizerCase>;
+    for (size_t k = 1; k < OptimizerNames().size(); ++k) {
+      list->push_back({.kind = static_cast<OptimizerKind>(k)});
+    }
+    return list;
+  }();
+  return cases;
+}
+
+void OracleUpdate(const OracleStep& step, double g, OracleElement& element) {
+  double& w = element.weight;
+  if (ShrinksWeights(step)) {
+    w -= step.rate * step.decay * w;
+  } else {
+    g += step.decay * w;
+  }
+  w -= Fall(step, g, element.state);
+}
+
+}  // namespace cohort::kernels
