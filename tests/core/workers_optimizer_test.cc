@@ -110,7 +110,7 @@ TEST(TakeWorkersOptimizerTest, OtherSettingsAndBadValuesAreRefused) {
       message("learning_rate", "-1"),
       AllOf(HasSubstr("the workers' optimizer: "), HasSubstr("learning_rate")));
   EXPECT_THAT(message("learning_rate", "nan"), HasSubstr("learning_rate"));
-  EXPECT_THAT(message("optimizer", "adagrad"), HasSubstr("adagrad"));
+  EXPECT_THAT(message("optimizer", "lbfgs"), HasSubstr("lbfgs"));
 }
 
 // ---- CheckPlanFits

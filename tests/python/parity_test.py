@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
     "adam": ("Adam", {}),
     "adamw": ("AdamW", {}),
+    "adagrad": ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
 }
 
 

@@ -68,6 +68,7 @@ class Lane {
   Vector v_;
 };
 
+#include "kernels/cpu/optimizers/adagrad.inc"
 #include "kernels/cpu/optimizers/adam.inc"
 #include "kernels/cpu/optimizers/sgd.inc"
 

@@ -31,6 +31,14 @@ double Adam(const OracleStep& step, double g, State& state) {
           n.adam_epsilon);
 }
 
+double Adagrad(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  if (step.update == 1) state[0] = n.adagrad_initial;
+  state[0] += g * g;
+  return step.rate / (1 + (step.update - 1) * n.adagrad_lr_decay) * g /
+         (std::sqrt(state[0]) + n.adagrad_epsilon);
+}
+
 bool ShrinksWeights(const OracleStep& step) {
   return step.kind == OptimizerKind::kAdamW;
 }
@@ -47,6 +55,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kAdagrad:
+      return Adagrad(step, g, state);
   }
   return NAN;
 }
@@ -69,6 +79,12 @@ const std::vector<OptimizerCase>& OptimizerCases() {
     for (size_t k = 1; k < OptimizerNames().size(); ++k) {
       list->push_back({.kind = static_cast<OptimizerKind>(k)});
     }
+    using enum OptimizerKind;
+    list->insert(
+        list->end(),
+        {
+            {kAdagrad, {.adagrad_lr_decay = 0.1, .adagrad_initial = 0.5}},
+        });
     return list;
   }();
   return cases;

@@ -74,11 +74,16 @@ std::vector<Pair> Pairs() {
   using namespace torch::optim;  // NOLINT: one name each below
   using enum OptimizerKind;
   const auto momentum = [] { return SGDOptions(kRate).momentum(0.9); };
-  return {Equals<SGD>(kSgd, SGDOptions(kRate)),
-          Equals<SGD>(kMomentum, momentum()),
-          Equals<SGD>(kNesterov, momentum().nesterov(true)),
-          Equals<Adam>(kAdam, AdamOptions(kRate)),
-          Equals<AdamW>(kAdamW, AdamWOptions(kRate))};
+  return {
+      Equals<SGD>(kSgd, SGDOptions(kRate)),
+      Equals<SGD>(kMomentum, momentum()),
+      Equals<SGD>(kNesterov, momentum().nesterov(true)),
+      Equals<Adam>(kAdam, AdamOptions(kRate)),
+      Equals<AdamW>(kAdamW, AdamWOptions(kRate)),
+      Equals<Adagrad>(
+          kAdagrad,
+          AdagradOptions(kRate).lr_decay(0.1).initial_accumulator_value(0.5),
+          {.adagrad_lr_decay = 0.1, .adagrad_initial = 0.5})};
 }
 
 // Largest difference after kSteps with the same gradients.

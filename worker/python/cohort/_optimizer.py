@@ -89,6 +89,9 @@ def check_no_state(optimizer: torch.optim.Optimizer) -> None:
     """Raises ConfigurationError if the optimizer has state from earlier steps,
     such as momentum: the server begins without."""
     for state in optimizer.state.values():
+        # Adagrad makes its state when it is made itself.
+        if "step" in state and _is_nothing(state["step"]):
+            continue
         for name, value in state.items():
             if not _is_nothing(value):
                 raise _errors.ConfigurationError(
