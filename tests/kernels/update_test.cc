@@ -157,7 +157,7 @@ RuleState RandomState(const RuleCase& c, int64_t count) {
     Floats& slot = state.slots.emplace_back();
     if (!c.Keeps(k)) continue;
     slot = numbers.Take<float>(count);
-    for (float& v : slot) v = std::abs(v) * 0.5f + (k == 1 ? 0.5f : 0.25f);
+    for (float& v : slot) v = std::abs(v) * 0.25f + (k < 2 ? 0.5f : 0);
   }
   return state;
 }

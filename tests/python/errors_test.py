@@ -92,8 +92,8 @@ class BeforeJoining(unittest.TestCase):
                      model, torch.optim.SGD(
                          [*model.parameters(), nn.Parameter(torch.zeros(1))],
                          lr=0.1))
-        self.refuses(cohort.ConfigurationError, "got RMSprop", model,
-                     torch.optim.RMSprop(model.parameters()))
+        self.refuses(cohort.ConfigurationError, "got ASGD", model,
+                     torch.optim.ASGD(model.parameters()))
         self.refuses(cohort.ConfigurationError, "got dampening", model,
                      sgd(model, momentum=0.9, dampening=0.5))
         self.refuses(cohort.ConfigurationError, "amsgrad", model,

@@ -21,6 +21,8 @@ OPTIMIZERS = {
     "adam": ("Adam", {}),
     "adamw": ("AdamW", {}),
     "adagrad": ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+    "rmsprop": ("RMSprop", {"lr": 0.001}),
+    "centered": ("RMSprop", {"lr": 0.001, "momentum": 0.9, "centered": True}),
 }
 
 

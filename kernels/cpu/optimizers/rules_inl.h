@@ -63,6 +63,13 @@ class Lane {
     return hwy::HWY_NAMESPACE::Div(a.v_, b.v_);
   }
   friend HWY_INLINE Lane Sqrt(Lane a) { return hwy::HWY_NAMESPACE::Sqrt(a.v_); }
+  // a > b ? yes : no, by lane.
+  friend HWY_INLINE Lane IfGreater(Lane a, Lane b, Lane yes, Lane no) {
+    return hwy::HWY_NAMESPACE::IfThenElse(hwy::HWY_NAMESPACE::Gt(a.v_, b.v_),
+                                          yes.v_, no.v_);
+  }
+  // With a NaN it is b on every instruction set, which Highway's is not.
+  friend HWY_INLINE Lane Max(Lane a, Lane b) { return IfGreater(a, b, a, b); }
 
  private:
   Vector v_;
@@ -70,6 +77,7 @@ class Lane {
 
 #include "kernels/cpu/optimizers/adagrad.inc"
 #include "kernels/cpu/optimizers/adam.inc"
+#include "kernels/cpu/optimizers/rmsprop.inc"
 #include "kernels/cpu/optimizers/sgd.inc"
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

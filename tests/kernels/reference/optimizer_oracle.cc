@@ -39,6 +39,17 @@ double Adagrad(const OracleStep& step, double g, State& state) {
          (std::sqrt(state[0]) + n.adagrad_epsilon);
 }
 
+double RmsProp(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  auto& [square, velocity, mean, unused] = state;
+  square = n.rmsprop_alpha * square + (1 - n.rmsprop_alpha) * g * g;
+  mean = n.rmsprop_alpha * mean + (1 - n.rmsprop_alpha) * g;
+  const double variance = square - (n.rmsprop_centered ? mean * mean : 0);
+  const double change = g / (std::sqrt(variance) + n.rmsprop_epsilon);
+  velocity = n.rmsprop_momentum * velocity + change;
+  return step.rate * velocity;
+}
+
 bool ShrinksWeights(const OracleStep& step) {
   return step.kind == OptimizerKind::kAdamW;
 }
@@ -55,6 +66,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kRmsProp:
+      return RmsProp(step, g, state);
     case OptimizerKind::kAdagrad:
       return Adagrad(step, g, state);
   }
@@ -69,8 +82,14 @@ std::string OptimizerCase::name() const {
 }
 
 double OptimizerCase::rate() const {
-  // A trust ratio is some thousandths.
-  return kind == OptimizerKind::kLars ? 10 : 0.05;
+  switch (kind) {
+    case OptimizerKind::kLars:
+      return 10;  // A trust ratio is some thousandths.
+    case OptimizerKind::kRmsProp:
+      return 0.01;  // The first quotient is 10.
+    default:
+      return 0.05;
+  }
 }
 
 const std::vector<OptimizerCase>& OptimizerCases() {
@@ -84,6 +103,9 @@ const std::vector<OptimizerCase>& OptimizerCases() {
         list->end(),
         {
             {kAdagrad, {.adagrad_lr_decay = 0.1, .adagrad_initial = 0.5}},
+            {kRmsProp, {.rmsprop_momentum = 0.5}},
+            {kRmsProp, {.rmsprop_centered = true}},
+            {kRmsProp, {.rmsprop_momentum = 0.5, .rmsprop_centered = true}},
         });
     return list;
   }();

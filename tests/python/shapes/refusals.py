@@ -69,10 +69,10 @@ def scripted_submodule_without_batch_norm(t):
                           y))
 
 
-@refused("ConfigurationError", "RMSprop")
+@refused("ConfigurationError", "ASGD")
 def another_optimizer(t):
     model = t.model(Net())
-    t.join(model, torch.optim.RMSprop(model.parameters()))
+    t.join(model, torch.optim.ASGD(model.parameters()))
 
 
 @refused("ConfigurationError", "LBFGS")

@@ -80,6 +80,10 @@ std::vector<Pair> Pairs() {
       Equals<SGD>(kNesterov, momentum().nesterov(true)),
       Equals<Adam>(kAdam, AdamOptions(kRate)),
       Equals<AdamW>(kAdamW, AdamWOptions(kRate)),
+      Equals<RMSprop>(kRmsProp, RMSpropOptions(kRate)),
+      Equals<RMSprop>(kRmsProp,
+                      RMSpropOptions(kRate).momentum(0.5).centered(true),
+                      {.rmsprop_momentum = 0.5, .rmsprop_centered = true}),
       Equals<Adagrad>(
           kAdagrad,
           AdagradOptions(kRate).lr_decay(0.1).initial_accumulator_value(0.5),
