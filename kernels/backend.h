@@ -55,7 +55,7 @@ class Backend {
   // One pass over gradients, weights and velocities:
   //   g = gradient_scale * (sum over contributors, in order) + decay * w
   //   v' = momentum * v + g;  w' = w - rate * (nesterov ? g + momentum*v' : v')
-  // and w' = w - rate * g without momentum (as in PyTorch's SGD).
+  // and w' = w - rate * g without velocities (as in PyTorch's SGD).
   //
   // Order: the sum is accumulated in float64, contributor 0 first, and
   //   rounded to float32 once; the rest is float32 without contraction.

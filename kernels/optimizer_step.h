@@ -17,7 +17,7 @@ struct SgdStep {
   float learning_rate = 0;
   // 0 for parameters that are exempt.
   float weight_decay = 0;
-  // 0: no momentum, and velocities are not touched.
+  // Not read without velocities.
   float momentum = 0;
   bool nesterov = false;
 };
@@ -29,7 +29,7 @@ struct SgdRun {
   int64_t count = 0;
   const float* weights_in = nullptr;
   float* weights_out = nullptr;
-  // Null where momentum is 0.
+  // Null: the rule has no momentum. One of 0 makes the velocity the gradient.
   const float* velocity_in = nullptr;
   float* velocity_out = nullptr;
   // Results are not expected to be in a cache when they are read next, so they

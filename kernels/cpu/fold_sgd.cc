@@ -237,7 +237,7 @@ bool FoldWith(const SgdStep& step, const SgdRun& run) {
 }
 
 bool FoldSgdHere(const SgdStep& step, const SgdRun& run) {
-  if (step.momentum == 0) return FoldWith<Rule::kPlain>(step, run);
+  if (run.velocity_out == nullptr) return FoldWith<Rule::kPlain>(step, run);
   if (step.nesterov) return FoldWith<Rule::kNesterov>(step, run);
   return FoldWith<Rule::kMomentum>(step, run);
 }

@@ -78,6 +78,29 @@ TEST(FoldJobTest, MomentumMovesTheVelocity) {
   EXPECT_EQ(ValuesOf(result.weights), Floats{0.25});
 }
 
+// --momentum may become 0 while a run goes on, and more again later.
+TEST(FoldJobTest, AMomentumOfZeroLeavesTheGradientAsVelocity) {
+  for (const kernels::Backend* backend :
+       {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
+    for (bool frozen : {false, true}) {
+      FoldJob job{
+          .contributions = {{.rank = Rank(0), .gradient = Rope({4, 8})}},
+          .slices = {{.count = 2, .step = kPlain}},
+          .weights = BufferOf({1, 1}),
+          .slots = {.velocity = BufferOf({2, 2})}};
+      if (frozen) {
+        job.frozen = std::make_shared<std::vector<ElementRun>>(
+            std::vector<ElementRun>{{.offset = 1, .count = 1}});
+      }
+      FloatBufferPool pool;
+      const FoldResult result = RunFold(job, *backend, pool);
+      const Floats velocity = ValuesOf(result.slots.velocity);
+      EXPECT_EQ(velocity, (Floats{2, frozen ? 2.0f : 4.0f}));
+      EXPECT_EQ(ValuesOf(result.weights), (Floats{0.5, frozen ? 1.0f : 0}));
+    }
+  }
+}
+
 TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
   kernels::SgdStep step = kPlain;
   step.momentum = 0.5;

@@ -154,7 +154,7 @@ class PlainBackend final : public Backend {
       const float w = run.weights_in[i];
       const float g = folded + step.weight_decay * w;
       float change = g;
-      if (step.momentum != 0) {
+      if (run.velocity_out != nullptr) {
         const float v = step.momentum * run.velocity_in[i] + g;
         run.velocity_out[i] = v;
         change = step.nesterov ? g + step.momentum * v : v;
