@@ -23,6 +23,7 @@ OPTIMIZERS = {
     "adagrad": ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
     "rmsprop": ("RMSprop", {"lr": 0.001}),
     "centered": ("RMSprop", {"lr": 0.001, "momentum": 0.9, "centered": True}),
+    "adadelta": ("Adadelta", {"lr": 1.0}),
 }
 
 

@@ -75,6 +75,7 @@ class Lane {
   Vector v_;
 };
 
+#include "kernels/cpu/optimizers/adadelta.inc"
 #include "kernels/cpu/optimizers/adagrad.inc"
 #include "kernels/cpu/optimizers/adam.inc"
 #include "kernels/cpu/optimizers/rmsprop.inc"

@@ -50,6 +50,17 @@ double RmsProp(const OracleStep& step, double g, State& state) {
   return step.rate * velocity;
 }
 
+double Adadelta(const OracleStep& step, double g, State& state) {
+  const double rho = step.numbers.adadelta_rho;
+  const double epsilon = step.numbers.adadelta_epsilon;
+  auto& [square, changes, unused, unused2] = state;
+  square = rho * square + (1 - rho) * g * g;
+  const double change =
+      g * std::sqrt(changes + epsilon) / std::sqrt(square + epsilon);
+  changes = rho * changes + (1 - rho) * change * change;
+  return step.rate * change;
+}
+
 bool ShrinksWeights(const OracleStep& step) {
   return step.kind == OptimizerKind::kAdamW;
 }
@@ -66,6 +77,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kAdadelta:
+      return Adadelta(step, g, state);
     case OptimizerKind::kRmsProp:
       return RmsProp(step, g, state);
     case OptimizerKind::kAdagrad:
@@ -85,6 +98,8 @@ double OptimizerCase::rate() const {
   switch (kind) {
     case OptimizerKind::kLars:
       return 10;  // A trust ratio is some thousandths.
+    case OptimizerKind::kAdadelta:
+      return 10;  // So are the first changes.
     case OptimizerKind::kRmsProp:
       return 0.01;  // The first quotient is 10.
     default:
