@@ -24,6 +24,7 @@ OPTIMIZERS = {
     "rmsprop": ("RMSprop", {"lr": 0.001}),
     "centered": ("RMSprop", {"lr": 0.001, "momentum": 0.9, "centered": True}),
     "adadelta": ("Adadelta", {"lr": 1.0}),
+    "adamax": ("Adamax", {}),
 }
 
 

@@ -63,6 +63,8 @@ class Lane {
     return hwy::HWY_NAMESPACE::Div(a.v_, b.v_);
   }
   friend HWY_INLINE Lane Sqrt(Lane a) { return hwy::HWY_NAMESPACE::Sqrt(a.v_); }
+  friend HWY_INLINE Lane Abs(Lane a) { return hwy::HWY_NAMESPACE::Abs(a.v_); }
+
   // a > b ? yes : no, by lane.
   friend HWY_INLINE Lane IfGreater(Lane a, Lane b, Lane yes, Lane no) {
     return hwy::HWY_NAMESPACE::IfThenElse(hwy::HWY_NAMESPACE::Gt(a.v_, b.v_),
@@ -78,6 +80,7 @@ class Lane {
 #include "kernels/cpu/optimizers/adadelta.inc"
 #include "kernels/cpu/optimizers/adagrad.inc"
 #include "kernels/cpu/optimizers/adam.inc"
+#include "kernels/cpu/optimizers/adamax.inc"
 #include "kernels/cpu/optimizers/rmsprop.inc"
 #include "kernels/cpu/optimizers/sgd.inc"
 

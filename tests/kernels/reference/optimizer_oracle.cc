@@ -1,5 +1,6 @@
 #include "tests/kernels/reference/optimizer_oracle.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -61,6 +62,14 @@ double Adadelta(const OracleStep& step, double g, State& state) {
   return step.rate * change;
 }
 
+double Adamax(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  state[0] = n.adam_beta1 * state[0] + (1 - n.adam_beta1) * g;
+  state[1] = std::max(n.adam_beta2 * state[1], std::abs(g) + n.adam_epsilon);
+  return step.rate / (1 - std::pow(n.adam_beta1, step.update)) * state[0] /
+         state[1];
+}
+
 bool ShrinksWeights(const OracleStep& step) {
   return step.kind == OptimizerKind::kAdamW;
 }
@@ -77,6 +86,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kAdamax:
+      return Adamax(step, g, state);
     case OptimizerKind::kAdadelta:
       return Adadelta(step, g, state);
     case OptimizerKind::kRmsProp:
