@@ -25,6 +25,7 @@ OPTIMIZERS = {
     "centered": ("RMSprop", {"lr": 0.001, "momentum": 0.9, "centered": True}),
     "adadelta": ("Adadelta", {"lr": 1.0}),
     "adamax": ("Adamax", {}),
+    "nadam": ("NAdam", {"decoupled_weight_decay": True, "weight_decay": 0.01}),
 }
 
 

@@ -81,6 +81,7 @@ class Lane {
 #include "kernels/cpu/optimizers/adagrad.inc"
 #include "kernels/cpu/optimizers/adam.inc"
 #include "kernels/cpu/optimizers/adamax.inc"
+#include "kernels/cpu/optimizers/nadam.inc"
 #include "kernels/cpu/optimizers/rmsprop.inc"
 #include "kernels/cpu/optimizers/sgd.inc"
 

@@ -70,8 +70,30 @@ double Adamax(const OracleStep& step, double g, State& state) {
          state[1];
 }
 
+double NAdam(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  auto& [m, v, unused, unused2] = state;
+  m = n.adam_beta1 * m + (1 - n.adam_beta1) * g;
+  v = n.adam_beta2 * v + (1 - n.adam_beta2) * g * g;
+  const auto mu = [&n](double t) {
+    return n.adam_beta1 *
+           (1 - 0.5 * std::pow(0.96, t * n.nadam_momentum_decay));
+  };
+  double product = 1;
+  for (double t = 1; t <= step.update; ++t) product *= mu(t);
+  const double root =
+      std::sqrt(v / (1 - std::pow(n.adam_beta2, step.update))) + n.adam_epsilon;
+  const double next = mu(step.update + 1);
+  return step.rate *
+         ((1 - mu(step.update)) / (1 - product) * g +
+          next / (1 - product * next) * m) /
+         root;
+}
+
 bool ShrinksWeights(const OracleStep& step) {
-  return step.kind == OptimizerKind::kAdamW;
+  const bool either = step.kind == OptimizerKind::kNAdam;
+  return step.kind == OptimizerKind::kAdamW ||
+         (either && step.numbers.decoupled_decay);
 }
 
 double Fall(const OracleStep& step, double g, State& state) {
@@ -86,6 +108,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kNAdam:
+      return NAdam(step, g, state);
     case OptimizerKind::kAdamax:
       return Adamax(step, g, state);
     case OptimizerKind::kAdadelta:
@@ -132,6 +156,7 @@ const std::vector<OptimizerCase>& OptimizerCases() {
             {kRmsProp, {.rmsprop_momentum = 0.5}},
             {kRmsProp, {.rmsprop_centered = true}},
             {kRmsProp, {.rmsprop_momentum = 0.5, .rmsprop_centered = true}},
+            {kNAdam, {.decoupled_decay = true}},
         });
     return list;
   }();
