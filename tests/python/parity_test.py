@@ -26,6 +26,7 @@ OPTIMIZERS = {
     "adadelta": ("Adadelta", {"lr": 1.0}),
     "adamax": ("Adamax", {}),
     "nadam": ("NAdam", {"decoupled_weight_decay": True, "weight_decay": 0.01}),
+    "radam": ("RAdam", {}),
 }
 
 

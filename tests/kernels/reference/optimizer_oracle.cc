@@ -90,8 +90,26 @@ double NAdam(const OracleStep& step, double g, State& state) {
          root;
 }
 
+double RAdam(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  const double t = step.update;
+  auto& [m, v, unused, unused2] = state;
+  m = n.adam_beta1 * m + (1 - n.adam_beta1) * g;
+  v = n.adam_beta2 * v + (1 - n.adam_beta2) * g * g;
+  const double mean = m / (1 - std::pow(n.adam_beta1, t));
+  const double power = std::pow(n.adam_beta2, t);
+  const double end = 2 / (1 - n.adam_beta2) - 1;
+  const double rho = end - 2 * t * power / (1 - power);
+  if (rho <= 5) return step.rate * mean;
+  const double r =
+      std::sqrt((rho - 4) * (rho - 2) * end / ((end - 4) * (end - 2) * rho));
+  return step.rate * mean * r * std::sqrt(1 - power) /
+         (std::sqrt(v) + n.adam_epsilon);
+}
+
 bool ShrinksWeights(const OracleStep& step) {
-  const bool either = step.kind == OptimizerKind::kNAdam;
+  const bool either =
+      step.kind == OptimizerKind::kNAdam || step.kind == OptimizerKind::kRAdam;
   return step.kind == OptimizerKind::kAdamW ||
          (either && step.numbers.decoupled_decay);
 }
@@ -108,6 +126,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kRAdam:
+      return RAdam(step, g, state);
     case OptimizerKind::kNAdam:
       return NAdam(step, g, state);
     case OptimizerKind::kAdamax:
@@ -157,6 +177,7 @@ const std::vector<OptimizerCase>& OptimizerCases() {
             {kRmsProp, {.rmsprop_centered = true}},
             {kRmsProp, {.rmsprop_momentum = 0.5, .rmsprop_centered = true}},
             {kNAdam, {.decoupled_decay = true}},
+            {kRAdam, {.decoupled_decay = true}},
         });
     return list;
   }();
