@@ -27,6 +27,7 @@ OPTIMIZERS = {
     "adamax": ("Adamax", {}),
     "nadam": ("NAdam", {"decoupled_weight_decay": True, "weight_decay": 0.01}),
     "radam": ("RAdam", {}),
+    "rprop": ("Rprop", {"lr": 1e-3}),
 }
 
 

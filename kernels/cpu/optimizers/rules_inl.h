@@ -72,6 +72,12 @@ class Lane {
   }
   // With a NaN it is b on every instruction set, which Highway's is not.
   friend HWY_INLINE Lane Max(Lane a, Lane b) { return IfGreater(a, b, a, b); }
+  friend HWY_INLINE Lane Min(Lane a, Lane b) { return IfGreater(b, a, a, b); }
+  // -1, 0 or 1.
+  friend HWY_INLINE Lane Sign(Lane a) {
+    const Lane zero;
+    return IfGreater(a, zero, 1.0f, IfGreater(zero, a, -1.0f, zero));
+  }
 
  private:
   Vector v_;
@@ -84,6 +90,7 @@ class Lane {
 #include "kernels/cpu/optimizers/nadam.inc"
 #include "kernels/cpu/optimizers/radam.inc"
 #include "kernels/cpu/optimizers/rmsprop.inc"
+#include "kernels/cpu/optimizers/rprop.inc"
 #include "kernels/cpu/optimizers/sgd.inc"
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

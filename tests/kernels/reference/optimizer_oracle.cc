@@ -107,6 +107,17 @@ double RAdam(const OracleStep& step, double g, State& state) {
          (std::sqrt(v) + n.adam_epsilon);
 }
 
+double Rprop(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  auto& [before, length, unused, unused2] = state;
+  if (step.update == 1) length = step.rate;
+  const double turn = g * before;
+  if (turn != 0) length *= turn > 0 ? n.rprop_up : n.rprop_down;
+  length = std::clamp(length, n.rprop_step_least, n.rprop_step_most);
+  before = turn < 0 ? 0 : g;
+  return before == 0 ? 0 : std::copysign(length, before);
+}
+
 bool ShrinksWeights(const OracleStep& step) {
   const bool either =
       step.kind == OptimizerKind::kNAdam || step.kind == OptimizerKind::kRAdam;
@@ -126,6 +137,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kRprop:
+      return Rprop(step, g, state);
     case OptimizerKind::kRAdam:
       return RAdam(step, g, state);
     case OptimizerKind::kNAdam:
