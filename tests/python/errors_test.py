@@ -96,8 +96,6 @@ class BeforeJoining(unittest.TestCase):
                      torch.optim.ASGD(model.parameters()))
         self.refuses(cohort.ConfigurationError, "got dampening", model,
                      sgd(model, momentum=0.9, dampening=0.5))
-        self.refuses(cohort.ConfigurationError, "amsgrad", model,
-                     torch.optim.Adam(model.parameters(), amsgrad=True))
         self.refuses(cohort.ConfigurationError, "one value", model,
                      torch.optim.SGD(
                          [{"params": model[0].parameters(), "momentum": 0.5},

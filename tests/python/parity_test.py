@@ -28,6 +28,7 @@ OPTIMIZERS = {
     "nadam": ("NAdam", {"decoupled_weight_decay": True, "weight_decay": 0.01}),
     "radam": ("RAdam", {}),
     "rprop": ("Rprop", {"lr": 1e-3}),
+    "amsgrad": ("Adam", {"amsgrad": True}),
 }
 
 

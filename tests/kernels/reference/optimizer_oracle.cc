@@ -27,8 +27,11 @@ double Adam(const OracleStep& step, double g, State& state) {
   double& v = state[1];
   m = n.adam_beta1 * m + (1 - n.adam_beta1) * g;
   v = n.adam_beta2 * v + (1 - n.adam_beta2) * g * g;
+  double& largest = state[2];
+  largest = std::max(largest, v);
+  const double square = n.adam_amsgrad ? largest : v;
   return step.rate * (m / (1 - std::pow(n.adam_beta1, step.update))) /
-         (std::sqrt(v / (1 - std::pow(n.adam_beta2, step.update))) +
+         (std::sqrt(square / (1 - std::pow(n.adam_beta2, step.update))) +
           n.adam_epsilon);
 }
 
@@ -185,6 +188,8 @@ const std::vector<OptimizerCase>& OptimizerCases() {
     list->insert(
         list->end(),
         {
+            {kAdam, {.adam_amsgrad = true}},
+            {kAdamW, {.adam_amsgrad = true}},
             {kAdagrad, {.adagrad_lr_decay = 0.1, .adagrad_initial = 0.5}},
             {kRmsProp, {.rmsprop_momentum = 0.5}},
             {kRmsProp, {.rmsprop_centered = true}},

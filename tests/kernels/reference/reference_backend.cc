@@ -201,7 +201,12 @@ class PlainBackend final : public Backend {
       const float v = second_decay * run.slots_in[1][i] + second_gain * (g * g);
       run.slots_out[0][i] = m;
       run.slots_out[1][i] = v;
-      const float root = std::sqrt(v) / correction + epsilon;
+      float square = v;
+      if (run.slots_in[2] != nullptr) {
+        square = std::max(run.slots_in[2][i], v);
+        run.slots_out[2][i] = square;
+      }
+      const float root = std::sqrt(square) / correction + epsilon;
       run.weights_out[i] = keep * w - rate * (m / root);
     }
   }

@@ -80,6 +80,8 @@ std::vector<Pair> Pairs() {
       Equals<SGD>(kNesterov, momentum().nesterov(true)),
       Equals<Adam>(kAdam, AdamOptions(kRate)),
       Equals<AdamW>(kAdamW, AdamWOptions(kRate)),
+      Equals<AdamW>(kAdamW, AdamWOptions(kRate).amsgrad(true),
+                    {.adam_amsgrad = true}),
       Equals<RMSprop>(kRmsProp, RMSpropOptions(kRate)),
       Equals<RMSprop>(kRmsProp,
                       RMSpropOptions(kRate).momentum(0.5).centered(true),
