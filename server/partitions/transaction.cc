@@ -57,6 +57,7 @@ void Transaction::SetStep(int32_t partition, size_t slice,
     // The decay is rounded, as without a ratio, before it is multiplied.
     inputs.decay = static_cast<float>(inputs.decay) * scales.trust_ratios[k];
   }
+  if (o.numbers.maximize) inputs.gradient_scale *= -1;
   if (rule.counts_updates) {
     inputs.update = context_.base->slots[p].updates[slice] + 1;
   }

@@ -117,9 +117,10 @@ class Reference {
                                      .rate = rate,
                                      .decay = ratio * decay,
                                      .update = steps_};
+    const double scale = ratio * step.weight * (o.numbers.maximize ? -1 : 1);
     for (size_t i = 0; i < gradient.size(); ++i) {
       kernels::OracleElement element{weights[k][i], states_[k][i]};
-      kernels::OracleUpdate(update, ratio * step.weight * gradient[i], element);
+      kernels::OracleUpdate(update, scale * gradient[i], element);
       weights[k][i] = element.weight;
       states_[k][i] = element.state;
     }

@@ -29,6 +29,7 @@ OPTIMIZERS = {
     "radam": ("RAdam", {}),
     "rprop": ("Rprop", {"lr": 1e-3}),
     "amsgrad": ("Adam", {"amsgrad": True}),
+    "maximize": ("SGD", {"momentum": 0.9, "maximize": True}),
 }
 
 

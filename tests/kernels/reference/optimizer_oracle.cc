@@ -188,8 +188,10 @@ const std::vector<OptimizerCase>& OptimizerCases() {
     list->insert(
         list->end(),
         {
+            {kNesterov, {.maximize = true}},
+            {kLars, {.maximize = true}},
             {kAdam, {.adam_amsgrad = true}},
-            {kAdamW, {.adam_amsgrad = true}},
+            {kAdamW, {.adam_amsgrad = true, .maximize = true}},
             {kAdagrad, {.adagrad_lr_decay = 0.1, .adagrad_initial = 0.5}},
             {kRmsProp, {.rmsprop_momentum = 0.5}},
             {kRmsProp, {.rmsprop_centered = true}},

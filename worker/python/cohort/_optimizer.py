@@ -143,9 +143,7 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     for value in wrong:
         seen = _value(optimizer, value.name)
         _refuse(optimizer, f"{value.name}={seen}", str(type(seen)(value.value)))
-    if any(group.get("maximize") for group in optimizer.param_groups):
-        _refuse(optimizer, "maximize=True", "False")
-    return {"optimizer": name} | {
+    return {"optimizer": name, "maximize": _text(bool(_value(optimizer, "maximize")))} | {
         argument.number: _text(_value(optimizer, argument.name, argument.position))
         for argument in made.arguments}
 
