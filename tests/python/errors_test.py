@@ -94,8 +94,10 @@ class BeforeJoining(unittest.TestCase):
                          lr=0.1))
         self.refuses(cohort.ConfigurationError, "got ASGD", model,
                      torch.optim.ASGD(model.parameters()))
-        self.refuses(cohort.ConfigurationError, "got dampening", model,
-                     sgd(model, momentum=0.9, dampening=0.5))
+        mixed = sgd(model, momentum=0.9, nesterov=True)
+        mixed.param_groups[0]["dampening"] = 0.5
+        self.refuses(cohort.ConfigurationError, "got dampening=0.5, want 0", model,
+                     mixed)
         self.refuses(cohort.ConfigurationError, "one value", model,
                      torch.optim.SGD(
                          [{"params": model[0].parameters(), "momentum": 0.5},

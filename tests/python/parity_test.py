@@ -30,6 +30,7 @@ OPTIMIZERS = {
     "rprop": ("Rprop", {"lr": 1e-3}),
     "amsgrad": ("Adam", {"amsgrad": True}),
     "maximize": ("SGD", {"momentum": 0.9, "maximize": True}),
+    "dampened": ("SGD", {"momentum": 0.9, "dampening": 0.5}),
 }
 
 

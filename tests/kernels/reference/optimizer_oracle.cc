@@ -121,6 +121,13 @@ double Rprop(const OracleStep& step, double g, State& state) {
   return before == 0 ? 0 : std::copysign(length, before);
 }
 
+double Dampened(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  state[0] =
+      step.update == 1 ? g : n.momentum * state[0] + (1 - n.dampening) * g;
+  return step.rate * state[0];
+}
+
 bool ShrinksWeights(const OracleStep& step) {
   const bool either =
       step.kind == OptimizerKind::kNAdam || step.kind == OptimizerKind::kRAdam;
@@ -140,6 +147,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kDampened:
+      return Dampened(step, g, state);
     case OptimizerKind::kRprop:
       return Rprop(step, g, state);
     case OptimizerKind::kRAdam:
@@ -198,6 +207,7 @@ const std::vector<OptimizerCase>& OptimizerCases() {
             {kRmsProp, {.rmsprop_momentum = 0.5, .rmsprop_centered = true}},
             {kNAdam, {.decoupled_decay = true}},
             {kRAdam, {.decoupled_decay = true}},
+            {kDampened, {.dampening = 0.5}},
         });
     return list;
   }();

@@ -80,6 +80,7 @@ std::vector<Pair> Pairs() {
       Equals<SGD>(kNesterov, momentum().nesterov(true)),
       Equals<Adam>(kAdam, AdamOptions(kRate)),
       Equals<AdamW>(kAdamW, AdamWOptions(kRate)),
+      Equals<SGD>(kDampened, momentum().dampening(0.5), {.dampening = 0.5}),
       Equals<AdamW>(kAdamW, AdamWOptions(kRate).amsgrad(true),
                     {.adam_amsgrad = true}),
       Equals<RMSprop>(kRmsProp, RMSpropOptions(kRate)),
