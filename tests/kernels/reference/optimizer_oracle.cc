@@ -128,10 +128,18 @@ double Dampened(const OracleStep& step, double g, State& state) {
   return step.rate * state[0];
 }
 
+double Lion(const OracleStep& step, double g, State& state) {
+  const OptimizerNumbers& n = step.numbers;
+  const double mixed = n.lion_beta1 * state[0] + (1 - n.lion_beta1) * g;
+  state[0] = n.lion_beta2 * state[0] + (1 - n.lion_beta2) * g;
+  return mixed == 0 ? 0 : std::copysign(step.rate, mixed);
+}
+
 bool ShrinksWeights(const OracleStep& step) {
   const bool either =
       step.kind == OptimizerKind::kNAdam || step.kind == OptimizerKind::kRAdam;
   return step.kind == OptimizerKind::kAdamW ||
+         step.kind == OptimizerKind::kLion ||
          (either && step.numbers.decoupled_decay);
 }
 
@@ -147,6 +155,8 @@ double Fall(const OracleStep& step, double g, State& state) {
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
       return Adam(step, g, state);
+    case OptimizerKind::kLion:
+      return Lion(step, g, state);
     case OptimizerKind::kDampened:
       return Dampened(step, g, state);
     case OptimizerKind::kRprop:

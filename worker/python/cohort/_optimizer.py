@@ -11,7 +11,16 @@ import torch
 from cohort import _core, _errors
 
 
-class LARS(torch.optim.Optimizer):
+class _OfTheServer(torch.optim.Optimizer):
+    """An optimizer that PyTorch has not."""
+
+    def step(self, closure: Any = None) -> None:
+        raise _errors.UsageError(
+            f"cohort.{type(self).__name__} has no local step: the server applies "
+            "it; pass it to cohort.join() and call job.step()")
+
+
+class LARS(_OfTheServer):
     """Layer-wise adaptive rate scaling, computed on the server.
 
     Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional
@@ -33,10 +42,25 @@ class LARS(torch.optim.Optimizer):
             "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
             "trust_coefficient": trust_coefficient})
 
-    def step(self, closure: Any = None) -> None:
-        raise _errors.UsageError(
-            "cohort.LARS has no local step: the server applies it; pass it to "
-            "cohort.join() and call job.step()")
+
+class Lion(_OfTheServer):
+    """Steps of one length, by the sign of a mean gradient, computed on the
+    server.
+
+    Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023.
+
+    Args:
+        params: parameters or groups, as for torch.optim.AdamW.
+        lr: length of a step, above 0; a tenth of AdamW's is usual.
+        betas: in [0, 1): of the mean in the sign, and decay of the mean.
+        weight_decay: at least 0, decoupled as in AdamW.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-4,
+                 betas: tuple[float, float] = (0.9, 0.99),
+                 weight_decay: float = 0.0) -> None:
+        super().__init__(params, {
+            "lr": lr, "betas": betas, "weight_decay": weight_decay})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +130,8 @@ def _class_of(optimizer: torch.optim.Optimizer) -> str:
     """As the server's rules name it; of another class than theirs, such as a
     subclass of the script's own, its name alone."""
     kind = type(optimizer)
-    if kind is LARS:
-        return "cohort.LARS"
+    if kind in (LARS, Lion):
+        return f"cohort.{kind.__name__}"
     if getattr(torch.optim, kind.__name__, None) is kind:
         return f"torch.optim.{kind.__name__}"
     return kind.__name__
