@@ -462,6 +462,32 @@ TEST(SlotsTest, OnlyFittingOptimizersFollowEachOther) {
             "present velocity; to drop this state, first change to sgd");
 }
 
+TEST(SlotsTest, WhatSomeNumbersNeedComesAndGoesWithThem) {
+  OptimizerOptions options = With(OptimizerKind::kRmsProp);
+  SmallRun run(options, kernels::CpuBackend());
+  run.Apply(TwoRanks(run, 0), {});
+  const ParameterValues square = run.slot(&Slots::rms_square);
+  EXPECT_NE(square[0][0], 0);
+  options.numbers.rmsprop_momentum = 0.9;
+  run.Change(options);
+  EXPECT_EQ(run.slot(&Slots::rms_square), square);
+  EXPECT_EQ(run.slot(&Slots::rms_velocity)[0][0], 0);
+  const std::vector<SlotKind> held = SlotsHeld(run.snapshot()->slots);
+  EXPECT_EQ(held.size(), 2u);
+  EXPECT_TRUE(CheckSlots(held, OptimizerKind::kRmsProp).ok());
+  EXPECT_FALSE(CheckSlots(held, OptimizerKind::kMomentum).ok());
+  run.Change(With(OptimizerKind::kRmsProp));
+  EXPECT_EQ(run.slot(&Slots::rms_square), square);
+  EXPECT_EQ(SlotsHeld(run.snapshot()->slots).size(), 1u);
+}
+
+TEST(SlotsTest, StartFromTheValueOfTheirNumber) {
+  OptimizerOptions options = With(OptimizerKind::kAdagrad);
+  options.numbers.adagrad_initial = 0.25;
+  SmallRun run(options, kernels::CpuBackend());
+  EXPECT_THAT(run.slot(&Slots::square_sum)[4], Each(0.25f));
+}
+
 TEST(SlotsTest, TheMeanSquareComesAndGoesWithThePolicy) {
   const OptimizerOptions momentum = With(OptimizerKind::kMomentum);
   const PolicyOptions adaptive{.aggregation = AggregationKind::kAsync,
