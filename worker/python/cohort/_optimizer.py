@@ -169,7 +169,8 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, str]:
         _refuse(optimizer, f"{value.name}={seen}", str(type(seen)(value.value)))
     return {"optimizer": name, "maximize": _text(bool(_value(optimizer, "maximize")))} | {
         argument.number: _text(_value(optimizer, argument.name, argument.position))
-        for argument in made.arguments}
+        for argument in made.arguments
+        if argument.name in optimizer.param_groups[0]}
 
 
 def plan_of(optimizer: torch.optim.Optimizer,
