@@ -79,7 +79,9 @@ def rows_of_the_page():
             only = ", ".join(f"`{value.name}={value.value:g}`"
                              for value in made.values)
             arguments = ", ".join(map(argument, made.arguments))
-            yield f"| `{made.name}` | {only} | `{rule.name}` | {arguments} |"
+            slots = " to ".join(map(str, sorted(set(rule.slots))))
+            yield (f"| `{made.name}` | {only} | `{rule.name}` | {slots} | "
+                   f"{arguments} |")
 
 
 class Page(unittest.TestCase):

@@ -52,6 +52,16 @@ void DefineOptimizers(nb::module_& m) {
                    [](const kernels::OptimizerRule& rule) {
                      return std::string(OptimizerName(rule.kind));
                    })
+      // How many are always kept, and how many at most.
+      .def_prop_ro("slots",
+                   [](const kernels::OptimizerRule& rule) {
+                     const auto needed =
+                         std::count_if(rule.slots.begin(), rule.slots.end(),
+                                       [](const kernels::RuleSlot& slot) {
+                                         return slot.kept == nullptr;
+                                       });
+                     return std::make_tuple(needed, rule.slots.size());
+                   })
       .def_ro("torch_classes", &kernels::OptimizerRule::torch_classes);
   m.def("optimizer_rules", [] {
     const absl::Span<const kernels::OptimizerRule> rules =
