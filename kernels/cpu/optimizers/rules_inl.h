@@ -32,8 +32,8 @@ HWY_BEFORE_NAMESPACE();
 namespace cohort::kernels::cpu {
 namespace HWY_NAMESPACE {
 
-// Without MulAdd, as in all kernels. Not for vectors without a fixed size (SVE),
-// which no class can hold.
+// Without MulAdd, as in all kernels. Not for vectors without a fixed size, as
+// SVE has them: no class can hold these.
 template <typename D>
 class Lane {
  public:
