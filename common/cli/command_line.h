@@ -9,26 +9,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "common/exit_codes.h"
 
 namespace cohort {
-
-// Exit codes that all programs of Cohort share.
-enum ExitCode : int {
-  kExitOk = 0,
-  kExitFailure = 1,
-  // The command line itself is wrong: an unknown flag, a stray argument.
-  kExitUsage = 2,
-  // A flag's value, or a combination, cannot be used.
-  kExitConfig = 3,
-  // The server does not know the certificate or token, or it may not do this.
-  kExitDenied = 4,
-  kExitUnreachable = 5,
-  kExitWaitTimeout = 6,
-  kExitBadCheckpoint = 7,
-  kExitNonfinite = 8,
-  // An exception or a failed allocation in the middle of a change.
-  kExitHalfDone = 9,
-};
 
 // Whether --help was given, and its subject, if any.
 struct HelpRequest {

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/cli/command_line.h"
+#include "common/progress_report.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -19,14 +20,17 @@ namespace {
 
 constexpr absl::string_view kPrefix = "COHORT_";
 
-// Variables that are no flags: those of deploy/, tests/, the build and
-// cohortctl.
-constexpr std::array<absl::string_view, 14> kNoFlags = {
-    "COHORT_BIN_DIR",           "COHORT_BUILD_WRAPPER", "COHORT_CAMVID_DIR",
-    "COHORT_GPU_TEST_ELEMENTS", "COHORT_KILLS",         "COHORT_MUTANTS",
-    "COHORT_SCREENSHOT_DIR",    "COHORT_SIM_SEEDS",     "COHORT_SKIP_DEPS",
-    "COHORT_SOAK_MINUTES",      "COHORT_SOURCE_DIR",    "COHORT_TAG",
-    "COHORT_TOKEN_FILE",        "COHORT_TORCH_DIR"};
+// Variables that are no flags: those of deploy/, tests/, the build, cohortctl
+// and supervisors.
+constexpr std::array<absl::string_view, 15> kNoFlags = {
+    "COHORT_BIN_DIR",      "COHORT_BUILD_WRAPPER",
+    "COHORT_CAMVID_DIR",   "COHORT_GPU_TEST_ELEMENTS",
+    "COHORT_KILLS",        "COHORT_MUTANTS",
+    kProgressVariable,     "COHORT_SCREENSHOT_DIR",
+    "COHORT_SIM_SEEDS",    "COHORT_SKIP_DEPS",
+    "COHORT_SOAK_MINUTES", "COHORT_SOURCE_DIR",
+    "COHORT_TAG",          "COHORT_TOKEN_FILE",
+    "COHORT_TORCH_DIR"};
 
 // True for variables that kubelet and Docker's links set for a neighbouring
 // service.

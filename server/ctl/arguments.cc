@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
@@ -36,6 +37,21 @@ std::optional<std::string> Arguments::Value(const std::string& flag) const {
   const auto found = flags.find(flag);
   if (found == flags.end()) return std::nullopt;
   return found->second;
+}
+
+absl::StatusOr<int32_t> NumberOf(const Arguments& arguments,
+                                 const std::string& flag, int32_t otherwise,
+                                 Limits limits) {
+  const std::optional<std::string> text = arguments.Value(flag);
+  if (!text.has_value()) return otherwise;
+  int32_t number = 0;
+  if (absl::SimpleAtoi(*text, &number) && number >= limits.min &&
+      number <= limits.max) {
+    return number;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, ": got '", *text,
+                                                 "', want ", limits.min, " to ",
+                                                 limits.max));
 }
 
 std::string ShellWord(const std::string& word) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -55,6 +56,17 @@ absl::StatusOr<Arguments> ReadArguments(
 // Errors: InvalidArgument: not a duration of at least 100 ms.
 absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
                                           absl::Duration otherwise);
+
+// The range of a number.
+struct Limits {
+  int32_t min = 0;
+  int32_t max = 0;
+};
+// The number that is the value of `flag`.
+// Errors: InvalidArgument: not a number within the limits.
+absl::StatusOr<int32_t> NumberOf(const Arguments& arguments,
+                                 const std::string& flag, int32_t otherwise,
+                                 Limits limits);
 
 // Quotes `word` so that a shell reads it as one word.
 std::string ShellWord(const std::string& word);

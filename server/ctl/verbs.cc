@@ -45,6 +45,7 @@ absl::Span<const FlagSpec> CommonFlags() {
 // specification. To add a verb, add a line here.
 #define COHORT_VERBS(VERB)    \
   VERB(RunVerb)               \
+  VERB(SuperviseVerb)         \
   VERB(StudyVerb)             \
   VERB(RunsVerb)              \
   VERB(StatusVerb)            \

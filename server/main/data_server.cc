@@ -138,6 +138,8 @@ absl::Status DataServer::StartOps() {
 void DataServer::OnBegin() {
   MutexLock lock(mu_);
   ended_ = false;
+  // A run needs it, and steps are shard 0's to count.
+  progress_.Made();
 }
 
 void DataServer::OnEnd() {

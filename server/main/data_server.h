@@ -10,6 +10,7 @@
 #include "common/formats/trace_file.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
+#include "common/progress_report.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
 #include "server/metrics/data_shard_metrics.h"
@@ -70,6 +71,7 @@ class DataServer {
   CondVar changed_;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
   bool stop_requested_ ABSL_GUARDED_BY(mu_) = false;
+  ProgressReport progress_ ABSL_GUARDED_BY(mu_);
 
   // Destroyed in the reverse order: each uses those before it.
   std::unique_ptr<ServerSecurity> security_;

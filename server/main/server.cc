@@ -538,6 +538,7 @@ void Server::OnDrift(const std::vector<LayerDrift>& drift) {
 void Server::OnCommitted(const CommitRecord& record,
                          const CommitObservation& observation) {
   stats_.Committed(record, observation);
+  progress_.Made();
   SetLogVersion(record.version.value());
   recorder_->Committed(record);
   if (CurrentLogLevel() == LogLevel::kDebug) LogCommit(record);

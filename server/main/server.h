@@ -19,6 +19,7 @@
 #include "common/mutex.h"
 #include "common/ops/listen_socket.h"
 #include "common/periodic_task.h"
+#include "common/progress_report.h"
 #include "server/core/events/effects.h"
 #include "server/local/local_door.h"
 #include "server/main/server_options.h"
@@ -189,6 +190,8 @@ class Server : private RunListener {
   RunStats stats_;
   GrpcMetrics grpc_metrics_;
   Watchers watchers_{clock_};
+  // Used by OnCommitted only.
+  ProgressReport progress_;
 
   mutable Mutex mu_;
   CondVar changed_;

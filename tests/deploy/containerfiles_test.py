@@ -54,7 +54,8 @@ class ContainerfilesTest(unittest.TestCase):
         def check(path, stage):
             program = program_of(path)
             self.assertEqual(json.loads(self.one(stage, "ENTRYPOINT")),
-                             [f"/usr/bin/cohort-{program}"])
+                             ["/usr/bin/cohortctl", "supervise", "--",
+                              f"/usr/bin/cohort-{program}"])
             self.assertRegex(self.one(stage, "USER"), r"^[1-9]\d{3,}:\d+$")
             self.assertEqual(self.one(stage, "STOPSIGNAL"), "SIGTERM")
         self.check_all(check)

@@ -1,10 +1,13 @@
 """Processes that are killed or stopped: what the others do, and what is said.
 The bits of such runs are in same_bits_test.py."""
 
+import os
+import pathlib
 import signal
 import unittest
 
 import processes
+from ports import named_ports
 from processes import Cohort, kill, run
 
 # Much longer than the time before a fault, so that the run is still going on.
@@ -90,6 +93,35 @@ class KilledProcesses(unittest.TestCase):
             self.assertEqual(cohort.workers[0].wait(30), 143,
                              cohort.log("worker0"))
             self.assertTrue((cohort.results / "model.safetensors").exists())
+
+    def test_supervised_processes_come_back_however_often_they_die(self):
+        def child(supervisor):
+            path = pathlib.Path(f"/proc/{supervisor.pid}/task/"
+                                f"{supervisor.pid}/children")
+            return cohort.until(lambda: path.read_text().split(), "a child")[0]
+
+        with self.checkpointing("--resume", "--epochs=8") as cohort:
+            # Restarts after a step do not count.
+            cohort.wrapper = [processes.BIN / "cohortctl", "supervise",
+                              "--max_restarts=1", "--"]
+            cohort.address = f"127.0.0.1:{named_ports(1)[0]}"
+            cohort.start()
+            for times in range(1, 5):
+                cohort.wait_until(
+                    lambda: cohort.newest_checkpoint() >= 4 * times, "steps")
+                for process in (cohort.workers[1], cohort.server)[:1 + times // 3]:
+                    os.kill(int(child(process)), signal.SIGKILL)
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            for rank in range(2):
+                self.assertEqual(cohort.workers[rank].wait(60), 0,
+                                 cohort.log(f"worker{rank}"))
+            self.assertEqual(cohort.log("worker1").count("is started again"), 4)
+            self.assertEqual(cohort.log().count("is started again"), 2)
+            digest = cohort.model_digest()
+        with self.checkpointing("--epochs=8") as cohort:
+            cohort.start()
+            self.assertEqual(cohort.finish(), 0, cohort.log())
+            self.assertEqual(cohort.model_digest(), digest)
 
     def test_a_stopped_worker_leaves_and_its_successor_goes_on(self):
         with self.checkpointing() as cohort:

@@ -61,6 +61,8 @@ class Cohort:
         # How gradients and weights travel: a value of --local, one for each
         # rank, or "mixed".
         self.local = "mixed"
+        # A command that those of server and workers are appended to.
+        self.wrapper = []
         # Variables that processes get in addition to the present ones.
         self.environment = {}
         self.address = None
@@ -80,7 +82,8 @@ class Cohort:
 
     def start_process(self, name, command):
         """Starts a process with its own log; it ends with the others."""
-        program = next((pathlib.Path(word).name for word in command
+        # A wrapper's own comes first.
+        program = next((pathlib.Path(word).name for word in reversed(command)
                         if str(word).startswith(str(BIN))), "")
         with open(self.dir / f"{name}.log", "ab") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL,
@@ -100,7 +103,7 @@ class Cohort:
         if not any(flag.startswith("--ops_listen") for flag in given):
             given.append("--ops_listen=127.0.0.1:0")
         self.server = self.start_process("server", [
-            BIN / "cohort-server", f"--listen={listen}",
+            *self.wrapper, BIN / "cohort-server", f"--listen={listen}",
             f"--address_file={file}", f"--results_dir={self.results}",
             *given])
         self.wait_until(lambda: file.exists() and file.read_text().strip(),
@@ -108,14 +111,14 @@ class Cohort:
         self.address = file.read_text().strip()
 
     def start_worker(self, rank, *flags, wrapper=()):
-        """`wrapper`: a command that the worker's own is appended to."""
+        """`wrapper`: in place of that of all."""
         local = self.local
         if local == "mixed":
             local = "auto" if rank % 2 == 0 else "tcp"
         if not isinstance(local, str):
             local = local[rank]
         self.workers[rank] = self.start_process(f"worker{rank}", [
-            *wrapper, BIN / "cohort-worker", f"--server={self.address}",
+            *(wrapper or self.wrapper), BIN / "cohort-worker", f"--server={self.address}",
             f"--rank={rank}", f"--local={local}", *self.worker_flags, *flags])
         return self.workers[rank]
 

@@ -293,6 +293,7 @@ absl::Status PushStream::OnVerdict(const PushKey& key,
   // The next assignment is valid even if the driving thread no longer waits for
   // this push.
   link_.tracker.Offer(verdict.next);
+  if (IsApplied(verdict.verdict)) progress_.Made();
   if (awaited_ != key) return absl::OkStatus();
   weights_announced_ = proto.weights_partitions();
   verdict_ = std::move(verdict);

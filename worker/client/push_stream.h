@@ -17,6 +17,7 @@
 #include "common/element_type.h"
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
+#include "common/progress_report.h"
 #include "common/push.h"
 #include "common/wire/framed_message.h"
 #include "worker/client/bulk_stream.h"
@@ -129,6 +130,8 @@ class PushStream {
   std::map<Version, int32_t> versions_ ABSL_GUARDED_BY(link_.mu);
   std::optional<PushVerdict> verdict_ ABSL_GUARDED_BY(link_.mu);
   int32_t weights_announced_ ABSL_GUARDED_BY(link_.mu) = 0;
+  // For the supervisor of this process.
+  ProgressReport progress_ ABSL_GUARDED_BY(link_.mu);
   // The weights that the push has read, and their version. Null: not kept.
   KeptWeights::Shared base_ ABSL_GUARDED_BY(link_.mu);
   Version base_version_ ABSL_GUARDED_BY(link_.mu);

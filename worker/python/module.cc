@@ -25,6 +25,7 @@
 #include "absl/time/time.h"
 #include "common/build_info.h"
 #include "common/byte_rope.h"
+#include "common/exit_codes.h"
 #include "common/log/log.h"
 #include "common/mutex.h"
 #include "common/permutation.h"
@@ -540,6 +541,35 @@ void StartLog(const std::string& level) {
       [](absl::string_view text) { Log(LogLevel::kDebug, text); });
 }
 
+// The table of exit codes and the rules of supervisors.
+void DefineExitCodes(nb::module_& m) {
+  nb::enum_<ExitCode>(m, "ExitCode", nb::is_arithmetic())
+      .value("CONFIG", kExitConfig)
+      .value("DENIED", kExitDenied)
+      .value("UNREACHABLE", kExitUnreachable)
+      .value("LEFT", kExitLeft);
+  nb::enum_<AfterLoss>(m, "AfterLoss")
+      .value("START_AGAIN", AfterLoss::kStartAgain)
+      .value("CONTINUE_WITHOUT", AfterLoss::kContinueWithout)
+      .value("STOP_RUN", AfterLoss::kStopRun);
+  m.def(
+      "why_not_again",
+      [](int code, int restarts, int restarts_max, const std::string& limit) {
+        return WhyNotAgain({.code = code,
+                            .restarts = restarts,
+                            .restarts_max = restarts_max},
+                           limit);
+      },
+      "code"_a, "restarts"_a, "restarts_max"_a, "limit"_a);
+  m.def(
+      "after_loss",
+      [](bool may_start, bool waits, int workers_min, int others) {
+        return DecideAfterLoss(
+            may_start, {.waits = waits, .workers_min = workers_min}, others);
+      },
+      "may_start"_a, "waits"_a, "workers_min"_a, "others"_a);
+}
+
 }  // namespace
 }  // namespace cohort
 
@@ -562,6 +592,7 @@ NB_MODULE(_core, m) {
       nullptr);
   cohort::DefineValues(m);
   cohort::DefineWorker(m);
+  cohort::DefineExitCodes(m);
   m.def("raise_status_as",
         [](nb::object type) { cohort::StatusError() = std::move(type); });
   m.def("permutation", &cohort::PermutationBytes, "seed"_a, "epoch"_a, "n"_a);

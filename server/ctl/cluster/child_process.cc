@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,8 +14,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/exit_codes.h"
+#include "common/progress_report.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -22,8 +27,6 @@ namespace {
 constexpr size_t kChunkBytes = size_t{16} << 10;
 // Limit, so that one process that writes without end does not block the others.
 constexpr int kChunksAtOnce = 16;
-// Exit code of a child that cannot become the program, as in shells.
-constexpr int kExitNoExec = 127;
 
 // A file descriptor that closes itself and is not inherited by programs.
 class Descriptor {
@@ -86,6 +89,56 @@ absl::Status OpenPipe(Pipe& pipe) {
   return absl::OkStatus();
 }
 
+// Both ends close themselves at exec; the child opens its own for the program.
+absl::Status OpenProgress(Pipe& progress) {
+  std::array<int, 2> ends = {};
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
+    return SystemError("a socket for a process's progress", errno);
+  }
+  progress.read.Reset(ends[0]);
+  progress.write.Reset(ends[1]);
+  return absl::OkStatus();
+}
+
+// This process's environment, with the variable that names `progress`.
+std::vector<std::string> EnvironmentWith(int progress) {
+  std::vector<std::string> all;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    // One that this process itself was started with is not the child's.
+    if (!absl::StartsWith(*entry, absl::StrCat(kProgressVariable, "="))) {
+      all.emplace_back(*entry);
+    }
+  }
+  struct stat what = {};
+  fstat(progress, &what);
+  all.push_back(
+      absl::StrCat(kProgressVariable, "=", progress, ":", what.st_ino));
+  return all;
+}
+
+// Pointers for exec, which are valid as long as `words` is.
+std::vector<char*> PointersTo(absl::Span<const std::string> words) {
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (const std::string& word : words) {
+    pointers.push_back(const_cast<char*>(word.c_str()));
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// What the child needs between fork and exec.
+struct Launch {
+  char* const* arguments;
+  char* const* environment;
+  pid_t parent;
+  int nothing;
+  // -1: inherited.
+  int output;
+  int progress;
+  int failure;
+};
+
 // The program would inherit signals that this process ignores or blocks, and
 // could then not be stopped.
 void DefaultSignals() {
@@ -99,22 +152,24 @@ void DefaultSignals() {
 
 // Runs in the child between fork and exec, where other threads do not exist and
 // only async-signal-safe system calls are allowed.
-[[noreturn]] void BecomeProgram(char* const* arguments, pid_t parent,
-                                int nothing, int output, int failure) {
+[[noreturn]] void BecomeProgram(const Launch& launch) {
   setpgid(0, 0);
   DefaultSignals();
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   // The parent may have ended before the prctl took effect.
-  if (getppid() != parent) _exit(kExitNoExec);
-  if (dup2(nothing, STDIN_FILENO) >= 0 && dup2(output, STDOUT_FILENO) >= 0 &&
-      dup2(output, STDERR_FILENO) >= 0) {
-    execv(arguments[0], arguments);
+  if (getppid() != launch.parent) _exit(kExitNoProgram);
+  const bool joined =
+      launch.output < 0 || (dup2(launch.output, STDOUT_FILENO) >= 0 &&
+                            dup2(launch.output, STDERR_FILENO) >= 0);
+  if (dup2(launch.nothing, STDIN_FILENO) >= 0 && joined &&
+      fcntl(launch.progress, F_SETFD, 0) == 0) {
+    execve(launch.arguments[0], launch.arguments, launch.environment);
   }
   const int number = errno;
   // A pipe takes these few bytes at once; if not, the parent sees code 127.
   [[maybe_unused]] const ssize_t written =
-      write(failure, &number, sizeof(number));
-  _exit(kExitNoExec);
+      write(launch.failure, &number, sizeof(number));
+  _exit(kExitNoProgram);
 }
 
 // Returns 0 once the program runs, otherwise the errno of the failed start.
@@ -144,29 +199,32 @@ std::string ProcessEnd::Text() const {
 }
 
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
-    absl::Span<const std::string> command) {
+    absl::Span<const std::string> command, Output output) {
   COHORT_CHECK(!command.empty(), "a command names its program");
-  Pipe output;
+  Pipe lines;
+  Pipe progress;
   Pipe failure;
-  COHORT_RETURN_IF_ERROR(OpenPipe(output));
+  if (output == Output::kLines) COHORT_RETURN_IF_ERROR(OpenPipe(lines));
+  COHORT_RETURN_IF_ERROR(OpenProgress(progress));
   COHORT_RETURN_IF_ERROR(OpenPipe(failure));
   const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (nothing.get() < 0) return SystemError("/dev/null", errno);
-  fcntl(output.read.get(), F_SETFL, O_NONBLOCK);
+  fcntl(lines.read.get(), F_SETFL, O_NONBLOCK);
   // Built before the fork, because the child must not allocate.
-  std::vector<char*> arguments;
-  arguments.reserve(command.size() + 1);
-  for (const std::string& word : command) {
-    arguments.push_back(const_cast<char*>(word.c_str()));
-  }
-  arguments.push_back(nullptr);
-  const pid_t parent = getpid();
+  const std::vector<std::string> environment =
+      EnvironmentWith(progress.write.get());
+  const std::vector<char*> argument_pointers = PointersTo(command);
+  const std::vector<char*> environment_pointers = PointersTo(environment);
+  const Launch launch{.arguments = argument_pointers.data(),
+                      .environment = environment_pointers.data(),
+                      .parent = getpid(),
+                      .nothing = nothing.get(),
+                      .output = lines.write.get(),
+                      .progress = progress.write.get(),
+                      .failure = failure.write.get()};
   const pid_t pid = fork();
   if (pid < 0) return SystemError("starting a process", errno);
-  if (pid == 0) {
-    BecomeProgram(arguments.data(), parent, nothing.get(), output.write.get(),
-                  failure.write.get());
-  }
+  if (pid == 0) BecomeProgram(launch);
   // Also called here: a signal to the group may come before the child has set
   // it.
   setpgid(pid, pid);
@@ -177,7 +235,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
     return SystemError(command[0], error);
   }
   return std::unique_ptr<ChildProcess>(
-      new ChildProcess(pid, output.read.Release()));
+      new ChildProcess(pid, lines.read.Release(), progress.read.Release()));
 }
 
 ChildProcess::~ChildProcess() {
@@ -187,6 +245,7 @@ ChildProcess::~ChildProcess() {
     }
   }
   if (output_ >= 0) close(output_);
+  close(progress_);
 }
 
 bool ChildProcess::ReadOnce(OnLine on_line) {
@@ -228,7 +287,10 @@ std::optional<ProcessEnd> ChildProcess::TryReap(OnLine on_line) {
   while (ReadOnce(on_line)) {
   }
   lines_.Flush(on_line);
-  return EndOf(status);
+  ProcessEnd end = EndOf(status);
+  char byte = 0;
+  end.made_step = recv(progress_, &byte, 1, MSG_DONTWAIT) == 1;
+  return end;
 }
 
 void ChildProcess::Signal(int number) {

@@ -20,6 +20,8 @@ struct ProcessEnd {
   int code = 0;
   // 0 if it ended by itself.
   int signal = 0;
+  // It had reported a step (common/progress_report.h).
+  bool made_step = false;
 
   // "ended with exit code 3", "was ended by signal 9 (Killed)".
   std::string Text() const;
@@ -27,7 +29,7 @@ struct ProcessEnd {
 
 // A process that this one started, with all its descendants. They are a process
 // group of their own, without a terminal, so that Ctrl-C reaches only this
-// process. stdout and stderr come here, in the order they were written.
+// process.
 //
 // It never outlives this process: the system kills it when the thread that
 // started it ends for any reason. So that thread must live as long as the
@@ -36,19 +38,26 @@ struct ProcessEnd {
 class ChildProcess {
  public:
   using OnLine = absl::FunctionRef<void(absl::string_view)>;
+  enum class Output {
+    // stdout and stderr come here, in the order they were written.
+    kLines,
+    // They are those of this process.
+    kInherited,
+  };
 
   // `command` is the program's path and its arguments.
   // Errors: those of the system, with the path: NotFound, PermissionDenied,
   //   ResourceExhausted (no process or file left), Internal for the rest.
   static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(
-      absl::Span<const std::string> command);
+      absl::Span<const std::string> command, Output output = Output::kLines);
   // Kills the child if it still runs, and waits for it.
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
   pid_t pid() const { return pid_; }
-  // Readable when ReadLines has something to read; -1 at the end of output.
+  // Readable when ReadLines has something to read; -1 at the end of output, and
+  // if it is inherited.
   int output() const { return output_; }
 
   // Passes the lines that have arrived to `on_line`; does not wait.
@@ -60,13 +69,16 @@ class ChildProcess {
   void Signal(int number);
 
  private:
-  ChildProcess(pid_t pid, int output) : pid_(pid), output_(output) {}
+  ChildProcess(pid_t pid, int output, int progress)
+      : pid_(pid), output_(output), progress_(progress) {}
 
   // Returns false if there is nothing to read for now.
   bool ReadOnce(OnLine on_line);
 
   const pid_t pid_;
   int output_;
+  // Readable once the process has made a step.
+  const int progress_;
   bool reaped_ = false;
   LineBuffer lines_;
 };

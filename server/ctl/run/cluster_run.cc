@@ -10,7 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "common/cli/command_line.h"
+#include "common/exit_codes.h"
 #include "common/status_macros.h"
 #include "server/ctl/admin_client.h"
 
@@ -23,14 +23,6 @@ constexpr absl::Duration kRound = absl::Milliseconds(50);
 constexpr absl::Duration kServerEndMax = absl::Seconds(5);
 // The server is on this machine; nothing else may wait long for its answer.
 constexpr absl::Duration kAskMax = absl::Seconds(2);
-
-// True if a process with the same flags would end in the same way.
-bool EndsSoAgain(const ProcessEnd& end) {
-  // The last two are a shell's for a program that cannot be run, or is not
-  // there.
-  return end.code == kExitUsage || end.code == kExitConfig ||
-         end.code == kExitDenied || end.code == 126 || end.code == 127;
-}
 
 // Explains why a server ended before it could be reached.
 std::string WhyNotListening(const ProcessEnd& end) {
@@ -81,6 +73,8 @@ absl::StatusOr<int> ClusterRun::Run() {
 
 void ClusterRun::OnEnd(const ClusterProcess& process, const ProcessEnd& end) {
   screen_.RecordEnd(process, end);
+  // Only starts that lead to nothing are limited.
+  if (end.made_step) restarts_.erase(process);
   if (process.is_server()) {
     // The server ended as requested.
     const bool stopped = stopping_ && end.signal == SIGTERM;
@@ -135,8 +129,8 @@ void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
 
 // The server's settings take precedence: its policy may have been changed while
 // it runs, and a checkpoint has its own.
-ClusterRun::LossRule ClusterRun::RuleInForce() const {
-  LossRule rule{.workers_min = options_.spec.workers_min};
+SizeRule ClusterRun::RuleInForce() const {
+  SizeRule rule{.workers_min = options_.spec.workers_min};
   rule.waits = rule.workers_min == 0 && options_.on_worker_loss == "wait";
   AdminClient server(Target(), kAskMax);
   const absl::StatusOr<v1::GetPolicyReply> policy = server.GetPolicy();
@@ -161,41 +155,40 @@ bool ClusterRun::RunIsOver() const {
   return status.ok() && status->ended();
 }
 
-std::string ClusterRun::WhyNotAgain(const ClusterProcess& process,
-                                    const ProcessEnd& end) const {
-  if (EndsSoAgain(end)) return "it would end so again";
+std::string ClusterRun::WhyNot(const ClusterProcess& process,
+                               const ProcessEnd& end) const {
   const auto restarts = restarts_.find(process);
-  const int32_t count = restarts == restarts_.end() ? 0 : restarts->second;
-  if (count < options_.max_restarts) return "";
-  return absl::StrCat("--max_restarts=", options_.max_restarts,
-                      " allows no further start");
+  return WhyNotAgain(
+      {.code = end.code,
+       .restarts = restarts == restarts_.end() ? 0 : restarts->second,
+       .restarts_max = options_.max_restarts},
+      "--max_restarts");
 }
 
 void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
                               const ProcessEnd& end) {
   // Workers of a run that failed end with an error, too.
   if (RunIsOver()) return screen_.ShowEnd(worker, end, "the run is over");
-  const LossRule rule = RuleInForce();
-  const std::string why_not = WhyNotAgain(worker, end);
-  if (why_not.empty() && (rule.waits || rule.workers_min > 0)) {
-    return Restart(worker, end);
-  }
-  if (rule.waits) {
-    return GiveUp(worker, end,
-                  absl::StrCat(why_not, ", so the run is stopped"));
-  }
+  const SizeRule rule = RuleInForce();
+  const std::string why_not = WhyNot(worker, end);
   const int32_t left = cluster_->workers_running();
-  if (left >= std::max(rule.workers_min, 1)) {
-    return screen_.ShowEnd(worker, end, "the run continues without it");
+  switch (DecideAfterLoss(why_not.empty(), rule, left)) {
+    case AfterLoss::kStartAgain:
+      return Restart(worker, end);
+    case AfterLoss::kContinueWithout:
+      return screen_.ShowEnd(worker, end, "the run continues without it");
+    case AfterLoss::kStopRun:
+      break;
   }
-  if (rule.workers_min > 1) {
-    return GiveUp(
-        worker, end,
-        absl::StrCat(why_not, ", and ", left,
-                     left == 1 ? " worker is" : " workers are", " fewer than ",
-                     rule.workers_min, ", so the run is stopped"));
+  std::string why = "it was the last one";
+  if (rule.waits) {
+    why = why_not;
+  } else if (rule.workers_min > 1) {
+    why = absl::StrCat(why_not, ", and ", left,
+                       left == 1 ? " worker is" : " workers are",
+                       " fewer than ", rule.workers_min);
   }
-  GiveUp(worker, end, "it was the last one, so the run is stopped");
+  GiveUp(worker, end, absl::StrCat(why, ", so the run is stopped"));
 }
 
 // All shards then go on from the newest checkpoint by themselves.
@@ -209,7 +202,7 @@ void ClusterRun::OnDataShardEnded(const ClusterProcess& shard,
   }
   const std::string why_not = cluster_->address().empty()
                                   ? "it did not come to listen"
-                                  : WhyNotAgain(shard, end);
+                                  : WhyNot(shard, end);
   if (why_not.empty()) return Restart(shard, end);
   GiveUp(shard, end, absl::StrCat(why_not, ", so the run is stopped"));
 }
@@ -230,7 +223,7 @@ void ClusterRun::GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
                         absl::string_view why) {
   screen_.ShowEnd(worker, end, why);
   given_up_ = {.code = end.code,
-               .may_go_on = !EndsSoAgain(end),
+               .may_go_on = !WouldEndSoAgain(end.code),
                .deadline = io_.clock.Now() + kServerEndMax};
 }
 

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/exit_codes.h"
 #include "server/ctl/cluster/local_cluster.h"
 #include "server/ctl/run/run_screen.h"
 #include "server/ctl/server_target.h"
@@ -17,7 +18,7 @@ namespace cohort {
 
 struct ClusterRunOptions {
   ClusterSpec spec;
-  // Limit on restarts of each rank.
+  // Limit on restarts of one process since its last step.
   int32_t max_restarts = 3;
   // The server's reaction to a lost worker, used if it cannot be queried:
   // "wait" or "continue".
@@ -55,13 +56,6 @@ class ClusterRun {
     Instant deadline;
   };
 
-  struct LossRule {
-    // The server waits for a replacement.
-    bool waits = true;
-    // MIN of an elastic cohort; 0 if the size is fixed.
-    int32_t workers_min = 0;
-  };
-
   ClusterHooks Hooks();
   void OnEnd(const ClusterProcess& process, const ProcessEnd& end);
   void OnWorkerLeft(const ClusterProcess& worker);
@@ -69,14 +63,14 @@ class ClusterRun {
   void OnDataShardEnded(const ClusterProcess& shard, const ProcessEnd& end);
   // ---- for a worker or a data shard
   // Why it is not started again; empty if it may be.
-  std::string WhyNotAgain(const ClusterProcess& process,
-                          const ProcessEnd& end) const;
+  std::string WhyNot(const ClusterProcess& process,
+                     const ProcessEnd& end) const;
   void Restart(const ClusterProcess& process, const ProcessEnd& end);
   void GiveUp(const ClusterProcess& worker, const ProcessEnd& end,
               absl::string_view why);
   std::string WatchCommand() const;
   ServerTarget Target() const;
-  LossRule RuleInForce() const;
+  SizeRule RuleInForce() const;
   // False if the server does not answer.
   bool RunIsOver() const;
   void LookForSignal();

@@ -40,26 +40,6 @@ constexpr char kRunDefault[] = "local";
 constexpr absl::Duration kCertificateLife = absl::Hours(24 * 90);
 constexpr absl::Duration kAuthorityLife = absl::Hours(24 * 365);
 
-struct Limits {
-  int32_t min = 0;
-  int32_t max = 0;
-};
-
-absl::StatusOr<int32_t> Number(const Arguments& arguments,
-                               const std::string& flag, int32_t otherwise,
-                               Limits limits) {
-  const std::optional<std::string> text = arguments.Value(flag);
-  if (!text.has_value()) return otherwise;
-  int32_t number = 0;
-  if (absl::SimpleAtoi(*text, &number) && number >= limits.min &&
-      number <= limits.max) {
-    return number;
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, ": got '", *text,
-                                                 "', want ", limits.min, " to ",
-                                                 limits.max));
-}
-
 // The flags among `wanted`, as typed.
 std::vector<std::string> Typed(
     const Arguments& arguments,
@@ -113,11 +93,11 @@ absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   const Arguments& arguments = context.arguments;
   COHORT_RETURN_IF_ERROR(ReadWorkers(arguments, options.spec));
   COHORT_ASSIGN_OR_RETURN(options.max_restarts,
-                          Number(arguments, "max_restarts", kRestartsDefault,
-                                 {.min = 0, .max = kRestartsMax}));
+                          NumberOf(arguments, "max_restarts", kRestartsDefault,
+                                   {.min = 0, .max = kRestartsMax}));
   COHORT_ASSIGN_OR_RETURN(
       options.spec.shards,
-      Number(arguments, "shards", 1, {.min = 1, .max = kShardsMax}));
+      NumberOf(arguments, "shards", 1, {.min = 1, .max = kShardsMax}));
   if (options.spec.shards > 1 && !context.settings.contains("checkpoint_dir")) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--shards: got ", options.spec.shards,
@@ -252,8 +232,8 @@ Verb RunVerb() {
                          "more need --checkpoint_dir"},
                 {.name = "max_restarts",
                  .value = "N",
-                 .help = "restarts of each worker or data shard that dies "
-                         "(default 3)"},
+                 .help = "restarts in a row, without a step in between, of a "
+                         "worker or data shard that dies (default 3)"},
                 {.name = "log_dir",
                  .value = "DIR",
                  .help = "folder for server.log and worker-N.log; the screen "

@@ -54,9 +54,6 @@ class Stopped(SystemExit):
     worker."""
 
 
-# Exit code of a worker that left before its rank's work was done.
-STOPPED_EXIT_CODE = 75
-
 _KINDS: dict[str, type[CohortError]] = {
     "DEADLINE_EXCEEDED": ServerUnreachableError,
     "UNAVAILABLE": ServerUnreachableError,
@@ -86,8 +83,11 @@ def raise_from(error: StatusError) -> NoReturn:
 # Exit codes after an uncaught error, as of cohort-worker: with 3 a supervisor
 # does not start the script again, because it would end so again.
 _EXIT_CODES: tuple[tuple[type[CohortError], int], ...] = (
-    (UsageError, 3), (ConfigurationError, 3), (RunMismatchError, 3),
-    (AccessDeniedError, 4), (ServerUnreachableError, 5))
+    (UsageError, _core.ExitCode.CONFIG.value),
+    (ConfigurationError, _core.ExitCode.CONFIG.value),
+    (RunMismatchError, _core.ExitCode.CONFIG.value),
+    (AccessDeniedError, _core.ExitCode.DENIED.value),
+    (ServerUnreachableError, _core.ExitCode.UNREACHABLE.value))
 
 _installed = False
 

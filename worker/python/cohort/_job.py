@@ -537,7 +537,7 @@ class Job:
         if assignment.unfinished:
             _core.log("warning", f"left before the run was done: "
                       f"{assignment.reason}")
-            raise _errors.Stopped(_errors.STOPPED_EXIT_CODE)
+            raise _errors.Stopped(_core.ExitCode.LEFT.value)
 
     def _ended_by(self, error: _errors.StatusError) -> None:
         """A call ended with a status that is final."""
@@ -570,7 +570,7 @@ class Job:
         self._leave("stopped by a signal")
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise _errors.Stopped(_errors.STOPPED_EXIT_CODE)
+        raise _errors.Stopped(_core.ExitCode.LEFT.value)
 
     def _read_weights(self, assignment: "_core.Assignment") -> bool:
         """False if the assignment is void."""

@@ -9,9 +9,6 @@ from typing import Any
 
 from cohort import _errors, _server
 
-# Exit codes of a server that would end so again.
-FINAL_CODES = (2, 3, 7, 8)
-
 
 class CohortServer:
     """Runs cohort-server on its node."""

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cohort import _errors, _join, _ray_servers
+from cohort import _core, _errors, _join, _ray_servers
 
 # Seconds after which a run says what it waits for.
 _FIRST_S = 5.0
@@ -354,12 +354,15 @@ class _Run:
     def _may_begin(self, rank: int, why: str, others: int) -> bool:
         """False if the run goes on without the worker."""
         self._restarts[rank] += 1
-        if self._restarts[rank] <= self._plan.max_restarts:
+        least, elastic, _ = str(self._plan.flags["workers"]).rpartition(":")
+        decision = _core.after_loss(
+            self._restarts[rank] <= self._plan.max_restarts,
+            waits=not elastic, workers_min=int(least or 0), others=others)
+        if decision == _core.AfterLoss.START_AGAIN:
             return True
         text = (f"worker {rank} was lost {self._restarts[rank]} times "
                 f"(max_restarts={self._plan.max_restarts}), at last: {why}")
-        least, elastic, _ = str(self._plan.flags["workers"]).rpartition(":")
-        if elastic and others >= int(least):
+        if decision == _core.AfterLoss.CONTINUE_WITHOUT:
             print(f"cohort.ray: {text}; the others go on", flush=True)
             return False
         raise _errors.TrainingError(text)
@@ -375,10 +378,11 @@ class _Run:
             return
         text = ("its actor was lost" if code == -1 else
                 self._ray.get(self._server.log.remote()))
-        if (code in _ray_servers.FINAL_CODES or
-                self._server_restarts >= self._plan.max_restarts):
+        why_not = _core.why_not_again(code, self._server_restarts,
+                                      self._plan.max_restarts, "max_restarts")
+        if why_not:
             raise _errors.TrainingError(
-                f"cohort-server ended with exit code {code}: {text}")
+                f"cohort-server ended with exit code {code} ({why_not}): {text}")
         self._server_restarts += 1
         self._ray.kill(self._server)
         self._start_server()
