@@ -45,7 +45,6 @@ absl::Span<const FlagSpec> CommonFlags() {
 // specification. To add a verb, add a line here.
 #define COHORT_VERBS(VERB)    \
   VERB(RunVerb)               \
-  VERB(SuperviseVerb)         \
   VERB(StudyVerb)             \
   VERB(RunsVerb)              \
   VERB(StatusVerb)            \
@@ -72,6 +71,7 @@ absl::Span<const FlagSpec> CommonFlags() {
   VERB(CertsIssueVerb)        \
   VERB(CertsShowVerb)         \
   VERB(CertsTokenVerb)        \
+  VERB(SuperviseVerb)         \
   VERB(CompletionVerb)
 
 #define COHORT_DECLARE_VERB(name) Verb name();

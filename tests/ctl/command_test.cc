@@ -62,6 +62,7 @@ Verbs:
   certs issue         makes certificates with an authority of certs init
   certs show          shows identity, issuer, dates and SHA-256 of certificates
   certs token         makes a token for a viewer, and writes its hash
+  supervise           runs a program and starts it again when it dies, as the entry of a container
   completion          prints a completion script for a shell
 
 `cohortctl help` has flags and exit codes, `cohortctl help VERB` each verb.
