@@ -103,6 +103,33 @@ function(cohort_library name)
   cohort_configure(${name} "${ARG_PCH}" "${ARG_UNITY}" "${ARG_OPTIMISE}")
 endfunction()
 
+# Writes FILE into the build folder: the targets, and those of this project that
+# they are linked with, for another build to import as release::NAME.
+# cohort_export(FILE target...)
+function(cohort_export file)
+  set(open ${ARGN})
+  set(found)
+  while(open)
+    list(POP_FRONT open name)
+    if(NOT TARGET ${name} OR name IN_LIST found)
+      continue()
+    endif()
+    get_target_property(imported ${name} IMPORTED)
+    if(imported)
+      continue()
+    endif()
+    list(APPEND found ${name})
+    get_target_property(linked ${name} INTERFACE_LINK_LIBRARIES)
+    if(NOT linked)
+      continue()
+    endif()
+    # Private ones of an archive are $<LINK_ONLY:name>.
+    string(REGEX REPLACE "\\$<LINK_ONLY:([^>]*)>" "\\1" linked "${linked}")
+    list(APPEND open ${linked})
+  endwhile()
+  export(TARGETS ${found} NAMESPACE release:: FILE ${CMAKE_BINARY_DIR}/${file})
+endfunction()
+
 # cohort_executable(NAME SOURCES main.cc DEPS ... [INSTALL] [PCH target]
 #                   [UNITY sources] [OPTIMISE level])
 function(cohort_executable name)

@@ -31,8 +31,10 @@ class Install(unittest.TestCase):
                       text)
 
     def test_nothing_is_missing_here(self):
-        done = configure("-DSKBUILD_SCRIPTS_DIR=bin")
+        done = configure("-DSKBUILD_SCRIPTS_DIR=bin",
+                         "-DCOHORT_USE_RELEASE_BUILD=OFF")
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("archives of build/release", done.stdout)
 
     def test_the_set_python_has_all_that_is_looked_for(self):
         wanted = set(re.findall(r"^cohort_wheel_needs\w*\((\S+)",
