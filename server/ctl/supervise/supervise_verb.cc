@@ -43,13 +43,22 @@ class Supervisor {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     for (;;) {
       COHORT_ASSIGN_OR_RETURN(const ProcessEnd end, RunOnce());
-      const std::string why_not = WhyNot(end);
-      Say(end,
-          why_not.empty()
-              ? absl::StrCat("it is started again, ", restarts_ + 1, " of ",
-                             restarts_max_, " times without a step")
-              : why_not);
-      if (!why_not.empty() || end.code == kExitOk) return end.code;
+      // The program itself has said why it ended so.
+      if (stopping_ || end.code == kExitOk || WouldEndSoAgain(end.code)) {
+        return end.code;
+      }
+      const std::string why_not = WhyNotAgain({.code = end.code,
+                                               .restarts = restarts_,
+                                               .restarts_max = restarts_max_},
+                                              "--max_restarts");
+      io_.err << "supervise: " << command_[1] << " " << end.Text() << ": "
+              << (why_not.empty()
+                      ? absl::StrCat("it is started again, ", restarts_ + 1,
+                                     " of ", restarts_max_,
+                                     " times without a step")
+                      : why_not)
+              << std::endl;
+      if (!why_not.empty()) return end.code;
       ++restarts_;
     }
   }
@@ -94,21 +103,6 @@ class Supervisor {
       }
       waitpid(info.si_pid, nullptr, 0);
     }
-  }
-
-  // Why the program is not started again; empty if it is.
-  std::string WhyNot(const ProcessEnd& end) const {
-    if (stopping_) return "it was stopped";
-    return WhyNotAgain({.code = end.code,
-                        .restarts = restarts_,
-                        .restarts_max = restarts_max_},
-                       "--max_restarts");
-  }
-
-  void Say(const ProcessEnd& end, const std::string& what) {
-    if (end.code == kExitOk) return;
-    io_.err << "supervise: " << command_[1] << " " << end.Text() << ": " << what
-            << std::endl;
   }
 
   const std::vector<std::string> command_;
