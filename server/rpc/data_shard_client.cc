@@ -35,6 +35,19 @@ void SendMessage(v1::ShardCommand& message,
   stream.Write(bytes);
 }
 
+// The end of a call in our words, where gRPC's own say little.
+absl::Status InWords(const absl::Status& end) {
+  if (IsClosedEarly(end.message())) {
+    return absl::Status(end.code(), "the connection was lost");
+  }
+  if (absl::IsUnimplemented(end)) {
+    return absl::UnimplementedError(
+        "it is no data shard; start cohort-server --data_shard there, and name "
+        "other processes than this one");
+  }
+  return end;
+}
+
 }  // namespace
 
 DataShardClient::DataShardClient(Options options, Reactions reactions)
@@ -42,14 +55,21 @@ DataShardClient::DataShardClient(Options options, Reactions reactions)
       reactions_(std::move(reactions)),
       channel_(MakeChannel(options_.address, ChannelPurpose::kBulk,
                            options_.security)),
-      stub_(channel_) {}
+      stub_(channel_),
+      connection_(
+          {.name = name(), .silent_checks_max = options_.silent_checks_max}) {}
 
 DataShardClient::~DataShardClient() { Close(); }
+
+std::string DataShardClient::name() const {
+  return absl::StrCat("data shard ", options_.attachment.place.index, " at ",
+                      options_.address);
+}
 
 void DataShardClient::Close() {
   {
     MutexLock lock(mu_);
-    closing_ = true;
+    connection_.Close();
     CancelFetchesLocked();
   }
   if (stream_ != nullptr) stream_->Close();
@@ -65,9 +85,7 @@ absl::Status DataShardClient::Attach(
   look_at_ = clock_.Now() + kTellAfter;
   while (TryAttach(on_wait, give_up)) {
     MutexLock lock(mu_);
-    if (attached_ && !end_.has_value()) return absl::OkStatus();
-    // It was killed, or stopped, as it was connected to.
-    if (!absl::IsUnavailable(*end_)) return *end_;
+    if (const auto result = connection_.result()) return *result;
     changed_.WaitFor(mu_, kRetryPause);
   }
   return absl::CancelledError(absl::StrCat("given up waiting for data shard ",
@@ -84,9 +102,7 @@ bool DataShardClient::TryAttach(
       .on_end = [this](const absl::Status& end) { OnEnd(end); }});
   {
     MutexLock lock(mu_);
-    attached_ = false;
-    leaving_ = false;
-    end_.reset();
+    connection_.Begin();
   }
   stream_->Start([this](grpc::ClientContext* context, auto* reactor) {
     // It may be started after this process.
@@ -103,7 +119,7 @@ bool DataShardClient::TryAttach(
   attach->set_shards(options_.attachment.place.count);
   attach->set_workers(options_.attachment.workers);
   SendMessage(first, *stream_);
-  while (!AwaitAttached()) {
+  while (!AwaitSettled()) {
     if (give_up()) return false;
     if (clock_.Now() < look_at_) continue;
     look_at_ = clock_.Now() + kLookInterval;
@@ -111,17 +127,17 @@ bool DataShardClient::TryAttach(
         Reach(channel_, options_.address, options_.tls, kLookMax);
     const std::string why = reached.ok() ? "it is there, but does not answer"
                                          : std::string(reached.message());
-    if (AwaitAttached() || why == told_) continue;
+    if (AwaitSettled() || why == told_) continue;
     told_ = why;
     on_wait(why);
   }
   return true;
 }
 
-bool DataShardClient::AwaitAttached() {
+bool DataShardClient::AwaitSettled() {
   MutexLock lock(mu_);
-  if (!attached_ && !end_.has_value()) changed_.WaitFor(mu_, kGiveUpInterval);
-  return attached_ || end_.has_value();
+  if (!connection_.settled()) changed_.WaitFor(mu_, kGiveUpInterval);
+  return connection_.settled();
 }
 
 absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
@@ -130,13 +146,12 @@ absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
   COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&report));
   {
     MutexLock lock(mu_);
-    // A late one does not hide why the connection is being ended.
-    if (silent_checks_ < options_.silent_checks_max) silent_checks_ = 0;
+    connection_.Heard();
   }
   switch (report.report_case()) {
     case v1::ShardReport::kAttached: {
       MutexLock lock(mu_);
-      attached_ = true;
+      connection_.Attached();
       changed_.NotifyAll();
       return absl::OkStatus();
     }
@@ -155,7 +170,7 @@ absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
     case v1::ShardReport::kLeaving: {
       {
         MutexLock lock(mu_);
-        leaving_ = true;
+        connection_.Leaving();
       }
       reactions_.on_leaving();
       return absl::OkStatus();
@@ -169,41 +184,22 @@ absl::Status DataShardClient::OnMessage(grpc::ByteBuffer& bytes) {
 void DataShardClient::CheckAlive() {
   {
     MutexLock lock(mu_);
-    if (!attached_ || end_.has_value()) return;
-    if (++silent_checks_ != options_.silent_checks_max) return;
+    if (!connection_.CheckAlive()) return;
   }
   stream_->Cancel();
 }
 
 void DataShardClient::OnEnd(const absl::Status& end) {
-  bool lost = false;
   absl::Status why;
   {
     MutexLock lock(mu_);
-    const bool silent = silent_checks_ >= options_.silent_checks_max;
-    const std::string said =
-        silent     ? absl::StrCat("it has said nothing for ", silent_checks_,
-                                  " s (--shard_lease)")
-        : leaving_ ? "it is being stopped"
-        : end.ok() ? "it ended the connection"
-        : IsClosedEarly(end.message()) ? "the connection was lost"
-        : absl::IsUnimplemented(end)
-            ? "it is no data shard; start cohort-server --data_shard there, "
-              "and name other processes than this one"
-            : std::string(end.message());
-    // A cancelled stream was ended here, because the data shard leaves or says
-    // nothing. Attach tries again; only its caller gives up.
-    why = absl::Status(
-        end.ok() || absl::IsCancelled(end) ? absl::StatusCode::kUnavailable
-                                           : end.code(),
-        absl::StrCat("data shard ", options_.attachment.place.index, " at ",
-                     options_.address, ": ", said));
-    end_ = why;
-    lost = attached_ && !closing_;
+    const bool lost = connection_.Ended(InWords(end));
     CancelFetchesLocked();
     changed_.NotifyAll();
+    if (!lost) return;
+    why = connection_.Usable();
   }
-  if (lost) reactions_.on_end(why);
+  reactions_.on_end(why);
 }
 
 void DataShardClient::Install(Installation installation) {
@@ -229,10 +225,7 @@ absl::Status DataShardClient::Fetch(Version version,
   AddMessageChecksum(&request);
   {
     MutexLock lock(mu_);
-    if (end_.has_value()) return *end_;
-    if (closing_) {
-      return absl::UnavailableError("the connection to data shards is closed");
-    }
+    COHORT_RETURN_IF_ERROR(connection_.Usable());
     fetches_.insert(&context);
   }
   const auto reader = stub->Fetch(&context, request);
@@ -250,17 +243,15 @@ absl::Status DataShardClient::Fetch(Version version,
   }
   if (status.ok()) status = end;
   if (status.ok()) return status;
-  return absl::Status(
-      status.code(),
-      absl::StrCat("data shard ", options_.attachment.place.index, " at ",
-                   options_.address, ": ", status.message()));
+  return absl::Status(status.code(),
+                      absl::StrCat(name(), ": ", status.message()));
 }
 
 void DataShardClient::EndRun() {
   {
     MutexLock lock(mu_);
-    if (!attached_ || end_.has_value()) return;
-    closing_ = true;
+    if (!connection_.open()) return;
+    connection_.Close();
   }
   Send(command::EndRun{});
   stream_->FinishWrites();
@@ -269,7 +260,7 @@ void DataShardClient::EndRun() {
 void DataShardClient::AwaitEnd() {
   {
     MutexLock lock(mu_);
-    if (!attached_ || end_.has_value()) return;
+    if (!connection_.open()) return;
   }
   stream_->WaitForEnd(clock_, clock_.Now() + kEndPatience);
 }

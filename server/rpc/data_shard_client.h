@@ -7,7 +7,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 
@@ -24,6 +23,7 @@
 #include "server/core/model/commands.h"
 #include "server/partitions/partitions_host.h"
 #include "server/partitions/partitions_link.h"
+#include "server/partitions/shard_connection.h"
 
 namespace cohort {
 
@@ -39,8 +39,7 @@ class DataShardClient final : public PartitionsLink {
     // The files behind it, for finding out why there is no connection.
     TlsFiles tls;
     ShardAttachment attachment;
-    // Calls of CheckAlive without a message between them after which the data
-    // shard is lost.
+    // See ShardConnection.
     int silent_checks_max = 10;
   };
   // On gRPC's threads; must not block.
@@ -96,11 +95,13 @@ class DataShardClient final : public PartitionsLink {
   // Connects once. Returns false if it was told to give up.
   bool TryAttach(const std::function<void(const std::string&)>& on_wait,
                  const std::function<bool()>& give_up) ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits for a moment unless the attempt has succeeded or failed, and returns
-  // whether it has.
-  bool AwaitAttached() ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits for a moment unless the attempt is settled, and returns whether it
+  // is.
+  bool AwaitSettled() ABSL_LOCKS_EXCLUDED(mu_);
   // Those of a data shard that hangs would not end by themselves.
   void CancelFetchesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // "data shard 1 at HOST:PORT".
+  std::string name() const;
   absl::Status OnMessage(grpc::ByteBuffer& bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnd(const absl::Status& end) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -117,16 +118,9 @@ class DataShardClient final : public PartitionsLink {
 
   Mutex mu_;
   CondVar changed_;
-  bool attached_ ABSL_GUARDED_BY(mu_) = false;
-  // We have ended it ourselves.
-  bool closing_ ABSL_GUARDED_BY(mu_) = false;
-  // The data shard has been told to stop.
-  bool leaving_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mu_);
+  ShardConnection connection_ ABSL_GUARDED_BY(mu_);
   // Of calls under way.
   std::set<grpc::ClientContext*> fetches_ ABSL_GUARDED_BY(mu_);
-  // Since the last message.
-  int silent_checks_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Last, so that it is destroyed before the members that its reactions use.
   // Made by Attach.
