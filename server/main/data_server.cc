@@ -7,19 +7,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "common/listen_address.h"
 #include "common/log/log.h"
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "server/main/start_files.h"
 #include "server/rpc/call_interceptor.h"
 #include "server/rpc/data_streams.h"
-#include "server/rpc/handshake_log.h"
 
 namespace cohort {
 namespace {
 
-constexpr absl::Duration kGraceOfCalls = absl::Seconds(2);
 constexpr absl::Duration kStreamCheck = absl::Seconds(1);
 
 }  // namespace
@@ -34,13 +31,17 @@ absl::StatusOr<std::unique_ptr<DataServer>> DataServer::Start(
   std::unique_ptr<DataServer> server(
       new DataServer(options, std::move(security), std::move(trace)));
   COHORT_RETURN_IF_ERROR(server->Listen());
-  COHORT_RETURN_IF_ERROR(server->StartOps());
+  COHORT_RETURN_IF_ERROR(server->operations_.Start(
+      server->address_,
+      {.calls = server->metrics_, .metrics = &server->collector_}));
+  // Shard 0 can connect. Whether it has is a metric: if it were a condition,
+  // a cluster that sends nothing to processes that are not ready would never
+  // let it.
+  server->operations_.SetReady(absl::OkStatus());
   out << "data shard: listening on " << server->address()
       << ", waiting for shard 0 of a run" << std::endl;
-  if (server->ops_ != nullptr) {
-    out << "metrics: "
-        << UrlHere(server->ops_->address(), server->security_->encrypted())
-        << "metrics" << std::endl;
+  if (const std::string url = server->operations_.url(); !url.empty()) {
+    out << "metrics: " << url << "metrics" << std::endl;
   }
   COHORT_RETURN_IF_ERROR(
       WriteAddressFile(options.ops_address_file, server->ops_address()));
@@ -74,11 +75,13 @@ DataServer::DataServer(const ServerOptions& options,
                  },
              .timeline = trace_.get()},
             clock_),
+      doors_(options_, *security_, metrics_, clock_),
       collector_([this] {
         DataShardFigures figures = host_.figures();
         figures.memory_limit_bytes = MemoryLimitBytes();
         return figures;
-      }) {}
+      }),
+      operations_(options_, *security_) {}
 
 DataServer::~DataServer() { Stop(); }
 
@@ -86,52 +89,15 @@ absl::Status DataServer::Listen() {
   Transport::Services services;
   services.push_back(MakeDataShardsService(host_));
   services.push_back(MakeDataParametersService(host_));
-  absl::StatusOr<std::unique_ptr<Transport>> transport = Transport::Start(
-      {.listen = options_.listen,
-       .workers = options_.coordinator.workers,
-       .inflight_bytes_max = options_.inflight_bytes_max,
-       .security = security_->security(),
-       .access = security_->access(),
-       .connections_per_address = options_.connections_per_address,
-       .unserved =
-           [](absl::string_view) {
-             return "this is a data shard (cohort-server --data_shard); "
-                    "workers and cohortctl use the address of the server that "
-                    "coordinates the run";
-           }},
-      std::move(services), metrics_, clock_);
-  if (!transport.ok()) return transport.status();
-  transport_ = *std::move(transport);
-  address_ = transport_->address().ToString();
+  COHORT_RETURN_IF_ERROR(doors_.Listen(
+      std::move(services), options_.inflight_bytes_max, [](absl::string_view) {
+        return "this is a data shard (cohort-server --data_shard); workers and "
+               "cohortctl use the address of the server that coordinates the "
+               "run";
+      }));
+  address_ = doors_.address().ToString();
   ticker_ = std::make_unique<PeriodicTask>("streams", kStreamCheck,
                                            [this] { host_.CheckStreams(); });
-  return absl::OkStatus();
-}
-
-absl::Status DataServer::StartOps() {
-  if (options_.ops_listen.empty()) {
-    security_->Watch(nullptr);
-    return absl::OkStatus();
-  }
-  probe_ = std::make_unique<SelfProbe>(address_, security_->security());
-  COHORT_ASSIGN_OR_RETURN(
-      ops_,
-      OpsPort::Start(
-          {.listen = options_.ops_listen,
-           .insecure = options_.insecure,
-           .reachable = [this] { return probe_->status(); },
-           .tls = security_->tls(),
-           .access = security_->access(),
-           .certificate_end = [this] { return security_->not_after(); },
-           .handshake_failures = [log = options_.handshakes]() -> int64_t {
-             return log == nullptr ? 0 : log->failures();
-           }},
-          {.calls = metrics_, .metrics = &collector_}));
-  security_->Watch([this](const TlsContent& tls) { return ops_->SetTls(tls); });
-  // Shard 0 can connect. Whether it has is a metric: if it were a condition,
-  // a cluster that sends nothing to processes that are not ready would never
-  // let it.
-  ops_->SetReady(absl::OkStatus());
   return absl::OkStatus();
 }
 
@@ -190,18 +156,13 @@ void DataServer::StayForShard0() {
 }
 
 void DataServer::Stop() {
-  if (ops_ != nullptr) {
-    ops_->SetReady(absl::UnavailableError("the data shard is stopping"));
-  }
+  operations_.SetReady(absl::UnavailableError("the data shard is stopping"));
   ticker_.reset();
-  if (probe_ != nullptr) probe_->Stop();
+  operations_.StopProbe();
   host_.CloseStreams(absl::UnavailableError("the data shard is stopping"));
   host_.Stop();
-  if (transport_ != nullptr) transport_->Shutdown(kGraceOfCalls);
-  transport_.reset();
-  security_->StopWatching();
-  ops_.reset();
-  probe_.reset();
+  doors_.Shutdown();
+  operations_.Close();
   if (trace_ != nullptr && !trace_->status().ok()) {
     Log(LogLevel::kError, trace_->status().message());
   }

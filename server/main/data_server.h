@@ -11,14 +11,13 @@
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "common/progress_report.h"
+#include "server/main/doors.h"
+#include "server/main/operations.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
 #include "server/metrics/data_shard_metrics.h"
 #include "server/metrics/grpc_metrics.h"
-#include "server/ops/ops_port.h"
 #include "server/partitions/partitions_host.h"
-#include "server/rpc/self_probe.h"
-#include "server/rpc/transport.h"
 
 namespace cohort {
 
@@ -37,9 +36,7 @@ class DataServer {
 
   const std::string& address() const { return address_; }
   // The address of the operations port; empty if there is none.
-  std::string ops_address() const {
-    return ops_ == nullptr ? "" : ops_->address();
-  }
+  std::string ops_address() const { return operations_.address(); }
 
   // Blocks until the run is over or a stop is requested, and then until
   // everything has stopped. After a request it stays for shard 0, if that is
@@ -55,7 +52,6 @@ class DataServer {
 
   absl::Status Listen();
   void StayForShard0() ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status StartOps();
   // A run attaches, perhaps after another one has ended.
   void OnBegin() ABSL_LOCKS_EXCLUDED(mu_);
   void OnEnd() ABSL_LOCKS_EXCLUDED(mu_);
@@ -78,11 +74,9 @@ class DataServer {
   // Null without --trace.
   std::shared_ptr<TraceFile> trace_;
   PartitionsHost host_;
-  std::unique_ptr<Transport> transport_;
+  Doors doors_;
   DataShardCollector collector_;
-  // Null without an operations port; the same for the port itself.
-  std::unique_ptr<SelfProbe> probe_;
-  std::unique_ptr<OpsPort> ops_;
+  Operations operations_;
   std::unique_ptr<PeriodicTask> ticker_;
 };
 

@@ -2,32 +2,25 @@
 
 #include <grpcpp/impl/service_type.h>
 
-#include <algorithm>
 #include <random>
 #include <utility>
-#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "common/formats/file_system.h"
-#include "common/listen_address.h"
 #include "common/log/log.h"
-#include "common/measures/staleness_histogram.h"
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
-#include "common/wire/security.h"
 #include "server/core/ledger/gradient_budget.h"
 #include "server/main/start_files.h"
-#include "server/records/progress_text.h"
 #include "server/rpc/call_interceptor.h"
+#include "server/rpc/services.h"
 
 namespace cohort {
 namespace {
 
-// For calls that are still under way when the server stops.
-constexpr absl::Duration kCallGrace = absl::Seconds(2);
 constexpr absl::Duration kLeavePoll = absl::Milliseconds(50);
 
 std::string RandomRunId() {
@@ -79,10 +72,6 @@ void LogCommit(const CommitRecord& record) {
           record.loss, record.learning_rate, record.staleness_versions));
 }
 
-void KeepFirst(absl::Status& kept, const absl::Status& status) {
-  if (kept.ok()) kept = status;
-}
-
 // "1 worker", "2 to 4 workers".
 std::string WaitedForText(const CoordinatorOptions& options) {
   const std::string most = absl::StrCat(
@@ -90,6 +79,54 @@ std::string WaitedForText(const CoordinatorOptions& options) {
   return options.elastic() && options.workers_min < options.workers
              ? absl::StrCat(options.workers_min, " to ", most)
              : most;
+}
+
+// `admin_address` is empty if this port serves Admin too; then gRPC's own
+// answer will do.
+std::function<std::string(absl::string_view)> UnservedText(
+    const std::string& admin_address) {
+  if (admin_address.empty()) return nullptr;
+  return [admin_address](absl::string_view method) -> std::string {
+    if (!absl::StartsWith(method, "/cohort.v1.Admin/")) return "unknown method";
+    return absl::StrCat(
+        "this port serves workers only; cohortctl is served at ", admin_address,
+        " (--admin_listen)");
+  };
+}
+
+// A run that is over needs no data shards: its checkpoint has all partitions.
+void ServeAloneIfOver(const RunState& restored, ServerOptions& options) {
+  if (!IsOver(restored, options.coordinator)) return;
+  options.ended_shard_addresses = std::exchange(options.shard_addresses, {});
+  options.coordinator.shards = 1;
+}
+
+// Tells page and events how the run continues.
+void NoteContinued(const ServerOptions& options, const RunFiles& files,
+                   RunStats& stats) {
+  stats.ContinueEvents(options.handover.events);
+  const std::optional<Checkpoint>& restored = files.restored();
+  const bool same_process = options.handover.shards != nullptr;
+  if (!restored.has_value()) {
+    // The first server of a run has nothing to tell.
+    if (!same_process) return;
+    stats.Happened({.text = "all shards start again from step 0, because "
+                            "there is no checkpoint yet"});
+    return;
+  }
+  stats.Happened(
+      {.text = absl::StrCat(same_process ? "all shards continue from step "
+                                         : "the server was restarted; the run "
+                                           "continues from step ",
+                            restored->state.snapshot->version.value())});
+  const size_t kept = restored->state.policy_history.size();
+  if (kept >= options.handover.policies) return;
+  const std::string undone =
+      absl::StrCat("live changes made after the last checkpoint are undone: ",
+                   options.handover.policies - kept,
+                   "; `cohortctl policy history` lists those that are kept");
+  stats.Happened({.severity = Severity::kWarning, .text = undone});
+  Log(LogLevel::kWarning, undone);
 }
 
 }  // namespace
@@ -116,7 +153,7 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
                          options.given));
     COHORT_RETURN_IF_ERROR(
         CheckContinuable(*files->restored(), complete.coordinator));
-    Server::ServeAloneIfOver(files->restored()->state, complete);
+    ServeAloneIfOver(files->restored()->state, complete);
   }
   COHORT_RETURN_IF_ERROR(Validate(complete));
   if (files->restored().has_value()) {
@@ -136,7 +173,7 @@ absl::StatusOr<std::unique_ptr<Server>> StartServer(
   if (started.ok()) return server;
   server->Stop();
   // A stop that could not write what was changed is no ordinary one.
-  COHORT_RETURN_IF_ERROR(server->FilesStatus());
+  COHORT_RETURN_IF_ERROR(server->Summary().files);
   return started;
 }
 
@@ -148,13 +185,52 @@ Server::Server(const ServerOptions& options, std::ostream& out,
       out_(out),
       stats_(clock_),
       grpc_metrics_(CoordinatorMethods()),
+      lifecycle_({.data_shards = !options.shard_addresses.empty(),
+                  .exit_when_done = options.exit_when_done}),
       security_(std::move(security)),
       trace_(std::move(trace)),
-      files_(std::move(files)) {}
+      files_(std::move(files)),
+      doors_(options_, *security_, grpc_metrics_, clock_),
+      operations_(options_, *security_) {}
 
 Server::~Server() { Stop(); }
 
 absl::Status Server::Start() {
+  NameRun();
+  MakeRun();
+  COHORT_RETURN_IF_ERROR(OpenRecorder());
+  COHORT_RETURN_IF_ERROR(Listen());
+  operations_.StartReport(*run_, stats_, *files_, clock_, address_);
+  COHORT_RETURN_IF_ERROR(
+      operations_.Start(address_, {.calls = grpc_metrics_,
+                                   .figures = operations_.figures(),
+                                   .watchers = &watchers_}));
+  if (!options_.ops_listen.empty()) {
+    COHORT_RETURN_IF_ERROR(
+        WriteAddressFile(options_.ops_address_file, ops_address()));
+  }
+  PrintStart();
+  if (options_.handover.drain.has_value()) {
+    // Asked for before the loss of a data shard, which does not undo it. It
+    // fails only if the run is over.
+    run_->Drain(*options_.handover.drain).IgnoreError();
+    MutexLock lock(mu_);
+    drain_asked_for_ = options_.handover.drain;
+  }
+  // Page and cohortctl name the data shards that are not there. Workers are
+  // refused until then.
+  COHORT_RETURN_IF_ERROR(AttachDataShards());
+  files_->ForgetRestored();
+  endings_->recorder().Begin();
+  COHORT_RETURN_IF_ERROR(WriteAddressFile(options_.address_file, address_));
+  run_->Start(address_);
+  // Later versions are at the data shards.
+  if (!OverBeforeStart()) shards_->KeepWhole(nullptr);
+  operations_.SetReady(absl::OkStatus());
+  return absl::OkStatus();
+}
+
+void Server::NameRun() {
   const std::optional<Checkpoint>& restored = files_->restored();
   CoordinatorOptions& coordinator = options_.coordinator;
   CompleteOptions(*files_, coordinator);
@@ -169,7 +245,7 @@ absl::Status Server::Start() {
   CheckpointWriter::Complete complete;
   if (coordinator.shards > 1) {
     complete = [this](RunState state) {
-      return WithAllPartitions(std::move(state));
+      return shards_->WithAllPartitions(std::move(state));
     };
   }
   files_->BeginRun({.run_id = coordinator.run_id,
@@ -180,22 +256,37 @@ absl::Status Server::Start() {
   if (security_->audit() != nullptr) {
     security_->audit()->SetRun(coordinator.run_id);
   }
-  if (coordinator.shards > 1) options_.local = "tcp";
+}
+
+void Server::MakeRun() {
+  const std::optional<Checkpoint>& restored = files_->restored();
+  const bool shared = options_.coordinator.shards > 1;
+  if (shared) options_.local = "tcp";
   if (options_.local == "auto" || options_.local == "shm") {
     local_weights_ = std::make_shared<SharedFloatFiles>();
   }
-  MakeDataShards(options_.shard_addresses);
-  std::vector<PartitionsLink*> links;
-  for (const auto& data_shard : data_shards_) links.push_back(data_shard.get());
+  shards_ = std::make_unique<DataShards>(
+      options_, *security_, stats_,
+      DataShards::Reactions{
+          .on_gradient =
+              [this](int32_t shard, RemoteGradient gradient) {
+                run_->Arrived(shard, std::move(gradient));
+              },
+          .on_fold =
+              [this](int32_t shard, FoldReport report) {
+                return run_->Folded(shard, std::move(report));
+              },
+          .on_leaving = [this](int32_t shard) { OnShardLeaving(shard); },
+          .on_lost = [this](const absl::Status& why) { OnShardLost(why); }});
   run_ = std::make_unique<RunHost>(
       RunHostOptions{
-          .coordinator = coordinator,
+          .coordinator = options_.coordinator,
           .fold_threads = options_.fold_threads,
           .memory_bytes = MemoryLimitBytes(),
           .weight_bytes_max = options_.model_bytes_max,
-          .data_shards = std::move(links),
+          .data_shards = shards_->links(),
           .data_addresses = options_.shard_addresses,
-          .shard_stats = shard_stats_.get(),
+          .shard_stats = shards_->stats().get(),
           .weights_memory = local_weights_,
           .timeline = trace_.get(),
           .on_denied_rank =
@@ -205,36 +296,9 @@ absl::Status Server::Start() {
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here because the base class is private.
       static_cast<RunListener&>(*this));
-  if (restored.has_value() && coordinator.shards > 1) {
-    MutexLock lock(mu_);
-    whole_ = restored->state.snapshot;
+  if (restored.has_value() && shared) {
+    shards_->KeepWhole(restored->state.snapshot);
   }
-  COHORT_RETURN_IF_ERROR(OpenRecorder());
-  COHORT_RETURN_IF_ERROR(Listen());
-  StartReport();
-  COHORT_RETURN_IF_ERROR(StartOps());
-  PrintStart();
-  if (options_.handover.drain.has_value()) {
-    // Asked for before the loss of a data shard, which does not undo it. It
-    // fails only if the run is over.
-    run_->Drain(*options_.handover.drain).IgnoreError();
-    MutexLock lock(mu_);
-    drain_asked_for_ = options_.handover.drain;
-  }
-  // Page and cohortctl name the data shards that are not there. Workers are
-  // refused until then.
-  COHORT_RETURN_IF_ERROR(AttachDataShards());
-  files_->ForgetRestored();
-  recorder_->Begin();
-  COHORT_RETURN_IF_ERROR(WriteAddressFile(options_.address_file, address_));
-  run_->Start(address_);
-  if (!OverBeforeStart()) {
-    // Later versions are at the data shards.
-    MutexLock lock(mu_);
-    whole_ = nullptr;
-  }
-  if (ops_ != nullptr) ops_->SetReady(absl::OkStatus());
-  return absl::OkStatus();
 }
 
 void Server::PrintStart() {
@@ -247,12 +311,11 @@ void Server::PrintStart() {
     out_ << "continuing from " << restored->path << ", step "
          << restored->state.snapshot->version << '\n';
   }
-  if (admin_ != nullptr) {
-    out_ << "cohortctl is served at " << admin_->address().ToString() << '\n';
+  if (!admin_address().empty()) {
+    out_ << "cohortctl is served at " << admin_address() << '\n';
   }
-  if (ops_ != nullptr) {
-    out_ << "page: " << UrlHere(ops_->address(), security_->encrypted())
-         << '\n';
+  if (const std::string page = operations_.url(); !page.empty()) {
+    out_ << "page: " << page << '\n';
   }
   out_ << std::flush;
 }
@@ -260,7 +323,7 @@ void Server::PrintStart() {
 absl::Status Server::OpenRecorder() {
   const std::optional<Checkpoint>& restored = files_->restored();
   COHORT_ASSIGN_OR_RETURN(
-      recorder_,
+      std::unique_ptr<RunRecorder> recorder,
       RunRecorder::Open(
           {.results_dir = options_.files.results_dir,
            .tensorboard_dir = options_.tensorboard_dir,
@@ -275,258 +338,299 @@ absl::Status Server::OpenRecorder() {
                                   ? restored->state.policy_history.size()
                                   : 0},
           out_, clock_, [this] { return run_->Status(); }));
-  stats_.Continue(recorder_->earlier());
-  NoteContinued();
+  stats_.Continue(recorder->earlier());
+  NoteContinued(options_, *files_, stats_);
+  endings_ = std::make_unique<Endings>(*run_, *files_, *shards_, operations_,
+                                       std::move(recorder), out_);
   return absl::OkStatus();
 }
 
+absl::Status Server::Listen() {
+  COHORT_RETURN_IF_ERROR(doors_.OpenLocal(*run_, local_weights_));
+  Transport::Services services;
+  services.push_back(MakeMembershipService(*run_, doors_.local()));
+  services.push_back(MakeParametersService(*run_, doors_.local()));
+  services.push_back(MakeMomentsService(*run_));
+  Transport::Services admin;
+  (options_.admin_listen.empty() ? services : admin)
+      .push_back(MakeAdminService(
+          *run_,
+          {.checkpoint = [this] { return endings_->CheckpointNow(); },
+           .export_model = [this] { return endings_->ExportNow(); },
+           .keeps_checkpoints = files_->keeps_checkpoints(),
+           .checkpoint_problem = [this] { return files_->figures().problem; },
+           .on_status = [this] { watchers_.Asked("status"); },
+           .on_drained =
+               [this](const std::string& reason) {
+                 MutexLock lock(mu_);
+                 drain_asked_for_ = reason;
+               },
+           .audit = security_->audit(),
+           .ops_address = [this] { return ops_address(); },
+           .certificate_end = [this] { return security_->not_after(); }}));
+  COHORT_RETURN_IF_ERROR(doors_.ListenForAdmin(std::move(admin)));
+  COHORT_RETURN_IF_ERROR(doors_.Listen(std::move(services),
+                                       options_.coordinator.inflight_bytes_max,
+                                       UnservedText(admin_address())));
+  address_ = doors_.address().ToString();
+  doors_.LogReach();
+  return absl::OkStatus();
+}
+
+absl::Status Server::AttachDataShards() {
+  const absl::Status attached = shards_->Attach(
+      [this](const std::string& waiting) {
+        operations_.SetReady(absl::UnavailableError(waiting));
+      },
+      [this] {
+        NoteRequestedStop();
+        MutexLock lock(mu_);
+        return lifecycle_.GivesUpShards();
+      });
+  MutexLock lock(mu_);
+  if (lifecycle_.over_before_start()) return absl::OkStatus();
+  if (attached.ok()) lifecycle_.Attached();
+  return attached;
+}
+
+void Server::NoteRequestedStop() {
+  if (options_.stop_requested != nullptr && options_.stop_requested()) {
+    RequestStop();
+  }
+}
+
+bool Server::OverBeforeStart() const {
+  MutexLock lock(mu_);
+  return lifecycle_.over_before_start();
+}
+
+Handover Server::TakeHandover() {
+  MutexLock lock(mu_);
+  return {.shards = shards_->stats(),
+          .trace = trace_,
+          .events = stats_.events(),
+          .policies = run_->Policy().history.size(),
+          .drain = drain_asked_for_};
+}
+
+// ---- the main thread
+
 RunSummary Server::Wait() {
-  while (std::optional<RunState> milestone = AwaitMilestone()) {
-    StoreMilestone(*std::move(milestone));
-  }
-  LetShardLeave();
-  {
-    MutexLock lock(mu_);
-    if (!summary_.outcome.has_value()) summary_.lost_shard = lost_shard_;
-  }
-  if (options_.exit_when_done) {
-    StayForWatchers();
-  } else {
-    StayUntilStopped();
-  }
-  Stop();
-  MutexLock lock(mu_);
-  return summary_;
-}
-
-// Stays only if the run is done: after any other end, a supervisor that starts
-// the server again continues the run.
-void Server::StayUntilStopped() {
-  RunSummary summary;
-  {
-    MutexLock lock(mu_);
-    summary = summary_;
-  }
-  if (summary.outcome != RunOutcome::kFinished &&
-      summary.outcome != RunOutcome::kDrained) {
-    return;
-  }
-  // Results are written before the wait. Stop then has nothing left to write.
-  WriteResults(summary);
-  WriteLastCheckpoint(summary);
-  Log(LogLevel::kInfo,
-      "the run is over; the server stays up until it is stopped "
-      "(--exit_when_done=false)");
-  MutexLock lock(mu_);
-  while (!stop_requested_ && !stopping_) changed_.Wait(mu_);
-}
-
-void Server::RequestStop() {
-  MutexLock lock(mu_);
-  stop_requested_ = true;
-  changed_.NotifyAll();
-}
-
-void Server::Stop() {
-  RunSummary summary;
-  bool concluded = false;
-  {
-    MutexLock lock(mu_);
-    if (stopping_) {
-      while (!stopped_) changed_.Wait(mu_);
-      return;
+  for (;;) {
+    switch (AwaitTask()) {
+      case ServerLifecycle::Task::kStoreMilestone:
+        StoreMilestone();
+        break;
+      case ServerLifecycle::Task::kSaveForLeaving:
+        SaveForLeaving();
+        break;
+      case ServerLifecycle::Task::kStayForWatchers:
+        StayForWatchers();
+        break;
+      case ServerLifecycle::Task::kStayUntilStopped:
+        StayUntilStopped();
+        break;
+      case ServerLifecycle::Task::kWait:
+      case ServerLifecycle::Task::kStop:
+        Stop();
+        return Summary();
     }
-    stopping_ = true;
-    changed_.NotifyAll();
-    summary = summary_;
-    concluded = concluded_;
   }
-  if (ops_ != nullptr) {
-    ops_->SetReady(absl::UnavailableError("the server is stopping"));
-  }
-  // Null if the start failed before the recorder was opened.
-  if (recorder_ != nullptr && summary.outcome.has_value()) {
-    if (!concluded) WriteResults(summary);
-    WaitForLeavers();
-  }
-  if (run_ != nullptr) run_->CloseStreams();
-  if (probe_ != nullptr) probe_->Stop();
-  if (admin_ != nullptr) admin_->Shutdown(kCallGrace);
-  if (transport_ != nullptr) transport_->Shutdown(kCallGrace);
-  if (run_ != nullptr) run_->Stop();
-  const bool without_shards =
-      !data_shards_.empty() && !attached_ && !summary.outcome.has_value();
-  if (recorder_ != nullptr && (without_shards || !summary.lost_shard.empty())) {
-    // The partitions of this version are gone, or were never here.
-    recorder_->Finish();
-    if (options_.stop_requested != nullptr && options_.stop_requested()) {
-      ConcludeWithoutShards(summary);
-    }
-  } else if (recorder_ != nullptr && !concluded) {
-    if (!summary.outcome.has_value()) WriteResults(summary);
-    Conclude(summary);
-  }
-  NoteLostAtTheEnd(summary);
-  EndDataShards(summary.outcome.has_value() && summary.lost_shard.empty());
-  security_->StopWatching();
-  ops_.reset();
-  probe_.reset();
-  report_.reset();
-  figures_.reset();
-  if (trace_ != nullptr && !trace_->status().ok()) {
-    Log(LogLevel::kError, trace_->status().message());
-  }
+}
+
+ServerLifecycle::Task Server::AwaitTask() {
   MutexLock lock(mu_);
-  summary_ = summary;
-  stopped_ = true;
-  changed_.NotifyAll();
-}
-
-void Server::WriteResults(RunSummary& summary) {
-  WriteModelAndStaleness(summary);
-  // The report says whether the model was written.
-  if (report_ != nullptr) KeepFirst(summary.files, report_->Write());
-}
-
-void Server::WriteModelAndStaleness(RunSummary& summary) {
-  if (run_->partitions().model() == nullptr) return;
-  const absl::StatusOr<RunState> state = WholeState();
-  if (!state.ok()) return KeepFirst(summary.files, state.status());
-  summary.model = state->model;
-  summary.snapshot = state->snapshot;
-  if (!files_->keeps_results()) return;
-  KeepFirst(summary.files, files_->WriteStaleness(run_->Status().staleness));
-  const absl::Status written =
-      files_->WriteModel(*state->model, *state->snapshot);
-  KeepFirst(summary.files, written);
-  Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
-      written.ok()
-          ? absl::StrCat("the model of step ", state->snapshot->version.value(),
-                         " was written to ", files_->model_path())
-          : absl::StrCat("the model could not be written: ",
-                         written.message()));
-}
-
-void Server::WaitForLeavers() {
-  const Instant deadline = clock_.Now() + options_.leave_grace;
-  // Workers that were not told of the end are on their way back.
-  const bool come_back =
-      !options_.ended_shard_addresses.empty() || OverBeforeStart();
-  MutexLock lock(mu_);
-  while ((come_back || run_->partitions().streams().sessions() > 0) &&
-         !stop_requested_ && clock_.Now() < deadline) {
-    changed_.WaitFor(mu_, kLeavePoll);
+  for (;;) {
+    const ServerLifecycle::Task task = lifecycle_.TakeTask();
+    if (task != ServerLifecycle::Task::kWait) return task;
+    changed_.Wait(mu_);
   }
+}
+
+void Server::StoreMilestone() {
+  RunState state;
+  {
+    MutexLock lock(mu_);
+    state = *std::exchange(milestone_, std::nullopt);
+  }
+  const absl::StatusOr<RunState> whole =
+      shards_->WithAllPartitions(std::move(state));
+  // A data shard is gone, or about to be.
+  if (!whole.ok()) return OnShardLost(whole.status());
+  // A server that continues from here adds nothing to the history.
+  if (whole->ended.has_value()) endings_->recorder().Finish();
+  if (whole->last) shards_->KeepWhole(whole->snapshot);
+  // The log tells of an error; the next checkpoint may succeed.
+  files_->SaveCheckpoint(*whole).IgnoreError();
+  run_->CheckpointStored();
+}
+
+void Server::SaveForLeaving() {
+  int32_t shard = 0;
+  {
+    MutexLock lock(mu_);
+    shard = lifecycle_.leaving_shard();
+  }
+  // The others repeat nothing of what was done until now. The log tells of an
+  // error.
+  const absl::StatusOr<RunState> state = run_->State();
+  if (state.ok()) files_->SaveCheckpoint(*state).IgnoreError();
+  const absl::Status why = shards_->LeavingBecause(shard);
+  {
+    MutexLock lock(mu_);
+    if (!lifecycle_.LeavingShardSaved(why.message())) return;
+  }
+  shards_->NoteLost(shard, why);
 }
 
 // Results are written before the server waits for watchers.
 void Server::StayForWatchers() {
   const absl::Duration patience = watchers_.UntilAllAsk();
-  RunSummary summary;
-  {
-    MutexLock lock(mu_);
-    summary = summary_;
-  }
-  if (!summary.outcome.has_value() || patience <= absl::ZeroDuration()) return;
-  WriteResults(summary);
-  Conclude(summary);
+  if (patience <= absl::ZeroDuration()) return;
+  RunSummary summary = Summary();
+  endings_->WriteResults(summary);
+  endings_->Conclude(summary);
   Log(LogLevel::kInfo,
       absl::StrCat("the server stays up for ", SecondsText(patience),
                    " so that clients watching the run see its end"));
   const Instant begin = clock_.Now();
   MutexLock lock(mu_);
   summary_ = summary;
-  concluded_ = true;
-  while (!stop_requested_ && !watchers_.HaveSeen(begin, patience)) {
+  lifecycle_.Concluded();
+  while (!lifecycle_.LeavingRequested() &&
+         !watchers_.HaveSeen(begin, patience)) {
     changed_.WaitFor(mu_, kLeavePoll);
   }
 }
 
-void Server::Conclude(RunSummary& summary) {
-  recorder_->Finish();
-  summary.last_evaluation = recorder_->last_evaluation();
-  WriteLastCheckpoint(summary);
-  PrintEnd(summary);
-}
-
-void Server::ConcludeWithoutShards(RunSummary& summary) {
-  if (!summary.lost_shard.empty()) return;
-  // A change may not be on disk yet.
-  WriteLastCheckpoint(summary);
-  if (const absl::StatusOr<RunState> state = run_->State(); state.ok()) {
-    summary.snapshot = state->snapshot;
-  }
-  PrintEnd(summary);
-}
-
-absl::Status Server::FilesStatus() const {
+void Server::StayUntilStopped() {
+  // Results are written before the wait. Stop then has nothing left to write.
+  RunSummary summary = Summary();
+  endings_->WriteResults(summary);
+  endings_->WriteLastCheckpoint(summary);
+  Log(LogLevel::kInfo,
+      "the run is over; the server stays up until it is stopped "
+      "(--exit_when_done=false)");
   MutexLock lock(mu_);
-  return summary_.files;
+  while (!lifecycle_.LeavingRequested()) changed_.Wait(mu_);
 }
 
-void Server::WriteLastCheckpoint(RunSummary& summary) {
-  if (!files_->keeps_checkpoints()) return;
-  const absl::StatusOr<RunState> state = run_->State();
-  // Without a model there is nothing to save.
-  if (!state.ok()) return;
-  KeepFirst(summary.files, files_->SaveCheckpoint(*state));
+// ---- the stop
+
+void Server::RequestStop() {
+  MutexLock lock(mu_);
+  lifecycle_.RequestStop();
+  changed_.NotifyAll();
 }
 
-void Server::PrintEnd(const RunSummary& summary) {
-  if (!summary.outcome.has_value() && summary.snapshot == nullptr &&
-      run_->Policy().history.size() > 1) {
-    out_ << "stopped before a worker had registered a model, hence without a "
-            "checkpoint: changes of settings are lost; give them as flags\n";
-  }
-  if (!summary.outcome.has_value() && summary.snapshot != nullptr) {
-    out_ << "stopped at step " << summary.snapshot->version;
-    if (!files_->keeps_checkpoints()) {
-      out_ << "; no checkpoint was written (no --checkpoint_dir)\n";
-    } else if (summary.files.ok()) {
-      out_ << "; the checkpoint is in " << options_.files.checkpoint_dir
-           << ", continue with the same flags and --resume\n";
-    } else {
-      out_ << "; " << summary.files.message() << '\n';
+void Server::Stop() {
+  RunSummary summary;
+  bool results_first = false;
+  bool awaits_leavers = false;
+  {
+    MutexLock lock(mu_);
+    if (!lifecycle_.BeginStop()) {
+      while (!lifecycle_.stopped()) changed_.Wait(mu_);
+      return;
     }
+    changed_.NotifyAll();
+    summary = summary_;
+    results_first = lifecycle_.EndsWithResults();
+    awaits_leavers = lifecycle_.AwaitsLeavers();
   }
-  const std::string staleness = StalenessText(run_->Status().staleness);
-  if (!staleness.empty()) {
-    out_ << "staleness of pushes, in steps: " << staleness << '\n';
+  operations_.SetReady(absl::UnavailableError("the server is stopping"));
+  if (results_first) endings_->WriteResults(summary);
+  if (awaits_leavers) WaitForLeavers();
+  if (run_ != nullptr) run_->CloseStreams();
+  operations_.StopProbe();
+  doors_.Shutdown();
+  if (run_ != nullptr) run_->Stop();
+  // Null if the start failed before the recorder was opened.
+  if (endings_ != nullptr) WriteEnding(summary);
+  EndDataShards(summary);
+  operations_.Close();
+  if (trace_ != nullptr && !trace_->status().ok()) {
+    Log(LogLevel::kError, trace_->status().message());
   }
-  if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
-    PrintMeasures(*summary.last_evaluation, summary.snapshot, out_);
-  }
-  out_ << std::flush;
+  MutexLock lock(mu_);
+  summary_ = summary;
+  lifecycle_.Stopped();
+  changed_.NotifyAll();
 }
 
-absl::Status Server::ForOperator(const absl::Status& status) const {
-  if (status.ok() || absl::IsFailedPrecondition(status)) return status;
-  // Other errors are not those of a data shard.
-  if (shard_stats_ == nullptr || !absl::IsUnavailable(status)) {
-    return absl::InternalError(status.message());
+void Server::WaitForLeavers() {
+  const Instant deadline = clock_.Now() + options_.leave_grace;
+  MutexLock lock(mu_);
+  // Workers that were not told of the end are on their way back.
+  const bool come_back =
+      !options_.ended_shard_addresses.empty() || lifecycle_.over_before_start();
+  while ((come_back || run_->partitions().streams().sessions() > 0) &&
+         !lifecycle_.stop_requested() && clock_.Now() < deadline) {
+    changed_.WaitFor(mu_, kLeavePoll);
   }
-  const std::string waiting = shard_stats_->WaitingText();
-  if (!waiting.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("a part of the model is missing: ", waiting));
-  }
-  // A data shard is about to be lost. To the client, Unavailable would
-  // mean that this server cannot be reached.
-  return absl::FailedPreconditionError(status.message());
 }
 
-absl::StatusOr<Version> Server::CheckpointNow() {
-  COHORT_ASSIGN_OR_RETURN(const RunState state, run_->State());
-  COHORT_RETURN_IF_ERROR(ForOperator(files_->SaveCheckpoint(state)));
-  return state.snapshot->version;
+void Server::WriteEnding(RunSummary& summary) {
+  NoteRequestedStop();
+  ServerLifecycle::Ending ending;
+  {
+    MutexLock lock(mu_);
+    ending = lifecycle_.ending();
+  }
+  switch (ending) {
+    case ServerLifecycle::Ending::kNothing:
+      return;
+    case ServerLifecycle::Ending::kConclude:
+      if (!summary.outcome.has_value()) endings_->WriteResults(summary);
+      return endings_->Conclude(summary);
+    case ServerLifecycle::Ending::kConcludeWithoutShards:
+      return endings_->ConcludeWithoutShards(summary);
+    case ServerLifecycle::Ending::kFinishRecorder:
+      return endings_->recorder().Finish();
+  }
 }
 
-absl::StatusOr<Version> Server::ExportNow() {
-  const absl::StatusOr<RunState> state = WholeState();
-  COHORT_RETURN_IF_ERROR(ForOperator(state.status()));
-  COHORT_RETURN_IF_ERROR(
-      ForOperator(files_->WriteModel(*state->model, *state->snapshot)));
-  return state->snapshot->version;
+void Server::EndDataShards(RunSummary& summary) {
+  bool run_is_over = false;
+  bool some_missing = false;
+  {
+    MutexLock lock(mu_);
+    lifecycle_.FilesWritten(summary.files.ok());
+    summary.lost_shard = lifecycle_.ContinuesBecause();
+    run_is_over = lifecycle_.EndsShards();
+    some_missing = lifecycle_.over_before_start();
+  }
+  if (shards_ != nullptr) shards_->End(run_is_over, some_missing);
+  // A checkpoint may be asking them for their partitions.
+  files_->AwaitWriter();
+}
+
+RunSummary Server::Summary() const {
+  MutexLock lock(mu_);
+  return summary_;
+}
+
+// ---- events
+
+void Server::OnShardLost(const absl::Status& why) {
+  MutexLock lock(mu_);
+  lifecycle_.ShardLost(why.message());
+  changed_.NotifyAll();
+}
+
+void Server::OnShardLeaving(int32_t shard) {
+  {
+    MutexLock lock(mu_);
+    if (!lifecycle_.ShardLeaving(shard)) return changed_.NotifyAll();
+  }
+  shards_->Release(shard);
+}
+
+void Server::OnMilestone(RunState state) {
+  MutexLock lock(mu_);
+  milestone_ = std::move(state);
+  lifecycle_.MilestoneReached();
+  changed_.NotifyAll();
 }
 
 void Server::OnFolded(absl::Duration took) { stats_.Applied(took); }
@@ -540,13 +644,13 @@ void Server::OnCommitted(const CommitRecord& record,
   stats_.Committed(record, observation);
   progress_.Made();
   SetLogVersion(record.version.value());
-  recorder_->Committed(record);
+  endings_->recorder().Committed(record);
   if (CurrentLogLevel() == LogLevel::kDebug) LogCommit(record);
 }
 
 void Server::OnPolicyChanged(const PolicyRecord& record,
                              std::optional<RunState> state) {
-  recorder_->PolicyChanged(record);
+  endings_->recorder().PolicyChanged(record);
   // A restart does not undo the change.
   if (state.has_value()) files_->KeepChange(*std::move(state));
 }
@@ -554,8 +658,7 @@ void Server::OnPolicyChanged(const PolicyRecord& record,
 void Server::OnChangedBeforeStart() {
   if (run_->facts().ended) {
     MutexLock lock(mu_);
-    over_before_start_ = true;
-    return;
+    return lifecycle_.OverBeforeStart();
   }
   absl::StatusOr<RunState> state = run_->State();
   if (state.ok()) files_->KeepChange(*std::move(state));
@@ -563,14 +666,14 @@ void Server::OnChangedBeforeStart() {
 
 void Server::OnEvaluated(const EvaluationRecord& record) {
   stats_.Evaluated(record);
-  recorder_->Evaluated(record);
+  endings_->recorder().Evaluated(record);
 }
 
 void Server::OnLogged(const effect::Log& log) {
   bool continues_elsewhere = false;
   {
     MutexLock lock(mu_);
-    continues_elsewhere = !lost_shard_.empty();
+    continues_elsewhere = lifecycle_.shard_lost();
   }
   // Workers whose streams end because the next server takes over are not news.
   if (!continues_elsewhere) stats_.Happened(log);
@@ -592,6 +695,7 @@ void Server::OnCheckpoint(RunState state) {
 void Server::OnEnded(const effect::RunEnded& ended,
                      const SharedSnapshot& snapshot) {
   MutexLock lock(mu_);
+  lifecycle_.RunEnded(ended.outcome);
   summary_.outcome = ended.outcome;
   summary_.reason = ended.reason;
   summary_.model = ended.model;

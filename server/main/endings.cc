@@ -1,0 +1,114 @@
+#include "server/main/endings.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/log/log.h"
+#include "common/measures/staleness_histogram.h"
+#include "common/status_macros.h"
+#include "server/records/progress_text.h"
+
+namespace cohort {
+namespace {
+
+void KeepFirst(absl::Status& kept, const absl::Status& status) {
+  if (kept.ok()) kept = status;
+}
+
+}  // namespace
+
+absl::StatusOr<RunState> Endings::WholeState() {
+  COHORT_ASSIGN_OR_RETURN(RunState state, run_.State());
+  return shards_.WithAllPartitions(std::move(state));
+}
+
+void Endings::WriteResults(RunSummary& summary) {
+  WriteModelAndStaleness(summary);
+  // The report says whether the model was written.
+  KeepFirst(summary.files, shown_.WriteReport());
+}
+
+void Endings::WriteModelAndStaleness(RunSummary& summary) {
+  if (run_.partitions().model() == nullptr) return;
+  const absl::StatusOr<RunState> state = WholeState();
+  if (!state.ok()) return KeepFirst(summary.files, state.status());
+  summary.model = state->model;
+  summary.snapshot = state->snapshot;
+  if (!files_.keeps_results()) return;
+  KeepFirst(summary.files, files_.WriteStaleness(run_.Status().staleness));
+  const absl::Status written =
+      files_.WriteModel(*state->model, *state->snapshot);
+  KeepFirst(summary.files, written);
+  Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
+      written.ok()
+          ? absl::StrCat("the model of step ", state->snapshot->version.value(),
+                         " was written to ", files_.model_path())
+          : absl::StrCat("the model could not be written: ",
+                         written.message()));
+}
+
+void Endings::Conclude(RunSummary& summary) {
+  recorder_->Finish();
+  summary.last_evaluation = recorder_->last_evaluation();
+  WriteLastCheckpoint(summary);
+  PrintEnd(summary);
+}
+
+void Endings::ConcludeWithoutShards(RunSummary& summary) {
+  recorder_->Finish();
+  // A change may not be on disk yet.
+  WriteLastCheckpoint(summary);
+  if (const absl::StatusOr<RunState> state = run_.State(); state.ok()) {
+    summary.snapshot = state->snapshot;
+  }
+  PrintEnd(summary);
+}
+
+void Endings::WriteLastCheckpoint(RunSummary& summary) {
+  if (!files_.keeps_checkpoints()) return;
+  const absl::StatusOr<RunState> state = run_.State();
+  // Without a model there is nothing to save.
+  if (!state.ok()) return;
+  KeepFirst(summary.files, files_.SaveCheckpoint(*state));
+}
+
+void Endings::PrintEnd(const RunSummary& summary) {
+  if (!summary.outcome.has_value() && summary.snapshot == nullptr &&
+      run_.Policy().history.size() > 1) {
+    out_ << "stopped before a worker had registered a model, hence without a "
+            "checkpoint: changes of settings are lost; give them as flags\n";
+  }
+  if (!summary.outcome.has_value() && summary.snapshot != nullptr) {
+    out_ << "stopped at step " << summary.snapshot->version;
+    if (!files_.keeps_checkpoints()) {
+      out_ << "; no checkpoint was written (no --checkpoint_dir)\n";
+    } else if (summary.files.ok()) {
+      out_ << "; the checkpoint is in " << files_.options().checkpoint_dir
+           << ", continue with the same flags and --resume\n";
+    } else {
+      out_ << "; " << summary.files.message() << '\n';
+    }
+  }
+  const std::string staleness = StalenessText(run_.Status().staleness);
+  if (!staleness.empty()) {
+    out_ << "staleness of pushes, in steps: " << staleness << '\n';
+  }
+  if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
+    PrintMeasures(*summary.last_evaluation, summary.snapshot, out_);
+  }
+  out_ << std::flush;
+}
+
+absl::StatusOr<Version> Endings::CheckpointNow() {
+  COHORT_ASSIGN_OR_RETURN(const RunState state, run_.State());
+  COHORT_RETURN_IF_ERROR(shards_.ForOperator(files_.SaveCheckpoint(state)));
+  return state.snapshot->version;
+}
+
+absl::StatusOr<Version> Endings::ExportNow() {
+  const absl::StatusOr<RunState> state = WholeState();
+  COHORT_RETURN_IF_ERROR(shards_.ForOperator(state.status()));
+  COHORT_RETURN_IF_ERROR(
+      shards_.ForOperator(files_.WriteModel(*state->model, *state->snapshot)));
+  return state->snapshot->version;
+}
+
+}  // namespace cohort

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/core/events/effects.h"
+#include "server/core/model/model_snapshot.h"
+#include "server/main/data_shards.h"
+#include "server/main/operations.h"
+#include "server/records/run_files.h"
+#include "server/records/run_recorder.h"
+#include "server/run/run_host.h"
+
+namespace cohort {
+
+// The result of a server's run.
+struct RunSummary {
+  // Absent if the server was stopped before the run ended.
+  std::optional<RunOutcome> outcome;
+  std::string reason;
+  // Null if no worker ever registered a model.
+  SharedModel model;
+  SharedSnapshot snapshot;
+  std::optional<EvaluationRecord> last_evaluation;
+  // An error if results or the last checkpoint could not be written.
+  absl::Status files;
+  // Why a data shard was lost; empty if none was. The server has stopped
+  // without results, and the run goes on from the newest checkpoint in another
+  // one.
+  std::string lost_shard;
+};
+
+// What a run leaves behind: its history, its model, its last checkpoint, and
+// its last lines of output.
+// Thread safety: safe; Conclude and the like by one thread.
+class Endings {
+ public:
+  // All references must outlive it.
+  Endings(RunHost& run, RunFiles& files, DataShards& shards, Operations& shown,
+          std::unique_ptr<RunRecorder> recorder, std::ostream& out)
+      : run_(run),
+        files_(files),
+        shards_(shards),
+        shown_(shown),
+        out_(out),
+        recorder_(std::move(recorder)) {}
+
+  RunRecorder& recorder() { return *recorder_; }
+
+  // Errors of files are kept in `summary`.
+  void WriteResults(RunSummary& summary);
+  void WriteLastCheckpoint(RunSummary& summary);
+  // Does everything that follows the results.
+  void Conclude(RunSummary& summary);
+  // The same for a server that is stopped while it waits for data shards.
+  void ConcludeWithoutShards(RunSummary& summary);
+
+  // Requests of operators; both return the version that was written.
+  absl::StatusOr<Version> CheckpointNow();
+  absl::StatusOr<Version> ExportNow();
+
+ private:
+  void WriteModelAndStaleness(RunSummary& summary);
+  void PrintEnd(const RunSummary& summary);
+  absl::StatusOr<RunState> WholeState();
+
+  RunHost& run_;
+  RunFiles& files_;
+  DataShards& shards_;
+  Operations& shown_;
+  std::ostream& out_;
+  const std::unique_ptr<RunRecorder> recorder_;
+};
+
+}  // namespace cohort
