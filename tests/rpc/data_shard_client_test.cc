@@ -54,7 +54,7 @@ TEST(DataShardClientTest, OneThatLeavesAsItIsAttachedToIsWaitedFor) {
       {.address = absl::StrCat("127.0.0.1:", port)},
       {.on_gradient = nullptr,
        .on_fold = nullptr,
-       // As Server::OnShardLeaving does before all are attached.
+       // As the server does before all are attached.
        .on_leaving = [&client] { client->Release(); },
        .on_end = [](const absl::Status& /*why*/) {}});
   client = &attaching;

@@ -448,7 +448,8 @@ void Checker::On(const effect::WriteCheckpoint& write) {
 }
 
 void Checker::OnCheckpointBegun(bool begun) {
-  if (begun) begun_checkpoint_ = asked_checkpoints_.front();
+  if (!begun) return asked_checkpoints_.pop_back();
+  begun_checkpoint_ = asked_checkpoints_.front();
   asked_checkpoints_.pop_front();
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "common/assignment.h"
 #include "common/ids.h"
 #include "server/core/coordinator.h"
@@ -44,8 +45,11 @@ class Checker {
   // A worker holds the weights of `version`, and this state beside them.
   void OnHeld(Rank rank, Version version, const FrontEndState& state);
   void AfterEvent(const Coordinator& core);
-  // The oldest of the checkpoints that the state machine has asked for is
-  // begun, or is left out because another one is under way.
+  // The state is taken for a checkpoint that the state machine has not asked
+  // for.
+  void OnStateTaken() { asked_checkpoints_.push_back(now_); }
+  // The oldest of the checkpoints that were asked for is begun, or the newest
+  // is left out because another one is under way.
   void OnCheckpointBegun(bool begun);
   // The one that was begun is complete.
   void OnCheckpointWritten(RunState state);
@@ -76,6 +80,8 @@ class Checker {
   bool ended_before() const { return ended_before_; }
   int64_t commits() const { return commits_; }
   int64_t resizes() const { return resizes_; }
+  // A server has begun to train without some of its workers.
+  bool started_short() const { return started_short_; }
   // The rank whose initial values were requested last.
   const std::optional<Rank>& asked() const { return asked_; }
 
@@ -117,6 +123,9 @@ class Checker {
   bool IsOver(const effect::SendVerdict& sent) const;
   void On(const effect::WriteCheckpoint& write);
   void On(const effect::RunEnded& ended);
+  void On(const effect::Log& log) {
+    started_short_ |= absl::StrContains(log.text, "without the others");
+  }
   template <typename Other>
   void On(const Other&) {}
 
@@ -187,6 +196,7 @@ class Checker {
   int32_t server_incarnation_ = 1;
   int64_t commits_ = 0;
   int64_t resizes_ = 0;
+  bool started_short_ = false;
   std::optional<Rank> asked_;
 };
 

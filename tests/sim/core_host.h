@@ -104,6 +104,12 @@ class CoreHost {
     return whole;
   }
 
+  // `state` with the weights that are here.
+  RunState WithWeights(RunState state) {
+    state.snapshot = WithWeights(*state.snapshot);
+    return FittedToSettings(std::move(state));
+  }
+
   // Calls the core with the list for its effects, hands these to the checker,
   // and carries them out.
   template <typename Call>
@@ -167,10 +173,8 @@ class CoreHost {
   void CarryOut(const effect::FoldMoments& e) { self().Begin(e.job); }
   void CarryOut(const effect::UpdateStatistics& e) { self().Begin(e.job); }
   void CarryOut(effect::WriteCheckpoint e) {
-    std::shared_ptr<ModelSnapshot> whole = WithWeights(*e.state.snapshot);
     const SharedVersion pin = e.state.snapshot->pin;
-    e.state.snapshot = std::move(whole);
-    e.state = FittedToSettings(std::move(e.state));
+    e.state = WithWeights(std::move(e.state));
     if (shards_ > 1) return self().OnCheckpoint(e, pin);
     checker_.OnCheckpointBegun(true);
     checker_.OnCheckpointWritten(std::move(e.state));

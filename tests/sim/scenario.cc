@@ -14,10 +14,13 @@
 namespace cohort::sim {
 namespace {
 
-constexpr std::array<const char*, 12> kFaultNames = {
+constexpr std::array<const char*, 14> kFaultNames = {
     "break session",  "break exchange", "break reduce", "kill",
     "vanish",         "freeze",         "hang",         "leave",
-    "restart server", "miscount",       "kill shard",   "break link"};
+    "restart server", "miscount",       "kill shard",   "break link",
+    "leave shard",    "stop server"};
+constexpr std::array<const char*, 5> kMomentNames = {
+    "", " after awaiting", " after milestone", " after leaving", " after end"};
 constexpr std::array<const char*, 3> kStatesNames = {"", ", with states",
                                                      ", with some states"};
 // The faults that any run must survive without an effect on its result.
@@ -450,11 +453,12 @@ std::string Describe(const Scenario& scenario) {
       o.max_steps > 0 ? absl::StrCat(", at most ", o.max_steps, " steps") : "",
       kStatesNames[static_cast<size_t>(scenario.run.extras.states)]);
   for (const Fault& fault : scenario.faults) {
-    absl::StrAppend(&text, "\n  ", absl::FormatDuration(fault.at), ": ",
-                    kFaultNames[static_cast<size_t>(fault.kind)], " rank ",
-                    fault.rank.value(), " shard ", fault.shard, " for ",
-                    absl::FormatDuration(fault.lasts),
-                    fault.replaced ? ", replaced" : "");
+    absl::StrAppend(
+        &text, "\n  ", absl::FormatDuration(fault.at),
+        kMomentNames[static_cast<size_t>(fault.after)], " (", fault.skipped,
+        " skipped): ", kFaultNames[static_cast<size_t>(fault.kind)], " rank ",
+        fault.rank.value(), " shard ", fault.shard, " for ",
+        absl::FormatDuration(fault.lasts), fault.replaced ? ", replaced" : "");
   }
   for (const ChangeAt& change : scenario.changes) {
     absl::StrAppend(

@@ -94,11 +94,32 @@ enum class FaultKind {
   kKillShard,
   // The connection between shard 0 and a data shard is lost.
   kBreakLink,
+  // A data shard is asked to stop. It stays until shard 0 has disconnected.
+  kLeaveShard,
+  // The server is asked to stop, and comes back later. With data shards only.
+  kStopServer,
+};
+
+// What a fault may follow.
+enum class Moment {
+  // The beginning of the simulation.
+  kBegin,
+  // The server waits for its data shards.
+  kAwaiting,
+  // It stores a state that the run waits for.
+  kMilestone,
+  // It writes the checkpoint before a data shard leaves.
+  kLeaving,
+  // The run is over.
+  kEnd,
 };
 
 struct Fault {
   FaultKind kind = FaultKind::kKill;
+  // Counts from the moment `after`, of which `skipped` pass before.
   absl::Duration at;
+  Moment after = Moment::kBegin;
+  int32_t skipped = 0;
   // The affected worker, unless the fault hits a server.
   Rank rank;
   // The data shard that is affected, or that a worker's broken stream goes to.
@@ -154,6 +175,17 @@ Scenario MakeShards(uint64_t seed);
 // push, or of as many as make a commit: a rank that is let in at one shard and
 // not at another would wait for ever.
 Scenario MakeTight(uint64_t seed);
+// Several shards, with what happens at their stops and ends besides:
+// data shards are asked to stop,
+Scenario MakeLeaving(uint64_t seed);
+// and the server is killed as it lets one go,
+Scenario MakeKilledLeaving(uint64_t seed);
+// the server is asked to stop while it waits for data shards,
+Scenario MakeStopAwaiting(uint64_t seed);
+// or while it stores a state that the run waits for,
+Scenario MakeStopStoring(uint64_t seed);
+// a data shard is lost at the end of the run.
+Scenario MakeLostAtEnd(uint64_t seed);
 // The run of `number` without any disturbance.
 Scenario MakeUndisturbed(int32_t number, const RunExtras& extras = {});
 

@@ -100,6 +100,14 @@ void ShardNetwork::EndFromShard(const SharedLink& link) {
   TellServer(link, network_.Delay());
 }
 
+void ShardNetwork::EndFromServer(const SharedLink& link) {
+  if (link->closed) return;
+  link->closed = true;
+  link->cut = true;
+  TellServer(link, network_.Delay());
+  TellShard(link, network_.Delay());
+}
+
 void ShardNetwork::Break(int32_t index, absl::Duration unnoticed) {
   for (const SharedLink& link : links_) {
     if (link->shard != index || link->cut) continue;

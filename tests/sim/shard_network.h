@@ -70,6 +70,8 @@ class ShardNetwork {
   void ToServer(const SharedLink& link, ServerEvent event);
   // The data shard has ended it.
   void EndFromShard(const SharedLink& link);
+  // Shard 0 has ended it.
+  void EndFromServer(const SharedLink& link);
   // The network loses the newest link to a data shard, which notices after
   // `unnoticed`.
   void Break(int32_t index, absl::Duration unnoticed);

@@ -55,24 +55,51 @@ Scenario MakeBase(SplitMix64& random) {
   return scenario;
 }
 
-// Some of the streams that break are those to data shards. Returns the time
-// that the run may take.
-absl::Duration AddShardFaults(Scenario& scenario, SplitMix64& random) {
+// The time that the run may take.
+absl::Duration SpanOf(const Scenario& scenario) {
+  return scenario.delay_max * 20 *
+         static_cast<double>(5 * scenario.run.coordinator.epochs);
+}
+
+// Some of the streams that break are those to data shards.
+void AddShardFaults(Scenario& scenario, SplitMix64& random) {
   const CoordinatorOptions& o = scenario.run.coordinator;
   for (Fault& fault : scenario.faults) {
     if (fault.kind != FaultKind::kBreakExchange) continue;
     fault.shard =
         static_cast<int32_t>(random.Below(static_cast<uint64_t>(o.shards)));
   }
-  const absl::Duration span =
-      scenario.delay_max * 20 * static_cast<double>(5 * o.epochs);
   const uint64_t count = random.Below(5);
   for (uint64_t i = 0; i < count; ++i) {
     Fault fault = MakeShardFault(o.shards, random);
-    fault.at = span * random.Uniform();
+    fault.at = SpanOf(scenario) * random.Uniform();
     scenario.faults.push_back(fault);
   }
-  return span;
+}
+
+// A scenario with several shards and one fault more, soon after a moment.
+Scenario MakeEnding(uint64_t seed, uint64_t salt, FaultKind kind,
+                    Moment after) {
+  SplitMix64 random(MixSeed(seed, salt));
+  Scenario scenario = MakeShards(random.Next());
+  scenario.seed = seed;
+  Fault fault = MakeShardFault(scenario.run.coordinator.shards, random);
+  fault.kind = kind;
+  fault.after = after;
+  fault.at = scenario.delay_max * 3 * random.Uniform();
+  // Some are of the second server, and most of the milestones of the end.
+  fault.skipped = static_cast<int32_t>(random.Below(2));
+  scenario.faults.push_back(fault);
+  return scenario;
+}
+
+// Such a fault at any time, before the others.
+void AddAnyTime(Scenario& scenario, FaultKind kind, uint64_t salt) {
+  SplitMix64 random(MixSeed(scenario.seed, salt));
+  Fault fault = MakeShardFault(scenario.run.coordinator.shards, random);
+  fault.kind = kind;
+  fault.at = SpanOf(scenario) * random.Uniform();
+  scenario.faults.push_back(fault);
 }
 
 }  // namespace
@@ -103,10 +130,10 @@ Scenario MakeShards(uint64_t seed) {
   // The limit of the base scenario may be too low for the larger model.
   o.inflight_bytes_max = CoordinatorOptions().inflight_bytes_max;
   o.inflight_bytes_max = MakeLimit(run, random);
-  const absl::Duration span = AddShardFaults(scenario, random);
+  AddShardFaults(scenario, random);
   if (!scenario.changes.empty()) {
-    scenario.changes.push_back(
-        {.at = span * random.Uniform(), .values = MakeSharedChange(random)});
+    scenario.changes.push_back({.at = SpanOf(scenario) * random.Uniform(),
+                                .values = MakeSharedChange(random)});
   }
   return scenario;
 }
@@ -125,6 +152,39 @@ Scenario MakeTight(uint64_t seed) {
   run.coordinator.inflight_bytes_max = LeastLimit(run, PushBytes(run.layout));
   AddShardFaults(scenario, random);
   return scenario;
+}
+
+Scenario MakeLeaving(uint64_t seed) {
+  Scenario scenario =
+      MakeEnding(seed, 21, FaultKind::kLeaveShard, Moment::kMilestone);
+  AddAnyTime(scenario, FaultKind::kLeaveShard, 22);
+  AddAnyTime(scenario, FaultKind::kLeaveShard, 23);
+  return scenario;
+}
+
+Scenario MakeKilledLeaving(uint64_t seed) {
+  Scenario scenario =
+      MakeEnding(seed, 24, FaultKind::kRestartServer, Moment::kLeaving);
+  scenario.faults.back().skipped = 0;
+  AddAnyTime(scenario, FaultKind::kLeaveShard, 25);
+  AddAnyTime(scenario, FaultKind::kLeaveShard, 26);
+  return scenario;
+}
+
+Scenario MakeStopAwaiting(uint64_t seed) {
+  Scenario scenario =
+      MakeEnding(seed, 27, FaultKind::kStopServer, Moment::kAwaiting);
+  AddAnyTime(scenario, FaultKind::kKillShard, 28);
+  return scenario;
+}
+
+Scenario MakeStopStoring(uint64_t seed) {
+  return MakeEnding(seed, 29, FaultKind::kStopServer, Moment::kMilestone);
+}
+
+Scenario MakeLostAtEnd(uint64_t seed) {
+  return MakeEnding(seed, 30, FaultKind::kKillShard,
+                    seed % 2 == 0 ? Moment::kEnd : Moment::kMilestone);
 }
 
 }  // namespace cohort::sim

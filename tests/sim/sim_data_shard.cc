@@ -42,7 +42,10 @@ class SimDataShard::LinkEnd final : public CoordinatorStream {
   }
   // The simulated network tells of the end of a link itself.
   void SendAlive() override {}
-  void SendLeaving() override {}
+  void SendLeaving() override {
+    const SharedLink link = link_.lock();
+    Send([link](SimServer& server) { server.OnLeaving(link); });
+  }
 
  private:
   void Send(ShardNetwork::ServerEvent event) {
@@ -154,8 +157,9 @@ void SimDataShard::Attach(const SharedLink& link) {
         end);
   });
   if (!status.ok()) {
-    // Its process is gone by now, if another one has taken over.
-    if (link->generation >= generation_) {
+    // Its process is gone by now, if another one has taken over; a data shard
+    // that stops is Unavailable.
+    if (link->generation >= generation_ && !absl::IsUnavailable(status)) {
       world_.checker.Fail(absl::StrCat("attach: ", status.ToString()));
     }
     return world_.shards.EndFromShard(link);

@@ -34,6 +34,9 @@ class SimDataShard {
   void Install(const SharedLink& link, const Installation& installation);
   void Command(const SharedLink& link, ShardCommand command);
   void OnLinkEnd(const SharedLink& link);
+  // It is asked to stop. It stays while shard 0 is connected.
+  void Leave() { host_.Leave(); }
+  bool connected() { return host_.figures().connected; }
   void Fetch(int32_t generation, Version version, PartitionsHost::OnRead done);
 
   // ---- workers

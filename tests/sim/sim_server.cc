@@ -16,11 +16,15 @@ SimServer::SimServer(World world, int32_t incarnation, const RunState* restored,
       world_(world),
       incarnation_(incarnation),
       reactions_(std::move(reactions)),
+      lifecycle_({.data_shards = world.shards.shards() > 1}),
       arrived_(world.shards.shards()) {
   StartCore(world.scenario.run, incarnation, restored);
   if (restored == nullptr) return;
   restored_model_ = restored->model;
   restored_snapshot_ = restored->snapshot;
+  if (IsOver(*restored, OptionsOf(world.scenario.run, incarnation, restored))) {
+    whole_ = restored->snapshot;
+  }
 }
 
 bool SimServer::IsSurplus(const JoinRequest& request,

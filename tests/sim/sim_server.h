@@ -14,6 +14,8 @@
 #include "common/ids.h"
 #include "server/core/coordinator.h"
 #include "server/core/model/commands.h"
+#include "server/main/lifecycle.h"
+#include "server/partitions/shard_connection.h"
 #include "server/run/arrived_gradients.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/core_host.h"
@@ -40,8 +42,12 @@ class SimServer : private CoreHost<SimServer> {
   struct Reactions {
     // It lets workers in.
     std::function<void()> on_started;
-    // A data shard is lost, and with it the rest of this process's life.
-    std::function<void()> on_shard_lost;
+    // It does no more for workers.
+    std::function<void()> on_closed;
+    // It has stopped. If `continues`, another process continues the run at
+    // once.
+    std::function<void(bool continues)> on_stopped;
+    std::function<void(Moment)> on_moment;
   };
 
   SimServer(World world, int32_t incarnation, const RunState* restored,
@@ -50,7 +56,10 @@ class SimServer : private CoreHost<SimServer> {
   void Start();
 
   Coordinator& core() { return *core_; }
-  bool started() const { return started_; }
+  bool is_serving() const { return started_ && !stopping_; }
+  // That of the checkpoint that was written for a leaving data shard, or as it
+  // stopped.
+  const std::optional<Version>& saved() const { return saved_; }
   int32_t incarnation() const { return incarnation_; }
   // True if it has joined and the server has not noticed an end.
   bool HasSession(const Connection& connection) const;
@@ -81,9 +90,12 @@ class SimServer : private CoreHost<SimServer> {
                                     const EvaluationSums& sums);
 
   void Tick();
+  // With data shards only.
+  void RequestStop();
 
   // ---- data shards
   void OnAttached(const SharedLink& link);
+  void OnLeaving(const SharedLink& link);
   void OnLinkEnd(const SharedLink& link);
   void Arrived(int32_t shard, RemoteGradient gradient);
   void Folded(FoldReport report);
@@ -139,26 +151,56 @@ class SimServer : private CoreHost<SimServer> {
   // ---- data shards; see sim_server_shards.cc
   using OnWhole = std::function<void(SimServer&, ShardNetwork::MaybeSnapshot)>;
 
+  // A data shard of this process.
+  struct DataShard {
+    // Of the newest attempt to connect; null: it was not there.
+    SharedLink link;
+    ShardConnection connection;
+  };
+  // A checkpoint, with what keeps its version alive at the data shards.
+  struct Write {
+    RunState state;
+    SharedVersion keep;
+    // `whole` is an error if a data shard is gone.
+    std::function<void(SimServer&, const absl::StatusOr<RunState>& whole)> done;
+  };
+
   bool IsShared() const { return world_.shards.shards() > 1; }
-  void AttachNext();
+  DataShard& At(int32_t shard) {
+    return data_shards_[static_cast<size_t>(shard) - 1];
+  }
+  void Attach(int32_t shard);
   void Begin();
+  // The main thread does what is to be done next, unless it is at work.
+  void Proceed();
+  void StoreMilestone();
+  void SaveForLeaving();
+  void Stop();
+  void WriteEnding();
+  void Stopped();
+  // Writes checkpoints one after the other.
+  void Save(Write write);
+  void WriteNext();
   void InstallAt(const Installation& installation);
   void SendTo(int32_t shard, const ShardCommand& command);
   // Passes gradients that wait for the rank's opening, or for room, to the
   // core.
   void Offer(Rank rank);
-  // Adds the partitions of the data shards from `shard` on. `keep` keeps the
-  // version alive until then.
-  void Complete(std::shared_ptr<ModelSnapshot> whole, int32_t shard,
-                SharedVersion keep, OnWhole done);
-  // `write` has all partitions and is on disk.
-  void OnWritten(effect::WriteCheckpoint write);
+  // Adds the partitions of the data shards. `keep` keeps the version alive
+  // until then.
+  void Complete(std::shared_ptr<ModelSnapshot> whole, SharedVersion keep,
+                OnWhole done);
+  void Fetch(const std::shared_ptr<ModelSnapshot>& whole, int32_t shard,
+             const SharedVersion& keep, const OnWhole& done);
+  void EndFetch(int64_t number, ShardNetwork::MaybeSnapshot part);
 
   World world_;
   const int32_t incarnation_;
   const Reactions reactions_;
-  // By shard, from 1 on. Until it has started, the last one is not attached.
-  std::vector<SharedLink> links_;
+  ServerLifecycle lifecycle_;
+  // By shard, from 1 on.
+  std::vector<DataShard> data_shards_;
+  int32_t attached_ = 0;
   ArrivedGradients arrived_;
   // Gradients of this process's shard that were not answered yet, by ticket.
   struct Waiting {
@@ -170,10 +212,25 @@ class SimServer : private CoreHost<SimServer> {
   SharedModel restored_model_;
   SharedSnapshot restored_snapshot_;
   bool started_ = false;
-  bool shard_lost_ = false;
-  bool writes_checkpoint_ = false;
-  // Is written after that one.
-  std::optional<std::pair<effect::WriteCheckpoint, SharedVersion>> awaited_;
+  bool stopping_ = false;
+  // The main thread writes something.
+  bool busy_ = false;
+  std::optional<Write> milestone_;
+  // The first one is under way.
+  std::deque<Write> writes_;
+  // As DataShards::KeepWhole.
+  SharedSnapshot whole_;
+  // Fetches under way, by number. They end with the connection to their data
+  // shard.
+  struct PartFetch {
+    int32_t shard = 0;
+    std::function<void(ShardNetwork::MaybeSnapshot)> done;
+  };
+  int64_t next_fetch_ = 1;
+  std::map<int64_t, PartFetch> fetches_;
+  // Of the run that is over.
+  SharedVersion last_;
+  std::optional<Version> saved_;
   std::map<SessionId, SharedConnection> sessions_;
   Places registers_;
   Places exchanges_;

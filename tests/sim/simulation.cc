@@ -13,6 +13,9 @@ namespace {
 constexpr int64_t kEventsMax = 100000;
 constexpr absl::Duration kTimeMax = absl::Minutes(10);
 constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
+// As a data shard that is asked to stop.
+constexpr absl::Duration kLeavePoll = absl::Milliseconds(50);
+constexpr absl::Duration kLeaveMax = absl::Seconds(20);
 
 bool SameBits(const void* a, const void* b, size_t bytes) {
   return bytes == 0 || std::memcmp(a, b, bytes) == 0;
@@ -98,9 +101,7 @@ Outcome Simulation::Run() {
     scheduler_.After(at, [this, i] { StartWorker(Rank(i)); });
   }
   Tick();
-  for (const Fault& fault : scenario_.faults) {
-    scheduler_.After(fault.at, [this, &fault] { Inflict(fault); });
-  }
+  OnMoment(Moment::kBegin);
   for (const ChangeAt& change : scenario_.changes) {
     scheduler_.After(change.at, [this, &change] {
       if (!IsServing() || checker_.ended().has_value()) return;
@@ -125,6 +126,7 @@ Outcome Simulation::Run() {
   outcome_.elapsed = scheduler_.now() - begin;
   outcome_.commits = checker_.commits();
   outcome_.resizes = checker_.resizes();
+  outcome_.started_short = checker_.started_short();
   outcome_.model_of = checker_.asked();
   outcome_.processes = static_cast<int64_t>(processes_.size());
   for (const auto& process : processes_) {
@@ -152,25 +154,43 @@ std::string Simulation::StateText() const {
                       server_->core().Policy(scheduler_.now()).pending_reason);
 }
 
+void Simulation::OnMoment(Moment moment) {
+  const int32_t passed = moments_[moment]++;
+  for (const Fault& fault : scenario_.faults) {
+    if (fault.after != moment || fault.skipped != passed) continue;
+    scheduler_.After(fault.at, [this, &fault] { Inflict(fault); });
+  }
+}
+
 void Simulation::StartServer() {
   server_ = std::make_unique<SimServer>(
       MakeWorld(), ++incarnation_, checker_.checkpoint(),
       SimServer::Reactions{
           .on_started =
               [this] { network_.SetServer(server_.get(), incarnation_); },
-          .on_shard_lost = [this] { OnShardLost(); }});
+          .on_closed = [this] { network_.SetServer(nullptr, incarnation_); },
+          .on_stopped = [this](bool again) { OnServerStopped(again); },
+          .on_moment = [this](Moment moment) { OnMoment(moment); }});
   shard_network_.SetServer(server_.get(), incarnation_);
+  if (shard_network_.shards() > 1) OnMoment(Moment::kAwaiting);
   server_->Start();
 }
 
-void Simulation::OnShardLost() {
-  scheduler_.After(network_.Delay(), [this, incarnation = incarnation_] {
-    if (server_ == nullptr || incarnation_ != incarnation) return;
-    ++outcome_.shards_lost;
-    StopServer();
-    if (checker_.ended_before()) ++outcome_.results_lost;
-    scheduler_.After(network_.Delay(), [this] { StartServer(); });
-  });
+void Simulation::OnServerStopped(bool continues) {
+  scheduler_.After(
+      network_.Delay(), [this, continues, incarnation = incarnation_] {
+        if (server_ == nullptr || incarnation_ != incarnation) return;
+        ++(continues ? outcome_.shards_lost : outcome_.stops);
+        if (const std::optional<Version> saved = server_->saved()) {
+          outcome_.shards_left += continues;
+          if (checker_.checkpoint()->snapshot->version < *saved) {
+            checker_.Fail("steps before a stop are repeated");
+          }
+        }
+        StopServer();
+        scheduler_.After(continues ? network_.Delay() : stop_lasts_,
+                         [this] { StartServer(); });
+      });
 }
 
 void Simulation::StartShard(int32_t index) {
@@ -180,13 +200,23 @@ void Simulation::StartShard(int32_t index) {
   shard_network_.SetShard(index, shard.get());
 }
 
-void Simulation::KillShard(const Fault& fault) {
-  auto& shard = data_shards_[static_cast<size_t>(fault.shard) - 1];
+void Simulation::KillShard(int32_t index, absl::Duration lasts) {
+  auto& shard = data_shards_[static_cast<size_t>(index) - 1];
   if (shard == nullptr) return;
-  shard_network_.SetShard(fault.shard, nullptr);
+  shard_network_.SetShard(index, nullptr);
   shard.reset();
-  scheduler_.After(fault.lasts,
-                   [this, index = fault.shard] { StartShard(index); });
+  scheduler_.After(lasts, [this, index] { StartShard(index); });
+}
+
+void Simulation::AwaitLeft(int32_t index, int64_t process, Instant until,
+                           absl::Duration lasts) {
+  const auto& shard = data_shards_[static_cast<size_t>(index) - 1];
+  if (shard == nullptr || shard->process() != process) return;
+  if (!shard->connected() || scheduler_.now() >= until) {
+    return KillShard(index, lasts);
+  }
+  scheduler_.After(kLeavePoll,
+                   [=, this] { AwaitLeft(index, process, until, lasts); });
 }
 
 void Simulation::StopServer() {
@@ -247,7 +277,21 @@ void Simulation::StartMissing() {
 
 void Simulation::Inflict(const Fault& fault) {
   if (checker_.concluded()) return;
-  if (fault.kind == FaultKind::kKillShard) return KillShard(fault);
+  if (fault.kind == FaultKind::kKillShard) {
+    return KillShard(fault.shard, fault.lasts);
+  }
+  if (fault.kind == FaultKind::kLeaveShard) {
+    const auto& shard = data_shards_[static_cast<size_t>(fault.shard) - 1];
+    if (shard == nullptr) return;
+    shard->Leave();
+    return AwaitLeft(fault.shard, shard->process(),
+                     scheduler_.now() + kLeaveMax, fault.lasts);
+  }
+  if (fault.kind == FaultKind::kStopServer) {
+    if (server_ == nullptr) return;
+    stop_lasts_ = fault.lasts;
+    return server_->RequestStop();
+  }
   if (fault.kind == FaultKind::kBreakLink) {
     return shard_network_.Break(fault.shard, fault.lasts);
   }
@@ -296,6 +340,8 @@ void Simulation::InflictOn(SimWorker& worker, const Fault& fault) {
     case FaultKind::kRestartServer:
     case FaultKind::kKillShard:
     case FaultKind::kBreakLink:
+    case FaultKind::kLeaveShard:
+    case FaultKind::kStopServer:
       return;
   }
 }

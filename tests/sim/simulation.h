@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,10 +34,11 @@ struct Outcome {
   int64_t duplicates = 0;
   int64_t replay_mismatches = 0;
   int64_t restarts = 0;
-  // Of them: because a data shard was lost, and of them: after the end of the
-  // run.
+  // Of them: because a data shard was lost, or left; those that left after
+  // their checkpoint; and because the server was asked to stop.
   int64_t shards_lost = 0;
-  int64_t results_lost = 0;
+  int64_t shards_left = 0;
+  int64_t stops = 0;
   int64_t dropped = 0;
   int64_t policy_changes = 0;
   // Workers that reported other batch-norm calls than they had made.
@@ -45,6 +47,8 @@ struct Outcome {
   int64_t repeated_for_order = 0;
   // Changes of the number of workers.
   int64_t resizes = 0;
+  // A server has begun to train without some of its workers.
+  bool started_short = false;
   // All processes of workers.
   int64_t processes = 0;
   // Batches of own data whose verdict was lost with the server.
@@ -69,12 +73,16 @@ class Simulation {
   }
   void StartServer();
   void StopServer();
-  bool IsServing() const { return server_ != nullptr && server_->started(); }
-  // The process of shard 0 ends a while after it has lost a data shard, and is
-  // started again.
-  void OnShardLost();
+  bool IsServing() const { return server_ != nullptr && server_->is_serving(); }
+  // The process of shard 0 ends a while later, and is started again.
+  void OnServerStopped(bool continues);
+  void OnMoment(Moment moment);
   void StartShard(int32_t index);
-  void KillShard(const Fault& fault);
+  void KillShard(int32_t index, absl::Duration lasts);
+  // Stops a data shard that was asked to once it is no longer connected, or
+  // `until` has passed.
+  void AwaitLeft(int32_t index, int64_t process, Instant until,
+                 absl::Duration lasts);
   void StartWorker(Rank rank);
   void Tick();
   // Starts a worker for each rank that has none, as an operator would.
@@ -96,6 +104,9 @@ class Simulation {
   ShardNetwork shard_network_;
   Checker checker_;
   int32_t incarnation_ = 0;
+  std::map<Moment, int32_t> moments_;
+  // Until a server that was asked to stop comes back.
+  absl::Duration stop_lasts_;
   std::unique_ptr<SimServer> server_;
   int64_t shard_processes_ = 0;
   // From shard 1 on; null: it is gone.
