@@ -70,7 +70,7 @@ void DataShards::Connect(const std::vector<std::string>& addresses) {
             .tls = options_.security.tls,
             .attachment = {.run_id = run.run_id,
                            .run_name = run.run_name,
-                           // On disk before anything is told of it.
+                           // On disk before anything else sees it.
                            .generation = run.first_incarnation.value(),
                            .place = {.index = i, .count = shards},
                            .workers = run.workers},
@@ -78,11 +78,11 @@ void DataShards::Connect(const std::vector<std::string>& addresses) {
         DataShardClient::Reactions{
             .on_gradient =
                 [this, i](RemoteGradient gradient) {
-                  reactions_.on_gradient(i, std::move(gradient));
+                  run_->Arrived(i, std::move(gradient));
                 },
             .on_fold =
                 [this, i](FoldReport report) {
-                  return reactions_.on_fold(i, std::move(report));
+                  return run_->Folded(i, std::move(report));
                 },
             .on_leaving = [this, i] { reactions_.on_leaving(i); },
             .on_end =

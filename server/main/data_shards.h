@@ -13,12 +13,12 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
-#include "server/core/model/commands.h"
 #include "server/core/run_state.h"
 #include "server/main/server_options.h"
 #include "server/metrics/run_stats.h"
 #include "server/metrics/shard_stats.h"
 #include "server/rpc/data_shard_client.h"
+#include "server/run/run_host.h"
 
 namespace cohort {
 
@@ -29,9 +29,6 @@ class DataShards {
  public:
   // On gRPC's threads; must not block.
   struct Reactions {
-    std::function<void(int32_t shard, RemoteGradient)> on_gradient;
-    // An error ends the connection.
-    std::function<absl::Status(int32_t shard, FoldReport)> on_fold;
     // It stops once its connection is over.
     std::function<void(int32_t shard)> on_leaving;
     // It is lost, and page and events have it.
@@ -45,6 +42,8 @@ class DataShards {
 
   // The ways to them, from shard 1 on.
   std::vector<PartitionsLink*> links() const;
+  // Takes what they send. Comes before Attach.
+  void SendTo(RunHost& run) { run_ = &run; }
   // Null if the run has no data shards.
   const std::shared_ptr<ShardStats>& stats() const { return shard_stats_; }
 
@@ -95,6 +94,7 @@ class DataShards {
   const ServerOptions& options_;
   const ServerSecurity& security_;
   const Reactions reactions_;
+  RunHost* run_ = nullptr;
   const SteadyClock clock_;
 
   // Synchronise themselves.

@@ -16,31 +16,32 @@ void KeepFirst(absl::Status& kept, const absl::Status& status) {
 }  // namespace
 
 absl::StatusOr<RunState> Endings::WholeState() {
-  COHORT_ASSIGN_OR_RETURN(RunState state, run_.State());
-  return shards_.WithAllPartitions(std::move(state));
+  COHORT_ASSIGN_OR_RETURN(RunState state, from_.run.State());
+  return from_.shards.WithAllPartitions(std::move(state));
 }
 
 void Endings::WriteResults(RunSummary& summary) {
   WriteModelAndStaleness(summary);
   // The report says whether the model was written.
-  KeepFirst(summary.files, shown_.WriteReport());
+  KeepFirst(summary.files, from_.shown.WriteReport());
 }
 
 void Endings::WriteModelAndStaleness(RunSummary& summary) {
-  if (run_.partitions().model() == nullptr) return;
+  if (from_.run.partitions().model() == nullptr) return;
   const absl::StatusOr<RunState> state = WholeState();
   if (!state.ok()) return KeepFirst(summary.files, state.status());
   summary.model = state->model;
   summary.snapshot = state->snapshot;
-  if (!files_.keeps_results()) return;
-  KeepFirst(summary.files, files_.WriteStaleness(run_.Status().staleness));
+  if (!from_.files.keeps_results()) return;
+  KeepFirst(summary.files,
+            from_.files.WriteStaleness(from_.run.Status().staleness));
   const absl::Status written =
-      files_.WriteModel(*state->model, *state->snapshot);
+      from_.files.WriteModel(*state->model, *state->snapshot);
   KeepFirst(summary.files, written);
   Log(written.ok() ? LogLevel::kInfo : LogLevel::kError,
       written.ok()
           ? absl::StrCat("the model of step ", state->snapshot->version.value(),
-                         " was written to ", files_.model_path())
+                         " was written to ", from_.files.model_path())
           : absl::StrCat("the model could not be written: ",
                          written.message()));
 }
@@ -56,58 +57,61 @@ void Endings::ConcludeWithoutShards(RunSummary& summary) {
   recorder_->Finish();
   // A change may not be on disk yet.
   WriteLastCheckpoint(summary);
-  if (const absl::StatusOr<RunState> state = run_.State(); state.ok()) {
+  if (const absl::StatusOr<RunState> state = from_.run.State(); state.ok()) {
     summary.snapshot = state->snapshot;
   }
   PrintEnd(summary);
 }
 
 void Endings::WriteLastCheckpoint(RunSummary& summary) {
-  if (!files_.keeps_checkpoints()) return;
-  const absl::StatusOr<RunState> state = run_.State();
+  if (!from_.files.keeps_checkpoints()) return;
+  const absl::StatusOr<RunState> state = from_.run.State();
   // Without a model there is nothing to save.
   if (!state.ok()) return;
-  KeepFirst(summary.files, files_.SaveCheckpoint(*state));
+  KeepFirst(summary.files, from_.files.SaveCheckpoint(*state));
 }
 
 void Endings::PrintEnd(const RunSummary& summary) {
   if (!summary.outcome.has_value() && summary.snapshot == nullptr &&
-      run_.Policy().history.size() > 1) {
-    out_ << "stopped before a worker had registered a model, hence without a "
-            "checkpoint: changes of settings are lost; give them as flags\n";
+      from_.run.Policy().history.size() > 1) {
+    from_.out
+        << "stopped before a worker had registered a model, hence without a "
+           "checkpoint: changes of settings are lost; give them as flags\n";
   }
   if (!summary.outcome.has_value() && summary.snapshot != nullptr) {
-    out_ << "stopped at step " << summary.snapshot->version;
-    if (!files_.keeps_checkpoints()) {
-      out_ << "; no checkpoint was written (no --checkpoint_dir)\n";
+    from_.out << "stopped at step " << summary.snapshot->version;
+    if (!from_.files.keeps_checkpoints()) {
+      from_.out << "; no checkpoint was written (no --checkpoint_dir)\n";
     } else if (summary.files.ok()) {
-      out_ << "; the checkpoint is in " << files_.options().checkpoint_dir
-           << ", continue with the same flags and --resume\n";
+      from_.out << "; the checkpoint is in "
+                << from_.files.options().checkpoint_dir
+                << ", continue with the same flags and --resume\n";
     } else {
-      out_ << "; " << summary.files.message() << '\n';
+      from_.out << "; " << summary.files.message() << '\n';
     }
   }
-  const std::string staleness = StalenessText(run_.Status().staleness);
+  const std::string staleness = StalenessText(from_.run.Status().staleness);
   if (!staleness.empty()) {
-    out_ << "staleness of pushes, in steps: " << staleness << '\n';
+    from_.out << "staleness of pushes, in steps: " << staleness << '\n';
   }
   if (summary.outcome.has_value() && summary.last_evaluation.has_value()) {
-    PrintMeasures(*summary.last_evaluation, summary.snapshot, out_);
+    PrintMeasures(*summary.last_evaluation, summary.snapshot, from_.out);
   }
-  out_ << std::flush;
+  from_.out << std::flush;
 }
 
 absl::StatusOr<Version> Endings::CheckpointNow() {
-  COHORT_ASSIGN_OR_RETURN(const RunState state, run_.State());
-  COHORT_RETURN_IF_ERROR(shards_.ForOperator(files_.SaveCheckpoint(state)));
+  COHORT_ASSIGN_OR_RETURN(const RunState state, from_.run.State());
+  COHORT_RETURN_IF_ERROR(
+      from_.shards.ForOperator(from_.files.SaveCheckpoint(state)));
   return state.snapshot->version;
 }
 
 absl::StatusOr<Version> Endings::ExportNow() {
   const absl::StatusOr<RunState> state = WholeState();
-  COHORT_RETURN_IF_ERROR(shards_.ForOperator(state.status()));
-  COHORT_RETURN_IF_ERROR(
-      shards_.ForOperator(files_.WriteModel(*state->model, *state->snapshot)));
+  COHORT_RETURN_IF_ERROR(from_.shards.ForOperator(state.status()));
+  COHORT_RETURN_IF_ERROR(from_.shards.ForOperator(
+      from_.files.WriteModel(*state->model, *state->snapshot)));
   return state->snapshot->version;
 }
 

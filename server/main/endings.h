@@ -30,8 +30,8 @@ struct RunSummary {
   // An error if results or the last checkpoint could not be written.
   absl::Status files;
   // Why a data shard was lost; empty if none was. The server has stopped
-  // without results, and the run goes on from the newest checkpoint in another
-  // one.
+  // without results, and another one continues the run from the newest
+  // checkpoint.
   std::string lost_shard;
 };
 
@@ -40,15 +40,17 @@ struct RunSummary {
 // Thread safety: safe; Conclude and the like by one thread.
 class Endings {
  public:
-  // All references must outlive it.
-  Endings(RunHost& run, RunFiles& files, DataShards& shards, Operations& shown,
-          std::unique_ptr<RunRecorder> recorder, std::ostream& out)
-      : run_(run),
-        files_(files),
-        shards_(shards),
-        shown_(shown),
-        out_(out),
-        recorder_(std::move(recorder)) {}
+  // All must outlive it.
+  struct Sources {
+    RunHost& run;
+    RunFiles& files;
+    DataShards& shards;
+    Operations& shown;
+    std::ostream& out;
+  };
+
+  Endings(const Sources& from, std::unique_ptr<RunRecorder> recorder)
+      : from_(from), recorder_(std::move(recorder)) {}
 
   RunRecorder& recorder() { return *recorder_; }
 
@@ -69,11 +71,7 @@ class Endings {
   void PrintEnd(const RunSummary& summary);
   absl::StatusOr<RunState> WholeState();
 
-  RunHost& run_;
-  RunFiles& files_;
-  DataShards& shards_;
-  Operations& shown_;
-  std::ostream& out_;
+  const Sources from_;
   const std::unique_ptr<RunRecorder> recorder_;
 };
 

@@ -36,9 +36,7 @@ ServerLifecycle::Task ServerLifecycle::TakeTask() {
   const bool done =
       outcome_ == RunOutcome::kFinished || outcome_ == RunOutcome::kDrained;
   const bool stays = options_.exit_when_done ? outcome_.has_value() : done;
-  if (!stays || std::exchange(stayed_, true)) return Task::kStop;
-  return options_.exit_when_done ? Task::kStayForWatchers
-                                 : Task::kStayUntilStopped;
+  return !stays || std::exchange(stayed_, true) ? Task::kStop : Task::kStay;
 }
 
 bool ServerLifecycle::BeginStop() {

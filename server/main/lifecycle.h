@@ -29,9 +29,9 @@ class ServerLifecycle {
     kStoreMilestone,
     // Saves a checkpoint, and then calls LeavingShardSaved.
     kSaveForLeaving,
-    // The run is over: see Concluded.
-    kStayForWatchers,
-    kStayUntilStopped,
+    // The run is over, and clients may still look at it: it stays until they
+    // have seen the end or, without `exit_when_done`, until it is stopped.
+    kStay,
     kStop,
   };
 

@@ -205,10 +205,8 @@ absl::Status Server::Start() {
       operations_.Start(address_, {.calls = grpc_metrics_,
                                    .figures = operations_.figures(),
                                    .watchers = &watchers_}));
-  if (!options_.ops_listen.empty()) {
-    COHORT_RETURN_IF_ERROR(
-        WriteAddressFile(options_.ops_address_file, ops_address()));
-  }
+  COHORT_RETURN_IF_ERROR(
+      WriteAddressFile(options_.ops_address_file, ops_address()));
   PrintStart();
   if (options_.handover.drain.has_value()) {
     // Asked for before the loss of a data shard, which does not undo it. It
@@ -268,14 +266,6 @@ void Server::MakeRun() {
   shards_ = std::make_unique<DataShards>(
       options_, *security_, stats_,
       DataShards::Reactions{
-          .on_gradient =
-              [this](int32_t shard, RemoteGradient gradient) {
-                run_->Arrived(shard, std::move(gradient));
-              },
-          .on_fold =
-              [this](int32_t shard, FoldReport report) {
-                return run_->Folded(shard, std::move(report));
-              },
           .on_leaving = [this](int32_t shard) { OnShardLeaving(shard); },
           .on_lost = [this](const absl::Status& why) { OnShardLost(why); }});
   run_ = std::make_unique<RunHost>(
@@ -296,6 +286,7 @@ void Server::MakeRun() {
       restored.has_value() ? &restored->state : nullptr, clock_,
       // Converted here because the base class is private.
       static_cast<RunListener&>(*this));
+  shards_->SendTo(*run_);
   if (restored.has_value() && shared) {
     shards_->KeepWhole(restored->state.snapshot);
   }
@@ -340,8 +331,9 @@ absl::Status Server::OpenRecorder() {
           out_, clock_, [this] { return run_->Status(); }));
   stats_.Continue(recorder->earlier());
   NoteContinued(options_, *files_, stats_);
-  endings_ = std::make_unique<Endings>(*run_, *files_, *shards_, operations_,
-                                       std::move(recorder), out_);
+  endings_ = std::make_unique<Endings>(
+      Endings::Sources{*run_, *files_, *shards_, operations_, out_},
+      std::move(recorder));
   return absl::OkStatus();
 }
 
@@ -424,11 +416,8 @@ RunSummary Server::Wait() {
       case ServerLifecycle::Task::kSaveForLeaving:
         SaveForLeaving();
         break;
-      case ServerLifecycle::Task::kStayForWatchers:
-        StayForWatchers();
-        break;
-      case ServerLifecycle::Task::kStayUntilStopped:
-        StayUntilStopped();
+      case ServerLifecycle::Task::kStay:
+        Stay();
         break;
       case ServerLifecycle::Task::kWait:
       case ServerLifecycle::Task::kStop:
@@ -483,36 +472,35 @@ void Server::SaveForLeaving() {
   shards_->NoteLost(shard, why);
 }
 
-// Results are written before the server waits for watchers.
-void Server::StayForWatchers() {
-  const absl::Duration patience = watchers_.UntilAllAsk();
+// Results are written before the wait.
+void Server::Stay() {
+  const bool for_watchers = options_.exit_when_done;
+  const absl::Duration patience =
+      for_watchers ? watchers_.UntilAllAsk() : absl::InfiniteDuration();
   if (patience <= absl::ZeroDuration()) return;
   RunSummary summary = Summary();
   endings_->WriteResults(summary);
-  endings_->Conclude(summary);
+  if (for_watchers) {
+    endings_->Conclude(summary);
+  } else {
+    endings_->WriteLastCheckpoint(summary);
+  }
   Log(LogLevel::kInfo,
-      absl::StrCat("the server stays up for ", SecondsText(patience),
-                   " so that clients watching the run see its end"));
+      for_watchers
+          ? absl::StrCat("the server stays up for ", SecondsText(patience),
+                         " so that clients watching the run see its end")
+          : "the run is over; the server stays up until it is stopped "
+            "(--exit_when_done=false)");
   const Instant begin = clock_.Now();
   MutexLock lock(mu_);
-  summary_ = summary;
-  lifecycle_.Concluded();
+  if (for_watchers) {
+    summary_ = summary;
+    lifecycle_.Concluded();
+  }
   while (!lifecycle_.LeavingRequested() &&
-         !watchers_.HaveSeen(begin, patience)) {
+         !(for_watchers && watchers_.HaveSeen(begin, patience))) {
     changed_.WaitFor(mu_, kLeavePoll);
   }
-}
-
-void Server::StayUntilStopped() {
-  // Results are written before the wait. Stop then has nothing left to write.
-  RunSummary summary = Summary();
-  endings_->WriteResults(summary);
-  endings_->WriteLastCheckpoint(summary);
-  Log(LogLevel::kInfo,
-      "the run is over; the server stays up until it is stopped "
-      "(--exit_when_done=false)");
-  MutexLock lock(mu_);
-  while (!lifecycle_.LeavingRequested()) changed_.Wait(mu_);
 }
 
 // ---- the stop

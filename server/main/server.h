@@ -93,8 +93,7 @@ class Server : private RunListener {
   // Writes the checkpoint that the run waits for, and lets it continue.
   void StoreMilestone() ABSL_LOCKS_EXCLUDED(mu_);
   void SaveForLeaving() ABSL_LOCKS_EXCLUDED(mu_);
-  void StayForWatchers() ABSL_LOCKS_EXCLUDED(mu_);
-  void StayUntilStopped() ABSL_LOCKS_EXCLUDED(mu_);
+  void Stay() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- the stop
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);

@@ -12,11 +12,11 @@ void ShardConnection::Begin() {
 
 void ShardConnection::Heard() {
   // A late message does not hide why the connection is being ended.
-  if (silent_checks_ < options_.silent_checks_max) silent_checks_ = 0;
+  if (silent_checks_ < silent_checks_max_) silent_checks_ = 0;
 }
 
 bool ShardConnection::CheckAlive() {
-  return open() && ++silent_checks_ == options_.silent_checks_max;
+  return open() && ++silent_checks_ == silent_checks_max_;
 }
 
 bool ShardConnection::Ended(const absl::Status& end) {
@@ -24,12 +24,12 @@ bool ShardConnection::Ended(const absl::Status& end) {
   // silent. Another attempt may follow; only its caller gives up.
   const bool retry = end.ok() || absl::IsCancelled(end);
   end_ = absl::Status(retry ? absl::StatusCode::kUnavailable : end.code(),
-                      absl::StrCat(options_.name, ": ", WhyEnded(end)));
+                      absl::StrCat(name_, ": ", WhyEnded(end)));
   return attached_ && !closing_;
 }
 
 std::string ShardConnection::WhyEnded(const absl::Status& end) const {
-  if (silent_checks_ >= options_.silent_checks_max) {
+  if (silent_checks_ >= silent_checks_max_) {
     return absl::StrCat("it has said nothing for ", silent_checks_,
                         " s (--shard_lease)");
   }

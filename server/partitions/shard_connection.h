@@ -15,15 +15,11 @@ namespace cohort {
 // Thread safety: none; the owner guards it.
 class ShardConnection {
  public:
-  struct Options {
-    // Names the data shard in errors: "data shard 1 at HOST:PORT".
-    std::string name;
-    // Calls of CheckAlive without a message between them after which the data
-    // shard is lost.
-    int silent_checks_max = 10;
-  };
-
-  explicit ShardConnection(Options options) : options_(std::move(options)) {}
+  // `name` is that of the data shard in errors: "data shard 1 at HOST:PORT". It
+  // is lost after `silent_checks_max` calls of CheckAlive without a message
+  // between them.
+  ShardConnection(std::string name, int silent_checks_max)
+      : name_(std::move(name)), silent_checks_max_(silent_checks_max) {}
 
   // ---- events
   // An attempt to connect begins.
@@ -56,7 +52,8 @@ class ShardConnection {
  private:
   std::string WhyEnded(const absl::Status& end) const;
 
-  const Options options_;
+  const std::string name_;
+  const int silent_checks_max_;
   bool attached_ = false;
   bool closing_ = false;
   bool leaving_ = false;

@@ -56,8 +56,7 @@ DataShardClient::DataShardClient(Options options, Reactions reactions)
       channel_(MakeChannel(options_.address, ChannelPurpose::kBulk,
                            options_.security)),
       stub_(channel_),
-      connection_(
-          {.name = name(), .silent_checks_max = options_.silent_checks_max}) {}
+      connection_(name(), options_.silent_checks_max) {}
 
 DataShardClient::~DataShardClient() { Close(); }
 

@@ -70,7 +70,7 @@ TEST(ServerLifecycleTest, EverySituationHasItsTasksAndItsEnd) {
        .tasks = {Task::kStop}},
       {.name = "the end of the run",
        .before = Attached([](auto& l) { l.RunEnded(kFinished); }),
-       .tasks = {Task::kStayForWatchers, Task::kStop},
+       .tasks = {Task::kStay, Task::kStop},
        .results_first = true,
        .ends_shards = true},
       {.name = "an end and a stop",
@@ -78,7 +78,7 @@ TEST(ServerLifecycleTest, EverySituationHasItsTasksAndItsEnd) {
          l.RequestStop();
          l.RunEnded(RunOutcome::kDrained);
        }),
-       .tasks = {Task::kStayForWatchers, Task::kStop},
+       .tasks = {Task::kStay, Task::kStop},
        .results_first = true,
        .ends_shards = true},
       {.name = "a failed start",
@@ -103,7 +103,7 @@ TEST(ServerLifecycleTest, EverySituationHasItsTasksAndItsEnd) {
              l.OverBeforeStart();
              l.RunEnded(RunOutcome::kDrained);
            },
-       .tasks = {Task::kStayForWatchers, Task::kStop},
+       .tasks = {Task::kStay, Task::kStop},
        .results_first = true,
        .ends_shards = true},
       {.name = "a milestone",
@@ -133,7 +133,7 @@ TEST(ServerLifecycleTest, EverySituationHasItsTasksAndItsEnd) {
          l.ShardLeaving(1);
          l.RunEnded(kFinished);
        }),
-       .tasks = {Task::kStayForWatchers, Task::kStop},
+       .tasks = {Task::kStay, Task::kStop},
        .results_first = true,
        .ends_shards = true},
       {.name = "a leaving data shard and a stop of all",
@@ -165,7 +165,7 @@ TEST(ServerLifecycleTest, EverySituationHasItsTasksAndItsEnd) {
          l.RunEnded(kFinished);
          l.ShardLost("it died");
        }),
-       .tasks = {Task::kStayForWatchers, Task::kStop},
+       .tasks = {Task::kStay, Task::kStop},
        .results_first = true,
        .ends_shards = true}};
   for (const Case& one : cases) Check(one, {.data_shards = true});
@@ -179,7 +179,7 @@ TEST(ServerLifecycleTest, OnlyARunThatIsDoneStaysUntilItIsStopped) {
     lifecycle.RunEnded(outcome);
     std::vector<Task> tasks = {Task::kStop};
     if (outcome == kFinished || outcome == RunOutcome::kDrained) {
-      tasks.insert(tasks.begin(), Task::kStayUntilStopped);
+      tasks.insert(tasks.begin(), Task::kStay);
     }
     EXPECT_THAT(TasksOf(lifecycle), ElementsAreArray(tasks));
     EXPECT_FALSE(lifecycle.LeavingRequested());
@@ -249,7 +249,7 @@ TEST(ServerLifecycleTest, WhatIsConcludedIsWrittenOnce) {
   ServerLifecycle lifecycle({.data_shards = true});
   lifecycle.Attached();
   lifecycle.RunEnded(kFinished);
-  EXPECT_EQ(lifecycle.TakeTask(), Task::kStayForWatchers);
+  EXPECT_EQ(lifecycle.TakeTask(), Task::kStay);
   lifecycle.Concluded();
   EXPECT_EQ(lifecycle.TakeTask(), Task::kStop);
   ASSERT_TRUE(lifecycle.BeginStop());

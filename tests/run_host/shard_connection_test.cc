@@ -12,8 +12,7 @@ namespace {
 constexpr int kSilentMax = 3;
 
 ShardConnection Connecting() {
-  ShardConnection connection(
-      {.name = "data shard 1 at b:1", .silent_checks_max = kSilentMax});
+  ShardConnection connection("data shard 1 at b:1", kSilentMax);
   connection.Begin();
   return connection;
 }

@@ -11,12 +11,18 @@
 #include "tests/sim/sim_worker.h"
 
 namespace cohort::sim {
+namespace {
+
+// Links end; data shards do not hang.
+constexpr int kSilentMax = 1;
+
+}  // namespace
 
 void SimServer::Start() {
   for (int32_t shard = 1; shard < world_.shards.shards(); ++shard) {
     data_shards_.push_back(
         {.link = nullptr,
-         .connection = ShardConnection({.name = absl::StrCat(shard)})});
+         .connection = ShardConnection(absl::StrCat(shard), kSilentMax)});
     Attach(shard);
   }
   if (!IsShared()) Begin();
@@ -105,9 +111,8 @@ void SimServer::Proceed() {
       return StoreMilestone();
     case ServerLifecycle::Task::kSaveForLeaving:
       return SaveForLeaving();
-    case ServerLifecycle::Task::kStayForWatchers:
-    case ServerLifecycle::Task::kStayUntilStopped:
-      // There are none.
+    case ServerLifecycle::Task::kStay:
+      // No client looks at it.
       return Proceed();
     case ServerLifecycle::Task::kStop:
       return Stop();
