@@ -1,5 +1,6 @@
 #include "server/core/statistics/rendezvous.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 
 namespace cohort {
 namespace {
+
+using ::testing::ElementsAre;
 
 constexpr Rank kA(0);
 constexpr Rank kB(2);
@@ -32,7 +35,7 @@ TEST(RendezvousTest, AnswersEveryoneOnceTheLastHasContributed) {
   EXPECT_EQ(waiting.result, nullptr);
   EXPECT_TRUE(waiting.answer.empty());
   EXPECT_TRUE(table.Waits(kB));
-  EXPECT_EQ(table.Missing(), std::vector<Rank>{kA});
+  EXPECT_EQ(table.members().Missing(), std::vector<Rank>{kA});
 
   const auto done = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
   ASSERT_NE(done.result, nullptr);
@@ -42,7 +45,7 @@ TEST(RendezvousTest, AnswersEveryoneOnceTheLastHasContributed) {
   EXPECT_DOUBLE_EQ(done.result->first[0], 1);
   EXPECT_DOUBLE_EQ(done.result->second[0], 18);
   EXPECT_FALSE(table.Waits(kB));
-  EXPECT_TRUE(table.Missing().empty());
+  EXPECT_TRUE(table.members().Missing().empty());
 }
 
 // 0.1, 0.2 and 0.3 sum to other bits in another order.
@@ -152,13 +155,13 @@ TEST(RendezvousTest, TellsWhoWaitsWhere) {
             (std::vector<CallPlace>{{.layer = 0}, {.layer = 1}}));
   EXPECT_EQ(*table.WaitOf(kA), (CallPlace{.layer = 1}));
   EXPECT_EQ(table.WaitOf(kB), nullptr);
-  EXPECT_EQ(table.Missing(), std::vector<Rank>{kB});
+  EXPECT_EQ(table.members().Missing(), std::vector<Rank>{kB});
   table.Contribute(Key(1, 0), kB, One(1, 1, 0));
   EXPECT_TRUE(table.Waits(kA));
   EXPECT_EQ(*table.WaitOf(kA), (CallPlace{.layer = 0}));
   table.Forget(kA);
   EXPECT_FALSE(table.Waits(kA));
-  EXPECT_TRUE(table.Has({.layer = 0}, kA));
+  EXPECT_TRUE(table.calls().Has({.layer = 0}, kA));
 }
 
 // ---- members that do not come
@@ -167,17 +170,17 @@ TEST(RendezvousTest, AGroupIsAtRestWhenEachMemberWaitsOrHasClosed) {
   RendezvousTable table({kA, kB, kC});
   table.Contribute(Key(0, 0), kA, One(1, 1, 0));
   table.NoteClosed(kB);
-  EXPECT_FALSE(table.AllAtRest());
+  EXPECT_FALSE(table.members().AllAtRest());
   EXPECT_TRUE(table.TakeRested().empty());
   table.Contribute(Key(1, 0), kC, One(1, 1, 0));
-  EXPECT_TRUE(table.AllAtRest());
+  EXPECT_TRUE(table.members().AllAtRest());
   EXPECT_EQ(table.TakeRested(), std::vector<size_t>{0});
   EXPECT_TRUE(table.TakeRested().empty());
   EXPECT_EQ(table.OpenForward(0),
             (std::vector<CallPlace>{{.layer = 0}, {.layer = 1}}));
   // A lost rank computes until its replacement waits again.
   table.Forget(kC);
-  EXPECT_FALSE(table.AllAtRest());
+  EXPECT_FALSE(table.members().AllAtRest());
   table.Contribute(Key(1, 0), kC, One(1, 1, 0));
   EXPECT_EQ(table.TakeRested(), std::vector<size_t>{0});
 }
@@ -193,7 +196,7 @@ TEST(RendezvousTest, AForwardCallCompletesWithThoseThatAreThere) {
   EXPECT_EQ(done.result->count, 4);
   EXPECT_DOUBLE_EQ(done.result->first[0], 1);
   EXPECT_DOUBLE_EQ(done.result->second[0], 18);
-  EXPECT_FALSE(table.AllAtRest());
+  EXPECT_FALSE(table.members().AllAtRest());
 }
 
 // 0.1 and 0.3 sum to other bits than 0.3 and 0.1 with something between them.
@@ -221,7 +224,7 @@ TEST(RendezvousTest, ALateContributionDoomsTheAttemptAndIsNotAnswered) {
   table.Contribute(Key(1, 0), kC, One(1, 1, 0));
   const auto done = table.CompleteWith({.layer = 0}, 0);
   EXPECT_EQ(done.answer, std::vector<Rank>{kA});
-  EXPECT_FALSE(table.AnyDoomed());
+  EXPECT_FALSE(table.FirstLate().has_value());
   table.Contribute(Key(1, 0), kA, One(1, 1, 0));
   for (int time : {0, 1}) {
     const auto late = table.Contribute(Key(0, 0), kC, One(1, 1, 0));
@@ -235,10 +238,10 @@ TEST(RendezvousTest, ALateContributionDoomsTheAttemptAndIsNotAnswered) {
   EXPECT_EQ(table.AllPending().size(), 1);
   // One that is in it gets the stored answer.
   EXPECT_EQ(table.Contribute(Key(0, 0), kA, One(1, 1, 0)).result, done.result);
-  EXPECT_EQ(table.Sequences(), (std::vector<std::vector<CallPlace>>{
-                                   {{.layer = 0}, {.layer = 1}},
-                                   {{.layer = 1}},
-                                   {{.layer = 1}, {.layer = 0}}}));
+  EXPECT_EQ(table.calls().Sequences(), (std::vector<std::vector<CallPlace>>{
+                                           {{.layer = 0}, {.layer = 1}},
+                                           {{.layer = 1}},
+                                           {{.layer = 1}, {.layer = 0}}}));
 }
 
 TEST(RendezvousTest, CallsThatAreNotRegisteredNeverCompleteWithoutAMember) {
@@ -247,7 +250,7 @@ TEST(RendezvousTest, CallsThatAreNotRegisteredNeverCompleteWithoutAMember) {
   key.place.site = "net.py:f";
   table.Contribute(key, kA, One(1, 1, 0));
   table.NoteClosed(kB);
-  EXPECT_TRUE(table.AllAtRest());
+  EXPECT_TRUE(table.members().AllAtRest());
   EXPECT_TRUE(table.OpenForward(0).empty());
   EXPECT_TRUE(table.TakeForward().calls.empty());
 }
@@ -258,9 +261,9 @@ TEST(RendezvousTest, AFoldThatRunsIsNoRest) {
   table.Contribute(Key(0, 0), kB, One(1, 4, 0));
   auto outcome = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
   ASSERT_TRUE(outcome.fold.has_value());
-  EXPECT_FALSE(table.AllAtRest());
+  EXPECT_FALSE(table.members().AllAtRest());
   table.Folded(RunMomentsFold(*std::move(outcome.fold)));
-  EXPECT_TRUE(table.AllAtRest());
+  EXPECT_TRUE(table.members().AllAtRest());
   EXPECT_EQ(table.CompleteWith({.layer = 0}, 0).result->count, 4);
 }
 
@@ -276,7 +279,7 @@ TEST(RendezvousTest, ALongFoldWithoutAMemberHasTheBitsOfAShortOne) {
     auto done = table.CompleteWith({.layer = 0}, 0);
     EXPECT_EQ(done.fold.has_value(), inline_max == 1);
     if (done.fold.has_value()) {
-      EXPECT_FALSE(table.AllAtRest());
+      EXPECT_FALSE(table.members().AllAtRest());
       done = table.Folded(RunMomentsFold(*std::move(done.fold)));
     }
     ASSERT_NE(done.result, nullptr);
@@ -294,14 +297,14 @@ TEST(RendezvousTest, CountsWhatEachIncarnationHasMade) {
   table.Contribute(Key(0, 0), kA, One(1, 1, 0));
   table.Contribute(Key(0, 0), kB, One(1, 1, 0));
   table.Contribute(Key(0, 0, ReducePhase::kBackward), kA, One(1, 1, 0));
-  EXPECT_EQ(table.MadeBy(kA).contributions, 2);
-  EXPECT_EQ(table.MadeBy(kA).calls.at({0, 0}), 1);
+  EXPECT_EQ(table.calls().MadeBy(kA).contributions, 2);
+  EXPECT_EQ(table.calls().MadeBy(kA).calls.at({0, 0}), 1);
   table.Forget(kA);
-  EXPECT_EQ(table.MadeBy(kA).contributions, 0);
-  EXPECT_EQ(table.MadeBy(kA).by_all, 2);
+  EXPECT_EQ(table.calls().MadeBy(kA).contributions, 0);
+  EXPECT_EQ(table.calls().MadeBy(kA).by_all, 2);
   table.Contribute(Key(0, 0), kA, One(1, 1, 0));
-  EXPECT_EQ(table.MadeBy(kA).contributions, 1);
-  EXPECT_EQ(table.MadeBy(kA).by_all, 2);
+  EXPECT_EQ(table.calls().MadeBy(kA).contributions, 1);
+  EXPECT_EQ(table.calls().MadeBy(kA).by_all, 2);
 }
 
 // ---- how calls are paired
@@ -313,9 +316,9 @@ TEST(RendezvousTest, OneMayLeaveOutAllCallsOfALayerOrNone) {
     table.Contribute(Key(1, call), kA, One(1, 1, 0));
     table.Contribute(Key(1, call), kB, One(1, 1, 0));
   }
-  EXPECT_FALSE(table.FindUneven().has_value());
+  EXPECT_FALSE(table.calls().FindUneven().has_value());
   table.Contribute(Key(0, 0), kB, One(1, 1, 0));
-  const auto uneven = table.FindUneven();
+  const auto uneven = table.calls().FindUneven();
   ASSERT_TRUE(uneven.has_value());
   EXPECT_EQ(uneven->place.layer, 0);
   EXPECT_EQ(uneven->fewer, kB);
@@ -339,9 +342,9 @@ TEST(RendezvousTest, ExtentsMatterWhereALayerIsCalledTwiceAndSomeoneSkipped) {
       contribute(table, 0, call, kB, call == 0 ? 8 : 4, site);
     }
     // Ranks may crop their images differently.
-    EXPECT_FALSE(table.FindOtherExtents().has_value());
+    EXPECT_FALSE(table.calls().FindOtherExtents().has_value());
     contribute(table, 1, 0, kA, 8);
-    const auto other = table.FindOtherExtents();
+    const auto other = table.calls().FindOtherExtents();
     EXPECT_EQ(other.has_value(), site.empty());
     if (!other.has_value()) continue;
     EXPECT_EQ(other->place.call, 1);
@@ -378,10 +381,10 @@ TEST(RendezvousTest, MomentsThatAreNotKeptAreGivenUpOnceTheyAreFolded) {
   for (const auto& [keep, calls] : kept) {
     RendezvousTable table({kA, kB}, {.keep = keep});
     table.Contribute(Key(0, 0), kB, One(1, 4, 0));
-    EXPECT_GT(table.HeldOf(kB).bytes, 0);
+    EXPECT_GT(table.BytesOf(kB), 0);
     table.Contribute(Key(0, 0), kA, One(3, 0, 6));
     // All received bytes count, kept or not.
-    EXPECT_EQ(table.HeldOf(kB).bytes, 16);
+    EXPECT_EQ(table.BytesOf(kB), 16);
     const auto members = MomentsByMember(table.TakeForward());
     EXPECT_EQ(members[0].size(), calls[0]);
     EXPECT_EQ(members[1].size(), calls[1]);
@@ -408,7 +411,7 @@ TEST(RendezvousTest, ALongFoldIsAJobAndHasTheBitsOfAShortOne) {
   ASSERT_TRUE(outcome.fold.has_value());
   EXPECT_EQ(outcome.result, nullptr);
   EXPECT_TRUE(table.Waits(kA));
-  EXPECT_TRUE(table.Missing().empty());
+  EXPECT_TRUE(table.members().Missing().empty());
   // A repetition does not start another one.
   EXPECT_FALSE(table.Contribute(Key(0, 0), kA, One(3, 0.1, 2)).fold);
   const auto done = table.Folded(RunMomentsFold(*std::move(outcome.fold)));
@@ -448,17 +451,18 @@ TEST(RendezvousTest, AFoldOfAnotherAttemptIsIgnored) {
 
 TEST(RendezvousTest, EachGroupIsAnsweredByItself) {
   RendezvousTable table({kA, kB, kC}, {.group_size = 2});
-  EXPECT_EQ(table.Groups(), (std::vector<std::vector<Rank>>{{kA, kB}, {kC}}));
+  EXPECT_THAT(table.members().RanksOf(0), ElementsAre(kA, kB));
+  EXPECT_THAT(table.members().RanksOf(1), ElementsAre(kC));
   // The last group has one member, which waits for no other.
   const auto alone = table.Contribute(Key(0, 0), kC, One(2, 7, 1));
   EXPECT_EQ(alone.answer, std::vector<Rank>{kC});
   EXPECT_DOUBLE_EQ(alone.result->first[0], 7);
   EXPECT_EQ(alone.result->count, 2);
   // A group that has not begun has no missing members.
-  EXPECT_TRUE(table.Missing().empty());
+  EXPECT_TRUE(table.members().Missing().empty());
 
   table.Contribute(Key(0, 0), kB, One(1, 4, 0));
-  EXPECT_EQ(table.Missing(), std::vector<Rank>{kA});
+  EXPECT_EQ(table.members().Missing(), std::vector<Rank>{kA});
   const auto pair = table.Contribute(Key(0, 0), kA, One(3, 0, 6));
   EXPECT_EQ(pair.answer, (std::vector<Rank>{kA, kB}));
   EXPECT_EQ(pair.result->count, 4);

@@ -46,104 +46,35 @@ MomentsFold RunMomentsFold(MomentsFold job) {
 
 RendezvousTable::RendezvousTable(std::vector<Rank> ranks,
                                  const Options& options)
-    : members_(std::move(ranks)),
+    : members_(std::move(ranks), options.group_size),
+      calls_(members_.ranks()),
       options_(options),
-      waits_(members_.size()),
-      states_(members_.size()) {
-  CountGroups();
-}
-
-// ---- positions and groups
-
-size_t RendezvousTable::PositionOf(Rank rank) const {
-  const auto it = std::lower_bound(members_.begin(), members_.end(), rank);
-  COHORT_CHECK(it != members_.end() && *it == rank,
-               absl::StrCat("rank ", rank.value(), " is not a member"));
-  return static_cast<size_t>(it - members_.begin());
-}
-
-size_t RendezvousTable::GroupAt(size_t position) const {
-  if (options_.group_size == 0) return 0;
-  return position / static_cast<size_t>(options_.group_size);
-}
-
-size_t RendezvousTable::GroupCount() const {
-  return members_.empty() ? 0 : GroupAt(members_.size() - 1) + 1;
-}
-
-RendezvousTable::Range RendezvousTable::RangeOf(size_t group) const {
-  const size_t size = options_.group_size == 0
-                          ? members_.size()
-                          : static_cast<size_t>(options_.group_size);
-  return {.begin = group * size,
-          .end = std::min((group + 1) * size, members_.size())};
-}
-
-std::vector<std::vector<Rank>> RendezvousTable::Groups() const {
-  std::vector<std::vector<Rank>> groups(GroupCount());
-  for (size_t i = 0; i < members_.size(); ++i) {
-    groups[GroupAt(i)].push_back(members_[i]);
-  }
-  return groups;
-}
-
-void RendezvousTable::CountGroups() {
-  groups_.assign(GroupCount(), {});
-  rested_.clear();
-  resting_ = groups_.size();
-  doomed_ = 0;
-  for (size_t i = 0; i < members_.size(); ++i) {
-    const size_t group = GroupAt(i);
-    if (waits_[i] > 0) ++groups_[group].waiting;
-    if (waits_[i] == 0 && !states_[i].closed) ChangeBusy(group, 1);
-  }
-  for (size_t group = 0; group < groups_.size(); ++group) {
-    if (groups_[group].busy == 0) rested_.push_back(group);
-  }
-}
-
-void RendezvousTable::ChangeBusy(size_t group, int32_t change) {
-  int32_t& busy = groups_[group].busy;
-  if (busy == 0) --resting_;
-  busy += change;
-  if (busy > 0) return;
-  ++resting_;
-  rested_.push_back(group);
-}
+      states_(members_.ranks().size()),
+      late_(members_.count()) {}
 
 void RendezvousTable::SetWaiting(Entry& entry, size_t position, bool waiting) {
-  if (entry.waiting[position] == waiting) return;
-  entry.waiting[position] = waiting;
-  const size_t group = GroupAt(position);
-  entry.meetings[group].waiting += waiting ? 1 : -1;
-  Member& member = states_[position];
-  if (waiting) member.last = &entry;
-  int32_t& count = waits_[position];
-  const bool waited = count > 0;
-  count += waiting ? 1 : -1;
-  if ((count > 0) == waited) return;
-  groups_[group].waiting += waiting ? 1 : -1;
-  if (!member.closed) ChangeBusy(group, waiting ? -1 : 1);
+  Contribution& slot = entry.contributions[position];
+  if (std::exchange(slot.waiting, waiting) == waiting) return;
+  const int32_t change = waiting ? 1 : -1;
+  entry.meetings[members_.GroupAt(position)].waiting += change;
+  members_.AddWaits(position, change);
+  if (waiting) states_[position].last = &entry;
 }
 
 void RendezvousTable::NoteClosed(Rank rank) {
-  const size_t at = PositionOf(rank);
-  states_[at].closed_by = states_[at].incarnation;
-  if (std::exchange(states_[at].closed, true) || waits_[at] > 0) return;
-  ChangeBusy(GroupAt(at), -1);
+  const size_t at = members_.PositionOf(rank);
+  calls_.NoteClosed(at);
+  members_.SetClosed(at, true);
 }
 
 void RendezvousTable::NoteReopened(Rank rank) {
-  const size_t at = PositionOf(rank);
-  if (!std::exchange(states_[at].closed, false) || waits_[at] > 0) return;
-  ChangeBusy(GroupAt(at), 1);
+  members_.SetClosed(members_.PositionOf(rank), false);
 }
 
 void RendezvousTable::Forget(Rank rank) {
-  const size_t at = PositionOf(rank);
+  const size_t at = members_.PositionOf(rank);
   for (auto& [place, entry] : entries_) SetWaiting(entry, at, false);
-  ++states_[at].incarnation;
-  states_[at].made_by_it = 0;
+  calls_.NoteLost(at);
 }
 
 // ---- contributions
@@ -162,10 +93,8 @@ RendezvousTable::Entry& RendezvousTable::EntryOf(const ReduceKey& key) {
   if (!entry.contributions.empty()) return entry;
   entry.key = key;
   if (!IsForward(key.place)) entry.forward = ForwardOf(key.place);
-  entry.contributions.resize(members_.size());
-  entry.waiting.resize(members_.size());
-  entry.since.resize(members_.size());
-  entry.meetings.resize(GroupCount());
+  entry.contributions.resize(members_.ranks().size());
+  entry.meetings.resize(members_.count());
   return entry;
 }
 
@@ -177,62 +106,38 @@ bool RendezvousTable::KnowsMembers(const Entry& entry, size_t group) {
 
 bool RendezvousTable::IsIn(const Entry& entry, size_t position) const {
   const Entry& forward = IsForward(entry.key.place) ? entry : *entry.forward;
-  return !forward.meetings[GroupAt(position)].partial ||
+  return !forward.meetings[members_.GroupAt(position)].partial ||
          forward.contributions[position].present;
-}
-
-int32_t RendezvousTable::ExtentsIn(Entry& entry,
-                                   const std::vector<int64_t>& extents) {
-  // All are equal, or very few differ.
-  const auto at =
-      std::find(entry.extents.begin(), entry.extents.end(), extents);
-  const auto index = static_cast<int32_t>(at - entry.extents.begin());
-  if (at == entry.extents.end()) entry.extents.push_back(extents);
-  return index;
-}
-
-void RendezvousTable::NoteMade(Entry& entry, size_t position,
-                               Outcome& outcome) {
-  Contribution& slot = entry.contributions[position];
-  Member& member = states_[position];
-  if (slot.incarnation == member.incarnation) return;
-  outcome.fresh = true;
-  outcome.first = slot.incarnation < 0;
-  if (outcome.first) member.made.push_back(&entry);
-  slot.incarnation = member.incarnation;
-  ++member.made_by_it;
 }
 
 RendezvousTable::Outcome RendezvousTable::Contribute(
     const ReduceKey& key, Rank rank, Moments moments, Instant now,
     const std::vector<int64_t>& extents) {
   Entry& entry = EntryOf(key);
-  const size_t at = PositionOf(rank);
-  const size_t group = GroupAt(at);
+  const size_t at = members_.PositionOf(rank);
+  const size_t group = members_.GroupAt(at);
   Contribution& slot = entry.contributions[at];
-  Outcome outcome;
-  NoteMade(entry, at, outcome);
+  const MemberCalls::News news = calls_.Note(key.place, at, extents);
+  Outcome outcome{.fresh = news != MemberCalls::News::kOld,
+                  .repeated = news != MemberCalls::News::kFirst};
   const uint64_t checksum = ChecksumOf(moments);
-  if (slot.present || slot.late) {
+  if (outcome.repeated) {
     outcome.mismatch = slot.checksum != checksum;
     NoteRepeated(entry, at, now, outcome);
     return outcome;
   }
   slot.checksum = checksum;
-  slot.extents = ExtentsIn(entry, extents);
   if (KnowsMembers(entry, group) && !IsIn(entry, at)) {
     NoteLate(entry, at, now);
     return outcome;
   }
   slot.present = true;
-  slot.bytes = static_cast<int64_t>(
+  slot.since = now;
+  states_[at].bytes += static_cast<int64_t>(
       (moments.first.size() + moments.second.size()) * sizeof(double));
   entry.channels = moments.first.size();
   slot.moments = std::move(moments);
-  states_[at].bytes += slot.bytes;
   SetWaiting(entry, at, true);
-  entry.since[at] = now;
-  ++entry.present;
   ++entry.meetings[group].present;
   if (options_.fixed) Extend(entry, group, now, outcome);
   return outcome;
@@ -240,28 +145,29 @@ RendezvousTable::Outcome RendezvousTable::Contribute(
 
 void RendezvousTable::NoteRepeated(Entry& entry, size_t position, Instant now,
                                    Outcome& outcome) {
-  outcome.repeated = true;
+  Contribution& slot = entry.contributions[position];
   // A late contribution has no answer.
-  if (entry.contributions[position].present) {
-    outcome.result = entry.meetings[GroupAt(position)].result;
+  if (slot.present) {
+    outcome.result = entry.meetings[members_.GroupAt(position)].result;
   }
   SetWaiting(entry, position, outcome.result == nullptr);
   if (outcome.result == nullptr) {
-    entry.since[position] = now;
+    slot.since = now;
   } else {
-    outcome.answer.push_back(members_[position]);
+    outcome.answer.push_back(members_.ranks()[position]);
   }
 }
 
 void RendezvousTable::NoteLate(Entry& entry, size_t position, Instant now) {
-  entry.contributions[position].late = true;
+  Contribution& slot = entry.contributions[position];
+  slot.late = true;
+  slot.since = now;
   SetWaiting(entry, position, true);
-  entry.since[position] = now;
-  std::optional<Late>& late = groups_[GroupAt(position)].late;
-  if (!late.has_value()) ++doomed_;
+  const Rank rank = members_.ranks()[position];
+  std::optional<Late>& late = late_[members_.GroupAt(position)];
   // Whichever comes first in time, the same one is named.
-  if (late.has_value() && late->rank <= members_[position]) return;
-  late = {.rank = members_[position], .place = entry.key.place};
+  if (late.has_value() && late->rank <= rank) return;
+  late = {.rank = rank, .place = entry.key.place};
 }
 
 size_t RendezvousTable::NextIn(const Entry& entry, size_t at,
@@ -277,7 +183,7 @@ void RendezvousTable::Retain(Entry& entry, size_t position,
                     (options_.keep == Keep::kAll ||
                      (options_.keep == Keep::kFirst && position == 0));
   if (!kept) return;
-  entry.kept.resize(members_.size());
+  entry.kept.resize(members_.ranks().size());
   entry.kept[position] = std::move(folded);
 }
 
@@ -285,7 +191,7 @@ void RendezvousTable::StartJob(Entry& entry, size_t group, size_t ready,
                                Outcome& outcome) {
   Fold& fold = entry.meetings[group].fold;
   fold.running = ready;
-  ChangeBusy(group, 1);
+  members_.BeginFold(group);
   MomentsFold& job = outcome.fold.emplace(MomentsFold{
       .key = entry.key, .group = group, .total = std::move(fold.total)});
   job.parts.reserve(ready);
@@ -304,7 +210,7 @@ void RendezvousTable::Extend(Entry& entry, size_t group, Instant now,
       !KnowsMembers(entry, group)) {
     return;
   }
-  const Range range = RangeOf(group);
+  const MemberGroups::Range range = members_.RangeOf(group);
   fold.end = NextIn(entry, std::max(fold.end, range.begin), range.end);
   size_t ready = 0;
   for (size_t i = fold.end; i < range.end && entry.contributions[i].present;
@@ -340,7 +246,7 @@ RendezvousTable::Outcome RendezvousTable::Folded(MomentsFold done,
       entry.meetings[done.group].fold.running == done.parts.size();
   if (!ours) return outcome;
   Fold& fold = entry.meetings[done.group].fold;
-  const size_t end = RangeOf(done.group).end;
+  const size_t end = members_.RangeOf(done.group).end;
   fold.total = std::move(done.total);
   for (Moments& part : done.parts) {
     Retain(entry, fold.end, std::move(part));
@@ -349,28 +255,33 @@ RendezvousTable::Outcome RendezvousTable::Folded(MomentsFold done,
   fold.running = 0;
   // More may have come meanwhile.
   Extend(entry, done.group, now, outcome);
-  ChangeBusy(done.group, -1);
+  members_.EndFold(done.group);
   return outcome;
 }
 
-void RendezvousTable::Observe(const Entry& entry, Range range, Instant now) {
+void RendezvousTable::Observe(const Entry& entry, MemberGroups::Range range,
+                              Instant now) {
   RendezvousWaits& seen = observed(entry.key.place.phase);
   std::optional<size_t> last;
+  Instant last_since;
   size_t met = 0;
   for (size_t i = range.begin; i < range.end; ++i) {
-    if (!entry.contributions[i].present) continue;
+    const Contribution& slot = entry.contributions[i];
+    if (!slot.present) continue;
     ++met;
     // An incarnation that was lost has waited for nothing.
-    if (entry.waiting[i]) seen.waits.push_back(now - entry.since[i]);
-    if (!last.has_value() || entry.since[i] >= entry.since[*last]) last = i;
+    if (slot.waiting) seen.waits.push_back(now - slot.since);
+    if (last.has_value() && slot.since < last_since) continue;
+    last = i;
+    last_since = slot.since;
   }
   // A member that meets no other one waits for none.
-  if (met > 1) seen.last.push_back(members_[*last]);
+  if (met > 1) seen.last.push_back(members_.ranks()[*last]);
 }
 
 void RendezvousTable::Complete(Entry& entry, size_t group, Instant now,
                                Outcome& outcome) {
-  const Range range = RangeOf(group);
+  const MemberGroups::Range range = members_.RangeOf(group);
   Meeting& meeting = entry.meetings[group];
   Observe(entry, range, now);
   meeting.result =
@@ -378,63 +289,40 @@ void RendezvousTable::Complete(Entry& entry, size_t group, Instant now,
   outcome.result = meeting.result;
   outcome.nonfinite = !IsUsable(entry.key.place.phase, *outcome.result);
   for (size_t i = range.begin; i < range.end; ++i) {
-    if (!entry.contributions[i].present) continue;
-    if (entry.waiting[i]) outcome.answer.push_back(members_[i]);
+    const Contribution& slot = entry.contributions[i];
+    if (!slot.present) continue;
+    if (slot.waiting) outcome.answer.push_back(members_.ranks()[i]);
     SetWaiting(entry, i, false);
   }
 }
 
 std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
     const std::vector<Rank>& members, Instant now) {
-  std::map<CallPlace, Entry> open = std::exchange(entries_, {});
-  const std::vector<Rank> candidates = std::exchange(members_, members);
-  const std::vector<Member> before = std::exchange(states_, {});
   options_.fixed = true;
-  waits_.assign(members_.size(), 0);
-  states_.resize(members_.size());
-  groups_.assign(GroupCount(), {});
-  // By position: where it was among the candidates.
-  std::vector<size_t> from;
-  for (Rank rank : members_) {
-    const auto at =
-        std::lower_bound(candidates.begin(), candidates.end(), rank);
-    COHORT_CHECK(at != candidates.end() && *at == rank,
-                 "a member was not a candidate");
-    from.push_back(static_cast<size_t>(at - candidates.begin()));
-  }
-  for (auto& [place, was] : open) {
-    const bool empty =
-        std::none_of(from.begin(), from.end(), [&was](size_t position) {
-          return was.contributions[position].present;
-        });
-    // Only ranks that are no members were there.
-    if (empty) continue;
-    Entry& entry = EntryOf(was.key);
-    entry.channels = was.channels;
-    entry.extents = std::move(was.extents);
-    for (size_t i = 0; i < from.size(); ++i) {
-      entry.contributions[i] = std::move(was.contributions[from[i]]);
-      entry.since[i] = was.since[from[i]];
-      if (entry.contributions[i].present) {
-        ++entry.present;
-        ++entry.meetings[GroupAt(i)].present;
-      }
-      SetWaiting(entry, i, was.waiting[from[i]]);
+  const std::vector<size_t> positions = members_.Keep(members);
+  calls_.Keep(positions);
+  KeepAt(positions, states_);
+  late_.assign(members_.count(), std::nullopt);
+  for (auto& [place, entry] : entries_) {
+    KeepAt(positions, entry.contributions);
+    entry.meetings.assign(members_.count(), {});
+    for (size_t i = 0; i < positions.size(); ++i) {
+      Meeting& meeting = entry.meetings[members_.GroupAt(i)];
+      meeting.present += entry.contributions[i].present;
+      meeting.waiting += entry.contributions[i].waiting;
     }
   }
-  for (size_t i = 0; i < from.size(); ++i) {
-    Member& member = states_[i];
-    const Entry* const last = member.last;
-    member = before[from[i]];
-    member.last = last;
-    for (const Entry*& made : member.made) {
-      made = &entries_.at(made->key.place);
-    }
-  }
-  CountGroups();
+  // Only ranks that are no members were there.
+  std::erase_if(entries_, [](const auto& at) {
+    const std::vector<Meeting>& meetings = at.second.meetings;
+    return std::all_of(
+        meetings.begin(), meetings.end(),
+        [](const Meeting& meeting) { return meeting.present == 0; });
+  });
   std::vector<Completed> completed;
   for (auto& [place, entry] : entries_) {
-    for (size_t group = 0; group < GroupCount(); ++group) {
+    if (!IsForward(place)) entry.forward = ForwardOf(place);
+    for (size_t group = 0; group < members_.count(); ++group) {
       if (entry.meetings[group].present == 0) continue;
       Outcome outcome;
       Extend(entry, group, now, outcome);
@@ -446,15 +334,6 @@ std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
 }
 
 // ---- members that do not come
-
-std::vector<size_t> RendezvousTable::TakeRested() {
-  std::vector<size_t> rested = std::exchange(rested_, {});
-  std::sort(rested.begin(), rested.end());
-  rested.erase(std::unique(rested.begin(), rested.end()), rested.end());
-  std::erase_if(rested,
-                [this](size_t group) { return groups_[group].busy > 0; });
-  return rested;
-}
 
 std::vector<CallPlace> RendezvousTable::OpenForward(size_t group) const {
   std::vector<CallPlace> places;
@@ -472,7 +351,7 @@ RendezvousTable::Outcome RendezvousTable::CompleteWith(const CallPlace& place,
                                                        size_t group,
                                                        Instant now) {
   Entry& entry = entries_.at(place);
-  COHORT_CHECK(groups_[group].busy == 0 && IsForward(place) &&
+  COHORT_CHECK(members_.IsAtRest(group) && IsForward(place) &&
                    entry.meetings[group].result == nullptr,
                "members of the rendezvous may still come");
   entry.meetings[group].partial = true;
@@ -482,19 +361,92 @@ RendezvousTable::Outcome RendezvousTable::CompleteWith(const CallPlace& place,
 }
 
 std::optional<RendezvousTable::Late> RendezvousTable::FirstLate() const {
-  for (const Group& group : groups_) {
-    if (group.late.has_value()) return group.late;
+  for (const std::optional<Late>& late : late_) {
+    if (late.has_value()) return late;
   }
   return std::nullopt;
 }
 
-std::vector<std::vector<CallPlace>> RendezvousTable::Sequences() const {
-  std::vector<std::vector<CallPlace>> sequences;
-  for (const Member& member : states_) {
-    std::vector<CallPlace>& sequence = sequences.emplace_back();
-    for (const Entry* entry : member.made) sequence.push_back(entry->key.place);
+// ---- waits
+
+std::vector<CallPlace> RendezvousTable::WaitsOf(Rank rank) const {
+  const size_t at = members_.PositionOf(rank);
+  std::vector<CallPlace> places;
+  for (const auto& [place, entry] : entries_) {
+    if (entry.contributions[at].waiting) places.push_back(place);
   }
-  return sequences;
+  return places;
+}
+
+const CallPlace* RendezvousTable::WaitOf(Rank rank) const {
+  const size_t at = members_.PositionOf(rank);
+  if (members_.waits(at) == 0) return nullptr;
+  const Entry& last = *states_[at].last;
+  if (last.contributions[at].waiting) return &last.key.place;
+  for (const auto& [place, entry] : entries_) {
+    if (entry.contributions[at].waiting) return &place;
+  }
+  return nullptr;
+}
+
+std::vector<RendezvousTable::Pending> RendezvousTable::AllPending() const {
+  std::vector<Pending> pending;
+  for (const auto& [place, entry] : entries_) {
+    for (size_t i = 0; i < entry.contributions.size(); ++i) {
+      if (!entry.contributions[i].waiting) continue;
+      pending.push_back({.key = entry.key, .rank = members_.ranks()[i]});
+    }
+  }
+  return pending;
+}
+
+// ---- what was contributed
+
+bool RendezvousTable::IsAnswered(const CallPlace& place, Rank rank) const {
+  const auto at = entries_.find(place);
+  if (at == entries_.end()) return false;
+  const size_t position = members_.PositionOf(rank);
+  return at->second.contributions[position].present &&
+         at->second.meetings[members_.GroupAt(position)].result != nullptr;
+}
+
+std::optional<size_t> RendezvousTable::ChannelsOf(
+    const CallPlace& place) const {
+  const auto at = entries_.find(place);
+  if (at == entries_.end()) return std::nullopt;
+  return at->second.channels;
+}
+
+CombinedMoments RendezvousTable::ForwardResults() const {
+  CombinedMoments results;
+  if (members_.count() != 1) return results;
+  for (const auto& [place, entry] : entries_) {
+    if (!IsForward(place) || !IsRegistered(place)) continue;
+    COHORT_CHECK(entry.meetings[0].result != nullptr,
+                 "a rendezvous is not complete");
+    results.push_back({.place = place, .moments = entry.meetings[0].result});
+  }
+  return results;
+}
+
+KeptForward RendezvousTable::TakeForward() {
+  KeptForward kept{.members = members_.ranks()};
+  // By layer. The call of an entry is its number among those of its layer, in
+  // all parts and with all names, so that members line up.
+  std::map<int32_t, int32_t> calls;
+  for (auto& [place, entry] : entries_) {
+    if (!IsForward(place) || !IsRegistered(place)) continue;
+    const int32_t call = calls[place.layer]++;
+    if (entry.kept.empty()) continue;
+    kept.calls.push_back({.layer = place.layer,
+                          .call = call,
+                          .moments = std::exchange(entry.kept, {})});
+  }
+  std::stable_sort(kept.calls.begin(), kept.calls.end(),
+                   [](const KeptForward::Call& a, const KeptForward::Call& b) {
+                     return a.layer < b.layer;
+                   });
+  return kept;
 }
 
 }  // namespace cohort

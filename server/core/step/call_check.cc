@@ -41,7 +41,7 @@ std::string CountedText(size_t at, const Layers& layers) {
 
 // The first entry of the closing that differs from the calls that were seen.
 std::optional<std::string> OtherCount(const std::vector<int32_t>& counts,
-                                      const RendezvousTable::Made& made,
+                                      const MemberCalls::Made& made,
                                       const Layers& layers) {
   for (const auto& [layer, calls] : made.calls) {
     const size_t at = static_cast<size_t>(layer.first) * layers.size() +
@@ -67,7 +67,7 @@ std::optional<std::string> OtherCount(const std::vector<int32_t>& counts,
 std::optional<ClosingFault> FindClosingFault(const Round& round, Rank rank,
                                              const Layers& layers) {
   const PushClosing& closing = round.pushes[rank].closing();
-  const RendezvousTable::Made made = round.rendezvous.MadeBy(rank);
+  const MemberCalls::Made made = round.rendezvous.calls().MadeBy(rank);
   const std::string who =
       absl::StrCat(RankText(rank), " reports for ", StepText(round), " ");
   const std::optional<std::string> other =
@@ -94,7 +94,7 @@ std::optional<ClosingFault> FindClosingFault(const Round& round, Rank rank,
 ClosingFault CallAfterClosing(const Round& round, Rank rank,
                               const CallPlace& place, const Layers& layers) {
   // The present incarnation, too, if it is the one that has closed the push.
-  const bool same = round.rendezvous.ClosedByPresent(rank);
+  const bool same = round.rendezvous.calls().ClosedByPresent(rank);
   return {.text = absl::StrCat(
               RankText(rank), " took part in ", CallTextOf(place, layers),
               " of ", StepText(round),
@@ -154,7 +154,7 @@ std::optional<std::string> FindUnpairedCalls(const Round& round,
     if (uneven.has_value()) absl::StrAppend(&*uneven, kPaired);
     return uneven;
   }
-  const auto uneven = round.rendezvous.FindUneven();
+  const auto uneven = round.rendezvous.calls().FindUneven();
   if (uneven.has_value()) {
     return absl::StrCat(
         LayerText(uneven->place, layers), ": ", RankText(uneven->fewer),
@@ -162,7 +162,7 @@ std::optional<std::string> FindUnpairedCalls(const Round& round,
         ", ", RankText(uneven->more), " ", TimesText(uneven->more_calls),
         kPaired, ", or name each call with `cohort.call(name)`");
   }
-  const auto other = round.rendezvous.FindOtherExtents();
+  const auto other = round.rendezvous.calls().FindOtherExtents();
   if (!other.has_value()) return std::nullopt;
   return absl::StrCat(
       LayerText(other->place, layers), ": in call ", other->place.call, " of ",
@@ -176,8 +176,7 @@ std::optional<std::string> FindUnpairedCalls(const Round& round,
 std::string StuckText(const Round& round, size_t group, const Layers& layers) {
   std::vector<std::string> waits;
   std::vector<std::string> closed;
-  const std::vector<std::vector<Rank>> groups = round.rendezvous.Groups();
-  for (Rank rank : groups[group]) {
+  for (Rank rank : round.rendezvous.members().RanksOf(group)) {
     for (const CallPlace& place : round.rendezvous.WaitsOf(rank)) {
       waits.push_back(absl::StrCat(RankText(rank), " waits in ",
                                    CallTextOf(place, layers)));
@@ -207,7 +206,7 @@ std::string LateText(const Round& round, const Layers& layers) {
 
 std::string ContradictionText(const Round& round, const Layers& layers) {
   const std::vector<std::vector<CallPlace>> sequences =
-      round.rendezvous.Sequences();
+      round.rendezvous.calls().Sequences();
   const RankList& members = round.members();
   std::vector<Rank> ranks(members.begin(), members.end());
   // By rank: the position of each call.

@@ -17,23 +17,24 @@ namespace {
 constexpr int64_t kWaitsMin = 64;
 // Moments of one rank that are kept until the step ends. Those of ResNet-50
 // take 1 MB.
-constexpr int64_t kHeldMomentsBytesMax = int64_t{256} << 20;
+constexpr int64_t kMomentsBytesMax = int64_t{256} << 20;
 
-absl::Status CheckHeldMoments(const RendezvousTable& table, size_t layers,
-                              Rank rank, const ReduceKey& key) {
+absl::Status CheckAmount(const RendezvousTable& table, size_t layers, Rank rank,
+                         const ReduceKey& key) {
   const int64_t waits_max = kWaitsMin + 2 * static_cast<int64_t>(layers);
-  if (table.Has(key.place, rank)) return absl::OkStatus();
-  const RendezvousTable::Held held = table.HeldOf(rank);
-  if (held.waiting >= waits_max) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "rendezvous: rank ", rank.value(), " already has ", held.waiting,
-        " calls waiting for other members, want at most ", waits_max,
-        "; wait for some answers first"));
+  if (table.calls().Has(key.place, rank)) return absl::OkStatus();
+  const int32_t waits = table.members().waits(table.members().PositionOf(rank));
+  if (waits >= waits_max) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rendezvous: rank ", rank.value(), " already has ", waits,
+                     " calls waiting for other members, want at most ",
+                     waits_max, "; wait for some answers first"));
   }
-  if (held.bytes >= kHeldMomentsBytesMax) {
+  const int64_t bytes = table.BytesOf(rank);
+  if (bytes >= kMomentsBytesMax) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "rendezvous: got ", held.bytes, " bytes of moments from rank ",
-        rank.value(), " in one step, want less than ", kHeldMomentsBytesMax,
+        "rendezvous: got ", bytes, " bytes of moments from rank ", rank.value(),
+        " in one step, want less than ", kMomentsBytesMax,
         ": the step has too many batch-norm calls"));
   }
   return absl::OkStatus();
@@ -85,7 +86,7 @@ absl::Status CheckReduce(const Round& round,
   COHORT_RETURN_IF_ERROR(CheckFits(round.rendezvous, layers, rank, key.place,
                                    moments.first.size()));
   COHORT_RETURN_IF_ERROR(
-      CheckHeldMoments(round.rendezvous, layers.size(), rank, key));
+      CheckAmount(round.rendezvous, layers.size(), rank, key));
   if (key.place.phase != ReducePhase::kForward) return absl::OkStatus();
   return CheckSpread(CallNameOf(key.place, layers), moments);
 }

@@ -42,7 +42,7 @@ absl::Status SyncRounds::Reduce(Worker& worker, MomentsMessage message,
                                   : ArrivedPush::Arrival::kRepeated,
                  parts_.ledger, turn);
   }
-  if (outcome.first && round_->pushes[worker.rank].closed()) {
+  if (!outcome.repeated && round_->pushes[worker.rank].closed()) {
     NoteFault(worker.rank,
               CallAfterClosing(*round_, worker.rank, key.place, layers));
   }
@@ -180,7 +180,8 @@ bool SyncRounds::SettleCalls(Turn& turn) {
 bool SyncRounds::CompleteWithoutAbsent(Turn& turn) {
   RendezvousTable& rendezvous = round_->rendezvous;
   for (size_t group : rendezvous.TakeRested()) {
-    if (rendezvous.IsDoomed(group) || !rendezvous.AnyWaits(group)) continue;
+    if (rendezvous.IsDoomed(group) || !rendezvous.members().AnyWaits(group))
+      continue;
     const std::vector<CallPlace> open = rendezvous.OpenForward(group);
     if (open.empty()) {
       EndMismatch(StuckText(*round_, group, parts_.model.batch_norms()), turn);
@@ -191,14 +192,14 @@ bool SyncRounds::CompleteWithoutAbsent(Turn& turn) {
         {.step = round_->step(), .attempt = round_->attempt(), .place = first},
         rendezvous.CompleteWith(first, group, turn.now), turn);
   }
-  if (!rendezvous.AllAtRest() || !rendezvous.AnyDoomed()) return true;
+  if (!rendezvous.members().AllAtRest() || !rendezvous.FirstLate()) return true;
   EndDoomed(turn);
   return false;
 }
 
 void SyncRounds::EndDoomed(Turn& turn) {
   const std::vector<BatchNormSpec>& layers = parts_.model.batch_norms();
-  if (!parts_.ledger.call_order.Learn(round_->rendezvous.Sequences(),
+  if (!parts_.ledger.call_order.Learn(round_->rendezvous.calls().Sequences(),
                                       round_->step())) {
     EndMismatch(ContradictionText(*round_, layers), turn);
     return;

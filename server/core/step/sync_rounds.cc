@@ -327,7 +327,7 @@ std::string SyncRounds::WaitsIn(const Worker& worker) const {
 
 std::vector<Rank> SyncRounds::WaitedFor() const {
   if (!round_.has_value()) return parts_.ranks.InFlight();
-  std::vector<Rank> waited = round_->rendezvous.Missing();
+  std::vector<Rank> waited = round_->rendezvous.members().Missing();
   if (waited.empty() || !round_->fixed()) {
     waited = round_->Decide().waiting_for;
   }
