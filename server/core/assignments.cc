@@ -50,15 +50,15 @@ Assignment WaitAssignment(const Run& run, const Worker& worker, Instant now) {
 Assignment NextFor(Run& run, Worker& worker, Instant now) {
   worker.waiting = false;
   worker.last_progress = now;
-  if (run.ledger.ended()) {
-    return FinishedAssignment(run, run.ledger.end_reason());
+  if (run.phase.ended()) {
+    return FinishedAssignment(run, run.phase.end_reason());
   }
   if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
     Assignment leave = FinishedAssignment(run, *worker.leaves_because);
     leave.unfinished = true;
     return leave;
   }
-  if (run.ledger.started() && worker.registered) {
+  if (run.phase.started() && worker.registered) {
     if (!worker.outstanding.has_value())
       worker.outstanding = NextWork(run, worker);
     if (worker.outstanding.has_value() && run.driver->GivesAgain(worker)) {
@@ -75,7 +75,7 @@ Assignment NextForRank(Run& run, Rank rank, Instant now) {
 }
 
 void NotifyWaiting(Run& run, Turn& turn) {
-  if (run.ledger.ended()) return;
+  if (run.phase.ended()) return;
   for (Worker& worker : run.ranks.all()) {
     if (!worker.waiting || !worker.usable()) continue;
     Assignment next = NextFor(run, worker, turn.now);
@@ -86,7 +86,7 @@ void NotifyWaiting(Run& run, Turn& turn) {
 }
 
 void RepeatWait(Run& run, Rank rank, Turn& turn) {
-  if (run.ledger.ended() || !run.ranks.Contains(rank)) return;
+  if (run.phase.ended() || !run.ranks.Contains(rank)) return;
   const Worker& worker = run.ranks[rank];
   if (!worker.waiting || worker.state != Worker::State::kLive ||
       !(worker.registered || run.registrar.Contains(rank))) {

@@ -68,7 +68,7 @@ void Coordinator::Settle(Turn& turn) {
   SendAnswers(run_, /*session_first=*/false, turn);
   if (turn.end.has_value()) {
     EndRun(run_, *turn.end, turn);
-  } else if ((changed || turn.changed) && run_.ledger.started()) {
+  } else if ((changed || turn.changed) && run_.phase.started()) {
     EndIfDone(run_, turn);
     NotifyWaiting(run_, turn);
   }
@@ -77,14 +77,14 @@ void Coordinator::Settle(Turn& turn) {
 }
 
 bool Coordinator::Advance(Turn& turn) {
-  if (run_.ledger.ended() || turn.end.has_value()) return false;
+  if (run_.phase.ended() || turn.end.has_value()) return false;
   if (turn.fencing.has_value()) {
     Fence(run_, *std::exchange(turn.fencing, std::nullopt), turn);
     return true;
   }
   // First: a cohort of another size is not to be waited for.
   if (TryChange(turn)) return true;
-  if (!run_.ledger.started()) {
+  if (!run_.phase.started()) {
     if (run_.registrar.Ask(turn)) return true;
     if (!ReadyToStart(run_, turn.now) || !SafeToStart(run_, turn)) {
       return false;
@@ -130,10 +130,10 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
       /*anew=*/!joined.back &&
           (!joined.replaces || !run_.settings.waits_for_lost()),
       turn);
-  if (run_.ledger.ended()) {
+  if (run_.phase.ended()) {
     out.push_back(effect::Notify{
         .session = session,
-        .assignment = FinishedAssignment(run_, run_.ledger.end_reason())});
+        .assignment = FinishedAssignment(run_, run_.phase.end_reason())});
     return absl::OkStatus();
   }
   if (!joined.back) return absl::OkStatus();
@@ -151,7 +151,7 @@ void Coordinator::Heartbeat(SessionId session, Instant now,
 
 void Coordinator::DataEnded(SessionId session, Instant now, Effects& out) {
   const Worker* worker = run_.ranks.BySession(session);
-  if (worker == nullptr || run_.ledger.ended() || run_.ledger.draining() ||
+  if (worker == nullptr || run_.phase.ended() || run_.phase.draining() ||
       !run_.model.registered() || !run_.model.model()->plan.own_data) {
     return;
   }
@@ -225,7 +225,7 @@ absl::Status Coordinator::RegisterProgress(const Sender& sender, Instant now) {
 
 void Coordinator::RegisterClosed(const Sender& sender, Instant now,
                                  Effects& out) {
-  if (!run_.roster.Check(sender, now).ok() || run_.ledger.ended()) return;
+  if (!run_.roster.Check(sender, now).ok() || run_.phase.ended()) return;
   Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
   run_.registrar.NoteClosed(sender.rank);
   Settle(turn);
@@ -236,7 +236,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     std::vector<LayerStatistics> statistics, Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(run_.roster.Check(sender, now).status());
   // The worker is told so on its session.
-  if (run_.ledger.ended()) return run_.registrar.AnswerOf(layout, plan);
+  if (run_.phase.ended()) return run_.registrar.AnswerOf(layout, plan);
   if (run_.model.registered()) {
     // The same life has sent them twice.
     COHORT_RETURN_IF_ERROR(run_.registrar.Check(sender.rank, layout, plan));
@@ -260,8 +260,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
                                Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
                           run_.roster.CheckRegistered(sender, now));
-  COHORT_ASSIGN_OR_RETURN(const bool under_way,
-                          IsUnderWay(run_.ledger, *worker, key));
+  COHORT_ASSIGN_OR_RETURN(const bool under_way, IsUnderWay(run_, *worker, key));
   if (!under_way) return absl::OkStatus();
   Turn turn{.now = now, .out = out};
   COHORT_RETURN_IF_ERROR(run_.driver->Open(*worker, opening, turn));
@@ -278,8 +277,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
                           run_.roster.CheckRegistered(sender, now));
   COHORT_RETURN_IF_ERROR(
       CheckGradient(gradient, run_.model.model()->partitions));
-  COHORT_ASSIGN_OR_RETURN(const bool under_way,
-                          IsUnderWay(run_.ledger, *worker, key));
+  COHORT_ASSIGN_OR_RETURN(const bool under_way, IsUnderWay(run_, *worker, key));
   Turn turn{.now = now, .out = out};
   if (!under_way) {
     // Its push may have been paused before it was dropped.
@@ -316,8 +314,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                                 Effects& out) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
                           run_.roster.CheckRegistered(sender, now));
-  COHORT_ASSIGN_OR_RETURN(const bool under_way,
-                          IsUnderWay(run_.ledger, *worker, key));
+  COHORT_ASSIGN_OR_RETURN(const bool under_way, IsUnderWay(run_, *worker, key));
   Turn turn{.now = now, .out = out};
   if (under_way) {
     // A closing of an older assignment is not checked, because another policy
@@ -357,7 +354,7 @@ absl::Status Coordinator::CheckFolded(const FoldReport& report) const {
 void Coordinator::Folded(FoldReport report, Instant now, Effects& out) {
   Turn turn{.now = now, .out = out};
   run_.flow.budget().EndFold(report.gradient_bytes);
-  if (run_.ledger.ended()) return;
+  if (run_.phase.ended()) return;
   run_.driver->Folded(std::move(report), turn);
   Settle(turn);
 }
@@ -380,7 +377,7 @@ absl::Status Coordinator::Reduce(const Sender& sender,
 
 absl::Status Coordinator::ReduceOne(Worker& worker, MomentsMessage message,
                                     Turn& turn) {
-  if (run_.ledger.ended() || !run_.settings.MayHaveRendezvous()) {
+  if (run_.phase.ended() || !run_.settings.MayHaveRendezvous()) {
     return RefuseReduce(run_, worker, message.key, turn);
   }
   COHORT_RETURN_IF_ERROR(
@@ -389,7 +386,7 @@ absl::Status Coordinator::ReduceOne(Worker& worker, MomentsMessage message,
 }
 
 void Coordinator::MomentsFolded(MomentsFold done, Instant now, Effects& out) {
-  if (run_.ledger.ended()) return;
+  if (run_.phase.ended()) return;
   Turn turn{.now = now, .out = out};
   run_.driver->MomentsFolded(std::move(done), turn);
   Settle(turn);
@@ -397,16 +394,16 @@ void Coordinator::MomentsFolded(MomentsFold done, Instant now, Effects& out) {
 
 void Coordinator::StatisticsUpdated(StatisticsUpdate done, Instant now,
                                     Effects& out) {
-  if (run_.ledger.ended()) return;
+  if (run_.phase.ended()) return;
   Turn turn{.now = now, .out = out};
   run_.driver->StatisticsUpdated(std::move(done), turn);
   Settle(turn);
 }
 
 void Coordinator::CheckpointStored(Instant now, Effects& out) {
-  if (run_.ledger.ended()) return;
+  if (run_.phase.ended()) return;
   Turn turn{.now = now, .out = out, .changed = true};
-  run_.ledger.NoteStored();
+  run_.phase.NoteStored();
   Settle(turn);
 }
 
@@ -479,7 +476,7 @@ absl::StatusOr<RunState> Coordinator::State() const {
 absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                                                  Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(CheckRunId(request.run_id, run_.settings.run_id()));
-  COHORT_RETURN_IF_ERROR(run_.ledger.CheckNotOver());
+  COHORT_RETURN_IF_ERROR(run_.phase.CheckNotOver());
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           run_.settings.TargetOf(request.values));
   COHORT_RETURN_IF_ERROR(
@@ -487,7 +484,7 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   const RunSettings::Outlook outlook =
       run_.settings.OutlookOn(request.values, target);
   ChangeAnswer answer = AnswerTo(outlook, run_.settings, run_.model.version());
-  if (outlook.changes && run_.ledger.started()) {
+  if (outlook.changes && run_.phase.started()) {
     answer.text += PauseText(target, run_.ranks.present());
   }
   // A request for what is in force withdraws a pending change.
@@ -509,16 +506,16 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
 
 void Coordinator::Tick(Instant now, Effects& out) {
   run_.roster.NoteBegin(now);
-  if (run_.ledger.ended()) return;
+  if (run_.phase.ended()) return;
   Turn turn{.now = now, .out = out};
   if (over_.has_value()) {
     turn.end = {.outcome = RunOutcome::kFinished,
                 .reason = *std::exchange(over_, std::nullopt)};
   }
   LoseOverdue(run_, turn);
-  if (run_.ledger.started()) run_.driver->Tick(turn);
+  if (run_.phase.started()) run_.driver->Tick(turn);
   Settle(turn);
-  if (!run_.ledger.started() || run_.ledger.ended()) return;
+  if (!run_.phase.started() || run_.phase.ended()) return;
   Turn deadlines{.now = now, .out = out};
   LoseStalled(run_, deadlines);
   GiveUpAbandoned(run_, deadlines);
@@ -526,7 +523,7 @@ void Coordinator::Tick(Instant now, Effects& out) {
 }
 
 void Coordinator::Drain(const std::string& reason, Instant now, Effects& out) {
-  if (run_.ledger.ended() || run_.ledger.draining()) return;
+  if (run_.phase.ended() || run_.phase.draining()) return;
   Turn turn{.now = now, .out = out, .changed = true};
   BeginDrain(run_, reason, turn);
   Settle(turn);

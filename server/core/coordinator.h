@@ -146,7 +146,7 @@ class Coordinator {
   // registration.
   absl::StatusOr<RunState> State() const;
   StatusView Status(Instant now) const { return DescribeStatus(run_, now); }
-  bool ended() const { return run_.ledger.ended(); }
+  bool ended() const { return run_.phase.ended(); }
   // Gradients held until they are folded, and room reserved for more.
   int64_t inflight_bytes() const { return run_.flow.budget().held_bytes(); }
 

@@ -57,7 +57,7 @@ absl::string_view PhaseName(StatusView::Phase phase) {
 }
 
 std::vector<Rank> WaitedFor(const Run& run) {
-  if (!run.ledger.started()) {
+  if (!run.phase.started()) {
     if (run.registrar.asked().has_value()) return {*run.registrar.asked()};
     std::vector<Rank> awaited = AwaitedToStart(run);
     // Only those are missing that need not come, but one must.
@@ -68,7 +68,7 @@ std::vector<Rank> WaitedFor(const Run& run) {
 
 absl::Duration WaitLeft(const Run& run, const std::vector<Rank>& ranks,
                         Instant now) {
-  if (!run.ledger.started()) return kUnbounded;
+  if (!run.phase.started()) return kUnbounded;
   absl::Duration left = kUnbounded;
   for (Rank rank : ranks) {
     const Worker& worker = run.ranks[rank];
@@ -93,7 +93,7 @@ std::string MoreWorkers(int64_t count) {
 
 // An elastic cohort has too few workers to go on.
 bool TooFew(const Run& run) {
-  return run.ledger.started() && !run.ledger.ended() &&
+  return run.phase.started() && !run.phase.ended() &&
          !run.driver->TrainingDone() &&
          run.ranks.present() < run.settings.workers_min();
 }
@@ -154,7 +154,7 @@ std::string LostText(const Run& run, const std::vector<Rank>& lost,
                                        : worker.missed_since));
   }
   return absl::StrCat(
-      run.ledger.draining() ? "draining after the step in progress; " : "",
+      run.phase.draining() ? "draining after the step in progress; " : "",
       "waiting for a replacement of ", Ranks(lost), ", ", SecondsText(since),
       ", gives up in ", SecondsText(WaitLeft(run, lost, now)));
 }
@@ -162,7 +162,7 @@ std::string LostText(const Run& run, const std::vector<Rank>& lost,
 }  // namespace
 
 std::string WaitText(const Run& run, Instant now) {
-  if (!run.ledger.started()) return StartText(run, now);
+  if (!run.phase.started()) return StartText(run, now);
   if (TooFew(run)) return TooFewText(run, now);
   const std::vector<Rank> waited = WaitedFor(run);
   std::vector<Rank> lost;
@@ -214,7 +214,7 @@ std::string RendezvousText(const Run& run, Instant now) {
 
 // The run has ended, and the worker took part until then.
 bool IsFinished(const Run& run, const Worker& worker) {
-  return run.ledger.ended() && (worker.registered || worker.finished);
+  return run.phase.ended() && (worker.registered || worker.finished);
 }
 
 absl::string_view ActivityOf(const Run& run, const Worker& worker) {
@@ -296,12 +296,12 @@ void DescribeStart(const Run& run, Instant now, StatusView& view) {
 }
 
 void DescribeState(const Run& run, Instant now, StatusView& view) {
-  if (run.ledger.ended()) {
+  if (run.phase.ended()) {
     view.phase = StatusView::Phase::kOver;
-    view.state = absl::StrCat("over: ", run.ledger.end_reason());
+    view.state = absl::StrCat("over: ", run.phase.end_reason());
     return;
   }
-  if (!run.ledger.started()) return DescribeStart(run, now, view);
+  if (!run.phase.started()) return DescribeStart(run, now, view);
   if (TooFew(run)) {
     view.phase = StatusView::Phase::kWaiting;
     view.state = TooFewText(run, now);
@@ -323,8 +323,8 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
   }
   if (waits && (!run.driver->decides_singly() || alone)) {
     view.phase = StatusView::Phase::kWaiting;
-    view.state = run.ledger.started() && alone ? LostText(run, lost, now)
-                                               : WaitText(run, now);
+    view.state = run.phase.started() && alone ? LostText(run, lost, now)
+                                              : WaitText(run, now);
     return;
   }
   if (run.pinned.collecting()) {
@@ -364,9 +364,9 @@ StatusView DescribeStatus(const Run& run, Instant now) {
   StatusView view{
       .run_id = run.settings.options().run_id,
       .run_name = run.settings.options().run_name,
-      .data_epoch = run.ledger.cursor().epoch(),
+      .data_epoch = run.ledger.cursor.epoch(),
       .epochs = run.settings.options().epochs,
-      .samples = run.ledger.samples(),
+      .samples = run.ledger.samples,
       .samples_total = PlannedSamples(run.settings, run.ledger, run.model),
       .policy = PolicyText(run.settings.policy()),
       .learning_rate = LearningRateNow(run.settings, run.ledger, run.model),
@@ -381,7 +381,7 @@ StatusView DescribeStatus(const Run& run, Instant now) {
       .vacancies = run.ledger.vacancies,
       .statistics = run.ledger.statistics_counts,
       .staleness = run.ledger.staleness,
-      .ended = run.ledger.ended()};
+      .ended = run.phase.ended()};
   if (run.model.registered()) {
     view.version = run.model.version();
     if (run.model.model()->plan.own_data) view.epochs = 0;

@@ -16,7 +16,7 @@ void WithdrawFrom(Run& run, Rank rank, const std::string& why, Turn& turn) {
   // Neither a change of policy nor a drain waits for a rank that is lost.
   const bool waits = run.settings.waits_for_lost() &&
                      !run.settings.pending().has_value() &&
-                     !run.ledger.draining();
+                     !run.phase.draining();
   run.driver->RankLost(rank, waits, why, turn);
 }
 
@@ -35,7 +35,7 @@ void Lose(Run& run, Rank rank, VacancyReason why, const std::string& reason,
   run.roster.Vacate(rank, why, reason, turn);
   run.flow.Forget(rank);
   run.registrar.Remove(rank);
-  if (run.ledger.ended()) return;
+  if (run.phase.ended()) return;
   WithdrawFrom(run, rank, absl::StrCat(GoneText(rank, why), ": ", reason),
                turn);
   turn.changed = true;
@@ -86,7 +86,7 @@ void LoseOverdue(Run& run, Turn& turn) {
     Lose(run, overdue.rank, overdue.why, overdue.reason, turn);
   }
   const std::optional<std::string> silent = run.registrar.OverdueText(turn.now);
-  if (run.ledger.started() || !silent.has_value()) return;
+  if (run.phase.started() || !silent.has_value()) return;
   const Rank rank = *run.registrar.asked();
   EndSession(run, rank, *silent, turn);
   Lose(run, rank, VacancyReason::kDeadline, *silent, turn);

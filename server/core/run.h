@@ -13,7 +13,7 @@ namespace cohort {
 struct Run : RunParts {
   Run(const CoordinatorOptions& options, const RunState* restored)
       : RunParts(options, restored),
-        roster(settings, model, ledger, ranks),
+        roster(settings, model, phase, ledger, ranks),
         registrar(settings, model, ranks),
         driver(MakeStepDriver(*this)) {}
 

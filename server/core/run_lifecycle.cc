@@ -20,26 +20,24 @@ namespace {
 
 std::string DoneText(const Run& run) {
   const CoordinatorOptions& options = run.settings.options();
-  return run.ledger.cursor().exhausted()
+  return run.ledger.cursor.exhausted()
              ? absl::StrCat("all ", options.epochs, " epochs are done")
              : absl::StrCat("all ", options.max_steps, " steps are done");
 }
 
-// The state of `milestone` is on disk, or need not be. Asks for it when first
+// The state of `milestone` is on disk, or need not be. Requests that when first
 // called; `ended` as in RunState.
-bool IsStored(Run& run, RunLedger::Milestone milestone,
+bool IsStored(Run& run, RunPhase::Milestone milestone,
               std::optional<std::string> ended, Turn& turn) {
-  RunLedger& ledger = run.ledger;
   if (run.settings.options().shards == 1) return true;
-  if (ledger.storing(milestone) == RunLedger::Storing::kNo) {
-    ledger.Note(milestone, RunLedger::Storing::kAsked);
+  if (run.phase.RequestStored(milestone)) {
     RunState state = CaptureState(run);
     state.ended = std::move(ended);
-    state.last = milestone == RunLedger::Milestone::kEnd;
+    state.last = milestone == RunPhase::Milestone::kEnd;
     turn.out.push_back(
         effect::WriteCheckpoint{.state = std::move(state), .awaited = true});
   }
-  return ledger.storing(milestone) == RunLedger::Storing::kStored;
+  return run.phase.IsStored(milestone);
 }
 
 }  // namespace
@@ -61,7 +59,7 @@ bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
   }
   run.registrar.Await(sender, layout, plan);
   Worker& worker = run.ranks[sender.rank];
-  if (!run.ledger.ended() && !worker.leaves_because.has_value()) {
+  if (!run.phase.ended() && !worker.leaves_because.has_value()) {
     return true;
   }
   run.registrar.Dismiss(sender.rank, turn);
@@ -86,7 +84,7 @@ absl::Status InstallModel(Run& run, const Sender& sender,
                                            options, run.settings.policy()));
   turn.out.push_back(effect::InstallModel{.model = run.model.model(),
                                           .settings = SettingsOf(options)});
-  run.ledger.cursor() = CursorFor(plan, options);
+  run.ledger.cursor = CursorFor(plan, options);
   turn.out.push_back(effect::Log{
       .worker =
           WorkerProcess{.rank = sender.rank, .incarnation = sender.incarnation},
@@ -112,11 +110,11 @@ bool ReadyToStart(const Run& run, Instant now) {
 bool SafeToStart(Run& run, Turn& turn) {
   // A version that was restored is on disk.
   return run.model.version() != Version() ||
-         IsStored(run, RunLedger::Milestone::kStart, std::nullopt, turn);
+         IsStored(run, RunPhase::Milestone::kStart, std::nullopt, turn);
 }
 
 void StartTraining(Run& run, Turn& turn) {
-  run.ledger.Start();
+  run.phase.Start();
   const auto here = static_cast<int32_t>(run.ranks.Usable().size());
   const CoordinatorOptions& options = run.settings.options();
   const std::string who =
@@ -139,9 +137,9 @@ void StartTraining(Run& run, Turn& turn) {
 }
 
 void EndRun(Run& run, const Turn::End& end, Turn& turn) {
-  if (run.ledger.ended()) return;
+  if (run.phase.ended()) return;
   const std::string reason = end.reason;
-  run.ledger.End(end.outcome, reason);
+  run.phase.End(end.outcome, reason);
   run.flow.ResumeAll(turn);
   run.driver->GiveUp(turn);
   SendAnswers(run, /*session_first=*/false, turn);
@@ -165,8 +163,8 @@ void EndRun(Run& run, const Turn::End& end, Turn& turn) {
 }
 
 void BeginDrain(Run& run, const std::string& reason, Turn& turn) {
-  run.ledger.Drain(reason);
-  if (run.ledger.started()) {
+  run.phase.Drain(reason);
+  if (run.phase.started()) {
     WithdrawFromLost(run, "the run is drained", turn);
   } else {
     turn.end = {.outcome = RunOutcome::kDrained, .reason = reason};
@@ -174,21 +172,21 @@ void BeginDrain(Run& run, const std::string& reason, Turn& turn) {
 }
 
 void EndIfDone(Run& run, Turn& turn) {
-  if (run.ledger.ended() || !run.driver->TrainingDone() ||
+  if (run.phase.ended() || !run.driver->TrainingDone() ||
       !run.pinned.Conclude(turn.out) || !run.pinned.evaluated()) {
     return;
   }
-  if (run.ledger.draining()) {
+  if (run.phase.draining()) {
     // Without a reason: who resumes a drained run goes on with it.
-    if (!IsStored(run, RunLedger::Milestone::kEnd, std::nullopt, turn)) return;
+    if (!IsStored(run, RunPhase::Milestone::kEnd, std::nullopt, turn)) return;
     EndRun(
         run,
-        {.outcome = RunOutcome::kDrained, .reason = run.ledger.drain_reason()},
+        {.outcome = RunOutcome::kDrained, .reason = run.phase.drain_reason()},
         turn);
     return;
   }
   const std::string reason = DoneText(run);
-  if (!IsStored(run, RunLedger::Milestone::kEnd, reason, turn)) return;
+  if (!IsStored(run, RunPhase::Milestone::kEnd, reason, turn)) return;
   EndRun(run, {.outcome = RunOutcome::kFinished, .reason = reason}, turn);
 }
 

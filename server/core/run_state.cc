@@ -20,9 +20,9 @@ DataCursor CursorFor(const RunPlan& plan, const CoordinatorOptions& options) {
 RunState CaptureState(const Run& run) {
   RunState state{.model = run.model.model(),
                  .snapshot = SnapshotOf(run.model.current()),
-                 .samples = run.ledger.samples(),
-                 .data_epoch = run.ledger.cursor().epoch(),
-                 .cursor = run.ledger.cursor().position(),
+                 .samples = run.ledger.samples,
+                 .data_epoch = run.ledger.cursor.epoch(),
+                 .cursor = run.ledger.cursor.position(),
                  .policy_epoch = run.settings.policy_epoch(),
                  .settings = SettingsOf(run.settings.options()),
                  .epochs = run.settings.options().epochs,
@@ -44,7 +44,7 @@ RunState CaptureState(const Run& run) {
     if (piece.range.empty()) return;
     state.reissue.push_back({.epoch = piece.epoch, .range = piece.range});
   };
-  for (const DataCursor::Piece& piece : run.ledger.cursor().reissue()) {
+  for (const DataCursor::Piece& piece : run.ledger.cursor.reissue()) {
     reissue(piece);
   }
   for (const DataCursor::Piece& piece : run.driver->Undecided()) reissue(piece);
@@ -64,9 +64,9 @@ bool RestoreState(const RunState& restored, RunParts& run) {
   for (const RunState::Range& r : restored.reissue) {
     open.push_back({.epoch = r.epoch, .range = r.range});
   }
-  run.ledger.AddSamples(restored.samples);
+  run.ledger.samples += restored.samples;
   run.ledger.call_order = CallOrder(restored.call_order);
-  DataCursor& cursor = run.ledger.cursor();
+  DataCursor& cursor = run.ledger.cursor;
   cursor = CursorFor(restored.model->plan, settings.options());
   cursor.Restore(restored.data_epoch, restored.cursor);
   cursor.RestoreOpen(open);

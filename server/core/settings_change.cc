@@ -51,7 +51,7 @@ void Record(Run& run, SettingValues changed, std::string text,
   }
   effect::PolicyChanged told{
       .record = run.settings.Record(std::move(changed), std::move(text), note,
-                                    version, run.ledger.samples())};
+                                    version, run.ledger.samples)};
   if (run.model.registered()) told.state = CaptureState(run);
   turn.out.push_back(std::move(told));
 }
@@ -209,7 +209,7 @@ void PutChangeInForce(Run& run, Turn& turn) {
   run.model.HoldNone();
   Record(run, changed, std::move(text), note, turn);
   // They may wait for others now.
-  if (!run.ledger.started()) turn.repeat_waits = true;
+  if (!run.phase.started()) turn.repeat_waits = true;
 }
 
 }  // namespace cohort

@@ -48,7 +48,7 @@ bool PinnedWork::EndsWithCollection() const {
   const std::vector<StatisticsKind>& kinds = settings_.policy().statistics;
   if (!model_.TracksStatistics()) return false;
   // A drained run ends soon: it collects only what it exports.
-  if (ledger_.draining()) return kinds.front() == StatisticsKind::kAfter;
+  if (phase_.draining()) return kinds.front() == StatisticsKind::kAfter;
   return std::find(kinds.begin(), kinds.end(), StatisticsKind::kAfter) !=
          kinds.end();
 }
@@ -57,8 +57,8 @@ void PinnedWork::StartEvaluation(const SharedVersion& snapshot,
                                  EvaluationBook::Plan plan) {
   plan.test_samples = model_.model()->plan.test_samples;
   // After a restart nobody is back yet.
-  plan.shards = ledger_.started() ? std::max(ranks_.live(), 1)
-                                  : settings_.options().workers;
+  plan.shards = phase_.started() ? std::max(ranks_.live(), 1)
+                                 : settings_.options().workers;
   evaluations_.Start(snapshot, plan);
 }
 
@@ -97,7 +97,7 @@ bool PinnedWork::Conclude(Effects& out) {
     return false;
   }
   concluded_ = true;
-  EvaluateAllKinds(ledger_.cursor().epoch());
+  EvaluateAllKinds(ledger_.cursor.epoch());
   return true;
 }
 
@@ -176,15 +176,15 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
   if (training_done) return;
   StartEvaluation(WithSets(*collection.snapshot(),
                            Replaced(*collection.snapshot()->statistics, set)),
-                  {.epochs = ledger_.cursor().epoch(),
+                  {.epochs = ledger_.cursor.epoch(),
                    .on_request = true,
                    .kinds = {set.kind}});
 }
 
 absl::StatusOr<CollectionAnswer> PinnedWork::Collect(bool training_done,
                                                      Effects& out) {
-  COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
-  if (!ledger_.started()) {
+  COHORT_RETURN_IF_ERROR(phase_.CheckNotOver());
+  if (!phase_.started()) {
     return absl::FailedPreconditionError(
         "training has not started, so no worker can compute the statistics");
   }

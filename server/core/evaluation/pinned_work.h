@@ -17,6 +17,7 @@
 #include "server/core/events/effects.h"
 #include "server/core/events/requests.h"
 #include "server/core/ledger/run_ledger.h"
+#include "server/core/ledger/run_phase.h"
 #include "server/core/ledger/run_settings.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/model/model_store.h"
@@ -28,11 +29,15 @@ namespace cohort {
 // run does at the end of an epoch, on request, and before it ends.
 class PinnedWork {
  public:
-  // It reads settings and ledger and publishes statistics of the model. All
+  // It reads the others and publishes statistics of the model. All
   // must outlive it.
-  PinnedWork(const RunSettings& settings, const RunLedger& ledger,
-             const RankTable& ranks, ModelStore& model)
-      : settings_(settings), ledger_(ledger), ranks_(ranks), model_(model) {}
+  PinnedWork(const RunSettings& settings, const RunPhase& phase,
+             const RunLedger& ledger, const RankTable& ranks, ModelStore& model)
+      : settings_(settings),
+        phase_(phase),
+        ledger_(ledger),
+        ranks_(ranks),
+        model_(model) {}
 
   // No evaluation is under way.
   bool evaluated() const { return evaluations_.empty(); }
@@ -82,6 +87,7 @@ class PinnedWork {
   void FinishCollection(bool training_done, Effects& out);
 
   const RunSettings& settings_;
+  const RunPhase& phase_;
   const RunLedger& ledger_;
   const RankTable& ranks_;
   ModelStore& model_;

@@ -26,7 +26,7 @@ int64_t PlannedSamples(const RunSettings& settings, const RunLedger& ledger,
   const int64_t steps = model.version().value();
   if (steps_max == 0 || steps == 0) return by_data;
   const auto by_steps = static_cast<int64_t>(
-      static_cast<double>(ledger.samples()) / static_cast<double>(steps) *
+      static_cast<double>(ledger.samples) / static_cast<double>(steps) *
       static_cast<double>(steps_max));
   const bool ends_with_data = by_data > 0 && by_data < by_steps;
   return ends_with_data ? by_data : by_steps;
@@ -44,7 +44,7 @@ double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
   const int64_t epoch =
       model.registered() ? model.model()->plan.train_samples : 0;
   return LearningRate(settings.options().optimizer,
-                      {.seen = ledger.samples(),
+                      {.seen = ledger.samples,
                        .epoch = epoch,
                        .total = SamplesTotal(settings, model)});
 }

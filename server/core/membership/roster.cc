@@ -19,9 +19,10 @@ WorkerProcess ProcessOf(const Worker& worker) {
 }  // namespace
 
 Roster::Roster(const RunSettings& settings, const ModelStore& model,
-               RunLedger& ledger, RankTable& ranks)
+               const RunPhase& phase, RunLedger& ledger, RankTable& ranks)
     : settings_(settings),
       model_(model),
+      phase_(phase),
       ledger_(ledger),
       ranks_(ranks),
       next_incarnation_(settings.options().first_incarnation) {
@@ -107,7 +108,7 @@ absl::Status Roster::CheckHeld(Rank rank) const {
     return absl::InvalidArgumentError(absl::StrCat(
         "got rank ", rank.value(), ", want 0 to ", ranks_.size() - 1));
   }
-  COHORT_RETURN_IF_ERROR(ledger_.CheckNotOver());
+  COHORT_RETURN_IF_ERROR(phase_.CheckNotOver());
   if (ranks_[rank].state == Worker::State::kVacant) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", rank.value(), " is vacant"));
@@ -284,7 +285,7 @@ void Roster::Break(SessionId session, Turn& turn) {
   Worker* worker = ranks_.BySession(session);
   if (worker == nullptr) return;
   ranks_.Transition(*worker, Worker::State::kReconnecting, turn.now);
-  if (ledger_.ended()) return;
+  if (phase_.ended()) return;
   turn.out.push_back(effect::Log{
       .severity = Severity::kWarning,
       .worker = ProcessOf(*worker),
@@ -303,12 +304,12 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
   if (worker.registered || !worker.ever_registered) {
     worker.missed_since = turn.now;
   }
-  worker.finished = ledger_.ended() && worker.registered;
+  worker.finished = phase_.ended() && worker.registered;
   worker.registered = false;
   worker.waiting = false;
   worker.leaves_because.reset();
   // Shares of a batch are those of the workers that are there.
-  if (settings_.elastic() && !ledger_.ended()) {
+  if (settings_.elastic() && !phase_.ended()) {
     worker.batch_size = 0;
     // The wait begins with the loss that made it too few, not with an earlier
     // one.
@@ -316,7 +317,7 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
     NoteSize(turn.now);
   }
   // The end shows each worker as it was.
-  if (ledger_.ended()) return;
+  if (phase_.ended()) return;
   worker.report = {};
   ++ledger_.counts.workers_lost;
   ++ledger_.vacancies[why];

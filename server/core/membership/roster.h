@@ -18,6 +18,7 @@
 #include "server/core/events/turn.h"
 #include "server/core/ledger/run_counts.h"
 #include "server/core/ledger/run_ledger.h"
+#include "server/core/ledger/run_phase.h"
 #include "server/core/ledger/run_settings.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/model/model_store.h"
@@ -28,10 +29,10 @@ namespace cohort {
 // happened; what follows from it for the step is for the caller.
 class Roster {
  public:
-  // Reads settings and model, counts in the ledger, changes the ranks. All must
-  // outlive it.
+  // Reads settings, model and phase, counts in the ledger, changes the ranks.
+  // All must outlive it.
   Roster(const RunSettings& settings, const ModelStore& model,
-         RunLedger& ledger, RankTable& ranks);
+         const RunPhase& phase, RunLedger& ledger, RankTable& ranks);
 
   // Continues a run: who was there, and the numbers of their assignments.
   void Restore(const RunState& restored);
@@ -114,6 +115,7 @@ class Roster {
 
   const RunSettings& settings_;
   const ModelStore& model_;
+  const RunPhase& phase_;
   RunLedger& ledger_;
   RankTable& ranks_;
   Incarnation next_incarnation_;

@@ -124,8 +124,8 @@ void ArrivalQueue::Apply(Arrival& arrival, StatisticsSets statistics) {
       Successor(*parts_.model.current(),
                 {.statistics = std::move(statistics),
                  .front_end_state = arrival.push.TakeFrontEndState()}));
-  parts_.ledger.BeginAttempts();
-  parts_.ledger.CountFinite();
+  parts_.ledger.next_attempt = Attempt(0);
+  parts_.ledger.nonfinite_in_row = 0;
   ++parts_.ledger.counts.pushes_applied;
 }
 
@@ -226,9 +226,9 @@ void ArrivalQueue::End(const Arrival& arrival, const PendingCommit* commit,
             {.rank = arrival.rank, .digest = opening.batch_digest}),
         turn);
   }
-  ledger.AddSamples(record.commit_samples);
-  record.samples = ledger.samples();
-  record.epoch_ended = ledger.cursor().Finish(arrival.piece).has_value();
+  ledger.samples += record.commit_samples;
+  record.samples = ledger.samples;
+  record.epoch_ended = ledger.cursor.Finish(arrival.piece).has_value();
   ++parts_.ranks[arrival.rank].assignments_finished;
   if (!applied) CountStatistics(parts_, &StatisticsCounts::dropped, 1);
   ++ledger

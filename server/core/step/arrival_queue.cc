@@ -119,13 +119,13 @@ void ArrivalQueue::ResumePaused(Turn& turn) {
 // ---- assignments
 
 std::optional<Assignment> ArrivalQueue::Next(Worker& worker) {
-  if (parts_.ledger.draining() || parts_.settings.pending().has_value() ||
+  if (parts_.phase.draining() || parts_.settings.pending().has_value() ||
       parts_.ranks.present() < parts_.settings.workers_min() ||
       NoMoreSteps(UnderWay()) || !Behind(worker.rank).empty()) {
     return std::nullopt;
   }
   const std::optional<DataCursor::Piece> piece =
-      parts_.ledger.cursor().Next(ShareOf(worker));
+      parts_.ledger.cursor.Next(ShareOf(worker));
   if (!piece.has_value()) return std::nullopt;
   pieces_[worker.rank] = *piece;
   HoldReadVersions();
@@ -190,7 +190,7 @@ void ArrivalQueue::DropAssembly(Rank rank, Turn& turn) {
 void ArrivalQueue::Reissue(Rank rank) {
   const auto piece = pieces_.find(rank);
   if (piece == pieces_.end()) return;
-  parts_.ledger.cursor().Reissue(piece->second);
+  parts_.ledger.cursor.Reissue(piece->second);
   pieces_.erase(piece);
 }
 

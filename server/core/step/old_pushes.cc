@@ -8,16 +8,16 @@
 
 namespace cohort {
 
-absl::StatusOr<bool> IsUnderWay(const RunLedger& ledger, const Worker& worker,
+absl::StatusOr<bool> IsUnderWay(const RunParts& parts, const Worker& worker,
                                 const PushKey& key) {
   const std::optional<Assignment>& given = worker.outstanding;
   // Pushes under way when the run ends change nothing any more.
-  if (!ledger.ended() && given.has_value() &&
+  if (!parts.phase.ended() && given.has_value() &&
       given->kind == AssignmentKind::kTrain &&
       given->sequence == key.sequence && given->attempt == key.attempt) {
     return true;
   }
-  const PushHistory& history = ledger.pushes_of(worker.rank);
+  const PushHistory& history = parts.ledger.pushes_of(worker.rank);
   if (history.Find(key) != nullptr || history.Forgotten(key)) return false;
   return absl::FailedPreconditionError(absl::StrCat(
       "training assignment ", key.sequence.value(), " attempt ",
@@ -48,16 +48,16 @@ void AnswerOldPush(RunParts& parts, const StepDriver& driver,
   }
   if (!entry->verdict.has_value()) {
     // Answered once it is decided.
-    if (!ledger.ended() && driver.Holds(worker.rank, key)) {
+    if (!parts.phase.ended() && driver.Holds(worker.rank, key)) {
       ++ledger.counts.pushes_duplicate;
       return;
     }
-    history.Decide(key,
-                   {.verdict = Verdict::kDropped,
-                    .version = parts.model.version(),
-                    .reason = ledger.ended() ? absl::StrCat("the run is over: ",
-                                                            ledger.end_reason())
-                                             : "its assignment was withdrawn"});
+    history.Decide(key, {.verdict = Verdict::kDropped,
+                         .version = parts.model.version(),
+                         .reason = parts.phase.ended()
+                                       ? absl::StrCat("the run is over: ",
+                                                      parts.phase.end_reason())
+                                       : "its assignment was withdrawn"});
   }
   answer.verdict = *entry->verdict;
   answer.verdict.duplicate = std::exchange(entry->answered, true);

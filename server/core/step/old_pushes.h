@@ -13,7 +13,7 @@ namespace cohort {
 // Whether `key` is that of the training assignment of `worker`. False: of an
 // older push of this rank, which changes nothing any more.
 // Errors: FailedPrecondition: it was never given.
-absl::StatusOr<bool> IsUnderWay(const RunLedger& ledger, const Worker& worker,
+absl::StatusOr<bool> IsUnderWay(const RunParts& parts, const Worker& worker,
                                 const PushKey& key);
 
 // Answers the closing of an older push: with its verdict, marked as a duplicate

@@ -111,7 +111,7 @@ void AnswerGivenUp(RunParts& parts, Rank rank, const PushKey& key, Turn& turn) {
   const PushVerdict verdict{
       .verdict = Verdict::kDropped,
       .version = parts.model.version(),
-      .reason = absl::StrCat("the run is over: ", parts.ledger.end_reason())};
+      .reason = absl::StrCat("the run is over: ", parts.phase.end_reason())};
   history.Decide(key, verdict);
   entry->answered = true;
   turn.answers.push_back({.rank = rank,
@@ -143,8 +143,8 @@ Assignment FinishedAssignment(const RunParts& parts,
           .version = parts.model.version(),
           .policy_epoch = parts.settings.policy_epoch(),
           .reason = reason,
-          .unfinished = parts.ledger.broke_off(),
-          .failed = parts.ledger.failed()};
+          .unfinished = parts.phase.broke_off(),
+          .failed = parts.phase.failed()};
 }
 
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,
@@ -180,17 +180,17 @@ void CountNonfinite(RunParts& parts, const std::string& what,
                     const std::string& units, Turn& turn) {
   RunLedger& ledger = parts.ledger;
   const int32_t nonfinite_max = parts.settings.options().nonfinite_max;
-  ledger.CountNonfinite();
+  ++ledger.nonfinite_in_row;
   turn.out.push_back(
       effect::Log{.severity = Severity::kWarning,
                   .text = absl::StrCat("not finite: ", what, " at step ",
                                        parts.model.version().value(), " (",
-                                       ledger.nonfinite_in_row(), " in a row, ",
+                                       ledger.nonfinite_in_row, " in a row, ",
                                        nonfinite_max, " end the run)")});
-  if (ledger.nonfinite_in_row() < nonfinite_max) return;
+  if (ledger.nonfinite_in_row < nonfinite_max) return;
   turn.end = {
       .outcome = RunOutcome::kNonfinite,
-      .reason = absl::StrCat(ledger.nonfinite_in_row(), " ", units,
+      .reason = absl::StrCat(ledger.nonfinite_in_row, " ", units,
                              " in a row were not finite; the last: ", what)};
 }
 
@@ -228,7 +228,7 @@ void NoteCommit(RunParts& parts, const CommitRecord& record,
   if (!record.skipped) parts.ledger.NoteMeasures(record.measures);
   if (record.epoch_ended) {
     parts.pinned.EvaluateEpoch(record.data_epoch + 1, training_done);
-  } else if (training_done && !parts.ledger.draining()) {
+  } else if (training_done && !parts.phase.draining()) {
     // The last step came within an epoch.
     parts.pinned.EvaluateEpoch(record.data_epoch, training_done);
   }

@@ -2,6 +2,7 @@
 
 #include "server/core/evaluation/pinned_work.h"
 #include "server/core/ledger/run_ledger.h"
+#include "server/core/ledger/run_phase.h"
 #include "server/core/ledger/run_settings.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/model/model_store.h"
@@ -18,7 +19,7 @@ struct RunParts {
       : settings(options, restored),
         ranks(options.workers),
         ledger(options.workers),
-        pinned(settings, ledger, ranks, model),
+        pinned(settings, phase, ledger, ranks, model),
         flow(options.inflight_bytes_max, ranks) {}
   RunParts(const RunParts&) = delete;
   RunParts& operator=(const RunParts&) = delete;
@@ -26,6 +27,7 @@ struct RunParts {
   RunSettings settings;
   // Resized by changes: no reference to a worker is kept over an event.
   RankTable ranks;
+  RunPhase phase;
   RunLedger ledger;
   ModelStore model;
   PinnedWork pinned;

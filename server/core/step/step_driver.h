@@ -91,8 +91,7 @@ class StepDriver {
   virtual bool Idle() const = 0;
   // No more steps follow, and the last has ended.
   bool TrainingDone() const {
-    const RunLedger& ledger = parts_.ledger;
-    return (ledger.draining() || NoMoreSteps()) && Idle();
+    return (parts_.phase.draining() || NoMoreSteps()) && Idle();
   }
   // The run is over: rendezvous are given up, and closed pushes that were not
   // applied are dropped.
@@ -126,7 +125,7 @@ class StepDriver {
   // version and `under_way` pushes that become versions of their own.
   bool NoMoreSteps(int64_t under_way = 0) const {
     const int64_t steps_max = parts_.settings.options().max_steps;
-    return parts_.ledger.cursor().exhausted() ||
+    return parts_.ledger.cursor.exhausted() ||
            (steps_max > 0 &&
             parts_.model.version().value() + under_way >= steps_max);
   }

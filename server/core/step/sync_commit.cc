@@ -377,11 +377,11 @@ void SyncRounds::Commit(Turn& turn) {
 
   // The clock counts what was handed out, so that schedules end with the
   // data whatever is dropped.
-  ledger.AddSamples(model.model()->plan.own_data ? record.commit_samples
-                                                 : cut.end - cut.begin);
-  record.samples = ledger.samples();
-  record.epoch_ended = ledger.cursor().Take(cut);
-  ledger.BeginAttempts();
+  ledger.samples += model.model()->plan.own_data ? record.commit_samples
+                                                 : cut.end - cut.begin;
+  record.samples = ledger.samples;
+  record.epoch_ended = ledger.cursor.Take(cut);
+  ledger.next_attempt = Attempt(0);
   NoteCommit(parts_, record, std::move(observation), TrainingDone(), turn);
   const auto pushes = static_cast<int64_t>(keys.size());
   (skipped ? ledger.counts.pushes_skipped : ledger.counts.pushes_applied) +=
@@ -392,7 +392,7 @@ void SyncRounds::Commit(Turn& turn) {
   if (skipped) {
     CountNonfinite(parts_, *nonfinite, "steps", turn);
   } else {
-    ledger.CountFinite();
+    ledger.nonfinite_in_row = 0;
   }
   for (const auto& [rank, key] : keys) {
     AnswerPush(parts_, parts_.ranks[rank], key,
@@ -415,7 +415,7 @@ void SyncRounds::GiveUp(Turn& turn) {
         .incarnation = parts_.ranks[pending.rank].incarnation,
         .key = pending.key,
         .reason =
-            absl::StrCat("the run is over: ", parts_.ledger.end_reason())});
+            absl::StrCat("the run is over: ", parts_.phase.end_reason())});
   }
   for (const auto& [rank, push] : round_->pushes.all()) {
     parts_.flow.Release(rank, push, turn);

@@ -17,7 +17,7 @@ namespace cohort {
 
 void SyncRounds::StartRound() {
   const RunLedger& ledger = parts_.ledger;
-  if (ledger.ended() || ledger.draining() ||
+  if (parts_.phase.ended() || parts_.phase.draining() ||
       parts_.settings.pending().has_value() || NoMoreSteps()) {
     return;
   }
@@ -28,10 +28,10 @@ void SyncRounds::StartRound() {
   }
   const PolicyOptions& policy = parts_.settings.policy();
   StepCut cut =
-      ledger.cursor().Cut(BatchSizesOf(candidates), policy.global_batch);
+      ledger.cursor.Cut(BatchSizesOf(candidates), policy.global_batch);
   round_.emplace(Round::Plan{
       .step = parts_.model.version(),
-      .attempt = ledger.next_attempt(),
+      .attempt = ledger.next_attempt,
       .cut = std::move(cut),
       .candidates = std::move(candidates),
       .partitions = parts_.model.partitions(),
@@ -165,7 +165,7 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
     worker.waiting = worker.usable();
     if (worker.waiting && over.WasIssued(rank)) told.push_back(rank);
   }
-  parts_.ledger.EndAttempt(over.attempt());
+  parts_.ledger.next_attempt = over.attempt().Next();
   StartRound();
   for (Rank rank : told) {
     turn.out.push_back(effect::StepAborted{
