@@ -13,7 +13,7 @@ namespace {
 
 std::optional<Assignment> NextWork(Run& run, Worker& worker) {
   std::optional<Assignment> next = run.pinned.Next(
-      worker.rank, /*may_collect=*/!run.driver->HoldsUpIssuedStep(worker.rank));
+      worker.rank, /*may_collect=*/!run.driver->BlocksIssuedStep(worker.rank));
   if (!next.has_value()) {
     next = run.driver->Next(worker);
     if (!next.has_value()) return std::nullopt;

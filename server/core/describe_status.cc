@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/core/ledger/run_progress.h"
+#include "server/core/statistics/call_names.h"
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
@@ -23,7 +24,7 @@ std::string Ranks(const std::vector<Rank>& ranks) {
 }
 
 // Shorter waits come and go with every step, and are nobody's news.
-constexpr absl::Duration kHeldUpMin = absl::Seconds(2);
+constexpr absl::Duration kBlockedMin = absl::Seconds(2);
 
 std::vector<Rank> VacantRanks(const Run& run) {
   std::vector<Rank> vacant;
@@ -180,7 +181,7 @@ namespace {
 std::string PausedText(const Run& run, Instant now) {
   std::vector<Rank> paused = run.flow.PausedRanks();
   std::erase_if(paused, [&](Rank rank) {
-    return !run.flow.IsPausedSince(rank, now - kHeldUpMin);
+    return !run.flow.IsPausedSince(rank, now - kBlockedMin);
   });
   if (paused.empty()) return "";
   constexpr int64_t kMib = 1 << 20;
@@ -199,14 +200,15 @@ std::string RendezvousText(const Run& run, Instant now) {
   int others = 0;
   for (const Worker& worker : run.ranks.all()) {
     if (!worker.usable() || now - worker.last_progress < kWaitMin) continue;
-    const std::string call = run.driver->WaitsIn(worker);
-    if (call.empty()) continue;
+    const CallPlace* const call = run.driver->StandingOf(worker).waits_in;
+    if (call == nullptr) continue;
     if (named == kNamedMax) {
       ++others;
       continue;
     }
     ++named;
-    absl::StrAppend(&text, "; rank ", worker.rank.value(), " waits in ", call);
+    absl::StrAppend(&text, "; rank ", worker.rank.value(), " waits in ",
+                    CallTextOf(*call, run.model.batch_norms()));
   }
   if (others > 0) absl::StrAppend(&text, "; ", others, " more ranks wait");
   return text;
@@ -217,7 +219,8 @@ bool IsFinished(const Run& run, const Worker& worker) {
   return run.phase.ended() && (worker.registered || worker.finished);
 }
 
-absl::string_view ActivityOf(const Run& run, const Worker& worker) {
+absl::string_view ActivityOf(const Run& run, const Worker& worker,
+                             const Standing& standing) {
   if (IsFinished(run, worker)) return "finished";
   if (worker.state == Worker::State::kVacant) return "vacant";
   if (worker.state == Worker::State::kReconnecting) return "reconnecting";
@@ -232,16 +235,19 @@ absl::string_view ActivityOf(const Run& run, const Worker& worker) {
       break;
   }
   if (run.flow.IsPaused(worker.rank)) return "paused";
-  return run.driver->WaitsForOthers(worker) ? "waiting" : "computing";
+  return standing.waits_for_others ? "waiting" : "computing";
 }
 
 StatusView::Worker ViewOf(const Run& run, const Worker& worker, Instant now) {
+  const Standing standing = run.driver->StandingOf(worker);
   StatusView::Worker view{
       .rank = worker.rank,
       .state = IsFinished(run, worker) ? "finished"
                                        : std::string(StateName(worker.state)),
-      .activity = ActivityOf(run, worker),
-      .waits_in = run.driver->WaitsIn(worker),
+      .activity = ActivityOf(run, worker, standing),
+      .waits_in = standing.waits_in == nullptr
+                      ? ""
+                      : CallTextOf(*standing.waits_in, run.model.batch_norms()),
       .incarnation = worker.incarnation,
       .description = worker.description,
       .build = worker.build,
@@ -258,29 +264,31 @@ StatusView::Worker ViewOf(const Run& run, const Worker& worker, Instant now) {
   if (run.model.registered() && at.has_value()) {
     view.lag_versions = run.model.version().value() - at->value();
   }
-  if (run.driver->decides_singly() && decided != nullptr) {
+  if (!run.settings.sync() && decided != nullptr) {
     view.staleness_versions = decided->staleness_versions;
   }
   return view;
 }
 
-struct HoldUp {
+struct Blockage {
   // How long the one has been idle that has waited longest.
   absl::Duration longest;
   std::vector<Rank> by;
 };
 
-HoldUp HeldUp(const Run& run, Instant now) {
+Blockage FindBlockage(const Run& run, Instant now) {
   const Worker* longest = nullptr;
   for (const Worker& worker : run.ranks.all()) {
     const bool longer =
         longest == nullptr || worker.last_progress < longest->last_progress;
-    if (longer && worker.usable() && run.driver->IsHeldUp(worker))
+    if (longer && worker.usable() &&
+        run.driver->StandingOf(worker).is_blocked) {
       longest = &worker;
+    }
   }
   if (longest == nullptr) return {};
   return {.longest = now - longest->last_progress,
-          .by = run.driver->HeldUpBy(*longest)};
+          .by = run.driver->BlockedBy(*longest)};
 }
 
 void DescribeStart(const Run& run, Instant now, StatusView& view) {
@@ -321,7 +329,7 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
       view.waiting = std::max(view.waiting, now - run.ranks[rank].missed_since);
     }
   }
-  if (waits && (!run.driver->decides_singly() || alone)) {
+  if (waits && (run.settings.sync() || alone)) {
     view.phase = StatusView::Phase::kWaiting;
     view.state = run.phase.started() && alone ? LostText(run, lost, now)
                                               : WaitText(run, now);
@@ -334,15 +342,15 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
   }
   view.phase = run.driver->TrainingDone() ? StatusView::Phase::kEvaluating
                                           : StatusView::Phase::kTraining;
-  const HoldUp held_up = HeldUp(run, now);
+  const Blockage blockage = FindBlockage(run, now);
   // While the server itself is at work, no worker is to blame.
-  if (held_up.longest >= kHeldUpMin && !held_up.by.empty()) {
-    view.waited_for = held_up.by;
-    view.waiting = held_up.longest;
+  if (blockage.longest >= kBlockedMin && !blockage.by.empty()) {
+    view.waited_for = blockage.by;
+    view.waiting = blockage.longest;
     view.phase = StatusView::Phase::kWaiting;
-    view.state = absl::StrCat("waiting for ", Ranks(held_up.by), ", ",
-                              SecondsText(held_up.longest), ", gives up in ",
-                              SecondsText(WaitLeft(run, held_up.by, now)),
+    view.state = absl::StrCat("waiting for ", Ranks(blockage.by), ", ",
+                              SecondsText(blockage.longest), ", gives up in ",
+                              SecondsText(WaitLeft(run, blockage.by, now)),
                               PausedText(run, now), RendezvousText(run, now));
     return;
   }

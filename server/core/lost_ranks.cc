@@ -20,12 +20,12 @@ void WithdrawFrom(Run& run, Rank rank, const std::string& why, Turn& turn) {
   run.driver->RankLost(rank, waits, why, turn);
 }
 
-bool HoldsOthersUp(const Run& run, const Worker& worker) {
+bool BlocksOthers(const Run& run, const Worker& worker) {
   // It makes no progress because the server reads nothing from it.
   if (run.flow.IsPaused(worker.rank)) return false;
   return (worker.outstanding.has_value() &&
           worker.outstanding->kind != AssignmentKind::kTrain) ||
-         run.driver->HoldsOthersUp(worker);
+         run.driver->StandingOf(worker).blocks_others;
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ void LoseStalled(Run& run, Turn& turn) {
   for (const Worker& worker : run.ranks.all()) {
     const absl::Duration idle = turn.now - worker.last_progress;
     if (worker.state != Worker::State::kLive || idle <= options.step_deadline ||
-        !HoldsOthersUp(run, worker)) {
+        !BlocksOthers(run, worker)) {
       continue;
     }
     const std::string reason =

@@ -16,7 +16,7 @@ constexpr absl::Duration kABit = absl::Seconds(1);
 
 Moments Zero() { return {.count = 1, .first = {0}, .second = {0}}; }
 
-TEST(CoordinatorDeadlineTest, HitsOnlyTheOneWhoHoldsOthersUp) {
+TEST(CoordinatorDeadlineTest, HitsOnlyTheOneThatBlocksOthers) {
   FakeCohort cohort(SmallSetup());
   cohort.Start();
   cohort.Push(kRank0, {});

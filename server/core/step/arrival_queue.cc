@@ -99,7 +99,7 @@ absl::Status ArrivalQueue::Reduce(Worker& worker, MomentsMessage message,
   return RefuseReduce(parts_, worker, message.key, turn);
 }
 
-bool ArrivalQueue::Holds(Rank rank, const PushKey& key) const {
+bool ArrivalQueue::IsQueued(Rank rank, const PushKey& key) const {
   const auto is = [&](const Arrival& arrival) {
     return arrival.rank == rank && arrival.key == key;
   };

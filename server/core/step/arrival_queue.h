@@ -34,18 +34,14 @@ class ArrivalQueue final : public StepDriver {
   const PendingCommit* commit() const override {
     return commit_.has_value() ? &*commit_ : nullptr;
   }
-  void MomentsFolded(MomentsFold, Turn&) override {}
-  void StatisticsUpdated(StatisticsUpdate, Turn&) override {}
   bool HasOpened(const Worker& worker) const override {
     const auto push = assembling_.find(worker.rank);
     return push != assembling_.end() && push->second.opened();
   }
-  bool Holds(Rank rank, const PushKey& key) const override;
+  bool IsQueued(Rank rank, const PushKey& key) const override;
 
   bool Advance(Turn& turn) override;
   std::optional<Assignment> Next(Worker& worker) override;
-  bool GivesAgain(const Worker&) const override { return true; }
-  bool HoldsUpIssuedStep(Rank) const override { return false; }
 
   void Welcome(Worker& worker, bool anew, Turn& turn) override;
   void RankLost(Rank rank, bool waits, const std::string& why,
@@ -54,28 +50,24 @@ class ArrivalQueue final : public StepDriver {
   void Tick(Turn& turn) override { ResumePaused(turn); }
 
   bool Quiet() const override;
-  bool Idle() const override {
-    return pieces_.empty() && arrivals_.empty() && !applying_.has_value();
-  }
   void GiveUp(Turn& turn) override;
 
   std::vector<DataCursor::Piece> Undecided() const override;
-  std::optional<Attempt> attempt() const override { return std::nullopt; }
-  bool decides_singly() const override { return true; }
-  bool HoldsOthersUp(const Worker& worker) const override {
-    return worker.outstanding.has_value();
+  Standing StandingOf(const Worker& worker) const override {
+    return {.blocks_others = worker.outstanding.has_value(),
+            .is_blocked = worker.waiting};
   }
-  bool WaitsForOthers(const Worker&) const override { return false; }
   std::vector<Rank> WaitedFor() const override {
     return parts_.ranks.InFlight();
   }
-  bool IsHeldUp(const Worker& worker) const override { return worker.waiting; }
-  std::string WaitsIn(const Worker&) const override { return ""; }
-  std::vector<Rank> HeldUpBy(const Worker& worker) const override {
+  std::vector<Rank> BlockedBy(const Worker& worker) const override {
     return Behind(worker.rank);
   }
 
  private:
+  bool Idle() const override {
+    return pieces_.empty() && arrivals_.empty() && !applying_.has_value();
+  }
   // A complete push on its way into the model.
   struct Arrival {
     Rank rank;

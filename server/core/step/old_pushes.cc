@@ -48,7 +48,7 @@ void AnswerOldPush(RunParts& parts, const StepDriver& driver,
   }
   if (!entry->verdict.has_value()) {
     // Answered once it is decided.
-    if (!parts.phase.ended() && driver.Holds(worker.rank, key)) {
+    if (!parts.phase.ended() && driver.IsQueued(worker.rank, key)) {
       ++ledger.counts.pushes_duplicate;
       return;
     }

@@ -23,6 +23,19 @@
 
 namespace cohort {
 
+// What a rank means to the others at this moment.
+struct Standing {
+  // They cannot continue before it does something.
+  bool blocks_others = false;
+  // It has done what it can of its assignment.
+  bool waits_for_others = false;
+  // It is idle for the sake of others.
+  bool is_blocked = false;
+  // The rendezvous that it waits in, valid until the next event; null if there
+  // is none.
+  const CallPlace* waits_in = nullptr;
+};
+
 // How pushes become commits: in rounds of all members (SyncRounds), or one by
 // one as they arrive (ArrivalQueue). It owns the pushes under way. A change of
 // policy replaces it while nothing is in flight.
@@ -51,12 +64,13 @@ class StepDriver {
   virtual void Folded(FoldReport report, Turn& turn) = 0;
   // The commit under way; null if there is none.
   virtual const PendingCommit* commit() const = 0;
-  virtual void MomentsFolded(MomentsFold done, Turn& turn) = 0;
-  virtual void StatisticsUpdated(StatisticsUpdate done, Turn& turn) = 0;
+  // Jobs of the pool have ended.
+  virtual void MomentsFolded(MomentsFold, Turn&) {}
+  virtual void StatisticsUpdated(StatisticsUpdate, Turn&) {}
   // The outstanding push of `worker` has been opened.
   virtual bool HasOpened(const Worker& worker) const = 0;
   // A complete push of this key waits for its turn.
-  virtual bool Holds(Rank rank, const PushKey& key) const = 0;
+  virtual bool IsQueued(Rank, const PushKey&) const { return false; }
 
   // ---- what comes next
   // Begins or commits what it can. Returns true if anything changed; call it
@@ -67,15 +81,15 @@ class StepDriver {
   virtual std::optional<Assignment> Next(Worker& worker) = 0;
   // `worker` is to do its outstanding assignment, which it may have been given
   // before.
-  virtual bool GivesAgain(const Worker& worker) const = 0;
-  // Others compute with `rank` and would wait for it in a rendezvous.
-  virtual bool HoldsUpIssuedStep(Rank rank) const = 0;
+  virtual bool GivesAgain(const Worker&) const { return true; }
+  // Others compute with the rank and would wait for it in a rendezvous.
+  virtual bool BlocksIssuedStep(Rank) const { return false; }
 
   // ---- ranks
   // A session holds the rank of `worker` now: a new incarnation, or the same
   // one after a broken stream. It repeats what is outstanding. `anew`: nobody
   // waited for it, and it starts to count assignments.
-  virtual void Welcome(Worker& worker, bool anew, Turn& turn) = 0;
+  virtual void Welcome(Worker&, bool /*anew*/, Turn&) {}
   // `rank` is lost. `waits`: what it was given stays for its replacement.
   virtual void RankLost(Rank rank, bool waits, const std::string& why,
                         Turn& turn) = 0;
@@ -87,8 +101,6 @@ class StepDriver {
   // ---- the end
   // True if no work under the settings in force is in flight.
   virtual bool Quiet() const = 0;
-  // True if no push is under way and none is to begin.
-  virtual bool Idle() const = 0;
   // No more steps follow, and the last has ended.
   bool TrainingDone() const {
     return (parts_.phase.draining() || NoMoreSteps()) && Idle();
@@ -99,27 +111,20 @@ class StepDriver {
 
   // ---- for people and checkpoints
   // Ranges that were handed out and are not in the present version.
-  virtual std::vector<DataCursor::Piece> Undecided() const = 0;
+  virtual std::vector<DataCursor::Piece> Undecided() const { return {}; }
   // Attempt of the step in progress, if there is one.
-  virtual std::optional<Attempt> attempt() const = 0;
-  // Each push is decided by itself and has a staleness of its own.
-  virtual bool decides_singly() const = 0;
-  // Others cannot go on before `worker` does something.
-  virtual bool HoldsOthersUp(const Worker& worker) const = 0;
-  // `worker` has done what it can of its assignment.
-  virtual bool WaitsForOthers(const Worker& worker) const = 0;
+  virtual std::optional<Attempt> attempt() const { return std::nullopt; }
+  virtual Standing StandingOf(const Worker& worker) const = 0;
   // Ranks that the next commit waits for.
   virtual std::vector<Rank> WaitedFor() const = 0;
-  // Ranks that `worker`, which is idle, waits for; empty if it is not idle for
-  // the sake of others.
-  virtual bool IsHeldUp(const Worker& worker) const = 0;
-  virtual std::vector<Rank> HeldUpBy(const Worker& worker) const = 0;
-  // The rendezvous that `worker` waits in, such as "call 0 of bn1"; empty if
-  // there is none.
-  virtual std::string WaitsIn(const Worker& worker) const = 0;
+  // Ranks that `worker`, which is blocked, waits for.
+  virtual std::vector<Rank> BlockedBy(const Worker& worker) const = 0;
 
  protected:
   explicit StepDriver(RunParts& parts) : parts_(parts) {}
+
+  // True if no push is under way and none is to begin.
+  virtual bool Idle() const = 0;
 
   // The data or the number of steps of the run is used up, by the present
   // version and `under_way` pushes that become versions of their own.

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/statistics/call_names.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
 
@@ -108,7 +107,7 @@ bool SyncRounds::GivesAgain(const Worker& worker) const {
          !parts_.model.model()->plan.own_data;
 }
 
-bool SyncRounds::HoldsUpIssuedStep(Rank rank) const {
+bool SyncRounds::BlocksIssuedStep(Rank rank) const {
   return IsMember(rank) && round_->AnyIssued() && !round_->WasIssued(rank);
 }
 
@@ -301,28 +300,17 @@ void SyncRounds::Tick(Turn& turn) {
 
 // ---- for people
 
-bool SyncRounds::HoldsOthersUp(const Worker& worker) const {
+Standing SyncRounds::StandingOf(const Worker& worker) const {
+  const Rank rank = worker.rank;
+  if (!IsMember(rank)) return {};
+  const bool waits =
+      round_->rendezvous.Waits(rank) || round_->pushes.IsComplete(rank);
   // A member counts before it was given the step: a replacement that never
   // registers must not be waited for without end.
-  return IsMember(worker.rank) && !round_->rendezvous.Waits(worker.rank) &&
-         !round_->pushes.IsComplete(worker.rank);
-}
-
-bool SyncRounds::WaitsForOthers(const Worker& worker) const {
-  return IsMember(worker.rank) && (round_->rendezvous.Waits(worker.rank) ||
-                                   round_->pushes.IsComplete(worker.rank));
-}
-
-bool SyncRounds::IsHeldUp(const Worker& worker) const {
-  return IsMember(worker.rank) &&
-         (parts_.flow.IsPaused(worker.rank) || WaitsForOthers(worker));
-}
-
-std::string SyncRounds::WaitsIn(const Worker& worker) const {
-  if (!IsMember(worker.rank)) return "";
-  const CallPlace* const place = round_->rendezvous.WaitOf(worker.rank);
-  if (place == nullptr) return "";
-  return CallTextOf(*place, parts_.model.batch_norms());
+  return {.blocks_others = !waits,
+          .waits_for_others = waits,
+          .is_blocked = waits || parts_.flow.IsPaused(rank),
+          .waits_in = round_->rendezvous.WaitOf(rank)};
 }
 
 std::vector<Rank> SyncRounds::WaitedFor() const {

@@ -36,14 +36,12 @@ class SyncRounds final : public StepDriver {
   bool HasOpened(const Worker& worker) const override {
     return IsMember(worker.rank) && round_->pushes[worker.rank].opened();
   }
-  bool Holds(Rank, const PushKey&) const override { return false; }
 
   bool Advance(Turn& turn) override;
   std::optional<Assignment> Next(Worker& worker) override;
   bool GivesAgain(const Worker& worker) const override;
-  bool HoldsUpIssuedStep(Rank rank) const override;
+  bool BlocksIssuedStep(Rank rank) const override;
 
-  void Welcome(Worker&, bool, Turn&) override {}
   void RankLost(Rank rank, bool waits, const std::string& why,
                 Turn& turn) override;
 
@@ -52,25 +50,20 @@ class SyncRounds final : public StepDriver {
   bool Quiet() const override {
     return !round_.has_value() || !round_->AnyIssued();
   }
-  bool Idle() const override { return !round_.has_value(); }
   void GiveUp(Turn& turn) override;
 
-  std::vector<DataCursor::Piece> Undecided() const override { return {}; }
   std::optional<Attempt> attempt() const override {
     if (!round_.has_value()) return std::nullopt;
     return round_->attempt();
   }
-  bool decides_singly() const override { return false; }
-  bool HoldsOthersUp(const Worker& worker) const override;
-  bool WaitsForOthers(const Worker& worker) const override;
+  Standing StandingOf(const Worker& worker) const override;
   std::vector<Rank> WaitedFor() const override;
-  bool IsHeldUp(const Worker& worker) const override;
-  std::vector<Rank> HeldUpBy(const Worker&) const override {
+  std::vector<Rank> BlockedBy(const Worker&) const override {
     return WaitedFor();
   }
-  std::string WaitsIn(const Worker& worker) const override;
 
  private:
+  bool Idle() const override { return !round_.has_value(); }
   bool IsMember(Rank rank) const {
     return round_.has_value() && round_->IsMember(rank);
   }
