@@ -45,6 +45,10 @@ struct CommitObservation {
 // Commits between two whose drift is computed: it reads the moments of all
 // calls once more.
 inline constexpr int64_t kDriftEvery = 16;
+// The commit on top of this version is one of them.
+inline bool MeasuresDrift(Version version) {
+  return version.value() % kDriftEvery == 0;
+}
 
 // The root of the mean over channels of (mean - m)^2 / (variance + epsilon),
 // with the batch's mean and the reference's m and variance: by how many

@@ -173,7 +173,7 @@ void ArrivalQueue::Commit(Turn& turn) {
       verdict.verdict = Verdict::kDamped;
       ++parts_.ledger.counts.pushes_damped;
     }
-    if (model.version().value() % kDriftEvery == 0) {
+    if (MeasuresDrift(model.version())) {
       arrival.drift =
           PushDrift(model.batch_norms(), arrival.push.closing().moments,
                     model.current()->statistics->front().layers);

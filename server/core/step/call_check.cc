@@ -64,7 +64,7 @@ std::optional<std::string> OtherCount(const std::vector<int32_t>& counts,
 
 }  // namespace
 
-std::optional<ClosingFault> FindClosingFault(const Round& round, Rank rank,
+std::optional<Round::Fault> FindClosingFault(const Round& round, Rank rank,
                                              const Layers& layers) {
   const PushClosing& closing = round.pushes[rank].closing();
   const MemberCalls::Made made = round.rendezvous.calls().MadeBy(rank);
@@ -73,29 +73,33 @@ std::optional<ClosingFault> FindClosingFault(const Round& round, Rank rank,
   const std::optional<std::string> other =
       OtherCount(closing.batch_norm_calls, made, layers);
   if (other.has_value()) {
-    return ClosingFault{.text = absl::StrCat(who, *other),
+    return Round::Fault{.rank = rank,
+                        .text = absl::StrCat(who, *other),
                         .contradicts_itself = true};
   }
   if (closing.contributions != made.contributions) {
-    return ClosingFault{
+    return Round::Fault{
+        .rank = rank,
         .text = absl::StrCat(who, closing.contributions,
                              " contributions to rendezvous, but made ",
                              made.contributions),
         .contradicts_itself = true};
   }
   if (made.by_all == made.contributions) return std::nullopt;
-  return ClosingFault{
+  return Round::Fault{
+      .rank = rank,
       .text = absl::StrCat(RankText(rank), " made ", made.contributions,
                            " contributions in ", StepText(round),
                            ", but the process before it made others: ",
                            made.by_all, " different ones together")};
 }
 
-ClosingFault CallAfterClosing(const Round& round, Rank rank,
+Round::Fault CallAfterClosing(const Round& round, Rank rank,
                               const CallPlace& place, const Layers& layers) {
   // The present incarnation, too, if it is the one that has closed the push.
   const bool same = round.rendezvous.calls().ClosedByPresent(rank);
-  return {.text = absl::StrCat(
+  return {.rank = rank,
+          .text = absl::StrCat(
               RankText(rank), " took part in ", CallTextOf(place, layers),
               " of ", StepText(round),
               same ? " after it had closed its push"

@@ -12,19 +12,11 @@
 // and that their calls can make one step.
 namespace cohort {
 
-// A closing that differs from what its rank has contributed in this attempt.
-struct ClosingFault {
-  std::string text;
-  // It differs from what the same incarnation has contributed, so the process
-  // contradicts itself. Otherwise an earlier incarnation of the rank made other
-  // calls.
-  bool contradicts_itself = false;
-};
 // The push of `rank` has just been closed; moments meet in rendezvous.
-std::optional<ClosingFault> FindClosingFault(
+std::optional<Round::Fault> FindClosingFault(
     const Round& round, Rank rank, const std::vector<BatchNormSpec>& layers);
 // `rank` has contributed to a call that is new after its push was closed.
-ClosingFault CallAfterClosing(const Round& round, Rank rank,
+Round::Fault CallAfterClosing(const Round& round, Rank rank,
                               const CallPlace& place,
                               const std::vector<BatchNormSpec>& layers);
 

@@ -46,18 +46,20 @@ class Round {
     // For the rendezvous; `fixed` is set by the round.
     RendezvousTable::Options rendezvous;
   };
+  // A rank's closing, or what it did after it, is not what the rank has
+  // contributed.
+  struct Fault {
+    Rank rank;
+    std::string text;
+    // Both were made by one incarnation, so the process contradicts itself.
+    // Otherwise an earlier incarnation of the rank made other calls.
+    bool contradicts_itself = false;
+  };
   // On the way to the commit.
   struct Progress {
     // All are closed, and their batch-norm calls make one step.
     bool calls_agree = false;
-    // A rank's closing, or what it did after it, is not what the rank has
-    // contributed; the first that was seen.
-    struct Fault {
-      Rank rank;
-      std::string text;
-      // Both were made by one incarnation, which must end.
-      bool contradicts_itself = false;
-    };
+    // The first that was seen.
     std::optional<Fault> fault;
     // Set once all members have opened.
     std::optional<PendingCommit> commit;
@@ -69,6 +71,13 @@ class Round {
     // The step's statistics are being computed on the pool.
     bool updating_statistics = false;
     std::optional<StatisticsUpdate> statistics;
+
+    void NoteFault(Fault seen) {
+      if (!fault.has_value()) fault = std::move(seen);
+    }
+    void NoteNonfinite(std::string what) {
+      if (!nonfinite.has_value()) nonfinite = std::move(what);
+    }
   };
 
   explicit Round(Plan plan);

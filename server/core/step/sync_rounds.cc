@@ -9,6 +9,7 @@
 #include "common/status_macros.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
+#include "server/core/step/sync_commit.h"
 
 namespace cohort {
 
@@ -50,15 +51,11 @@ RendezvousTable::Keep SyncRounds::KeptMoments() const {
                      kind) != policy.statistics.end();
   };
   // Groups meet by themselves, so nothing has the moments of all ranks.
-  if (MeasuresDrift() || policy.normalization_group > 0 ||
+  if (MeasuresDrift(parts_.model.version()) || policy.normalization_group > 0 ||
       keeps(StatisticsKind::kAsync)) {
     return Keep::kAll;
   }
   return keeps(StatisticsKind::kChief) ? Keep::kFirst : Keep::kNone;
-}
-
-bool SyncRounds::MeasuresDrift() const {
-  return parts_.model.version().value() % kDriftEvery == 0;
 }
 
 bool SyncRounds::Advance(Turn& turn) {
@@ -77,7 +74,7 @@ bool SyncRounds::Advance(Turn& turn) {
       round_->Decide().action != Decision::Action::kApply) {
     return false;
   }
-  if (!UpdateStatistics(turn)) return false;
+  if (!UpdateStatistics(parts_, *round_, turn)) return false;
   const std::optional<StatisticsUpdate>& update = round_->progress.statistics;
   if (update.has_value() && !update->status.ok()) {
     turn.changed = true;
@@ -177,6 +174,114 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
   turn.out.push_back(effect::Discard{.what = ended});
 }
 
+bool SyncRounds::SettleCalls(Turn& turn) {
+  using Action = CallsDecision::Action;
+  const CallsDecision decision = calls_.Settle(*round_, turn);
+  if (decision.action == Action::kContinue) return true;
+  turn.changed = true;
+  switch (decision.action) {
+    case Action::kRepeat:
+      AbortAttempt(decision.why, turn);
+      break;
+    case Action::kFence:
+      fencing_ = {.rank = decision.rank,
+                  .step = round_->step(),
+                  .attempt = round_->attempt(),
+                  .reason = decision.why};
+      turn.fencing = {.rank = decision.rank, .reason = decision.why};
+      break;
+    default:
+      turn.end = {.outcome = RunOutcome::kModelMismatch,
+                  .reason = decision.why};
+  }
+  return false;
+}
+
+// The loss alone may leave the attempt as it is: a complete push counts
+// without its sender, and under `wait` its contributions stay.
+void SyncRounds::EndAttemptOf(const Fenced& fenced, Turn& turn) {
+  if (!IsPresent(fenced.step, fenced.attempt) || !IsMember(fenced.rank)) return;
+  AbortAttempt(fenced.reason, turn);
+}
+
+std::vector<std::pair<Rank, PushKey>> SyncRounds::EndAssignments() {
+  std::vector<std::pair<Rank, PushKey>> keys;
+  keys.reserve(round_->members().size());
+  for (Rank rank : round_->members()) {
+    Worker& worker = parts_.ranks[rank];
+    COHORT_CHECK(worker.outstanding.has_value(),
+                 absl::StrCat("rank ", rank.value(), " has no assignment"));
+    keys.emplace_back(rank, KeyOf(*worker.outstanding));
+    worker.outstanding.reset();
+    calls_.NoteStep(rank);
+  }
+  return keys;
+}
+
+void SyncRounds::Commit(Turn& turn) {
+  turn.changed = true;
+  PublishedStep step = PublishStep(parts_, *round_, turn);
+  const std::vector<std::pair<Rank, PushKey>> keys = EndAssignments();
+  const StepCut cut = round_->cut();
+  turn.out.push_back(effect::Discard{
+      .what = std::make_shared<const Round>(*std::move(round_))});
+  round_.reset();
+  parts_.flow.ForgetLetIn();
+
+  RunLedger& ledger = parts_.ledger;
+  const ModelStore& model = parts_.model;
+  CommitRecord& record = step.record;
+  const bool skipped = step.nonfinite.has_value();
+  // The clock counts what was handed out, so that schedules end with the
+  // data whatever is dropped.
+  ledger.samples += model.model()->plan.own_data ? record.commit_samples
+                                                 : cut.end - cut.begin;
+  record.samples = ledger.samples;
+  record.epoch_ended = ledger.cursor.Take(cut);
+  ledger.next_attempt = Attempt(0);
+  NoteCommit(parts_, record, std::move(step.observation), TrainingDone(), turn);
+  const auto pushes = static_cast<int64_t>(keys.size());
+  (skipped ? ledger.counts.pushes_skipped : ledger.counts.pushes_applied) +=
+      pushes;
+  CountStatistics(
+      parts_, skipped ? &StatisticsCounts::dropped : &StatisticsCounts::folded,
+      pushes);
+  if (skipped) {
+    CountNonfinite(parts_, *step.nonfinite, "steps", turn);
+  } else {
+    ledger.nonfinite_in_row = 0;
+  }
+  for (const auto& [rank, key] : keys) {
+    AnswerPush(parts_, parts_.ranks[rank], key,
+               {.verdict = skipped ? Verdict::kSkipped : Verdict::kApplied,
+                .version = model.version(),
+                .reason = step.nonfinite.value_or("")},
+               skipped ? 0 : model.trainable_partitions(), turn);
+  }
+}
+
+void SyncRounds::GiveUp(Turn& turn) {
+  if (!round_.has_value()) return;
+  if (round_->progress.commit.has_value()) {
+    EndTransaction(*round_->progress.commit, TransactionEnd::kAborted,
+                   parts_.model, turn);
+  }
+  for (const auto& pending : round_->rendezvous.AllPending()) {
+    turn.out.push_back(effect::ReduceAborted{
+        .rank = pending.rank,
+        .incarnation = parts_.ranks[pending.rank].incarnation,
+        .key = pending.key,
+        .reason =
+            absl::StrCat("the run is over: ", parts_.phase.end_reason())});
+  }
+  for (const auto& [rank, push] : round_->pushes.all()) {
+    parts_.flow.Release(rank, push, turn);
+    const Worker& worker = parts_.ranks[rank];
+    if (!push.closed() || !worker.outstanding.has_value()) continue;
+    AnswerGivenUp(parts_, rank, KeyOf(*worker.outstanding), turn);
+  }
+}
+
 // ---- messages of one push
 
 absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
@@ -200,7 +305,7 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
   if (ReservesPushes()) {
     parts_.flow.budget().Reserve(worker.rank, PushBytes(parts_.model.layout()));
   }
-  PrepareCommit(turn);
+  PrepareCommit(parts_, *round_, turn);
   return absl::OkStatus();
 }
 
@@ -226,7 +331,7 @@ absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
   TakeGradient(worker, key, gradient, /*held=*/fresh, turn);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (fresh) {
-    NoteFoldIfComplete(partition, turn.now);
+    BeginFoldIfComplete(parts_, *round_, partition, turn.now);
     ClaimByPush(worker.rank, turn);
     // Another one may be furthest behind now.
     ResumePaused(turn);
@@ -241,9 +346,176 @@ absl::Status SyncRounds::Close(Worker& worker, PushClosing closing,
   const ArrivedPush::Arrival arrival =
       round_->pushes.Close(worker.rank, std::move(closing), turn.now);
   CountArrival(worker, arrival, parts_.ledger, turn);
-  if (arrival == ArrivedPush::Arrival::kNew) NoteClosing(worker.rank);
+  if (arrival == ArrivedPush::Arrival::kNew) {
+    calls_.NoteClosing(*round_, worker.rank);
+  }
   ClaimByPush(worker.rank, turn);
   return absl::OkStatus();
+}
+
+bool SyncRounds::IsOver(const ReduceKey& key, Rank rank) const {
+  if (!parts_.settings.global() || !round_.has_value() ||
+      key.step < round_->step()) {
+    return true;
+  }
+  return key.step == round_->step() &&
+         (key.attempt < round_->attempt() || round_->WasDropped(rank));
+}
+
+absl::Status SyncRounds::Reduce(Worker& worker, MomentsMessage message,
+                                Turn& turn) {
+  if (IsOver(message.key, worker.rank)) {
+    return RefuseReduce(parts_, worker, message.key, turn);
+  }
+  const bool forward = IsForward(message.key.place);
+  COHORT_RETURN_IF_ERROR(
+      calls_.Take(*round_, worker, std::move(message), turn));
+  if (forward) Claim(worker.rank, turn);
+  return absl::OkStatus();
+}
+
+void SyncRounds::Folded(FoldReport report, Turn& turn) {
+  ResumePaused(turn);
+  if (round_.has_value()) {
+    TakeStepFold(parts_, *round_, std::move(report), turn);
+  }
+}
+
+void SyncRounds::MomentsFolded(MomentsFold done, Turn& turn) {
+  // Otherwise it is of an attempt that was given up meanwhile.
+  if (!IsPresent(done.key.step, done.key.attempt)) return;
+  const ReduceKey key = done.key;
+  calls_.Answer(*round_, key,
+                round_->rendezvous.Folded(std::move(done), turn.now), turn);
+}
+
+void SyncRounds::StatisticsUpdated(StatisticsUpdate done, Turn& /*turn*/) {
+  if (!IsPresent(done.step, done.attempt)) return;
+  round_->progress.statistics = std::move(done);
+}
+
+const PendingCommit* SyncRounds::commit() const {
+  if (!round_.has_value()) return nullptr;
+  const std::optional<PendingCommit>& commit = round_->progress.commit;
+  return commit.has_value() ? &*commit : nullptr;
+}
+
+// ---- members
+
+void SyncRounds::Claim(Rank rank, Turn& turn) {
+  if (!round_->Claim(rank)) return;
+  const Decision decision = round_->Decide();
+  if (decision.action == Decision::Action::kFix) {
+    FixMembers(decision.members, turn);
+  }
+}
+
+void SyncRounds::ClaimByPush(Rank rank, Turn& turn) {
+  const bool claims = parts_.settings.global()
+                          ? round_->pushes[rank].closed()
+                          : round_->pushes.IsComplete(rank);
+  if (claims) Claim(rank, turn);
+}
+
+void SyncRounds::FixMembers(const std::vector<Rank>& members, Turn& turn) {
+  for (Rank rank : round_->Fix(members)) DropFromStep(rank, turn);
+  for (const auto& [rank, push] : round_->pushes.all()) {
+    parts_.flow.Settle(rank, push);
+  }
+  ResumePaused(turn);
+  for (auto& [key, outcome] : round_->rendezvous.Fix(members, turn.now)) {
+    calls_.Answer(*round_, key, std::move(outcome), turn);
+  }
+  PrepareCommit(parts_, *round_, turn);
+}
+
+void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
+  turn.changed = true;
+  const std::string reason =
+      absl::StrCat("step ", round_->step().value(), " commits with the first ",
+                   round_->members().size(), " pushes");
+  const bool opened = round_->pushes[rank].opened();
+  parts_.flow.Release(rank, round_->pushes[rank], turn);
+  round_->Drop(rank);
+  Worker& worker = parts_.ranks[rank];
+  for (const auto& pending : round_->rendezvous.AllPending()) {
+    if (pending.rank != rank) continue;
+    turn.out.push_back(effect::ReduceAborted{.rank = rank,
+                                             .incarnation = worker.incarnation,
+                                             .key = pending.key,
+                                             .reason = reason});
+  }
+  // It was not given the step, and never will be.
+  if (!worker.trains()) return;
+  const PushKey key = KeyOf(*worker.outstanding);
+  worker.outstanding.reset();
+  ++parts_.ledger.counts.pushes_dropped;
+  CountStatistics(parts_, &StatisticsCounts::dropped, 1);
+  // It may still be computing, but its result will not be used.
+  if (worker.usable()) {
+    turn.out.push_back(effect::StepAborted{.session = worker.session,
+                                           .step = round_->step(),
+                                           .attempt = round_->attempt(),
+                                           .members = round_->members(),
+                                           .reason = reason});
+  }
+  const PushVerdict verdict{.verdict = Verdict::kDropped,
+                            .version = round_->step(),
+                            .reason = reason};
+  if (opened) {
+    AnswerPush(parts_, worker, key, verdict, 0, turn);
+    return;
+  }
+  parts_.ledger.pushes_of(rank).Decide(key, verdict);
+  worker.waiting = worker.usable();
+}
+
+void SyncRounds::RemoveCandidate(Rank rank, Turn& turn) {
+  parts_.flow.Release(rank, round_->pushes[rank], turn);
+  round_->Remove(rank);
+  parts_.ranks[rank].outstanding.reset();
+  const Decision decision = round_->Decide();
+  if (decision.action == Decision::Action::kFix) {
+    FixMembers(decision.members, turn);
+  }
+}
+
+void SyncRounds::RankLost(Rank rank, bool waits, const std::string& why,
+                          Turn& turn) {
+  if (IsMember(rank)) {
+    // A lost incarnation waits for nothing any more.
+    round_->rendezvous.Forget(rank);
+    // A complete push counts without its sender.
+    if (round_->pushes.IsComplete(rank)) {
+      round_->NoteLeft(rank);
+    } else {
+      ReleaseIncomplete(rank, waits, why, turn);
+    }
+  }
+  ResumePaused(turn);
+}
+
+void SyncRounds::ReleaseIncomplete(Rank rank, bool waits,
+                                   const std::string& why, Turn& turn) {
+  // The samples of its share are gone with it, so what others have computed
+  // with them is void.
+  const bool data_is_gone =
+      parts_.model.model()->plan.own_data && round_->WasIssued(rank);
+  if (waits && !data_is_gone) {
+    // Where others may take its place, what came of its push goes: they need
+    // the room.
+    if (round_->fixed()) return;
+    parts_.flow.Release(rank, round_->pushes[rank], turn);
+    round_->Restart(rank);
+    return;
+  }
+  const std::vector<Rank>& claims = round_->claims();
+  if (!round_->fixed() && round_->members().size() > 1 &&
+      std::find(claims.begin(), claims.end(), rank) == claims.end()) {
+    RemoveCandidate(rank, turn);
+    return;
+  }
+  AbortAttempt(why, turn);
 }
 
 // ---- room for gradients

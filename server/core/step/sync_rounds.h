@@ -2,14 +2,13 @@
 
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "server/core/statistics/rendezvous.h"
-#include "server/core/step/call_check.h"
 #include "server/core/step/round.h"
+#include "server/core/step/step_calls.h"
 #include "server/core/step/step_driver.h"
 
 namespace cohort {
@@ -19,7 +18,7 @@ namespace cohort {
 // given up and repeated as another attempt.
 class SyncRounds final : public StepDriver {
  public:
-  explicit SyncRounds(RunParts& parts) : StepDriver(parts) {}
+  explicit SyncRounds(RunParts& parts) : StepDriver(parts), calls_(parts) {}
 
   absl::Status Open(Worker& worker, const PushOpening& opening,
                     Turn& turn) override;
@@ -71,9 +70,18 @@ class SyncRounds final : public StepDriver {
   void StartRound();
   // The members whose own moments the commit needs.
   RendezvousTable::Keep KeptMoments() const;
-  // The drift of the members is measured at this version.
-  bool MeasuresDrift() const;
+  // The attempt under way is this one.
+  bool IsPresent(Version step, Attempt attempt) const {
+    return round_.has_value() && round_->step() == step &&
+           round_->attempt() == attempt;
+  }
+  // Carries out what the members' batch-norm calls lead to. False: the attempt
+  // is over, or the run.
+  bool SettleCalls(Turn& turn);
   void AbortAttempt(const std::string& reason, Turn& turn);
+  void Commit(Turn& turn);
+  // By member: the push it has made.
+  std::vector<std::pair<Rank, PushKey>> EndAssignments();
 
   // ---- members of the first K
   // `rank` has done what makes a member.
@@ -91,11 +99,8 @@ class SyncRounds final : public StepDriver {
   // Lost before it could become a member.
   void RemoveCandidate(Rank rank, Turn& turn);
 
-  // ---- rendezvous
   // The step of `key` is over for `rank`.
   bool IsOver(const ReduceKey& key, Rank rank) const;
-  void AnswerRendezvous(const ReduceKey& key, RendezvousTable::Outcome outcome,
-                        Turn& turn);
 
   // ---- room for gradients
   // Pushes are let in whole; otherwise message by message.
@@ -105,37 +110,6 @@ class SyncRounds final : public StepDriver {
   void ResumePaused(Turn& turn);
   // Every member is paused, waits in a rendezvous or has closed its push.
   bool IsStalled(Instant now) const;
-
-  // ---- the commit
-  // The first is named in the end.
-  void NoteNonfinite(std::string what);
-  // The push of `rank` is closed: looks at its moments and calls.
-  void NoteClosing(Rank rank);
-  void NoteFault(Rank rank, ClosingFault fault);
-  // Tells the shards what goes into the commit, once all members have opened
-  // their pushes.
-  void PrepareCommit(Turn& turn);
-  // A partition's shard folds it as soon as all have sent it.
-  void NoteFoldIfComplete(int32_t partition, Instant now);
-  // Completes rendezvous whose other members cannot come, and compares the
-  // members' batch-norm calls once all pushes are closed. False: the attempt is
-  // over, or the run.
-  bool SettleCalls(Turn& turn);
-  // False: the attempt is over, or the run.
-  bool CompleteWithoutAbsent(Turn& turn);
-  // Repeats a doomed attempt with the order that it has taught, or ends the
-  // run if it has taught nothing.
-  void EndDoomed(Turn& turn);
-  // Repeats the step. A process that contradicts itself is fenced; if its
-  // replacement does so, too, the run ends.
-  void EndFault(const Round::Progress::Fault& fault, Turn& turn);
-  void EndMismatch(const std::string& text, Turn& turn);
-  // Computes the statistics of the commit, unless it will be skipped. False:
-  // they are being computed on the pool.
-  bool UpdateStatistics(Turn& turn);
-  void Commit(Turn& turn);
-  // By member: the push it has made.
-  std::vector<std::pair<Rank, PushKey>> EndAssignments();
 
   // A fenced rank whose loss must end this attempt.
   struct Fenced {
@@ -147,10 +121,8 @@ class SyncRounds final : public StepDriver {
   void EndAttemptOf(const Fenced& fenced, Turn& turn);
 
   std::optional<Round> round_;
+  StepCalls calls_;
   std::optional<Fenced> fencing_;
-  // Ranks that were fenced because they contradicted themselves, and have not
-  // made a step since.
-  std::set<Rank> fenced_;
 };
 
 }  // namespace cohort
