@@ -200,7 +200,6 @@ void PutChangeInForce(Run& run, Turn& turn) {
                     OptimizerText(before, policy, options.optimizer));
   }
   for (Worker& worker : run.ranks.all()) {
-    worker.assignments_finished = 0;
     const bool vacant = worker.state == Worker::State::kVacant;
     if (options.elastic() && vacant) worker.batch_size = 0;
   }

@@ -94,9 +94,6 @@ struct Worker {
   // Its newest opening asks for the moving statistics.
   bool takes_statistics = false;
 
-  // Bounded: assignments ended since the last change of policy.
-  int64_t assignments_finished = 0;
-
   // Why its present life leaves after what it is at; absent: it stays.
   std::optional<std::string> leaves_because;
 

@@ -82,13 +82,13 @@ void ArrivalQueue::Enqueue(Worker& worker, Turn& turn) {
   const auto piece = pieces_.find(worker.rank);
   COHORT_CHECK(push != assembling_.end() && piece != pieces_.end(),
                absl::StrCat("rank ", worker.rank.value(), " has no piece"));
-  arrivals_.push_back({.rank = worker.rank,
-                       .incarnation = worker.incarnation,
-                       .key = KeyOf(*worker.outstanding),
-                       .push = std::move(push->second),
-                       .piece = piece->second,
-                       .since = turn.now});
-  parts_.flow.Settle(worker.rank, arrivals_.back().push);
+  queue_.push_back({.rank = worker.rank,
+                    .incarnation = worker.incarnation,
+                    .key = KeyOf(*worker.outstanding),
+                    .arrived = std::move(push->second),
+                    .piece = piece->second,
+                    .since = turn.now});
+  parts_.flow.Settle(worker.rank, queue_.back().arrived);
   assembling_.erase(push);
   pieces_.erase(piece);
   worker.outstanding.reset();
@@ -100,11 +100,16 @@ absl::Status ArrivalQueue::Reduce(Worker& worker, MomentsMessage message,
 }
 
 bool ArrivalQueue::IsQueued(Rank rank, const PushKey& key) const {
-  const auto is = [&](const Arrival& arrival) {
-    return arrival.rank == rank && arrival.key == key;
+  const auto is = [&](const QueuedPush& push) {
+    return push.rank == rank && push.key == key;
   };
-  return (applying_.has_value() && is(*applying_)) ||
-         std::any_of(arrivals_.begin(), arrivals_.end(), is);
+  return (applying_.has_value() && is(applying_->push())) ||
+         std::any_of(queue_.begin(), queue_.end(), is);
+}
+
+void ArrivalQueue::Folded(FoldReport report, Turn& turn) {
+  ResumePaused(turn);
+  if (applying_.has_value()) applying_->Folded(std::move(report), turn);
 }
 
 void ArrivalQueue::ResumePaused(Turn& turn) {
@@ -114,6 +119,47 @@ void ArrivalQueue::ResumePaused(Turn& turn) {
         return parts_.flow.budget().HasReserved(rank);
       },
       turn);
+}
+
+// ---- the push that is being applied
+
+bool ArrivalQueue::Advance(Turn& turn) {
+  if (!applying_.has_value()) {
+    if (queue_.empty()) return false;
+    QueuedPush next = std::move(queue_.front());
+    queue_.erase(queue_.begin());
+    applying_.emplace(parts_, std::move(next), turn);
+    if (applying_->commit() != nullptr) return true;
+  }
+  if (!applying_->complete()) return false;
+  Commit(turn);
+  return true;
+}
+
+void ArrivalQueue::Commit(Turn& turn) {
+  turn.changed = true;
+  PushCommit push = *std::move(applying_);
+  applying_.reset();
+  push.Finish(turn);
+  const CommitRecord record = push.Count(turn);
+  ++FinishedBy(push.push().rank);
+  NoteCommit(parts_, record, push.TakeObservation(turn.now), TrainingDone(),
+             turn);
+  HoldReadVersions();
+  ResumePaused(turn);
+  push.Answer(turn);
+}
+
+void ArrivalQueue::GiveUp(Turn& turn) {
+  if (applying_.has_value()) applying_->GiveUp(turn);
+  for (const QueuedPush& push : queue_) {
+    DropGradients(push.rank, push.arrived, turn);
+    parts_.flow.budget().Release(push.arrived.held_bytes());
+    AnswerGivenUp(parts_, push.rank, push.key, turn);
+  }
+  for (const auto& [rank, push] : assembling_) {
+    parts_.flow.Release(rank, push, turn);
+  }
 }
 
 // ---- assignments
@@ -146,12 +192,30 @@ int64_t ArrivalQueue::ShareOf(const Worker& worker) const {
 }
 
 int64_t ArrivalQueue::UnderWay() const {
-  return static_cast<int64_t>(pieces_.size() + arrivals_.size()) +
+  return static_cast<int64_t>(pieces_.size() + queue_.size()) +
          (applying_.has_value() ? 1 : 0);
 }
 
+void ArrivalQueue::HoldReadVersions() {
+  if (parts_.settings.policy().staleness.rule != StalenessRule::kCompensate) {
+    parts_.model.HoldNone();
+    return;
+  }
+  // No push under way has read anything older than this.
+  Version oldest = parts_.model.version();
+  for (const Worker& worker : parts_.ranks.all()) {
+    if (worker.trains()) {
+      oldest = std::min(oldest, worker.outstanding->version);
+    }
+  }
+  for (const QueuedPush& push : queue_) {
+    oldest = std::min(oldest, push.arrived.opening().version);
+  }
+  parts_.model.HoldFrom(oldest);
+}
+
 void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
-  if (anew) worker.assignments_finished = StartOfCount(Leads());
+  if (anew) FinishedBy(worker.rank) = StartOfCount(Leads());
   if (!worker.trains()) return;
   // The half-assembled push read older weights than the repetition will:
   // a new attempt keeps the two apart.
@@ -195,7 +259,7 @@ void ArrivalQueue::Reissue(Rank rank) {
 }
 
 bool ArrivalQueue::Quiet() const {
-  if (!arrivals_.empty() || applying_.has_value()) return false;
+  if (!queue_.empty() || applying_.has_value()) return false;
   const std::vector<Worker>& workers = parts_.ranks.all();
   return std::none_of(workers.begin(), workers.end(),
                       [](const Worker& worker) { return worker.trains(); });
@@ -204,8 +268,8 @@ bool ArrivalQueue::Quiet() const {
 std::vector<DataCursor::Piece> ArrivalQueue::Undecided() const {
   std::vector<DataCursor::Piece> pieces;
   for (const auto& [rank, piece] : pieces_) pieces.push_back(piece);
-  for (const Arrival& arrival : arrivals_) pieces.push_back(arrival.piece);
-  if (applying_.has_value()) pieces.push_back(applying_->piece);
+  for (const QueuedPush& push : queue_) pieces.push_back(push.piece);
+  if (applying_.has_value()) pieces.push_back(applying_->push().piece);
   return pieces;
 }
 
@@ -217,7 +281,7 @@ std::vector<RankLead> ArrivalQueue::Leads() const {
   for (const Worker& worker : parts_.ranks.all()) {
     leads.push_back(
         {.rank = worker.rank,
-         .assignments_finished = worker.assignments_finished,
+         .assignments_finished = finished_[leads.size()],
          .counts = worker.usable() || (waits && worker.ever_registered)});
   }
   return leads;
@@ -230,8 +294,8 @@ std::vector<Rank> ArrivalQueue::Behind(Rank rank) const {
   // reconnects meanwhile asks for the next.
   int64_t& finished =
       leads[static_cast<size_t>(rank.value())].assignments_finished;
-  for (const Arrival& arrival : arrivals_) finished += arrival.rank == rank;
-  if (applying_.has_value()) finished += applying_->rank == rank;
+  for (const QueuedPush& push : queue_) finished += push.rank == rank;
+  if (applying_.has_value()) finished += applying_->push().rank == rank;
   return BehindBy(parts_.settings.policy().lead_max, rank, leads);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -7,11 +8,8 @@
 #include <vector>
 
 #include "server/core/policy/lead.h"
-#include "server/core/policy/staleness_rule.h"
-#include "server/core/statistics/observation.h"
-#include "server/core/statistics/statistics_sets.h"
 #include "server/core/step/arrived_push.h"
-#include "server/core/step/pending_commit.h"
+#include "server/core/step/push_commit.h"
 #include "server/core/step/step_driver.h"
 
 namespace cohort {
@@ -20,7 +18,8 @@ namespace cohort {
 // complete; `bounded` keeps fast ranks from running ahead of slow ones.
 class ArrivalQueue final : public StepDriver {
  public:
-  explicit ArrivalQueue(RunParts& parts) : StepDriver(parts) {}
+  explicit ArrivalQueue(RunParts& parts)
+      : StepDriver(parts), finished_(static_cast<size_t>(parts.ranks.size())) {}
 
   absl::Status Open(Worker& worker, const PushOpening& opening,
                     Turn& turn) override;
@@ -32,7 +31,7 @@ class ArrivalQueue final : public StepDriver {
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
   const PendingCommit* commit() const override {
-    return commit_.has_value() ? &*commit_ : nullptr;
+    return applying_.has_value() ? applying_->commit() : nullptr;
   }
   bool HasOpened(const Worker& worker) const override {
     const auto push = assembling_.find(worker.rank);
@@ -66,20 +65,8 @@ class ArrivalQueue final : public StepDriver {
 
  private:
   bool Idle() const override {
-    return pieces_.empty() && arrivals_.empty() && !applying_.has_value();
+    return pieces_.empty() && queue_.empty() && !applying_.has_value();
   }
-  // A complete push on its way into the model.
-  struct Arrival {
-    Rank rank;
-    Incarnation incarnation;
-    PushKey key;
-    ArrivedPush push;
-    DataCursor::Piece piece;
-    // When it was complete.
-    Instant since;
-    std::vector<LayerDrift> drift;
-  };
-
   // The push of `worker`, as far as it has come.
   ArrivedPush& PushOf(const Worker& worker);
   // Forgets it.
@@ -91,6 +78,9 @@ class ArrivalQueue final : public StepDriver {
 
   // The samples of its next push, unless others were left over.
   int64_t ShareOf(const Worker& worker) const;
+  int64_t& FinishedBy(Rank rank) {
+    return finished_[static_cast<size_t>(rank.value())];
+  }
   std::vector<RankLead> Leads() const;
   // Ranks that `rank` must wait for before it starts another assignment.
   std::vector<Rank> Behind(Rank rank) const;
@@ -98,37 +88,19 @@ class ArrivalQueue final : public StepDriver {
   // Keeps the versions that pushes under way have read, as far as the policy
   // needs them.
   void HoldReadVersions();
-  // The version that a push's gradient was computed at, where it is needed to
-  // compensate it.
-  std::optional<Version> ReadBy(Version version) const;
-
-  // Takes the next push out of the queue, and begins to fold it.
-  void ApplyNext(Turn& turn);
+  // The push that is being applied is complete: makes a version of it.
   void Commit(Turn& turn);
   // Pushes that were given out and are not decided.
   int64_t UnderWay() const;
-  // Statistics of the version that the push would make.
-  StatisticsSets StatisticsWith(const Arrival& arrival) const;
-  void Apply(Arrival& arrival, StatisticsSets statistics);
-  // The verdict on the push being applied, as far as it is known yet.
-  PushVerdict VerdictOn(const Arrival& arrival) const;
-  void Drop(Turn& turn);
-  // The push is decided; `commit` is null if nothing was folded.
-  void End(const Arrival& arrival, const PendingCommit* commit,
-           PushVerdict verdict, Turn& turn);
-  // Sends the weights of `applied` and the verdict, unless the sender's life
-  // is over.
-  void Answer(const Arrival& arrival, const PendingCommit* applied,
-              const PushVerdict& verdict, Turn& turn);
 
   // Pushes in assembly, and what they are of.
   std::map<Rank, ArrivedPush> assembling_;
   std::map<Rank, DataCursor::Piece> pieces_;
   // Complete ones in order of arrival, and the one being applied.
-  std::vector<Arrival> arrivals_;
-  std::optional<Arrival> applying_;
-  std::optional<PendingCommit> commit_;
-  StalenessDecision decision_;
+  std::vector<QueuedPush> queue_;
+  std::optional<PushCommit> applying_;
+  // By rank: assignments that ended under the present policy.
+  std::vector<int64_t> finished_;
 };
 
 }  // namespace cohort
