@@ -28,17 +28,16 @@ std::optional<Assignment> NextWork(Run& run, Worker& worker) {
         first == StatisticsKind::kSync && !policy.mixture_variance &&
         next->global_normalization && policy.normalization_group == 0;
     run.ledger.pushes_of(worker.rank)
-        .Give({.sequence = worker.next_sequence, .attempt = next->attempt});
+        .Give({.sequence = worker.work.next_sequence(),
+               .attempt = next->attempt});
   }
-  next->sequence = worker.next_sequence;
   next->policy_epoch = run.settings.policy_epoch();
-  worker.next_sequence = worker.next_sequence.Next();
   return next;
 }
 
 Assignment WaitAssignment(const Run& run, const Worker& worker, Instant now) {
   return {.kind = AssignmentKind::kWait,
-          .sequence = worker.next_sequence,
+          .sequence = worker.work.next_sequence(),
           .version = run.model.version(),
           .policy_epoch = run.settings.policy_epoch(),
           .reason = WaitText(run, now),
@@ -48,24 +47,28 @@ Assignment WaitAssignment(const Run& run, const Worker& worker, Instant now) {
 }  // namespace
 
 Assignment NextFor(Run& run, Worker& worker, Instant now) {
-  worker.waiting = false;
-  worker.last_progress = now;
+  worker.work.SetWaiting(false);
+  worker.work.NoteProgress(now);
   if (run.phase.ended()) {
     return FinishedAssignment(run, run.phase.end_reason());
   }
-  if (worker.leaves_because.has_value() && !worker.outstanding.has_value()) {
+  if (worker.leaves_because.has_value() &&
+      !worker.work.outstanding().has_value()) {
     Assignment leave = FinishedAssignment(run, *worker.leaves_because);
     leave.unfinished = true;
     return leave;
   }
   if (run.phase.started() && worker.registered) {
-    if (!worker.outstanding.has_value())
-      worker.outstanding = NextWork(run, worker);
-    if (worker.outstanding.has_value() && run.driver->GivesAgain(worker)) {
-      return *worker.outstanding;
+    if (!worker.work.outstanding().has_value()) {
+      std::optional<Assignment> next = NextWork(run, worker);
+      if (next.has_value()) worker.work.Give(*std::move(next));
+    }
+    if (worker.work.outstanding().has_value() &&
+        run.driver->GivesAgain(worker)) {
+      return *worker.work.outstanding();
     }
   }
-  worker.waiting = true;
+  worker.work.SetWaiting(true);
   return WaitAssignment(run, worker, now);
 }
 
@@ -77,7 +80,7 @@ Assignment NextForRank(Run& run, Rank rank, Instant now) {
 void NotifyWaiting(Run& run, Turn& turn) {
   if (run.phase.ended()) return;
   for (Worker& worker : run.ranks.all()) {
-    if (!worker.waiting || !worker.usable()) continue;
+    if (!worker.work.waiting() || !worker.usable()) continue;
     Assignment next = NextFor(run, worker, turn.now);
     if (next.kind == AssignmentKind::kWait) continue;
     turn.out.push_back(effect::Notify{.session = worker.session,
@@ -88,13 +91,13 @@ void NotifyWaiting(Run& run, Turn& turn) {
 void RepeatWait(Run& run, Rank rank, Turn& turn) {
   if (run.phase.ended() || !run.ranks.Contains(rank)) return;
   const Worker& worker = run.ranks[rank];
-  if (!worker.waiting || worker.state != Worker::State::kLive ||
+  if (!worker.work.waiting() || worker.state != Worker::State::kLive ||
       !(worker.registered || run.registrar.Contains(rank))) {
     return;
   }
   // Before the start nothing else tells one that is to leave that it may.
-  const bool leaves =
-      worker.leaves_because.has_value() && !worker.outstanding.has_value();
+  const bool leaves = worker.leaves_because.has_value() &&
+                      !worker.work.outstanding().has_value();
   turn.out.push_back(effect::Notify{
       .session = worker.session,
       .assignment = leaves ? FinishedAssignment(run, *worker.leaves_because)
@@ -113,7 +116,7 @@ void SendAnswer(Run& run, Turn::Answer answer, Turn& turn) {
     Worker& worker = run.ranks[answer.rank];
     if (!worker.usable() || worker.incarnation != answer.incarnation) return;
     answer.verdict.next = NextFor(run, worker, turn.now);
-    if (std::exchange(worker.returned, false)) {
+    if (worker.work.TakeReturned()) {
       // It may repeat a push that was complete, and fail at a rendezvous or a
       // pull of the old step before it has a stream for the verdict. Only its
       // session is there for certain to tell it what comes next.
@@ -158,13 +161,14 @@ void SendAnswers(Run& run, bool session_first, Turn& turn) {
 absl::StatusOr<bool> ReportsOutstanding(const Worker& worker,
                                         AssignmentKind kind,
                                         Sequence sequence) {
-  const std::optional<Assignment>& given = worker.outstanding;
+  const std::optional<Assignment>& given = worker.work.outstanding();
   if (given.has_value() && given->sequence == sequence && given->kind == kind) {
     return true;
   }
   const bool other = given.has_value() && given->sequence == sequence;
   // The first is 1: a lower one is no old assignment either.
-  if (!other && sequence >= Sequence(1) && sequence < worker.next_sequence) {
+  if (!other && sequence >= Sequence(1) &&
+      sequence < worker.work.next_sequence()) {
     return false;
   }
   return absl::FailedPreconditionError(

@@ -31,9 +31,9 @@ void NameNonfinite(const Worker& worker, PushClosing& closing, Effects& out) {
         .severity = Severity::kWarning,
         .worker = WorkerProcess{.rank = worker.rank,
                                 .incarnation = worker.incarnation},
-        .text = absl::StrCat("rank ", worker.rank.value(), ": ", what,
-                             " is not finite at step ",
-                             worker.outstanding->version.value(), rule)});
+        .text = absl::StrCat(
+            "rank ", worker.rank.value(), ": ", what, " is not finite at step ",
+            worker.work.outstanding()->version.value(), rule)});
   };
   if (!std::isfinite(closing.loss_sum)) warn("the loss", "");
   for (const std::string& name : TakeNonfiniteMeasures(closing)) {
@@ -219,7 +219,7 @@ absl::Status Coordinator::BeginRegister(const Sender& sender,
 absl::Status Coordinator::RegisterProgress(const Sender& sender, Instant now) {
   COHORT_ASSIGN_OR_RETURN(Worker * worker, run_.roster.Check(sender, now));
   // Each partition is taken once.
-  if (run_.registrar.asked() == sender.rank) worker->last_progress = now;
+  if (run_.registrar.asked() == sender.rank) worker->work.NoteProgress(now);
   return absl::OkStatus();
 }
 
@@ -264,7 +264,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   if (!under_way) return absl::OkStatus();
   Turn turn{.now = now, .out = out};
   COHORT_RETURN_IF_ERROR(run_.driver->Open(*worker, opening, turn));
-  NoteProgress(*worker, key, AssignmentProgress::kOpening, now);
+  worker->work.NotePart(worker->incarnation, key, RankWork::kOpening, now);
   Settle(turn);
   return absl::OkStatus();
 }
@@ -288,25 +288,19 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   COHORT_ASSIGN_OR_RETURN(const Admission admission,
                           run_.driver->Gradient(*worker, gradient, turn));
   if (admission == Admission::kTaken) {
-    NoteProgress(*worker, key, gradient.partition, now);
+    worker->work.NotePart(worker->incarnation, key, gradient.partition, now);
   }
   Settle(turn);
   return admission;
-}
-
-void Coordinator::NoteProgress(Worker& worker, const PushKey& key, int32_t part,
-                               Instant now) {
-  if (worker.progress.Note(worker.incarnation, key, part)) {
-    worker.last_progress = now;
-  }
 }
 
 bool Coordinator::AwaitsOpening(const Sender& sender,
                                 const PushKey& key) const {
   if (!run_.ranks.Contains(sender.rank)) return false;
   const Worker& worker = run_.ranks[sender.rank];
-  return worker.incarnation == sender.incarnation && worker.trains() &&
-         KeyOf(*worker.outstanding) == key && !run_.driver->HasOpened(worker);
+  return worker.incarnation == sender.incarnation && worker.work.trains() &&
+         KeyOf(*worker.work.outstanding()) == key &&
+         !run_.driver->HasOpened(worker);
 }
 
 absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
@@ -324,7 +318,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
     NameNonfinite(*worker, closing, out);
     COHORT_RETURN_IF_ERROR(
         run_.driver->Close(*worker, std::move(closing), turn));
-    NoteProgress(*worker, key, AssignmentProgress::kClosing, now);
+    worker->work.NotePart(worker->incarnation, key, RankWork::kClosing, now);
   } else {
     AnswerOldPush(run_, *run_.driver, *worker, key, turn);
   }
@@ -420,7 +414,6 @@ absl::StatusOr<Assignment> Coordinator::ReportEvaluation(
   if (current) {
     COHORT_RETURN_IF_ERROR(
         run_.pinned.FinishEvaluation(worker->rank, sums, out));
-    worker->outstanding.reset();
     Turn turn{.now = now, .out = out, .changed = true};
     Settle(turn);
   }
@@ -437,7 +430,6 @@ absl::StatusOr<Assignment> Coordinator::ReportMoments(
       const bool current,
       ReportsOutstanding(*worker, AssignmentKind::kCollectMoments, sequence));
   if (current) {
-    worker->outstanding.reset();
     run_.pinned.FinishBatch(worker->rank, std::move(calls),
                             run_.driver->TrainingDone(), out);
     Turn turn{.now = now, .out = out, .changed = true};

@@ -180,9 +180,6 @@ class Coordinator {
   // Does what the parts have asked for, and what follows from it, until nothing
   // more does; then answers pushes and gives out work.
   void Settle(Turn& turn);
-  // The part of a push has been taken; see AssignmentProgress.
-  static void NoteProgress(Worker& worker, const PushKey& key, int32_t part,
-                           Instant now);
   absl::Status ReduceOne(Worker& worker, MomentsMessage message, Turn& turn);
   // One thing that follows. False: nothing does.
   bool Advance(Turn& turn);

@@ -73,7 +73,8 @@ absl::Duration WaitLeft(const Run& run, const std::vector<Rank>& ranks,
   absl::Duration left = kUnbounded;
   for (Rank rank : ranks) {
     const Worker& worker = run.ranks[rank];
-    Instant until = worker.last_progress + run.settings.options().step_deadline;
+    Instant until =
+        worker.work.last_progress() + run.settings.options().step_deadline;
     if (worker.state == Worker::State::kVacant) {
       until = worker.missed_since + run.settings.options().replacement_deadline;
     } else if (worker.state == Worker::State::kReconnecting) {
@@ -112,7 +113,7 @@ std::string TooFewText(const Run& run, Instant now) {
 std::string StartText(const Run& run, Instant now) {
   const std::vector<Rank> waited = WaitedFor(run);
   if (run.registrar.asked().has_value()) {
-    const Instant until = run.ranks[waited.front()].last_progress +
+    const Instant until = run.ranks[waited.front()].work.last_progress() +
                           run.settings.options().values_deadline;
     return absl::StrCat(
         "waiting for ", Ranks(waited), " to register its model, gives up in ",
@@ -199,7 +200,8 @@ std::string RendezvousText(const Run& run, Instant now) {
   int named = 0;
   int others = 0;
   for (const Worker& worker : run.ranks.all()) {
-    if (!worker.usable() || now - worker.last_progress < kWaitMin) continue;
+    if (!worker.usable() || now - worker.work.last_progress() < kWaitMin)
+      continue;
     const CallPlace* const call = run.driver->StandingOf(worker).waits_in;
     if (call == nullptr) continue;
     if (named == kNamedMax) {
@@ -225,8 +227,8 @@ absl::string_view ActivityOf(const Run& run, const Worker& worker,
   if (worker.state == Worker::State::kVacant) return "vacant";
   if (worker.state == Worker::State::kReconnecting) return "reconnecting";
   if (!worker.registered) return "joining";
-  if (!worker.outstanding.has_value()) return "waiting";
-  switch (worker.outstanding->kind) {
+  if (!worker.work.outstanding().has_value()) return "waiting";
+  switch (worker.work.outstanding()->kind) {
     case AssignmentKind::kEvaluate:
       return "evaluating";
     case AssignmentKind::kCollectMoments:
@@ -252,15 +254,17 @@ StatusView::Worker ViewOf(const Run& run, const Worker& worker, Instant now) {
       .description = worker.description,
       .build = worker.build,
       .batch_size = worker.batch_size,
-      .sequence = worker.outstanding.has_value() ? worker.outstanding->sequence
-                                                 : Sequence(),
+      .sequence = worker.work.outstanding().has_value()
+                      ? worker.work.outstanding()->sequence
+                      : Sequence(),
       .silent = now - worker.last_heard,
       .report = worker.report,
       .pushes = worker.pushes};
   const PushVerdict* decided = run.ledger.pushes_of(worker.rank).last_verdict();
   std::optional<Version> at;
   if (decided != nullptr) at = decided->version;
-  if (worker.outstanding.has_value()) at = worker.outstanding->version;
+  if (worker.work.outstanding().has_value())
+    at = worker.work.outstanding()->version;
   if (run.model.registered() && at.has_value()) {
     view.lag_versions = run.model.version().value() - at->value();
   }
@@ -279,15 +283,15 @@ struct Blockage {
 Blockage FindBlockage(const Run& run, Instant now) {
   const Worker* longest = nullptr;
   for (const Worker& worker : run.ranks.all()) {
-    const bool longer =
-        longest == nullptr || worker.last_progress < longest->last_progress;
+    const bool longer = longest == nullptr || worker.work.last_progress() <
+                                                  longest->work.last_progress();
     if (longer && worker.usable() &&
         run.driver->StandingOf(worker).is_blocked) {
       longest = &worker;
     }
   }
   if (longest == nullptr) return {};
-  return {.longest = now - longest->last_progress,
+  return {.longest = now - longest->work.last_progress(),
           .by = run.driver->BlockedBy(*longest)};
 }
 
@@ -297,7 +301,8 @@ void DescribeStart(const Run& run, Instant now, StatusView& view) {
   view.waited_for = WaitedFor(run);
   // A new run has no deadline for its first workers.
   if (run.registrar.asked().has_value()) {
-    view.waiting = now - run.ranks[view.waited_for.front()].last_progress;
+    view.waiting =
+        now - run.ranks[view.waited_for.front()].work.last_progress();
   } else if (run.roster.resumed() && run.roster.begin().has_value()) {
     view.waiting = now - *run.roster.begin();
   }

@@ -7,12 +7,7 @@ namespace cohort {
 namespace {
 
 void WithdrawFrom(Run& run, Rank rank, const std::string& why, Turn& turn) {
-  Worker& worker = run.ranks[rank];
-  if (worker.outstanding.has_value() &&
-      worker.outstanding->kind != AssignmentKind::kTrain) {
-    run.pinned.Return(rank);
-    worker.outstanding.reset();
-  }
+  run.pinned.Return(rank);
   // Neither a change of policy nor a drain waits for a rank that is lost.
   const bool waits = run.settings.waits_for_lost() &&
                      !run.settings.pending().has_value() &&
@@ -23,8 +18,7 @@ void WithdrawFrom(Run& run, Rank rank, const std::string& why, Turn& turn) {
 bool BlocksOthers(const Run& run, const Worker& worker) {
   // It makes no progress because the server reads nothing from it.
   if (run.flow.IsPaused(worker.rank)) return false;
-  return (worker.outstanding.has_value() &&
-          worker.outstanding->kind != AssignmentKind::kTrain) ||
+  return (worker.work.outstanding().has_value() && !worker.work.trains()) ||
          run.driver->StandingOf(worker).blocks_others;
 }
 
@@ -61,15 +55,11 @@ void WithdrawFromLost(Run& run, const std::string& reason, Turn& turn) {
 }
 
 void AskToLeave(Run& run, Rank rank, const std::string& reason, Turn& turn) {
-  Worker& worker = run.ranks[rank];
-  worker.leaves_because = absl::StrCat("drained: ", reason);
-  turn.out.push_back(effect::Log{
-      .worker = WorkerProcess{.rank = rank, .incarnation = worker.incarnation},
-      .text = absl::StrCat("rank ", rank.value(),
-                           " leaves after its current assignment: ", reason)});
+  run.roster.NoteLeaving(rank, reason, turn);
   // A worker that waits has nothing to finish.
   if (!run.registrar.Contains(rank) || run.registrar.asked() == rank) return;
   run.registrar.Dismiss(rank, turn);
+  Worker& worker = run.ranks[rank];
   turn.out.push_back(effect::Notify{
       .session = worker.session, .assignment = NextFor(run, worker, turn.now)});
 }
@@ -95,7 +85,7 @@ void LoseOverdue(Run& run, Turn& turn) {
 void LoseStalled(Run& run, Turn& turn) {
   const CoordinatorOptions& options = run.settings.options();
   for (const Worker& worker : run.ranks.all()) {
-    const absl::Duration idle = turn.now - worker.last_progress;
+    const absl::Duration idle = turn.now - worker.work.last_progress();
     if (worker.state != Worker::State::kLive || idle <= options.step_deadline ||
         !BlocksOthers(run, worker)) {
       continue;

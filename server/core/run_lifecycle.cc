@@ -52,7 +52,7 @@ bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
     // One that repeats its registration has its assignment; to give it that
     // again would look like progress.
     const Worker& known = run.ranks[sender.rank];
-    if (!known.registered || !known.outstanding.has_value()) {
+    if (!known.registered || !known.work.outstanding().has_value()) {
       run.registrar.Admit(sender.rank);
     }
     return true;
@@ -126,10 +126,7 @@ void StartTraining(Run& run, Turn& turn) {
           : absl::StrCat(here, " of ", run.ranks.size(),
                          " workers are registered, and the run continues "
                          "without the others");
-  for (Worker& worker : run.ranks.all()) {
-    // As if it had been lost just now, where it is waited for.
-    if (!worker.usable()) worker.missed_since = turn.now;
-  }
+  run.roster.NoteStart(turn.now);
   turn.out.push_back(
       effect::Log{.text = absl::StrCat(who, "; training starts at step ",
                                        run.model.version().value(), ": ",

@@ -91,16 +91,7 @@ void ResizeCohort(Run& run, int32_t workers, Turn& turn) {
         .session = worker.session,
         .assignment = FinishedAssignment(run, run.roster.SizeText())});
   }
-  run.ranks.Resize(workers);
-  run.ledger.Resize(workers);
-  // A rank that comes later may take its time from now on.
-  for (Worker& worker : run.ranks.all()) {
-    if (worker.ever_joined) continue;
-    // A rank that comes back: what it was given before is over.
-    run.ledger.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
-    worker.lost_at = turn.now;
-    worker.missed_since = turn.now;
-  }
+  run.roster.Resize(workers, turn.now);
 }
 
 }  // namespace
@@ -199,10 +190,7 @@ void PutChangeInForce(Run& run, Turn& turn) {
     absl::StrAppend(&text, ": ", PolicyText(policy),
                     OptimizerText(before, policy, options.optimizer));
   }
-  for (Worker& worker : run.ranks.all()) {
-    const bool vacant = worker.state == Worker::State::kVacant;
-    if (options.elastic() && vacant) worker.batch_size = 0;
-  }
+  if (options.elastic()) run.roster.ForgetVacantShares();
   if (options.workers != workers) ResizeCohort(run, options.workers, turn);
   // No push under way has read an older version.
   run.model.HoldNone();

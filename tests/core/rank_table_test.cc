@@ -66,13 +66,13 @@ TEST(RankTableTest, LeavingLiveIsRemembered) {
 
 TEST(RankTableTest, ARankThatComesAgainGoesOnWithItsNumbers) {
   RankTable table(2);
-  table[Rank(1)].next_sequence = Sequence(7);
+  table[Rank(1)].work.SetNextSequence(Sequence(7));
   table.Resize(1);
   EXPECT_EQ(table.next_sequences(),
             (std::vector<Sequence>{Sequence(1), Sequence(7)}));
   table.Resize(3);
-  EXPECT_EQ(table[Rank(1)].next_sequence, Sequence(7));
-  EXPECT_EQ(table[Rank(2)].next_sequence, Sequence(1));
+  EXPECT_EQ(table[Rank(1)].work.next_sequence(), Sequence(7));
+  EXPECT_EQ(table[Rank(2)].work.next_sequence(), Sequence(1));
 }
 
 TEST(RankTableDeathTest, AVacantRankCannotReconnect) {

@@ -235,6 +235,9 @@ std::optional<Assignment> PinnedWork::Next(Rank rank, bool may_collect) {
 }
 
 void PinnedWork::Return(Rank rank) {
+  RankWork& work = ranks_[rank].work;
+  if (!work.outstanding().has_value() || work.trains()) return;
+  work.End();
   const auto shard = shards_.find(rank);
   if (shard != shards_.end()) {
     evaluations_.Return(shard->second);
@@ -251,6 +254,7 @@ absl::Status PinnedWork::FinishEvaluation(Rank rank, const EvaluationSums& sums,
                                           Effects& out) {
   const EvaluationBook::Shard shard = shards_.at(rank);
   COHORT_RETURN_IF_ERROR(evaluations_.CheckFits(shard, sums));
+  ranks_[rank].work.End();
   shards_.erase(rank);
   std::optional<EvaluationRecord> record = evaluations_.Finish(shard, sums);
   if (!record.has_value()) return absl::OkStatus();
@@ -280,6 +284,7 @@ absl::Status PinnedWork::CheckCollected(
 
 void PinnedWork::FinishBatch(Rank rank, std::vector<CallMoments> calls,
                              bool training_done, Effects& out) {
+  ranks_[rank].work.End();
   const MomentsCollection::Shard batch = batches_.at(rank);
   batches_.erase(rank);
   if (!collecting()) return;

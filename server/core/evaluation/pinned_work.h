@@ -29,10 +29,10 @@ namespace cohort {
 // run does at the end of an epoch, on request, and before it ends.
 class PinnedWork {
  public:
-  // It reads the others and publishes statistics of the model. All
-  // must outlive it.
+  // It reads the others, ends what it has given to ranks, and publishes
+  // statistics of the model. All must outlive it.
   PinnedWork(const RunSettings& settings, const RunPhase& phase,
-             const RunLedger& ledger, const RankTable& ranks, ModelStore& model)
+             const RunLedger& ledger, RankTable& ranks, ModelStore& model)
       : settings_(settings),
         phase_(phase),
         ledger_(ledger),
@@ -65,8 +65,8 @@ class PinnedWork {
   // The next part nobody computes yet, for `rank`, which then computes it;
   // without sequence and policy epoch.
   std::optional<Assignment> Next(Rank rank, bool may_collect);
-  // Gives what `rank` computes to the next that asks. No-op if it computes
-  // nothing.
+  // Takes what `rank` computes away from it, for the next that asks. No-op if
+  // it computes nothing.
   void Return(Rank rank);
 
   // The results of what `rank` computes.
@@ -89,7 +89,7 @@ class PinnedWork {
   const RunSettings& settings_;
   const RunPhase& phase_;
   const RunLedger& ledger_;
-  const RankTable& ranks_;
+  RankTable& ranks_;
   ModelStore& model_;
 
   EvaluationBook evaluations_;

@@ -5,20 +5,6 @@
 
 namespace cohort {
 
-bool AssignmentProgress::Note(Incarnation incarnation, const PushKey& key,
-                              int32_t part) {
-  if (incarnation_ != incarnation || key_ != key) {
-    incarnation_ = incarnation;
-    key_ = key;
-    sent_.clear();
-  }
-  const auto at = static_cast<size_t>(part - kOpening);
-  if (at >= sent_.size()) sent_.resize(at + 1);
-  if (sent_[at]) return false;
-  sent_[at] = true;
-  return true;
-}
-
 absl::string_view StateName(Worker::State state) {
   switch (state) {
     case Worker::State::kVacant:
@@ -49,7 +35,7 @@ void RankTable::Resize(int32_t size) {
 std::vector<Sequence> RankTable::next_sequences() const {
   std::vector<Sequence> sequences;
   for (const Worker& worker : workers_) {
-    sequences.push_back(worker.next_sequence);
+    sequences.push_back(worker.work.next_sequence());
   }
   sequences.insert(sequences.end(), forgotten_.begin(), forgotten_.end());
   return sequences;
@@ -59,7 +45,7 @@ void RankTable::RestoreSequences(const std::vector<Sequence>& next_sequences) {
   forgotten_.clear();
   for (size_t i = 0; i < next_sequences.size(); ++i) {
     if (i < workers_.size()) {
-      workers_[i].next_sequence = next_sequences[i];
+      workers_[i].work.SetNextSequence(next_sequences[i]);
     } else {
       forgotten_.push_back(next_sequences[i]);
     }
@@ -97,7 +83,7 @@ std::vector<Rank> RankTable::Usable() const {
 std::vector<Rank> RankTable::InFlight() const {
   std::vector<Rank> ranks;
   for (const Worker& worker : workers_) {
-    if (worker.outstanding.has_value()) ranks.push_back(worker.rank);
+    if (worker.work.outstanding().has_value()) ranks.push_back(worker.rank);
   }
   return ranks;
 }

@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "common/assignment.h"
 #include "common/clock.h"
 #include "common/ids.h"
-#include "common/push.h"
 #include "common/worker_report.h"
+#include "server/core/membership/rank_work.h"
 
 namespace cohort {
 
@@ -24,25 +23,7 @@ struct HeldWeights {
   friend bool operator==(const HeldWeights&, const HeldWeights&) = default;
 };
 
-// The parts of one push that one incarnation has sent. A part that it sends
-// again is no progress.
-class AssignmentProgress {
- public:
-  // Parts besides the partitions.
-  enum Part : int32_t { kOpening = -2, kClosing = -1 };
-
-  // True if the incarnation has not sent this part of the push before. `part`
-  // is a partition or one of Part.
-  bool Note(Incarnation incarnation, const PushKey& key, int32_t part);
-
- private:
-  Incarnation incarnation_;
-  PushKey key_;
-  // By part, from kOpening on.
-  std::vector<bool> sent_;
-};
-
-// One rank of the cohort, over all lives of its process.
+// One rank of the cohort, over all its incarnations.
 struct Worker {
   enum class State {
     // No worker holds the rank.
@@ -53,22 +34,25 @@ struct Worker {
   };
 
   Rank rank;
+
+  // ---- its process, as roster and registrar know it
   State state = State::kVacant;
   Incarnation incarnation;
   SessionId session;
   Instant last_heard;
-  // When it last moved the run forward, for the step deadline.
-  Instant last_progress;
-  AssignmentProgress progress;
   // When it left kLive.
   Instant lost_at;
-  // When the last life that was registered ended: a replacement that is
-  // refused does not start the wait for one anew.
+  // When the last incarnation that was registered ended: a replacement that is
+  // refused does not restart the wait for one.
   Instant missed_since;
   bool ever_joined = false;
   bool registered = false;
   // It has once taken part, and under `wait` is waited for.
   bool ever_registered = false;
+  // It was there when the run ended, and has left since.
+  bool finished = false;
+  // Why its present incarnation leaves after what it is at; absent: it stays.
+  std::optional<std::string> leaves_because;
   int64_t batch_size = 0;
   // The newest of each part, from its present incarnation.
   WorkerReport report;
@@ -77,36 +61,19 @@ struct Worker {
   // Version and commit of its program.
   std::string build;
 
-  // Number of the next assignment.
-  Sequence next_sequence{1};
-  // Given and not ended; survives a life under on_worker_loss=wait.
-  std::optional<Assignment> outstanding;
-  // It was there when the run ended, and has left since.
-  bool finished = false;
-  // Told to wait: the next assignment goes to its session.
-  bool waiting = false;
-  // Has joined since its last verdict, so that the next one may go to a stream
-  // that is dead or not there yet.
-  bool returned = false;
+  // ---- what it was given
+  RankWork work;
 
+  // ---- its pushes, as the step driver knows them
   // From its newest opening; absent: it takes no changes.
   std::optional<HeldWeights> holds;
   // Its newest opening asks for the moving statistics.
   bool takes_statistics = false;
-
-  // Why its present life leaves after what it is at; absent: it stays.
-  std::optional<std::string> leaves_because;
-
   // Pushes that were decided.
   int64_t pushes = 0;
 
   bool present() const { return state != State::kVacant && registered; }
   bool usable() const { return state == State::kLive && registered; }
-  // It was given a training assignment that has not ended.
-  bool trains() const {
-    return outstanding.has_value() &&
-           outstanding->kind == AssignmentKind::kTrain;
-  }
 };
 
 absl::string_view StateName(Worker::State state);

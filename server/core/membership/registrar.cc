@@ -45,7 +45,7 @@ void Registrar::Await(const Sender& sender, const ModelLayout& layout,
   book_.Add(
       sender.rank,
       {.incarnation = sender.incarnation, .layout = layout, .plan = plan});
-  ranks_[sender.rank].waiting = true;
+  ranks_[sender.rank].work.SetWaiting(true);
 }
 
 bool Registrar::Ask(Turn& turn) {
@@ -74,7 +74,7 @@ bool Registrar::Ask(Turn& turn) {
   const RegistrationBook::Entry& entry = book_.entries().at(rank);
   RegisterAnswer answer = AnswerOf(entry.layout, entry.plan);
   answer.send_values = true;
-  ranks_[rank].last_progress = turn.now;
+  ranks_[rank].work.NoteProgress(turn.now);
   turn.out.push_back(effect::RegisterAnswered{.rank = rank,
                                               .incarnation = entry.incarnation,
                                               .answer = std::move(answer)});
@@ -99,7 +99,7 @@ void Registrar::RefuseAll(Turn& turn) {
 
 std::optional<std::string> Registrar::OverdueText(Instant now) const {
   if (!asked().has_value()) return std::nullopt;
-  const absl::Duration idle = now - ranks_[*asked()].last_progress;
+  const absl::Duration idle = now - ranks_[*asked()].work.last_progress();
   if (idle <= settings_.options().values_deadline) return std::nullopt;
   return absl::StrCat(
       "the server requested its initial weights and received nothing for ",
@@ -124,7 +124,7 @@ void Registrar::Admit(Rank rank) {
   Worker& worker = ranks_[rank];
   worker.registered = true;
   worker.ever_registered = true;
-  worker.waiting = true;
+  worker.work.SetWaiting(true);
 }
 
 void Registrar::Dismiss(Rank rank, Turn& turn) {

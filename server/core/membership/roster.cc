@@ -38,7 +38,7 @@ void Roster::Restore(const RunState& restored) {
   ranks_.RestoreSequences(restored.next_sequences);
   for (Worker& worker : ranks_.all()) {
     const auto at = static_cast<size_t>(worker.rank.value());
-    ledger_.pushes_of(worker.rank).ForgetBelow(worker.next_sequence);
+    ledger_.pushes_of(worker.rank).ForgetBelow(worker.work.next_sequence());
     if (at >= restored.batch_sizes.size()) continue;
     // An elastic cohort counts only workers that are there.
     if (settings_.waits_for_lost() || !settings_.elastic()) {
@@ -203,9 +203,7 @@ void Roster::Welcome(Worker& worker, SessionId session,
                      const JoinRequest& request, Turn& turn) {
   ranks_.BindSession(worker, session);
   worker.last_heard = turn.now;
-  worker.last_progress = turn.now;
-  worker.waiting = true;
-  worker.returned = true;
+  worker.work.NoteReturn(turn.now);
   if (!request.description.empty()) worker.description = request.description;
   turn.out.push_back(effect::Joined{.session = session,
                                     .rank = worker.rank,
@@ -306,7 +304,7 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
   }
   worker.finished = phase_.ended() && worker.registered;
   worker.registered = false;
-  worker.waiting = false;
+  worker.work.SetWaiting(false);
   worker.leaves_because.reset();
   // Shares of a batch are those of the workers that are there.
   if (settings_.elastic() && !phase_.ended()) {
@@ -334,6 +332,41 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
                     rank.value(), "), gives up in ",
                     SecondsText(options.replacement_deadline))
               : "; the others continue without it")});
+}
+
+void Roster::NoteStart(Instant now) {
+  for (Worker& worker : ranks_.all()) {
+    // As if it had been lost just now, where it is waited for.
+    if (!worker.usable()) worker.missed_since = now;
+  }
+}
+
+void Roster::NoteLeaving(Rank rank, const std::string& reason, Turn& turn) {
+  Worker& worker = ranks_[rank];
+  worker.leaves_because = absl::StrCat("drained: ", reason);
+  turn.out.push_back(effect::Log{
+      .worker = ProcessOf(worker),
+      .text = absl::StrCat("rank ", rank.value(),
+                           " leaves after its current assignment: ", reason)});
+}
+
+void Roster::ForgetVacantShares() {
+  for (Worker& worker : ranks_.all()) {
+    if (worker.state == Worker::State::kVacant) worker.batch_size = 0;
+  }
+}
+
+void Roster::Resize(int32_t workers, Instant now) {
+  ranks_.Resize(workers);
+  ledger_.Resize(workers);
+  // A rank that comes later may take its time from now on.
+  for (Worker& worker : ranks_.all()) {
+    if (worker.ever_joined) continue;
+    // A rank that comes back: what it was given before is over.
+    ledger_.pushes_of(worker.rank).ForgetBelow(worker.work.next_sequence());
+    worker.lost_at = now;
+    worker.missed_since = now;
+  }
 }
 
 std::vector<Roster::Overdue> Roster::FindOverdue(Instant now) const {

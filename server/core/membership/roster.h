@@ -68,6 +68,15 @@ class Roster {
 
   // The stream of a session ended without farewell. No-op if nobody has it.
   void Break(SessionId session, Turn& turn);
+  // Training starts now.
+  void NoteStart(Instant now);
+  // The worker of `rank` is to leave once it has done what it is at.
+  void NoteLeaving(Rank rank, const std::string& reason, Turn& turn);
+  // The cohort has become elastic: shares of a batch are those of the workers
+  // that are present.
+  void ForgetVacantShares();
+  // Changes the number of ranks. References to workers are invalid afterwards.
+  void Resize(int32_t workers, Instant now);
   // Makes `rank` vacant.
   void Vacate(Rank rank, VacancyReason why, const std::string& reason,
               Turn& turn);

@@ -22,13 +22,13 @@ absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
                                 Turn& turn) {
   COHORT_RETURN_IF_ERROR(
       CheckOpening(opening, {.rank = worker.rank,
-                             .samples = SamplesOf(*worker.outstanding),
+                             .samples = SamplesOf(*worker.work.outstanding()),
                              .rates = RatesWanted(),
-                             .oldest = worker.outstanding->version,
+                             .oldest = worker.work.outstanding()->version,
                              .newest = parts_.model.version()}));
   worker.takes_statistics = opening.takes_statistics;
   const ArrivedPush::Arrival arrival =
-      PushOf(worker).Open(KeyOf(*worker.outstanding), opening);
+      PushOf(worker).Open(KeyOf(*worker.work.outstanding()), opening);
   CountArrival(worker, arrival, parts_.ledger, turn);
   // Pushes do not complete each other here: each is let in whole, or what is
   // held of many could never be folded.
@@ -84,14 +84,14 @@ void ArrivalQueue::Enqueue(Worker& worker, Turn& turn) {
                absl::StrCat("rank ", worker.rank.value(), " has no piece"));
   queue_.push_back({.rank = worker.rank,
                     .incarnation = worker.incarnation,
-                    .key = KeyOf(*worker.outstanding),
+                    .key = KeyOf(*worker.work.outstanding()),
                     .arrived = std::move(push->second),
                     .piece = piece->second,
                     .since = turn.now});
   parts_.flow.Settle(worker.rank, queue_.back().arrived);
   assembling_.erase(push);
   pieces_.erase(piece);
-  worker.outstanding.reset();
+  worker.work.End();
 }
 
 absl::Status ArrivalQueue::Reduce(Worker& worker, MomentsMessage message,
@@ -204,8 +204,8 @@ void ArrivalQueue::HoldReadVersions() {
   // No push under way has read anything older than this.
   Version oldest = parts_.model.version();
   for (const Worker& worker : parts_.ranks.all()) {
-    if (worker.trains()) {
-      oldest = std::min(oldest, worker.outstanding->version);
+    if (worker.work.trains()) {
+      oldest = std::min(oldest, worker.work.outstanding()->version);
     }
   }
   for (const QueuedPush& push : queue_) {
@@ -216,14 +216,13 @@ void ArrivalQueue::HoldReadVersions() {
 
 void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
   if (anew) FinishedBy(worker.rank) = StartOfCount(Leads());
-  if (!worker.trains()) return;
+  if (!worker.work.trains()) return;
   // The half-assembled push read older weights than the repetition will:
   // a new attempt keeps the two apart.
   DropAssembly(worker.rank, turn);
-  Assignment& given = *worker.outstanding;
-  const PushKey over = KeyOf(given);
-  given.attempt = given.attempt.Next();
-  given.version = parts_.model.version();
+  const PushKey over = KeyOf(*worker.work.outstanding());
+  worker.work.Repeat(parts_.model.version());
+  const PushKey again = KeyOf(*worker.work.outstanding());
   PushHistory& history = parts_.ledger.pushes_of(worker.rank);
   history.Decide(over,
                  {.verdict = Verdict::kDropped,
@@ -231,8 +230,8 @@ void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
                   .reason = absl::StrCat(
                       "attempt ", over.attempt.value(),
                       " is over: the assignment was issued again as attempt ",
-                      given.attempt.value())});
-  history.Give(KeyOf(given));
+                      again.attempt.value())});
+  history.Give(again);
 }
 
 void ArrivalQueue::RankLost(Rank rank, bool waits, const std::string&,
@@ -241,7 +240,7 @@ void ArrivalQueue::RankLost(Rank rank, bool waits, const std::string&,
   ResumePaused(turn);
   if (waits) return;
   Reissue(rank);
-  parts_.ranks[rank].outstanding.reset();
+  parts_.ranks[rank].work.End();
 }
 
 void ArrivalQueue::DropAssembly(Rank rank, Turn& turn) {
@@ -261,8 +260,9 @@ void ArrivalQueue::Reissue(Rank rank) {
 bool ArrivalQueue::Quiet() const {
   if (!queue_.empty() || applying_.has_value()) return false;
   const std::vector<Worker>& workers = parts_.ranks.all();
-  return std::none_of(workers.begin(), workers.end(),
-                      [](const Worker& worker) { return worker.trains(); });
+  return std::none_of(workers.begin(), workers.end(), [](const Worker& worker) {
+    return worker.work.trains();
+  });
 }
 
 std::vector<DataCursor::Piece> ArrivalQueue::Undecided() const {

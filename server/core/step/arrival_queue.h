@@ -53,8 +53,8 @@ class ArrivalQueue final : public StepDriver {
 
   std::vector<DataCursor::Piece> Undecided() const override;
   Standing StandingOf(const Worker& worker) const override {
-    return {.blocks_others = worker.outstanding.has_value(),
-            .is_blocked = worker.waiting};
+    return {.blocks_others = worker.work.outstanding().has_value(),
+            .is_blocked = worker.work.waiting()};
   }
   std::vector<Rank> WaitedFor() const override {
     return parts_.ranks.InFlight();

@@ -38,7 +38,7 @@ void FlowControl::Resume(MayTake may_take, Turn& turn) {
     paused.resumed = true;
     Worker& worker = ranks_[rank];
     // From now on it may be waited for.
-    worker.last_progress = turn.now;
+    worker.work.NoteProgress(turn.now);
     turn.out.push_back(effect::ResumeGradients{
         .rank = rank, .incarnation = worker.incarnation});
   }

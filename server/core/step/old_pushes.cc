@@ -10,7 +10,7 @@ namespace cohort {
 
 absl::StatusOr<bool> IsUnderWay(const RunParts& parts, const Worker& worker,
                                 const PushKey& key) {
-  const std::optional<Assignment>& given = worker.outstanding;
+  const std::optional<Assignment>& given = worker.work.outstanding();
   // Pushes under way when the run ends change nothing any more.
   if (!parts.phase.ended() && given.has_value() &&
       given->kind == AssignmentKind::kTrain &&
@@ -22,7 +22,7 @@ absl::StatusOr<bool> IsUnderWay(const RunParts& parts, const Worker& worker,
   return absl::FailedPreconditionError(absl::StrCat(
       "training assignment ", key.sequence.value(), " attempt ",
       key.attempt.value(), " was not given to rank ", worker.rank.value(),
-      ", whose next one is ", worker.next_sequence.value(),
+      ", whose next one is ", worker.work.next_sequence().value(),
       "; push with the sequence and attempt of the assignment"));
 }
 

@@ -28,7 +28,7 @@ absl::Status StepCalls::Take(Round& round, Worker& worker,
   const bool finite = IsUsable(key.place.phase, message.moments);
   RendezvousTable::Outcome outcome = round.rendezvous.Contribute(
       key, worker.rank, std::move(message.moments), turn.now, message.extents);
-  if (outcome.fresh) worker.last_progress = turn.now;
+  if (outcome.fresh) worker.work.NoteProgress(turn.now);
   if (outcome.repeated) {
     CountArrival(worker,
                  outcome.mismatch ? ArrivedPush::Arrival::kMismatch
@@ -61,7 +61,7 @@ void StepCalls::Answer(Round& round, const ReduceKey& key,
     Worker& worker = parts_.ranks[rank];
     // Only from now on does it hold anyone up. A stored answer that it has had
     // before is no news.
-    if (!outcome.repeated || outcome.fresh) worker.last_progress = turn.now;
+    if (!outcome.repeated || outcome.fresh) worker.work.NoteProgress(turn.now);
     turn.out.push_back(effect::ReduceResult{.rank = rank,
                                             .incarnation = worker.incarnation,
                                             .key = key,

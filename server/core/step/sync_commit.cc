@@ -56,8 +56,9 @@ void TakeStepFold(RunParts& parts, Round& round, FoldReport report,
     const Worker& worker = parts.ranks[rank];
     // Tentative weights are of no use to a rank that is not there, or
     // that has not reached this step again.
-    if (!worker.usable() || !worker.outstanding.has_value()) continue;
-    SendResult(*commit, partition, worker, KeyOf(*worker.outstanding), turn);
+    if (!worker.usable() || !worker.work.outstanding().has_value()) continue;
+    SendResult(*commit, partition, worker, KeyOf(*worker.work.outstanding()),
+               turn);
   }
 }
 

@@ -142,9 +142,9 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
   std::vector<Rank> told;
   for (Rank rank : over.members()) {
     Worker& worker = parts_.ranks[rank];
-    if (!worker.trains()) continue;
+    if (!worker.work.trains()) continue;
     // One that is not closed yet is answered when it is.
-    const PushKey key = KeyOf(*worker.outstanding);
+    const PushKey key = KeyOf(*worker.work.outstanding());
     PushHistory& history = parts_.ledger.pushes_of(rank);
     history.Decide(key, verdict);
     if (over.pushes[rank].closed()) {
@@ -157,9 +157,9 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
                               .verdict = verdict,
                               .session_first = true});
     }
-    worker.outstanding.reset();
-    worker.waiting = worker.usable();
-    if (worker.waiting && over.WasIssued(rank)) told.push_back(rank);
+    worker.work.End();
+    worker.work.SetWaiting(worker.usable());
+    if (worker.work.waiting() && over.WasIssued(rank)) told.push_back(rank);
   }
   parts_.ledger.next_attempt = over.attempt().Next();
   StartRound();
@@ -209,10 +209,10 @@ std::vector<std::pair<Rank, PushKey>> SyncRounds::EndAssignments() {
   keys.reserve(round_->members().size());
   for (Rank rank : round_->members()) {
     Worker& worker = parts_.ranks[rank];
-    COHORT_CHECK(worker.outstanding.has_value(),
+    COHORT_CHECK(worker.work.outstanding().has_value(),
                  absl::StrCat("rank ", rank.value(), " has no assignment"));
-    keys.emplace_back(rank, KeyOf(*worker.outstanding));
-    worker.outstanding.reset();
+    keys.emplace_back(rank, KeyOf(*worker.work.outstanding()));
+    worker.work.End();
     calls_.NoteStep(rank);
   }
   return keys;
@@ -277,8 +277,8 @@ void SyncRounds::GiveUp(Turn& turn) {
   for (const auto& [rank, push] : round_->pushes.all()) {
     parts_.flow.Release(rank, push, turn);
     const Worker& worker = parts_.ranks[rank];
-    if (!push.closed() || !worker.outstanding.has_value()) continue;
-    AnswerGivenUp(parts_, rank, KeyOf(*worker.outstanding), turn);
+    if (!push.closed() || !worker.work.outstanding().has_value()) continue;
+    AnswerGivenUp(parts_, rank, KeyOf(*worker.work.outstanding()), turn);
   }
 }
 
@@ -288,7 +288,7 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
                               Turn& turn) {
   COHORT_RETURN_IF_ERROR(
       CheckOpening(opening, {.rank = worker.rank,
-                             .samples = SamplesOf(*worker.outstanding),
+                             .samples = SamplesOf(*worker.work.outstanding()),
                              .rates = RatesWanted(),
                              .oldest = round_->step(),
                              .newest = round_->step()}));
@@ -298,8 +298,8 @@ absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
     worker.holds = {.incarnation = worker.incarnation,
                     .next = opening.version.Next()};
   }
-  const ArrivedPush::Arrival arrival =
-      round_->pushes.Open(worker.rank, KeyOf(*worker.outstanding), opening);
+  const ArrivedPush::Arrival arrival = round_->pushes.Open(
+      worker.rank, KeyOf(*worker.work.outstanding()), opening);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (arrival != ArrivedPush::Arrival::kNew) return absl::OkStatus();
   if (ReservesPushes()) {
@@ -327,7 +327,7 @@ absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
   const ArrivedPush::Arrival arrival =
       round_->pushes.Take(worker.rank, gradient);
   const bool fresh = arrival == ArrivedPush::Arrival::kNew;
-  const PushKey key = KeyOf(*worker.outstanding);
+  const PushKey key = KeyOf(*worker.work.outstanding());
   TakeGradient(worker, key, gradient, /*held=*/fresh, turn);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (fresh) {
@@ -446,9 +446,9 @@ void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
                                              .reason = reason});
   }
   // It was not given the step, and never will be.
-  if (!worker.trains()) return;
-  const PushKey key = KeyOf(*worker.outstanding);
-  worker.outstanding.reset();
+  if (!worker.work.trains()) return;
+  const PushKey key = KeyOf(*worker.work.outstanding());
+  worker.work.End();
   ++parts_.ledger.counts.pushes_dropped;
   CountStatistics(parts_, &StatisticsCounts::dropped, 1);
   // It may still be computing, but its result will not be used.
@@ -467,13 +467,13 @@ void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
     return;
   }
   parts_.ledger.pushes_of(rank).Decide(key, verdict);
-  worker.waiting = worker.usable();
+  worker.work.SetWaiting(worker.usable());
 }
 
 void SyncRounds::RemoveCandidate(Rank rank, Turn& turn) {
   parts_.flow.Release(rank, round_->pushes[rank], turn);
   round_->Remove(rank);
-  parts_.ranks[rank].outstanding.reset();
+  parts_.ranks[rank].work.End();
   const Decision decision = round_->Decide();
   if (decision.action == Decision::Action::kFix) {
     FixMembers(decision.members, turn);
