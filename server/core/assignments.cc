@@ -52,19 +52,17 @@ Assignment NextFor(Run& run, Worker& worker, Instant now) {
   if (run.phase.ended()) {
     return FinishedAssignment(run, run.phase.end_reason());
   }
-  if (worker.leaves_because.has_value() &&
-      !worker.work.outstanding().has_value()) {
+  if (worker.leaves_because.has_value() && !worker.work.busy()) {
     Assignment leave = FinishedAssignment(run, *worker.leaves_because);
     leave.unfinished = true;
     return leave;
   }
   if (run.phase.started() && worker.registered) {
-    if (!worker.work.outstanding().has_value()) {
+    if (!worker.work.busy()) {
       std::optional<Assignment> next = NextWork(run, worker);
       if (next.has_value()) worker.work.Give(*std::move(next));
     }
-    if (worker.work.outstanding().has_value() &&
-        run.driver->GivesAgain(worker)) {
+    if (worker.work.busy() && run.driver->GivesAgain(worker)) {
       return *worker.work.outstanding();
     }
   }
@@ -75,6 +73,11 @@ Assignment NextFor(Run& run, Worker& worker, Instant now) {
 Assignment NextForRank(Run& run, Rank rank, Instant now) {
   if (run.ranks.Contains(rank)) return NextFor(run, run.ranks[rank], now);
   return FinishedAssignment(run, run.roster.SizeText());
+}
+
+void NotifyNext(Run& run, Worker& worker, Turn& turn) {
+  turn.out.push_back(effect::Notify{
+      .session = worker.session, .assignment = NextFor(run, worker, turn.now)});
 }
 
 void NotifyWaiting(Run& run, Turn& turn) {
@@ -96,8 +99,7 @@ void RepeatWait(Run& run, Rank rank, Turn& turn) {
     return;
   }
   // Before the start nothing else tells one that is to leave that it may.
-  const bool leaves = worker.leaves_because.has_value() &&
-                      !worker.work.outstanding().has_value();
+  const bool leaves = worker.leaves_because.has_value() && !worker.work.busy();
   turn.out.push_back(effect::Notify{
       .session = worker.session,
       .assignment = leaves ? FinishedAssignment(run, *worker.leaves_because)
@@ -111,7 +113,7 @@ void RepeatWaits(Run& run, Turn& turn) {
 
 namespace {
 
-void SendAnswer(Run& run, Turn::Answer answer, Turn& turn) {
+void SendAnswer(Run& run, effect::SendVerdict answer, Turn& turn) {
   if (run.ranks.Contains(answer.rank)) {
     Worker& worker = run.ranks[answer.rank];
     if (!worker.usable() || worker.incarnation != answer.incarnation) return;
@@ -133,29 +135,18 @@ void SendAnswer(Run& run, Turn::Answer answer, Turn& turn) {
     // The change that its push had kept waiting has made the cohort smaller.
     answer.verdict.next = FinishedAssignment(run, run.roster.SizeText());
   }
-  turn.out.push_back(
-      effect::SendVerdict{.rank = answer.rank,
-                          .incarnation = answer.incarnation,
-                          .key = answer.key,
-                          .verdict = std::move(answer.verdict),
-                          .weights_partitions = answer.weights_partitions,
-                          .statistics = std::move(answer.statistics)});
+  turn.out.push_back(std::move(answer));
 }
 
 }  // namespace
 
-void SendAnswers(Run& run, bool session_first, Turn& turn) {
-  std::vector<Turn::Answer> later;
+void SendAnswers(Run& run, std::vector<effect::SendVerdict>& answers,
+                 Turn& turn) {
   // A commit answers every rank under the lock; growing would move them all.
-  turn.out.reserve(turn.out.size() + turn.answers.size());
-  for (Turn::Answer& answer : std::exchange(turn.answers, {})) {
-    if (answer.session_first == session_first) {
-      SendAnswer(run, std::move(answer), turn);
-    } else {
-      later.push_back(std::move(answer));
-    }
+  turn.out.reserve(turn.out.size() + answers.size());
+  for (effect::SendVerdict& answer : std::exchange(answers, {})) {
+    SendAnswer(run, std::move(answer), turn);
   }
-  turn.answers = std::move(later);
 }
 
 absl::StatusOr<bool> ReportsOutstanding(const Worker& worker,

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <optional>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
@@ -20,6 +20,8 @@ Assignment NextFor(Run& run, Worker& worker, Instant now);
 // The same for a rank that may have been given up meanwhile.
 Assignment NextForRank(Run& run, Rank rank, Instant now);
 
+// Notifies the session of `worker` of its assignment.
+void NotifyNext(Run& run, Worker& worker, Turn& turn);
 // Gives work to those who wait and for whom there is some.
 void NotifyWaiting(Run& run, Turn& turn);
 // Tells a worker that waits what it waits for now. No-op for a rank that is
@@ -27,9 +29,9 @@ void NotifyWaiting(Run& run, Turn& turn);
 void RepeatWait(Run& run, Rank rank, Turn& turn);
 void RepeatWaits(Run& run, Turn& turn);
 
-// Sends the verdicts of this turn that go before the notices on sessions, or
-// after them.
-void SendAnswers(Run& run, bool session_first, Turn& turn);
+// Sends verdicts of this turn, each with the rank's next assignment.
+void SendAnswers(Run& run, std::vector<effect::SendVerdict>& answers,
+                 Turn& turn);
 
 // Whether a report of `worker` is of its outstanding assignment. False: of an
 // older one, to be ignored.

@@ -65,21 +65,22 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
 void Coordinator::Settle(Turn& turn) {
   bool changed = turn.changed;
   while (Advance(turn)) changed = true;
-  SendAnswers(run_, /*session_first=*/false, turn);
+  SendAnswers(run_, turn.answers, turn);
   if (turn.end.has_value()) {
     EndRun(run_, *turn.end, turn);
   } else if ((changed || turn.changed) && run_.phase.started()) {
     EndIfDone(run_, turn);
     NotifyWaiting(run_, turn);
   }
-  SendAnswers(run_, /*session_first=*/true, turn);
+  SendAnswers(run_, turn.answers_after_notices, turn);
   if (turn.repeat_waits) RepeatWaits(run_, turn);
 }
 
 bool Coordinator::Advance(Turn& turn) {
   if (run_.phase.ended() || turn.end.has_value()) return false;
   if (turn.fencing.has_value()) {
-    Fence(run_, *std::exchange(turn.fencing, std::nullopt), turn);
+    const Turn::Fencing fencing = *std::exchange(turn.fencing, std::nullopt);
+    Expel(run_, fencing.rank, VacancyReason::kMismatch, fencing.reason, turn);
     return true;
   }
   // First: a cohort of another size is not to be waited for.
@@ -183,9 +184,8 @@ absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
                                 Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(run_.roster.CheckHeld(rank));
   Turn turn{.now = now, .out = out};
-  const std::string why = absl::StrCat("evicted: ", reason);
-  EndSession(run_, rank, why, turn);
-  Lose(run_, rank, VacancyReason::kAdmin, why, turn);
+  Expel(run_, rank, VacancyReason::kAdmin, absl::StrCat("evicted: ", reason),
+        turn);
   Settle(turn);
   return absl::OkStatus();
 }
@@ -237,13 +237,10 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
   COHORT_RETURN_IF_ERROR(run_.roster.Check(sender, now).status());
   // The worker is told so on its session.
   if (run_.phase.ended()) return run_.registrar.AnswerOf(layout, plan);
-  if (run_.model.registered()) {
-    // The same life has sent them twice.
-    COHORT_RETURN_IF_ERROR(run_.registrar.Check(sender.rank, layout, plan));
-    return run_.registrar.AnswerOfModel();
-  }
-  Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
   COHORT_RETURN_IF_ERROR(run_.registrar.Check(sender.rank, layout, plan));
+  // The same incarnation has sent them twice.
+  if (run_.model.registered()) return run_.registrar.AnswerOfModel();
+  Turn turn{.now = now, .out = out, .changed = true, .repeat_waits = true};
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           TakeWorkersOptimizer(run_.settings.options(), plan));
   COHORT_RETURN_IF_ERROR(InstallModel(run_, sender, target, layout, plan,
@@ -299,8 +296,7 @@ bool Coordinator::AwaitsOpening(const Sender& sender,
   if (!run_.ranks.Contains(sender.rank)) return false;
   const Worker& worker = run_.ranks[sender.rank];
   return worker.incarnation == sender.incarnation && worker.work.trains() &&
-         KeyOf(*worker.work.outstanding()) == key &&
-         !run_.driver->HasOpened(worker);
+         worker.work.key() == key && !run_.driver->HasOpened(worker);
 }
 
 absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,

@@ -1,8 +1,8 @@
 #include "server/core/describe_status.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -26,14 +26,6 @@ std::string Ranks(const std::vector<Rank>& ranks) {
 // Shorter waits come and go with every step, and are nobody's news.
 constexpr absl::Duration kBlockedMin = absl::Seconds(2);
 
-std::vector<Rank> VacantRanks(const Run& run) {
-  std::vector<Rank> vacant;
-  for (const Worker& worker : run.ranks.all()) {
-    if (!worker.usable()) vacant.push_back(worker.rank);
-  }
-  return vacant;
-}
-
 std::vector<Rank> AwaitedToStart(const Run& run) {
   return run.roster.AwaitedToStart(
       [&run](Rank rank) { return run.registrar.Contains(rank); });
@@ -42,27 +34,19 @@ std::vector<Rank> AwaitedToStart(const Run& run) {
 }  // namespace
 
 absl::string_view PhaseName(StatusView::Phase phase) {
-  switch (phase) {
-    case StatusView::Phase::kWaiting:
-      return "waiting";
-    case StatusView::Phase::kTraining:
-      return "training";
-    case StatusView::Phase::kEvaluating:
-      return "evaluating";
-    case StatusView::Phase::kCollecting:
-      return "collecting";
-    case StatusView::Phase::kOver:
-      return "over";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"waiting", "training", "evaluating",
+                                          "collecting", "over"};
+  return kNames[static_cast<size_t>(phase)];
 }
 
 std::vector<Rank> WaitedFor(const Run& run) {
   if (!run.phase.started()) {
     if (run.registrar.asked().has_value()) return {*run.registrar.asked()};
     std::vector<Rank> awaited = AwaitedToStart(run);
+    if (!awaited.empty()) return awaited;
     // Only those are missing that need not come, but one must.
-    return awaited.empty() ? VacantRanks(run) : awaited;
+    return run.ranks.Where(
+        [](const Worker& worker) { return !worker.usable(); });
   }
   return run.driver->WaitedFor();
 }
@@ -227,7 +211,7 @@ absl::string_view ActivityOf(const Run& run, const Worker& worker,
   if (worker.state == Worker::State::kVacant) return "vacant";
   if (worker.state == Worker::State::kReconnecting) return "reconnecting";
   if (!worker.registered) return "joining";
-  if (!worker.work.outstanding().has_value()) return "waiting";
+  if (!worker.work.busy()) return "waiting";
   switch (worker.work.outstanding()->kind) {
     case AssignmentKind::kEvaluate:
       return "evaluating";
@@ -254,17 +238,15 @@ StatusView::Worker ViewOf(const Run& run, const Worker& worker, Instant now) {
       .description = worker.description,
       .build = worker.build,
       .batch_size = worker.batch_size,
-      .sequence = worker.work.outstanding().has_value()
-                      ? worker.work.outstanding()->sequence
-                      : Sequence(),
+      .sequence =
+          worker.work.busy() ? worker.work.outstanding()->sequence : Sequence(),
       .silent = now - worker.last_heard,
       .report = worker.report,
       .pushes = worker.pushes};
   const PushVerdict* decided = run.ledger.pushes_of(worker.rank).last_verdict();
   std::optional<Version> at;
   if (decided != nullptr) at = decided->version;
-  if (worker.work.outstanding().has_value())
-    at = worker.work.outstanding()->version;
+  if (worker.work.busy()) at = worker.work.outstanding()->version;
   if (run.model.registered() && at.has_value()) {
     view.lag_versions = run.model.version().value() - at->value();
   }
@@ -321,10 +303,9 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
     view.waiting = now - run.roster.too_few_since().value_or(now);
     return;
   }
-  std::vector<Rank> lost;
-  for (const Worker& worker : run.ranks.all()) {
-    if (worker.ever_registered && !worker.usable()) lost.push_back(worker.rank);
-  }
+  const std::vector<Rank> lost = run.ranks.Where([](const Worker& worker) {
+    return worker.ever_registered && !worker.usable();
+  });
   // Whatever the rule, nothing goes on without any worker.
   const bool alone = run.ranks.live() == 0;
   const bool waits = !lost.empty() && (alone || run.settings.waits_for_lost());

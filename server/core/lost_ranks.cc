@@ -18,7 +18,7 @@ void WithdrawFrom(Run& run, Rank rank, const std::string& why, Turn& turn) {
 bool BlocksOthers(const Run& run, const Worker& worker) {
   // It makes no progress because the server reads nothing from it.
   if (run.flow.IsPaused(worker.rank)) return false;
-  return (worker.work.outstanding().has_value() && !worker.work.trains()) ||
+  return (worker.work.busy() && !worker.work.trains()) ||
          run.driver->StandingOf(worker).blocks_others;
 }
 
@@ -37,12 +37,14 @@ void Lose(Run& run, Rank rank, VacancyReason why, const std::string& reason,
   turn.repeat_waits = true;
 }
 
-void EndSession(Run& run, Rank rank, const std::string& reason, Turn& turn) {
+void Expel(Run& run, Rank rank, VacancyReason why, const std::string& reason,
+           Turn& turn) {
   const Worker& worker = run.ranks[rank];
   if (worker.state == Worker::State::kVacant) return;
   // Where the session broke, the data streams of its incarnation still end.
   turn.out.push_back(effect::EndSession{.session = worker.session,
                                         .status = absl::AbortedError(reason)});
+  Lose(run, rank, why, reason, turn);
 }
 
 void WithdrawFromLost(Run& run, const std::string& reason, Turn& turn) {
@@ -59,27 +61,16 @@ void AskToLeave(Run& run, Rank rank, const std::string& reason, Turn& turn) {
   // A worker that waits has nothing to finish.
   if (!run.registrar.Contains(rank) || run.registrar.asked() == rank) return;
   run.registrar.Dismiss(rank, turn);
-  Worker& worker = run.ranks[rank];
-  turn.out.push_back(effect::Notify{
-      .session = worker.session, .assignment = NextFor(run, worker, turn.now)});
-}
-
-void Fence(Run& run, const Turn::Fencing& fencing, Turn& turn) {
-  EndSession(run, fencing.rank, fencing.reason, turn);
-  if (run.ranks[fencing.rank].state == Worker::State::kVacant) return;
-  Lose(run, fencing.rank, VacancyReason::kMismatch, fencing.reason, turn);
+  NotifyNext(run, run.ranks[rank], turn);
 }
 
 void LoseOverdue(Run& run, Turn& turn) {
   for (const Roster::Overdue& overdue : run.roster.FindOverdue(turn.now)) {
-    EndSession(run, overdue.rank, overdue.reason, turn);
-    Lose(run, overdue.rank, overdue.why, overdue.reason, turn);
+    Expel(run, overdue.rank, overdue.why, overdue.reason, turn);
   }
   const std::optional<std::string> silent = run.registrar.OverdueText(turn.now);
   if (run.phase.started() || !silent.has_value()) return;
-  const Rank rank = *run.registrar.asked();
-  EndSession(run, rank, *silent, turn);
-  Lose(run, rank, VacancyReason::kDeadline, *silent, turn);
+  Expel(run, *run.registrar.asked(), VacancyReason::kDeadline, *silent, turn);
 }
 
 void LoseStalled(Run& run, Turn& turn) {
@@ -90,10 +81,8 @@ void LoseStalled(Run& run, Turn& turn) {
         !BlocksOthers(run, worker)) {
       continue;
     }
-    const std::string reason =
-        absl::StrCat("no progress for ", SecondsText(idle));
-    EndSession(run, worker.rank, reason, turn);
-    Lose(run, worker.rank, VacancyReason::kDeadline, reason, turn);
+    Expel(run, worker.rank, VacancyReason::kDeadline,
+          absl::StrCat("no progress for ", SecondsText(idle)), turn);
     return;
   }
 }

@@ -14,13 +14,12 @@ namespace cohort {
 // is given up, as the settings say.
 void Lose(Run& run, Rank rank, VacancyReason why, const std::string& reason,
           Turn& turn);
-// The session of a rank and its data streams end with this reason. No-op if the
-// rank is vacant.
-void EndSession(Run& run, Rank rank, const std::string& reason, Turn& turn);
+// The same; its session and its data streams end with this reason. No-op if it
+// is vacant.
+void Expel(Run& run, Rank rank, VacancyReason why, const std::string& reason,
+           Turn& turn);
 // The worker of `rank` leaves once it has finished what it was given.
 void AskToLeave(Run& run, Rank rank, const std::string& reason, Turn& turn);
-// Ends the incarnation that holds a rank, as if it were lost.
-void Fence(Run& run, const Turn::Fencing& fencing, Turn& turn);
 // Gives up what lost ranks hold. Without that a step may commit, and a change
 // take effect.
 void WithdrawFromLost(Run& run, const std::string& reason, Turn& turn);

@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/core/assignments.h"
-#include "server/core/ledger/data_cursor.h"
 #include "server/core/lost_ranks.h"
 #include "server/core/membership/initial_values.h"
 #include "server/core/run_state.h"
@@ -52,7 +51,7 @@ bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
     // One that repeats its registration has its assignment; to give it that
     // again would look like progress.
     const Worker& known = run.ranks[sender.rank];
-    if (!known.registered || !known.work.outstanding().has_value()) {
+    if (!known.registered || !known.work.busy()) {
       run.registrar.Admit(sender.rank);
     }
     return true;
@@ -63,8 +62,7 @@ bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
     return true;
   }
   run.registrar.Dismiss(sender.rank, turn);
-  turn.out.push_back(effect::Notify{
-      .session = worker.session, .assignment = NextFor(run, worker, turn.now)});
+  NotifyNext(run, worker, turn);
   return false;
 }
 
@@ -77,21 +75,17 @@ absl::Status InstallModel(Run& run, const Sender& sender,
         absl::StrCat("register: rank ", sender.rank.value(),
                      " sent values that were not requested"));
   }
-  COHORT_RETURN_IF_ERROR(Validate(layout));
-  COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
   COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
   COHORT_RETURN_IF_ERROR(run.model.Install(layout, plan, std::move(statistics),
                                            options, run.settings.policy()));
   turn.out.push_back(effect::InstallModel{.model = run.model.model(),
                                           .settings = SettingsOf(options)});
   run.ledger.cursor = CursorFor(plan, options);
-  turn.out.push_back(effect::Log{
-      .worker =
-          WorkerProcess{.rank = sender.rank, .incarnation = sender.incarnation},
-      .text = absl::StrCat("rank ", sender.rank.value(),
-                           " registered the model: ", layout.parameters.size(),
-                           " parameters, ", layout.batch_norms.size(),
-                           " batch-norm layers, data set ", plan.dataset)});
+  turn.Log(absl::StrCat("rank ", sender.rank.value(),
+                        " registered the model: ", layout.parameters.size(),
+                        " parameters, ", layout.batch_norms.size(),
+                        " batch-norm layers, data set ", plan.dataset),
+           run.ranks[sender.rank].process());
   run.registrar.AdmitAll(sender.rank, turn);
   return absl::OkStatus();
 }
@@ -127,10 +121,9 @@ void StartTraining(Run& run, Turn& turn) {
                          " workers are registered, and the run continues "
                          "without the others");
   run.roster.NoteStart(turn.now);
-  turn.out.push_back(
-      effect::Log{.text = absl::StrCat(who, "; training starts at step ",
-                                       run.model.version().value(), ": ",
-                                       PolicyText(run.settings.policy()))});
+  turn.Log(absl::StrCat(who, "; training starts at step ",
+                        run.model.version().value(), ": ",
+                        PolicyText(run.settings.policy())));
 }
 
 void EndRun(Run& run, const Turn::End& end, Turn& turn) {
@@ -139,8 +132,8 @@ void EndRun(Run& run, const Turn::End& end, Turn& turn) {
   run.phase.End(end.outcome, reason);
   run.flow.ResumeAll(turn);
   run.driver->GiveUp(turn);
-  SendAnswers(run, /*session_first=*/false, turn);
-  SendAnswers(run, /*session_first=*/true, turn);
+  SendAnswers(run, turn.answers, turn);
+  SendAnswers(run, turn.answers_after_notices, turn);
   for (const Worker& worker : run.ranks.all()) {
     run.registrar.Dismiss(worker.rank, turn);
     if (worker.state != Worker::State::kLive) continue;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "absl/status/status.h"
 #include "server/core/events/effects.h"
 #include "server/core/run.h"
 

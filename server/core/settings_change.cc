@@ -42,9 +42,8 @@ void Record(Run& run, SettingValues changed, std::string text,
   ++run.ledger.counts.policy_changes;
   const Version version = run.model.version();
   const std::string why = NoteText(note);
-  turn.out.push_back(
-      effect::Log{.text = absl::StrCat("at step ", version.value(), ": ", text,
-                                       why.empty() ? "" : "; ", why)});
+  turn.Log(absl::StrCat("at step ", version.value(), ": ", text,
+                        why.empty() ? "" : "; ", why));
   // The shards of a model that comes later take the settings of that time.
   if (run.model.registered()) {
     turn.out.push_back(command::Adopt{.changed = changed});
@@ -159,8 +158,7 @@ void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,
                            const RunPlan& plan, Turn& turn) {
   const std::string kept = KeptText(run.settings.options(), target, plan);
   if (!kept.empty()) {
-    turn.out.push_back(
-        effect::Log{.severity = Severity::kWarning, .text = kept});
+    turn.Warn(kept);
   }
   const SettingValues before = SettingsOf(run.settings.options());
   const SettingValues changed = Difference(before, target);

@@ -1,6 +1,5 @@
 #include "server/core/evaluation/moments_collection.h"
 
-#include <algorithm>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"

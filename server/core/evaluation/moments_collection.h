@@ -4,8 +4,6 @@
 #include <deque>
 #include <map>
 #include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "common/assignment.h"

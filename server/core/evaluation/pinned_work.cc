@@ -236,7 +236,7 @@ std::optional<Assignment> PinnedWork::Next(Rank rank, bool may_collect) {
 
 void PinnedWork::Return(Rank rank) {
   RankWork& work = ranks_[rank].work;
-  if (!work.outstanding().has_value() || work.trains()) return;
+  if (!work.busy() || work.trains()) return;
   work.End();
   const auto shard = shards_.find(rank);
   if (shard != shards_.end()) {

@@ -1,16 +1,13 @@
 #pragma once
 
-#include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/clock.h"
 #include "common/ids.h"
-#include "common/push.h"
 #include "server/core/events/effects.h"
-#include "server/core/statistics/statistics_sets.h"
 
 namespace cohort {
 
@@ -19,21 +16,6 @@ namespace cohort {
 // does what is asked, and what follows from it, before the event ends
 // (Coordinator::Settle).
 struct Turn {
-  // A push that is decided. Its verdict also carries the rank's next
-  // assignment, which is known only when everything has settled.
-  struct Answer {
-    Rank rank;
-    Incarnation incarnation;
-    PushKey key;
-    PushVerdict verdict;
-    // Partitions whose weights of verdict.version go to this push.
-    int32_t weights_partitions = 0;
-    // Null: the verdict brings no moving statistics.
-    std::shared_ptr<const StatisticsSets> statistics;
-    // The next assignment goes to the worker's session first: it may have given
-    // up the stream of its push.
-    bool session_first = false;
-  };
   // A rank whose present incarnation must end, as if it were lost.
   struct Fencing {
     Rank rank;
@@ -46,7 +28,12 @@ struct Turn {
 
   Instant now;
   Effects& out;
-  std::vector<Answer> answers;
+  // Pushes that are decided. The verdicts also carry the ranks' next
+  // assignments, which are known only when everything has settled.
+  std::vector<effect::SendVerdict> answers;
+  // Those whose next assignment goes to the worker's session first: it may have
+  // given up the stream of its push.
+  std::vector<effect::SendVerdict> answers_after_notices;
   std::optional<Fencing> fencing;
   std::optional<End> end;
   // The present version is one to write a checkpoint of.
@@ -55,6 +42,16 @@ struct Turn {
   bool changed = false;
   // Those who wait do so for someone else now, or for longer.
   bool repeat_waits = false;
+
+  // A line of the log, about a worker if it is one.
+  void Log(std::string text, std::optional<WorkerProcess> worker = {}) {
+    out.push_back(effect::Log{.worker = worker, .text = std::move(text)});
+  }
+  void Warn(std::string text, std::optional<WorkerProcess> worker = {}) {
+    out.push_back(effect::Log{.severity = Severity::kWarning,
+                              .worker = worker,
+                              .text = std::move(text)});
+  }
 };
 
 }  // namespace cohort

@@ -1,5 +1,7 @@
 #include "server/core/ledger/run_counts.h"
 
+#include <cstddef>
+
 namespace cohort {
 
 std::map<std::string, int64_t> ByName(const RunCounts& counts) {
@@ -17,21 +19,9 @@ std::map<std::string, int64_t> ByName(const RunCounts& counts) {
 }
 
 absl::string_view VacancyReasonName(VacancyReason reason) {
-  switch (reason) {
-    case VacancyReason::kLease:
-      return "lease";
-    case VacancyReason::kDisconnect:
-      return "disconnect";
-    case VacancyReason::kDeadline:
-      return "deadline";
-    case VacancyReason::kAdmin:
-      return "admin";
-    case VacancyReason::kLeft:
-      return "left";
-    case VacancyReason::kMismatch:
-      return "mismatch";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"lease", "disconnect", "deadline",
+                                          "admin", "left",       "mismatch"};
+  return kNames[static_cast<size_t>(reason)];
 }
 
 }  // namespace cohort

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <array>
-#include <cstddef>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -17,44 +17,49 @@ class RunPhase {
   bool started() const { return started_; }
 
   // The run is to end at the next commit.
-  void Drain(const std::string& reason) {
-    draining_ = true;
-    drain_reason_ = reason;
-  }
-  bool draining() const { return draining_; }
-  const std::string& drain_reason() const { return drain_reason_; }
+  void Drain(const std::string& reason) { drain_reason_ = reason; }
+  bool draining() const { return drain_reason_.has_value(); }
+  const std::string& drain_reason() const { return *drain_reason_; }
 
-  void End(RunOutcome outcome, const std::string& reason);
-  bool ended() const { return ended_; }
+  void End(RunOutcome outcome, const std::string& reason) {
+    outcome_ = outcome;
+    end_reason_ = reason;
+  }
+  bool ended() const { return outcome_.has_value(); }
   const std::string& end_reason() const { return end_reason_; }
   // Errors: FailedPrecondition with the reason of the end.
   absl::Status CheckNotOver() const;
-  // The run has ended, but is not done: a server that is started again may
-  // continue it.
-  bool broke_off() const { return broke_off_; }
   // The run has ended because of an error.
-  bool failed() const { return failed_; }
+  bool failed() const {
+    return ended() && outcome_ != RunOutcome::kFinished &&
+           outcome_ != RunOutcome::kDrained;
+  }
+  // The run has ended, but is not done: a server that is started again may
+  // continue it. Non-finite weights would be non-finite again.
+  bool broke_off() const {
+    return outcome_ == RunOutcome::kWorkerLost ||
+           outcome_ == RunOutcome::kModelMismatch;
+  }
 
   // With several shards two states are on disk before any of them is acted on.
   enum class Milestone { kStart, kEnd };
   // True if this is the first request to store its state.
-  bool RequestStored(Milestone milestone);
-  bool IsStored(Milestone milestone) const;
+  bool RequestStored(Milestone milestone) {
+    return requested_.insert(milestone).second;
+  }
+  bool IsStored(Milestone milestone) const {
+    return stored_.contains(milestone);
+  }
   // What was requested is on disk.
-  void NoteStored();
+  void NoteStored() { stored_ = requested_; }
 
  private:
-  enum class Storing { kNo, kRequested, kStored };
-
   bool started_ = false;
-  bool draining_ = false;
-  std::string drain_reason_;
-  bool ended_ = false;
+  std::optional<std::string> drain_reason_;
+  std::optional<RunOutcome> outcome_;
   std::string end_reason_;
-  bool broke_off_ = false;
-  bool failed_ = false;
-  // By milestone.
-  std::array<Storing, 2> storing_ = {Storing::kNo, Storing::kNo};
+  std::set<Milestone> requested_;
+  std::set<Milestone> stored_;
 };
 
 }  // namespace cohort

@@ -1,20 +1,16 @@
 #include "server/core/membership/rank_table.h"
 
+#include <algorithm>
+#include <cstddef>
+
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 
 namespace cohort {
 
 absl::string_view StateName(Worker::State state) {
-  switch (state) {
-    case Worker::State::kVacant:
-      return "vacant";
-    case Worker::State::kLive:
-      return "live";
-    case Worker::State::kReconnecting:
-      return "reconnecting";
-  }
-  return "unknown";
+  constexpr absl::string_view kNames[] = {"vacant", "live", "reconnecting"};
+  return kNames[static_cast<size_t>(state)];
 }
 
 RankTable::RankTable(int32_t size) { Resize(size); }
@@ -72,36 +68,17 @@ Worker* RankTable::LowestVacant() {
   return nullptr;
 }
 
-std::vector<Rank> RankTable::Usable() const {
-  std::vector<Rank> ranks;
-  for (const Worker& worker : workers_) {
-    if (worker.usable()) ranks.push_back(worker.rank);
-  }
-  return ranks;
-}
-
-std::vector<Rank> RankTable::InFlight() const {
-  std::vector<Rank> ranks;
-  for (const Worker& worker : workers_) {
-    if (worker.work.outstanding().has_value()) ranks.push_back(worker.rank);
-  }
-  return ranks;
-}
-
 int32_t RankTable::live() const {
-  int32_t count = 0;
-  for (const Worker& worker : workers_) {
-    if (worker.state == Worker::State::kLive) ++count;
-  }
-  return count;
+  return static_cast<int32_t>(
+      std::count_if(workers_.begin(), workers_.end(), [](const Worker& worker) {
+        return worker.state == Worker::State::kLive;
+      }));
 }
 
 int32_t RankTable::present() const {
-  int32_t count = 0;
-  for (const Worker& worker : workers_) {
-    if (worker.present()) ++count;
-  }
-  return count;
+  return static_cast<int32_t>(
+      std::count_if(workers_.begin(), workers_.end(),
+                    [](const Worker& worker) { return worker.present(); }));
 }
 
 void RankTable::Transition(Worker& worker, Worker::State to, Instant now) {

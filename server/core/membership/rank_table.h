@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/worker_report.h"
+#include "server/core/events/effects.h"
 #include "server/core/membership/rank_work.h"
 
 namespace cohort {
@@ -72,6 +73,9 @@ struct Worker {
   // Pushes that were decided.
   int64_t pushes = 0;
 
+  WorkerProcess process() const {
+    return {.rank = rank, .incarnation = incarnation};
+  }
   bool present() const { return state != State::kVacant && registered; }
   bool usable() const { return state == State::kLive && registered; }
 };
@@ -106,9 +110,22 @@ class RankTable {
   // Null if no live worker has this session.
   Worker* BySession(SessionId session);
   Worker* LowestVacant();
-  std::vector<Rank> Usable() const;
+  // The ranks whose workers are such, ascending.
+  template <typename Predicate>
+  std::vector<Rank> Where(Predicate is) const {
+    std::vector<Rank> ranks;
+    for (const Worker& worker : workers_) {
+      if (is(worker)) ranks.push_back(worker.rank);
+    }
+    return ranks;
+  }
+  std::vector<Rank> Usable() const {
+    return Where([](const Worker& worker) { return worker.usable(); });
+  }
   // Ranks that were given something that has not ended.
-  std::vector<Rank> InFlight() const;
+  std::vector<Rank> InFlight() const {
+    return Where([](const Worker& worker) { return worker.work.busy(); });
+  }
   int32_t live() const;
   // Workers that take part in training: registered, and not known to be lost.
   int32_t present() const;

@@ -21,10 +21,15 @@ class RankWork {
 
   // Given and not ended; survives a loss under on_worker_loss=wait.
   const std::optional<Assignment>& outstanding() const { return outstanding_; }
+  bool busy() const { return outstanding_.has_value(); }
   // It was given a training assignment that has not ended.
   bool trains() const {
-    return outstanding_.has_value() &&
-           outstanding_->kind == AssignmentKind::kTrain;
+    return busy() && outstanding_->kind == AssignmentKind::kTrain;
+  }
+  // Of the push that what is outstanding asks for.
+  PushKey key() const {
+    return {.sequence = outstanding_->sequence,
+            .attempt = outstanding_->attempt};
   }
   // Number of the next assignment.
   Sequence next_sequence() const { return next_sequence_; }

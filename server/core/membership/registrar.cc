@@ -54,12 +54,9 @@ bool Registrar::Ask(Turn& turn) {
   const std::map<Rank, absl::Status> different = book_.TakeDifferent();
   for (const auto& [rank, status] : different) {
     const Worker& worker = ranks_[rank];
-    turn.out.push_back(effect::Log{
-        .severity = Severity::kWarning,
-        .worker =
-            WorkerProcess{.rank = rank, .incarnation = worker.incarnation},
-        .text = absl::StrCat("rank ", rank.value(),
-                             " is refused: ", status.message())});
+    turn.Warn(
+        absl::StrCat("rank ", rank.value(), " is refused: ", status.message()),
+        worker.process());
     turn.out.push_back(effect::RegisterAnswered{
         .rank = rank, .incarnation = worker.incarnation, .answer = status});
   }

@@ -1,7 +1,6 @@
 #include "server/core/membership/roster.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/limits.h"
@@ -10,13 +9,6 @@
 #include "server/core/ledger/step_shares.h"
 
 namespace cohort {
-namespace {
-
-WorkerProcess ProcessOf(const Worker& worker) {
-  return {.rank = worker.rank, .incarnation = worker.incarnation};
-}
-
-}  // namespace
 
 Roster::Roster(const RunSettings& settings, const ModelStore& model,
                const RunPhase& phase, RunLedger& ledger, RankTable& ranks)
@@ -136,15 +128,12 @@ absl::StatusOr<Roster::Joined> Roster::Join(
                           VacantFor(request, wait_text, turn.now));
   const bool replaces = worker->ever_joined;
   if (replaces && worker->fingerprint != request.fingerprint) {
-    turn.out.push_back(effect::Log{
-        .severity = Severity::kWarning,
-        .worker = WorkerProcess{.rank = worker->rank,
-                                .incarnation = next_incarnation_},
-        .text = absl::StrCat(
-            "rank ", worker->rank.value(),
-            ": the replacement computes differently (", request.fingerprint,
-            ", previously ", worker->fingerprint,
-            "): a repeated step may differ in the last bits")});
+    turn.Warn(
+        absl::StrCat("rank ", worker->rank.value(),
+                     ": the replacement computes differently (",
+                     request.fingerprint, ", previously ", worker->fingerprint,
+                     "): a repeated step may differ in the last bits"),
+        WorkerProcess{.rank = worker->rank, .incarnation = next_incarnation_});
   }
   ranks_.Transition(*worker, Worker::State::kLive, turn.now);
   worker->incarnation = next_incarnation_;
@@ -157,12 +146,11 @@ absl::StatusOr<Roster::Joined> Roster::Join(
   worker->leaves_because.reset();
   worker->ever_joined = true;
   Welcome(*worker, session, request, turn);
-  turn.out.push_back(effect::Log{
-      .worker = ProcessOf(*worker),
-      .text = absl::StrCat("rank ", worker->rank.value(),
-                           replaces ? ": a replacement" : "", " joined as ",
-                           "incarnation ", worker->incarnation.value(), " (",
-                           worker->description, ")")});
+  turn.Log(absl::StrCat("rank ", worker->rank.value(),
+                        replaces ? ": a replacement" : "", " joined as ",
+                        "incarnation ", worker->incarnation.value(), " (",
+                        worker->description, ")"),
+           worker->process());
   return Joined{.rank = worker->rank, .replaces = replaces};
 }
 
@@ -189,9 +177,8 @@ absl::StatusOr<Roster::Joined> Roster::Rejoin(SessionId session,
       ranks_.Transition(worker, Worker::State::kLive, turn.now);
     }
     Welcome(worker, session, request, turn);
-    turn.out.push_back(effect::Log{
-        .worker = ProcessOf(worker),
-        .text = absl::StrCat("rank ", worker.rank.value(), " reconnected")});
+    turn.Log(absl::StrCat("rank ", worker.rank.value(), " reconnected"),
+             worker.process());
     return Joined{.rank = worker.rank, .back = true};
   }
   return absl::AbortedError(
@@ -284,13 +271,11 @@ void Roster::Break(SessionId session, Turn& turn) {
   if (worker == nullptr) return;
   ranks_.Transition(*worker, Worker::State::kReconnecting, turn.now);
   if (phase_.ended()) return;
-  turn.out.push_back(effect::Log{
-      .severity = Severity::kWarning,
-      .worker = ProcessOf(*worker),
-      .text = absl::StrCat("rank ", worker->rank.value(),
-                           ": its connection broke; it counts as lost unless "
-                           "it reconnects within ",
-                           SecondsText(settings_.options().reconnect_grace))});
+  turn.Warn(absl::StrCat("rank ", worker->rank.value(),
+                         ": its connection broke; it counts as lost unless "
+                         "it reconnects within ",
+                         SecondsText(settings_.options().reconnect_grace)),
+            worker->process());
 }
 
 void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
@@ -320,10 +305,8 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
   ++ledger_.counts.workers_lost;
   ++ledger_.vacancies[why];
   const CoordinatorOptions& options = settings_.options();
-  turn.out.push_back(effect::Log{
-      .severity = Severity::kWarning,
-      .worker = ProcessOf(worker),
-      .text = absl::StrCat(
+  turn.Warn(
+      absl::StrCat(
           GoneText(rank, why), " at step ", model_.version().value(), ": ",
           reason,
           settings_.waits_for_lost()
@@ -331,7 +314,8 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
                     "; waiting for its replacement (cohort-worker --rank=",
                     rank.value(), "), gives up in ",
                     SecondsText(options.replacement_deadline))
-              : "; the others continue without it")});
+              : "; the others continue without it"),
+      worker.process());
 }
 
 void Roster::NoteStart(Instant now) {
@@ -344,10 +328,9 @@ void Roster::NoteStart(Instant now) {
 void Roster::NoteLeaving(Rank rank, const std::string& reason, Turn& turn) {
   Worker& worker = ranks_[rank];
   worker.leaves_because = absl::StrCat("drained: ", reason);
-  turn.out.push_back(effect::Log{
-      .worker = ProcessOf(worker),
-      .text = absl::StrCat("rank ", rank.value(),
-                           " leaves after its current assignment: ", reason)});
+  turn.Log(absl::StrCat("rank ", rank.value(),
+                        " leaves after its current assignment: ", reason),
+           worker.process());
 }
 
 void Roster::ForgetVacantShares() {

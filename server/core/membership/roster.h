@@ -11,7 +11,6 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/ids.h"
-#include "common/push.h"
 #include "common/worker_report.h"
 #include "server/core/events/effects.h"
 #include "server/core/events/requests.h"

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "server/core/model/commands.h"

@@ -5,7 +5,6 @@
 #include <span>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/byte_rope.h"
 #include "common/check.h"
 #include "kernels/moments_fold.h"

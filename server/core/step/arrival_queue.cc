@@ -11,61 +11,33 @@
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
+
 // ---- messages of one push
 
-ArrivedPush& ArrivalQueue::PushOf(const Worker& worker) {
-  return assembling_.try_emplace(worker.rank, parts_.model.partitions())
-      .first->second;
+ArrivedPush::Arrival ArrivalQueue::EnterOpening(Worker& worker,
+                                                const PushOpening& opening) {
+  return assembling_.at(worker.rank).push.Open(worker.work.key(), opening);
 }
 
-absl::Status ArrivalQueue::Open(Worker& worker, const PushOpening& opening,
+ArrivedPush::Arrival ArrivalQueue::EnterGradient(
+    Rank rank, const GradientArrival& gradient) {
+  return assembling_.at(rank).push.Add(gradient.partition, gradient.bytes,
+                                       gradient.sampled_checksum,
+                                       gradient.absent_slices);
+}
+
+void ArrivalQueue::TookGradient(Worker& worker, int32_t, bool fresh,
                                 Turn& turn) {
-  COHORT_RETURN_IF_ERROR(
-      CheckOpening(opening, {.rank = worker.rank,
-                             .samples = SamplesOf(*worker.work.outstanding()),
-                             .rates = RatesWanted(),
-                             .oldest = worker.work.outstanding()->version,
-                             .newest = parts_.model.version()}));
-  worker.takes_statistics = opening.takes_statistics;
-  const ArrivedPush::Arrival arrival =
-      PushOf(worker).Open(KeyOf(*worker.work.outstanding()), opening);
-  CountArrival(worker, arrival, parts_.ledger, turn);
-  // Pushes do not complete each other here: each is let in whole, or what is
-  // held of many could never be folded.
-  if (arrival == ArrivedPush::Arrival::kNew) {
-    parts_.flow.budget().Reserve(worker.rank, PushBytes(parts_.model.layout()));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Admission> ArrivalQueue::Gradient(
-    Worker& worker, const GradientArrival& gradient, Turn& turn) {
-  ArrivedPush& push = PushOf(worker);
-  COHORT_RETURN_IF_ERROR(CheckOpened(push, gradient));
-  // A partition that has come before takes no room.
-  if (!push.Has(gradient.partition)) {
-    if (!parts_.flow.budget().HasReserved(worker.rank)) {
-      parts_.flow.Pause(worker.rank, gradient.bytes, turn.now);
-      return Admission::kPaused;
-    }
-    parts_.flow.Forget(worker.rank);
-  }
-  const ArrivedPush::Arrival arrival =
-      push.Add(gradient.partition, gradient.bytes, gradient.sampled_checksum,
-               gradient.absent_slices);
-  const bool fresh = arrival == ArrivedPush::Arrival::kNew;
-  TakeGradient(worker, push.key(), gradient, /*held=*/fresh, turn);
-  CountArrival(worker, arrival, parts_.ledger, turn);
   // Gradients that another shard receives may come after the closing.
-  if (fresh && push.Complete(parts_.model.trainable_partitions())) {
+  if (fresh &&
+      PushOf(worker.rank)->Complete(parts_.model.trainable_partitions())) {
     Enqueue(worker, turn);
   }
-  return Admission::kTaken;
 }
 
 absl::Status ArrivalQueue::Close(Worker& worker, PushClosing closing,
                                  Turn& turn) {
-  ArrivedPush& push = PushOf(worker);
+  ArrivedPush& push = assembling_.at(worker.rank).push;
   CountArrival(worker, push.Close(std::move(closing)), parts_.ledger, turn);
   if (!push.Complete(parts_.model.trainable_partitions())) {
     if (parts_.settings.options().shards > 1) return absl::OkStatus();
@@ -78,19 +50,15 @@ absl::Status ArrivalQueue::Close(Worker& worker, PushClosing closing,
 }
 
 void ArrivalQueue::Enqueue(Worker& worker, Turn& turn) {
-  const auto push = assembling_.find(worker.rank);
-  const auto piece = pieces_.find(worker.rank);
-  COHORT_CHECK(push != assembling_.end() && piece != pieces_.end(),
-               absl::StrCat("rank ", worker.rank.value(), " has no piece"));
+  const auto at = assembling_.find(worker.rank);
   queue_.push_back({.rank = worker.rank,
                     .incarnation = worker.incarnation,
-                    .key = KeyOf(*worker.work.outstanding()),
-                    .arrived = std::move(push->second),
-                    .piece = piece->second,
+                    .key = worker.work.key(),
+                    .arrived = std::move(at->second.push),
+                    .piece = at->second.piece,
                     .since = turn.now});
+  assembling_.erase(at);
   parts_.flow.Settle(worker.rank, queue_.back().arrived);
-  assembling_.erase(push);
-  pieces_.erase(piece);
   worker.work.End();
 }
 
@@ -110,15 +78,6 @@ bool ArrivalQueue::IsQueued(Rank rank, const PushKey& key) const {
 void ArrivalQueue::Folded(FoldReport report, Turn& turn) {
   ResumePaused(turn);
   if (applying_.has_value()) applying_->Folded(std::move(report), turn);
-}
-
-void ArrivalQueue::ResumePaused(Turn& turn) {
-  if (!parts_.flow.AnyPaused()) return;
-  parts_.flow.Resume(
-      [this](Rank rank, int64_t) {
-        return parts_.flow.budget().HasReserved(rank);
-      },
-      turn);
 }
 
 // ---- the push that is being applied
@@ -157,8 +116,8 @@ void ArrivalQueue::GiveUp(Turn& turn) {
     parts_.flow.budget().Release(push.arrived.held_bytes());
     AnswerGivenUp(parts_, push.rank, push.key, turn);
   }
-  for (const auto& [rank, push] : assembling_) {
-    parts_.flow.Release(rank, push, turn);
+  for (const auto& [rank, assembly] : assembling_) {
+    parts_.flow.Release(rank, assembly.push, turn);
   }
 }
 
@@ -173,7 +132,9 @@ std::optional<Assignment> ArrivalQueue::Next(Worker& worker) {
   const std::optional<DataCursor::Piece> piece =
       parts_.ledger.cursor.Next(ShareOf(worker));
   if (!piece.has_value()) return std::nullopt;
-  pieces_[worker.rank] = *piece;
+  assembling_.try_emplace(
+      worker.rank, Assembly{.push = ArrivedPush(parts_.model.partitions()),
+                            .piece = *piece});
   HoldReadVersions();
   // One that comes from another worker may be longer than its own share.
   return Assignment{
@@ -192,7 +153,7 @@ int64_t ArrivalQueue::ShareOf(const Worker& worker) const {
 }
 
 int64_t ArrivalQueue::UnderWay() const {
-  return static_cast<int64_t>(pieces_.size() + queue_.size()) +
+  return static_cast<int64_t>(assembling_.size() + queue_.size()) +
          (applying_.has_value() ? 1 : 0);
 }
 
@@ -219,10 +180,10 @@ void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
   if (!worker.work.trains()) return;
   // The half-assembled push read older weights than the repetition will:
   // a new attempt keeps the two apart.
-  DropAssembly(worker.rank, turn);
-  const PushKey over = KeyOf(*worker.work.outstanding());
+  Restart(worker.rank, turn);
+  const PushKey over = worker.work.key();
   worker.work.Repeat(parts_.model.version());
-  const PushKey again = KeyOf(*worker.work.outstanding());
+  const PushKey again = worker.work.key();
   PushHistory& history = parts_.ledger.pushes_of(worker.rank);
   history.Decide(over,
                  {.verdict = Verdict::kDropped,
@@ -236,25 +197,22 @@ void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
 
 void ArrivalQueue::RankLost(Rank rank, bool waits, const std::string&,
                             Turn& turn) {
-  DropAssembly(rank, turn);
+  Restart(rank, turn);
   ResumePaused(turn);
   if (waits) return;
-  Reissue(rank);
+  const auto at = assembling_.find(rank);
+  if (at != assembling_.end()) {
+    parts_.ledger.cursor.Reissue(at->second.piece);
+    assembling_.erase(at);
+  }
   parts_.ranks[rank].work.End();
 }
 
-void ArrivalQueue::DropAssembly(Rank rank, Turn& turn) {
-  const auto push = assembling_.find(rank);
-  if (push == assembling_.end()) return;
-  parts_.flow.Release(rank, push->second, turn);
-  assembling_.erase(push);
-}
-
-void ArrivalQueue::Reissue(Rank rank) {
-  const auto piece = pieces_.find(rank);
-  if (piece == pieces_.end()) return;
-  parts_.ledger.cursor.Reissue(piece->second);
-  pieces_.erase(piece);
+void ArrivalQueue::Restart(Rank rank, Turn& turn) {
+  const auto at = assembling_.find(rank);
+  if (at == assembling_.end()) return;
+  parts_.flow.Release(rank, at->second.push, turn);
+  at->second.push = ArrivedPush(parts_.model.partitions());
 }
 
 bool ArrivalQueue::Quiet() const {
@@ -267,7 +225,9 @@ bool ArrivalQueue::Quiet() const {
 
 std::vector<DataCursor::Piece> ArrivalQueue::Undecided() const {
   std::vector<DataCursor::Piece> pieces;
-  for (const auto& [rank, piece] : pieces_) pieces.push_back(piece);
+  for (const auto& [rank, assembly] : assembling_) {
+    pieces.push_back(assembly.piece);
+  }
   for (const QueuedPush& push : queue_) pieces.push_back(push.piece);
   if (applying_.has_value()) pieces.push_back(applying_->push().piece);
   return pieces;

@@ -21,21 +21,12 @@ class ArrivalQueue final : public StepDriver {
   explicit ArrivalQueue(RunParts& parts)
       : StepDriver(parts), finished_(static_cast<size_t>(parts.ranks.size())) {}
 
-  absl::Status Open(Worker& worker, const PushOpening& opening,
-                    Turn& turn) override;
-  absl::StatusOr<Admission> Gradient(Worker& worker,
-                                     const GradientArrival& gradient,
-                                     Turn& turn) override;
   absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
   absl::Status Reduce(Worker& worker, MomentsMessage message,
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
   const PendingCommit* commit() const override {
     return applying_.has_value() ? applying_->commit() : nullptr;
-  }
-  bool HasOpened(const Worker& worker) const override {
-    const auto push = assembling_.find(worker.rank);
-    return push != assembling_.end() && push->second.opened();
   }
   bool IsQueued(Rank rank, const PushKey& key) const override;
 
@@ -53,7 +44,7 @@ class ArrivalQueue final : public StepDriver {
 
   std::vector<DataCursor::Piece> Undecided() const override;
   Standing StandingOf(const Worker& worker) const override {
-    return {.blocks_others = worker.work.outstanding().has_value(),
+    return {.blocks_others = worker.work.busy(),
             .is_blocked = worker.work.waiting()};
   }
   std::vector<Rank> WaitedFor() const override {
@@ -64,17 +55,33 @@ class ArrivalQueue final : public StepDriver {
   }
 
  private:
-  bool Idle() const override {
-    return pieces_.empty() && queue_.empty() && !applying_.has_value();
+  // A push that is under way, and what it is of.
+  struct Assembly {
+    ArrivedPush push;
+    DataCursor::Piece piece;
+  };
+
+  const ArrivedPush* PushOf(Rank rank) const override {
+    const auto at = assembling_.find(rank);
+    return at == assembling_.end() ? nullptr : &at->second.push;
   }
-  // The push of `worker`, as far as it has come.
-  ArrivedPush& PushOf(const Worker& worker);
-  // Forgets it.
-  void DropAssembly(Rank rank, Turn& turn);
+  ArrivedPush::Arrival EnterOpening(Worker& worker,
+                                    const PushOpening& opening) override;
+  ArrivedPush::Arrival EnterGradient(Rank rank,
+                                     const GradientArrival& gradient) override;
+  void TookGradient(Worker& worker, int32_t partition, bool fresh,
+                    Turn& turn) override;
+  // Pushes do not complete each other here: each is let in whole, or what is
+  // held of many could never be folded.
+  bool ReservesPushes() const override { return true; }
+  bool MayTake(Rank rank, int64_t) const override {
+    return parts_.flow.budget().HasReserved(rank);
+  }
+  bool Idle() const override { return UnderWay() == 0; }
+
+  // Forgets what has come of the push of `rank`.
+  void Restart(Rank rank, Turn& turn);
   void Enqueue(Worker& worker, Turn& turn);
-  // Streams go on whose push has room now.
-  void ResumePaused(Turn& turn);
-  void Reissue(Rank rank);
 
   // The samples of its next push, unless others were left over.
   int64_t ShareOf(const Worker& worker) const;
@@ -93,9 +100,7 @@ class ArrivalQueue final : public StepDriver {
   // Pushes that were given out and are not decided.
   int64_t UnderWay() const;
 
-  // Pushes in assembly, and what they are of.
-  std::map<Rank, ArrivedPush> assembling_;
-  std::map<Rank, DataCursor::Piece> pieces_;
+  std::map<Rank, Assembly> assembling_;
   // Complete ones in order of arrival, and the one being applied.
   std::vector<QueuedPush> queue_;
   std::optional<PushCommit> applying_;

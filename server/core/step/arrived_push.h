@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "common/moments.h"
 #include "common/push.h"

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/ids.h"
 #include "server/core/events/turn.h"

@@ -1,6 +1,5 @@
 #include "server/core/step/old_pushes.h"
 
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,11 +9,9 @@ namespace cohort {
 
 absl::StatusOr<bool> IsUnderWay(const RunParts& parts, const Worker& worker,
                                 const PushKey& key) {
-  const std::optional<Assignment>& given = worker.work.outstanding();
   // Pushes under way when the run ends change nothing any more.
-  if (!parts.phase.ended() && given.has_value() &&
-      given->kind == AssignmentKind::kTrain &&
-      given->sequence == key.sequence && given->attempt == key.attempt) {
+  if (!parts.phase.ended() && worker.work.trains() &&
+      worker.work.key() == key) {
     return true;
   }
   const PushHistory& history = parts.ledger.pushes_of(worker.rank);
@@ -29,7 +26,7 @@ absl::StatusOr<bool> IsUnderWay(const RunParts& parts, const Worker& worker,
 void AnswerOldPush(RunParts& parts, const StepDriver& driver,
                    const Worker& worker, const PushKey& key, Turn& turn) {
   RunLedger& ledger = parts.ledger;
-  Turn::Answer answer{
+  effect::SendVerdict answer{
       .rank = worker.rank, .incarnation = worker.incarnation, .key = key};
   PushHistory& history = ledger.pushes_of(worker.rank);
   PushHistory::Entry* entry = history.Find(key);

@@ -15,13 +15,10 @@ void CountArrival(const Worker& worker, ArrivedPush::Arrival arrival,
   ++ledger.counts.pushes_duplicate;
   if (arrival == ArrivedPush::Arrival::kRepeated) return;
   ++ledger.counts.replay_mismatches;
-  turn.out.push_back(effect::Log{
-      .severity = Severity::kWarning,
-      .worker =
-          WorkerProcess{.rank = worker.rank, .incarnation = worker.incarnation},
-      .text = absl::StrCat("rank ", worker.rank.value(),
-                           " sent a message twice with different content; the "
-                           "first one counts")});
+  turn.Warn(absl::StrCat("rank ", worker.rank.value(),
+                         " sent a message twice with different content; the "
+                         "first one counts"),
+            worker.process());
 }
 
 void SendResult(const PendingCommit& commit, int32_t partition,
@@ -83,19 +80,24 @@ void DropGradients(Rank rank, const ArrivedPush& push, Turn& turn) {
   turn.out.push_back(command::Drop{.push = {.rank = rank, .key = push.key()}});
 }
 
+effect::SendVerdict DecidePush(RunParts& parts, Rank rank, const PushKey& key,
+                               const PushVerdict& verdict) {
+  PushHistory& history = parts.ledger.pushes_of(rank);
+  history.Decide(key, verdict);
+  if (PushHistory::Entry* entry = history.Find(key)) entry->answered = true;
+  return {.rank = rank,
+          .incarnation = parts.ranks[rank].incarnation,
+          .key = key,
+          .verdict = verdict};
+}
+
 void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
                 const PushVerdict& verdict, int32_t weights_partitions,
                 Turn& turn) {
-  PushHistory& history = parts.ledger.pushes_of(worker.rank);
-  history.Decide(key, verdict);
-  if (PushHistory::Entry* entry = history.Find(key)) entry->answered = true;
   ++worker.pushes;
-  Turn::Answer& answer = turn.answers.emplace_back(
-      Turn::Answer{.rank = worker.rank,
-                   .incarnation = worker.incarnation,
-                   .key = key,
-                   .verdict = verdict,
-                   .weights_partitions = weights_partitions});
+  effect::SendVerdict& answer =
+      turn.answers.emplace_back(DecidePush(parts, worker.rank, key, verdict));
+  answer.weights_partitions = weights_partitions;
   const ModelVersion& newest = *parts.model.current();
   if (worker.takes_statistics && verdict.version == newest.version &&
       (IsApplied(verdict.verdict) || verdict.verdict == Verdict::kSkipped) &&
@@ -105,19 +107,13 @@ void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
 }
 
 void AnswerGivenUp(RunParts& parts, Rank rank, const PushKey& key, Turn& turn) {
-  PushHistory& history = parts.ledger.pushes_of(rank);
-  PushHistory::Entry* entry = history.Find(key);
+  const PushHistory::Entry* entry = parts.ledger.pushes_of(rank).Find(key);
   if (entry == nullptr || entry->verdict.has_value()) return;
-  const PushVerdict verdict{
-      .verdict = Verdict::kDropped,
-      .version = parts.model.version(),
-      .reason = absl::StrCat("the run is over: ", parts.phase.end_reason())};
-  history.Decide(key, verdict);
-  entry->answered = true;
-  turn.answers.push_back({.rank = rank,
-                          .incarnation = parts.ranks[rank].incarnation,
-                          .key = key,
-                          .verdict = verdict});
+  turn.answers.push_back(DecidePush(
+      parts, rank, key,
+      {.verdict = Verdict::kDropped,
+       .version = parts.model.version(),
+       .reason = absl::StrCat("the run is over: ", parts.phase.end_reason())}));
 }
 
 absl::Status RefuseReduce(const RunParts& parts, const Worker& worker,
@@ -181,12 +177,9 @@ void CountNonfinite(RunParts& parts, const std::string& what,
   RunLedger& ledger = parts.ledger;
   const int32_t nonfinite_max = parts.settings.options().nonfinite_max;
   ++ledger.nonfinite_in_row;
-  turn.out.push_back(
-      effect::Log{.severity = Severity::kWarning,
-                  .text = absl::StrCat("not finite: ", what, " at step ",
-                                       parts.model.version().value(), " (",
-                                       ledger.nonfinite_in_row, " in a row, ",
-                                       nonfinite_max, " end the run)")});
+  turn.Warn(absl::StrCat(
+      "not finite: ", what, " at step ", parts.model.version().value(), " (",
+      ledger.nonfinite_in_row, " in a row, ", nonfinite_max, " end the run)"));
   if (ledger.nonfinite_in_row < nonfinite_max) return;
   turn.end = {
       .outcome = RunOutcome::kNonfinite,
@@ -198,8 +191,7 @@ void WarnOfSameBatches(RunParts& parts, const std::vector<Rank>& ranks,
                        Turn& turn) {
   if (ranks.empty()) return;
   parts.ledger.data_problem = SameBatchesText(ranks);
-  turn.out.push_back(effect::Log{.severity = Severity::kWarning,
-                                 .text = parts.ledger.data_problem});
+  turn.Warn(parts.ledger.data_problem);
 }
 
 void CountStatistics(RunParts& parts, int64_t StatisticsCounts::*what,

@@ -22,10 +22,6 @@
 // Functions that every step driver needs for one push and one commit.
 namespace cohort {
 
-inline PushKey KeyOf(const Assignment& assignment) {
-  return {.sequence = assignment.sequence, .attempt = assignment.attempt};
-}
-
 // Counts a message that was there before, and reports it if it differs.
 void CountArrival(const Worker& worker, ArrivedPush::Arrival arrival,
                   RunLedger& ledger, Turn& turn);
@@ -55,12 +51,16 @@ void EndTransaction(const PendingCommit& commit, TransactionEnd end,
 // Tells the shards to discard the gradients of `push`.
 void DropGradients(Rank rank, const ArrivedPush& push, Turn& turn);
 
-// The push of `key` is decided, and answered once the turn has settled.
+// The push of `key` is decided. Returns its answer, which is to be sent once
+// the turn has settled.
+effect::SendVerdict DecidePush(RunParts& parts, Rank rank, const PushKey& key,
+                               const PushVerdict& verdict);
+// The same, sent with weights and statistics.
 void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
                 const PushVerdict& verdict, int32_t weights_partitions,
                 Turn& turn);
 
-// The same for a complete push that is not applied because the run is over.
+// A complete push is not applied because the run is over.
 void AnswerGivenUp(RunParts& parts, Rank rank, const PushKey& key, Turn& turn);
 // Answers a message of a rendezvous that is over.
 // Errors: FailedPrecondition: the policy never had any.

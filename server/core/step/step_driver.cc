@@ -1,6 +1,9 @@
 #include "server/core/step/step_driver.h"
 
+#include "common/status_macros.h"
 #include "server/core/step/arrival_queue.h"
+#include "server/core/step/push_checks.h"
+#include "server/core/step/push_outcome.h"
 #include "server/core/step/sync_rounds.h"
 
 namespace cohort {
@@ -8,6 +11,57 @@ namespace cohort {
 std::unique_ptr<StepDriver> MakeStepDriver(RunParts& parts) {
   if (parts.settings.sync()) return std::make_unique<SyncRounds>(parts);
   return std::make_unique<ArrivalQueue>(parts);
+}
+
+absl::Status StepDriver::Open(Worker& worker, const PushOpening& opening,
+                              Turn& turn) {
+  const Assignment& given = *worker.work.outstanding();
+  const RegisteredModel& model = *parts_.model.model();
+  OpeningBounds bounds{.rank = worker.rank,
+                       .oldest = given.version,
+                       .newest = parts_.model.version()};
+  if (!model.plan.own_data) bounds.samples = given.range.size();
+  if (model.plan.rates_by_workers) {
+    bounds.rates = static_cast<size_t>(RateGroups(model.layout));
+  }
+  COHORT_RETURN_IF_ERROR(CheckOpening(opening, bounds));
+  worker.takes_statistics = opening.takes_statistics;
+  const ArrivedPush::Arrival arrival = EnterOpening(worker, opening);
+  CountArrival(worker, arrival, parts_.ledger, turn);
+  if (arrival != ArrivedPush::Arrival::kNew) return absl::OkStatus();
+  if (ReservesPushes()) {
+    parts_.flow.budget().Reserve(worker.rank, PushBytes(model.layout));
+  }
+  Opened(turn);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Admission> StepDriver::Gradient(Worker& worker,
+                                               const GradientArrival& gradient,
+                                               Turn& turn) {
+  const ArrivedPush& push = *PushOf(worker.rank);
+  COHORT_RETURN_IF_ERROR(CheckOpened(push, gradient));
+  // A partition that has come before takes no room.
+  if (!push.Has(gradient.partition)) {
+    if (!MayTake(worker.rank, gradient.bytes)) {
+      parts_.flow.Pause(worker.rank, gradient.bytes, turn.now);
+      return Admission::kPaused;
+    }
+    parts_.flow.Forget(worker.rank);
+    parts_.flow.Charge(worker.rank, gradient.bytes);
+  }
+  const ArrivedPush::Arrival arrival = EnterGradient(worker.rank, gradient);
+  const bool fresh = arrival == ArrivedPush::Arrival::kNew;
+  TakeGradient(worker, push.key(), gradient, /*held=*/fresh, turn);
+  CountArrival(worker, arrival, parts_.ledger, turn);
+  TookGradient(worker, gradient.partition, fresh, turn);
+  return Admission::kTaken;
+}
+
+void StepDriver::ResumePaused(Turn& turn) {
+  if (!parts_.flow.AnyPaused()) return;
+  parts_.flow.Resume(
+      [this](Rank rank, int64_t bytes) { return MayTake(rank, bytes); }, turn);
 }
 
 std::vector<Rank> StepDriver::Candidates() const {

@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "common/assignment.h"
 #include "common/ids.h"
 #include "common/moments.h"
@@ -18,6 +17,7 @@
 #include "server/core/ledger/data_cursor.h"
 #include "server/core/membership/rank_table.h"
 #include "server/core/optimizer/fold_report.h"
+#include "server/core/step/arrived_push.h"
 #include "server/core/step/pending_commit.h"
 #include "server/core/step/run_parts.h"
 
@@ -49,12 +49,11 @@ class StepDriver {
   virtual ~StepDriver() = default;
 
   // ---- messages of one push
-  virtual absl::Status Open(Worker& worker, const PushOpening& opening,
-                            Turn& turn) = 0;
+  absl::Status Open(Worker& worker, const PushOpening& opening, Turn& turn);
   // kTaken: command Take comes before all that follows from it.
-  virtual absl::StatusOr<Admission> Gradient(Worker& worker,
-                                             const GradientArrival& gradient,
-                                             Turn& turn) = 0;
+  absl::StatusOr<Admission> Gradient(Worker& worker,
+                                     const GradientArrival& gradient,
+                                     Turn& turn);
   virtual absl::Status Close(Worker& worker, PushClosing closing,
                              Turn& turn) = 0;
   virtual absl::Status Reduce(Worker& worker, MomentsMessage message,
@@ -68,7 +67,10 @@ class StepDriver {
   virtual void MomentsFolded(MomentsFold, Turn&) {}
   virtual void StatisticsUpdated(StatisticsUpdate, Turn&) {}
   // The outstanding push of `worker` has been opened.
-  virtual bool HasOpened(const Worker& worker) const = 0;
+  bool HasOpened(const Worker& worker) const {
+    const ArrivedPush* const push = PushOf(worker.rank);
+    return push != nullptr && push->opened();
+  }
   // A complete push of this key waits for its turn.
   virtual bool IsQueued(Rank, const PushKey&) const { return false; }
 
@@ -123,6 +125,23 @@ class StepDriver {
  protected:
   explicit StepDriver(RunParts& parts) : parts_(parts) {}
 
+  // The push of `rank`, as far as it has come; null if none is under way.
+  virtual const ArrivedPush* PushOf(Rank rank) const = 0;
+  // Enters a message into it.
+  virtual ArrivedPush::Arrival EnterOpening(Worker& worker,
+                                            const PushOpening& opening) = 0;
+  virtual ArrivedPush::Arrival EnterGradient(
+      Rank rank, const GradientArrival& gradient) = 0;
+  // What follows from a message that was entered.
+  virtual void Opened(Turn&) {}
+  virtual void TookGradient(Worker& worker, int32_t partition, bool fresh,
+                            Turn& turn) = 0;
+  // Pushes are let in whole; otherwise message by message.
+  virtual bool ReservesPushes() const = 0;
+  // There is room for so many bytes of `rank`.
+  virtual bool MayTake(Rank rank, int64_t bytes) const = 0;
+  // Streams go on for whose message there is room now.
+  void ResumePaused(Turn& turn);
   // True if no push is under way and none is to begin.
   virtual bool Idle() const = 0;
 
@@ -133,19 +152,6 @@ class StepDriver {
     return parts_.ledger.cursor.exhausted() ||
            (steps_max > 0 &&
             parts_.model.version().value() + under_way >= steps_max);
-  }
-
-  // The number of samples that a push of `assignment` must have; absent if the
-  // data is the workers' own.
-  std::optional<int64_t> SamplesOf(const Assignment& assignment) const {
-    if (parts_.model.model()->plan.own_data) return std::nullopt;
-    return assignment.range.size();
-  }
-  // The number of learning rates in an opening.
-  size_t RatesWanted() const {
-    const RegisteredModel& model = *parts_.model.model();
-    if (!model.plan.rates_by_workers) return 0;
-    return static_cast<size_t>(RateGroups(model.layout));
   }
 
   // Ranks that can take part in a step, ascending.

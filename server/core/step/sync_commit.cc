@@ -56,9 +56,8 @@ void TakeStepFold(RunParts& parts, Round& round, FoldReport report,
     const Worker& worker = parts.ranks[rank];
     // Tentative weights are of no use to a rank that is not there, or
     // that has not reached this step again.
-    if (!worker.usable() || !worker.work.outstanding().has_value()) continue;
-    SendResult(*commit, partition, worker, KeyOf(*worker.work.outstanding()),
-               turn);
+    if (!worker.usable() || !worker.work.busy()) continue;
+    SendResult(*commit, partition, worker, worker.work.key(), turn);
   }
 }
 

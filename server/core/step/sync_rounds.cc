@@ -7,9 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
-#include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
-#include "server/core/step/sync_commit.h"
 
 namespace cohort {
 
@@ -59,8 +57,12 @@ RendezvousTable::Keep SyncRounds::KeptMoments() const {
 }
 
 bool SyncRounds::Advance(Turn& turn) {
-  if (fencing_.has_value()) {
-    EndAttemptOf(*std::exchange(fencing_, std::nullopt), turn);
+  const std::optional<Fenced> fenced = std::exchange(fencing_, std::nullopt);
+  // The loss alone may leave the attempt as it is: a complete push counts
+  // without its sender, and under `wait` its contributions stay.
+  if (fenced.has_value() && IsPresent(fenced->step, fenced->attempt) &&
+      IsMember(fenced->rank)) {
+    AbortAttempt(fenced->reason, turn);
   }
   if (!round_.has_value()) {
     StartRound();
@@ -125,16 +127,8 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
   ++parts_.ledger.counts.steps_aborted;
   const std::string name = absl::StrCat("step ", over.step().value(),
                                         " attempt ", over.attempt().value());
-  turn.out.push_back(
-      effect::Log{.severity = Severity::kWarning,
-                  .text = absl::StrCat(name, " ends: ", reason)});
-  for (const RendezvousTable::Pending& pending : over.rendezvous.AllPending()) {
-    turn.out.push_back(effect::ReduceAborted{
-        .rank = pending.rank,
-        .incarnation = parts_.ranks[pending.rank].incarnation,
-        .key = pending.key,
-        .reason = reason});
-  }
+  turn.Warn(absl::StrCat(name, " ends: ", reason));
+  AbortRendezvous(over.rendezvous.AllPending(), reason, turn);
   const PushVerdict verdict{
       .verdict = Verdict::kDropped,
       .version = over.step(),
@@ -144,18 +138,14 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
     Worker& worker = parts_.ranks[rank];
     if (!worker.work.trains()) continue;
     // One that is not closed yet is answered when it is.
-    const PushKey key = KeyOf(*worker.work.outstanding());
-    PushHistory& history = parts_.ledger.pushes_of(rank);
-    history.Decide(key, verdict);
+    const PushKey key = worker.work.key();
     if (over.pushes[rank].closed()) {
-      history.Find(key)->answered = true;
       // They learn on their sessions what comes next, so that it does not
       // depend on a stream that the worker may have given up.
-      turn.answers.push_back({.rank = rank,
-                              .incarnation = worker.incarnation,
-                              .key = key,
-                              .verdict = verdict,
-                              .session_first = true});
+      turn.answers_after_notices.push_back(
+          DecidePush(parts_, rank, key, verdict));
+    } else {
+      parts_.ledger.pushes_of(rank).Decide(key, verdict);
     }
     worker.work.End();
     worker.work.SetWaiting(worker.usable());
@@ -172,6 +162,18 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
         .reason = reason});
   }
   turn.out.push_back(effect::Discard{.what = ended});
+}
+
+void SyncRounds::AbortRendezvous(
+    const std::vector<RendezvousTable::Pending>& waits,
+    const std::string& reason, Turn& turn) {
+  for (const RendezvousTable::Pending& wait : waits) {
+    turn.out.push_back(effect::ReduceAborted{
+        .rank = wait.rank,
+        .incarnation = parts_.ranks[wait.rank].incarnation,
+        .key = wait.key,
+        .reason = reason});
+  }
 }
 
 bool SyncRounds::SettleCalls(Turn& turn) {
@@ -197,21 +199,14 @@ bool SyncRounds::SettleCalls(Turn& turn) {
   return false;
 }
 
-// The loss alone may leave the attempt as it is: a complete push counts
-// without its sender, and under `wait` its contributions stay.
-void SyncRounds::EndAttemptOf(const Fenced& fenced, Turn& turn) {
-  if (!IsPresent(fenced.step, fenced.attempt) || !IsMember(fenced.rank)) return;
-  AbortAttempt(fenced.reason, turn);
-}
-
 std::vector<std::pair<Rank, PushKey>> SyncRounds::EndAssignments() {
   std::vector<std::pair<Rank, PushKey>> keys;
   keys.reserve(round_->members().size());
   for (Rank rank : round_->members()) {
     Worker& worker = parts_.ranks[rank];
-    COHORT_CHECK(worker.work.outstanding().has_value(),
+    COHORT_CHECK(worker.work.busy(),
                  absl::StrCat("rank ", rank.value(), " has no assignment"));
-    keys.emplace_back(rank, KeyOf(*worker.work.outstanding()));
+    keys.emplace_back(rank, worker.work.key());
     worker.work.End();
     calls_.NoteStep(rank);
   }
@@ -266,79 +261,40 @@ void SyncRounds::GiveUp(Turn& turn) {
     EndTransaction(*round_->progress.commit, TransactionEnd::kAborted,
                    parts_.model, turn);
   }
-  for (const auto& pending : round_->rendezvous.AllPending()) {
-    turn.out.push_back(effect::ReduceAborted{
-        .rank = pending.rank,
-        .incarnation = parts_.ranks[pending.rank].incarnation,
-        .key = pending.key,
-        .reason =
-            absl::StrCat("the run is over: ", parts_.phase.end_reason())});
-  }
+  AbortRendezvous(round_->rendezvous.AllPending(),
+                  absl::StrCat("the run is over: ", parts_.phase.end_reason()),
+                  turn);
   for (const auto& [rank, push] : round_->pushes.all()) {
     parts_.flow.Release(rank, push, turn);
     const Worker& worker = parts_.ranks[rank];
-    if (!push.closed() || !worker.work.outstanding().has_value()) continue;
-    AnswerGivenUp(parts_, rank, KeyOf(*worker.work.outstanding()), turn);
+    if (!push.closed() || !worker.work.busy()) continue;
+    AnswerGivenUp(parts_, rank, worker.work.key(), turn);
   }
 }
 
 // ---- messages of one push
 
-absl::Status SyncRounds::Open(Worker& worker, const PushOpening& opening,
-                              Turn& turn) {
-  COHORT_RETURN_IF_ERROR(
-      CheckOpening(opening, {.rank = worker.rank,
-                             .samples = SamplesOf(*worker.work.outstanding()),
-                             .rates = RatesWanted(),
-                             .oldest = round_->step(),
-                             .newest = round_->step()}));
+ArrivedPush::Arrival SyncRounds::EnterOpening(Worker& worker,
+                                              const PushOpening& opening) {
   worker.holds.reset();
-  worker.takes_statistics = opening.takes_statistics;
   if (opening.takes_changes) {
     worker.holds = {.incarnation = worker.incarnation,
                     .next = opening.version.Next()};
   }
-  const ArrivedPush::Arrival arrival = round_->pushes.Open(
-      worker.rank, KeyOf(*worker.work.outstanding()), opening);
-  CountArrival(worker, arrival, parts_.ledger, turn);
-  if (arrival != ArrivedPush::Arrival::kNew) return absl::OkStatus();
-  if (ReservesPushes()) {
-    parts_.flow.budget().Reserve(worker.rank, PushBytes(parts_.model.layout()));
-  }
-  PrepareCommit(parts_, *round_, turn);
-  return absl::OkStatus();
+  return round_->pushes.Open(worker.rank, worker.work.key(), opening);
 }
 
-absl::StatusOr<Admission> SyncRounds::Gradient(Worker& worker,
-                                               const GradientArrival& gradient,
-                                               Turn& turn) {
-  const ArrivedPush& push = round_->pushes[worker.rank];
-  COHORT_RETURN_IF_ERROR(CheckOpened(push, gradient));
-  const int32_t partition = gradient.partition;
-  // A partition that has come before takes no room.
-  if (!push.Has(partition)) {
-    if (!MayTake(worker.rank, gradient.bytes)) {
-      parts_.flow.Pause(worker.rank, gradient.bytes, turn.now);
-      return Admission::kPaused;
-    }
-    parts_.flow.Forget(worker.rank);
-    parts_.flow.Charge(worker.rank, gradient.bytes);
-  }
-  const ArrivedPush::Arrival arrival =
-      round_->pushes.Take(worker.rank, gradient);
-  const bool fresh = arrival == ArrivedPush::Arrival::kNew;
-  const PushKey key = KeyOf(*worker.work.outstanding());
-  TakeGradient(worker, key, gradient, /*held=*/fresh, turn);
-  CountArrival(worker, arrival, parts_.ledger, turn);
+void SyncRounds::TookGradient(Worker& worker, int32_t partition, bool fresh,
+                              Turn& turn) {
   if (fresh) {
     BeginFoldIfComplete(parts_, *round_, partition, turn.now);
     ClaimByPush(worker.rank, turn);
     // Another one may be furthest behind now.
     ResumePaused(turn);
   } else if (round_->progress.commit.has_value()) {
-    SendResult(*round_->progress.commit, partition, worker, key, turn);
+    SendResult(*round_->progress.commit, partition, worker, worker.work.key(),
+               turn);
   }
-  return Admission::kTaken;
 }
 
 absl::Status SyncRounds::Close(Worker& worker, PushClosing closing,
@@ -403,11 +359,7 @@ const PendingCommit* SyncRounds::commit() const {
 // ---- members
 
 void SyncRounds::Claim(Rank rank, Turn& turn) {
-  if (!round_->Claim(rank)) return;
-  const Decision decision = round_->Decide();
-  if (decision.action == Decision::Action::kFix) {
-    FixMembers(decision.members, turn);
-  }
+  if (round_->Claim(rank)) FixMembersIfDecided(turn);
 }
 
 void SyncRounds::ClaimByPush(Rank rank, Turn& turn) {
@@ -417,7 +369,10 @@ void SyncRounds::ClaimByPush(Rank rank, Turn& turn) {
   if (claims) Claim(rank, turn);
 }
 
-void SyncRounds::FixMembers(const std::vector<Rank>& members, Turn& turn) {
+void SyncRounds::FixMembersIfDecided(Turn& turn) {
+  const Decision decision = round_->Decide();
+  if (decision.action != Decision::Action::kFix) return;
+  const std::vector<Rank>& members = decision.members;
   for (Rank rank : round_->Fix(members)) DropFromStep(rank, turn);
   for (const auto& [rank, push] : round_->pushes.all()) {
     parts_.flow.Settle(rank, push);
@@ -438,16 +393,12 @@ void SyncRounds::DropFromStep(Rank rank, Turn& turn) {
   parts_.flow.Release(rank, round_->pushes[rank], turn);
   round_->Drop(rank);
   Worker& worker = parts_.ranks[rank];
-  for (const auto& pending : round_->rendezvous.AllPending()) {
-    if (pending.rank != rank) continue;
-    turn.out.push_back(effect::ReduceAborted{.rank = rank,
-                                             .incarnation = worker.incarnation,
-                                             .key = pending.key,
-                                             .reason = reason});
-  }
+  std::vector<RendezvousTable::Pending> waits = round_->rendezvous.AllPending();
+  std::erase_if(waits, [rank](const auto& wait) { return wait.rank != rank; });
+  AbortRendezvous(waits, reason, turn);
   // It was not given the step, and never will be.
   if (!worker.work.trains()) return;
-  const PushKey key = KeyOf(*worker.work.outstanding());
+  const PushKey key = worker.work.key();
   worker.work.End();
   ++parts_.ledger.counts.pushes_dropped;
   CountStatistics(parts_, &StatisticsCounts::dropped, 1);
@@ -474,10 +425,7 @@ void SyncRounds::RemoveCandidate(Rank rank, Turn& turn) {
   parts_.flow.Release(rank, round_->pushes[rank], turn);
   round_->Remove(rank);
   parts_.ranks[rank].work.End();
-  const Decision decision = round_->Decide();
-  if (decision.action == Decision::Action::kFix) {
-    FixMembers(decision.members, turn);
-  }
+  FixMembersIfDecided(turn);
 }
 
 void SyncRounds::RankLost(Rank rank, bool waits, const std::string& why,
@@ -537,12 +485,6 @@ bool SyncRounds::MayTake(Rank rank, int64_t bytes) const {
   if (flow.budget().Fits(bytes)) return true;
   // A fold under way gives room soon; until then no exception is needed.
   return !flow.budget().folding() && round_->pushes.IsFurthestBehind(rank);
-}
-
-void SyncRounds::ResumePaused(Turn& turn) {
-  if (!parts_.flow.AnyPaused()) return;
-  parts_.flow.Resume(
-      [this](Rank rank, int64_t bytes) { return MayTake(rank, bytes); }, turn);
 }
 
 bool SyncRounds::IsStalled(Instant now) const {

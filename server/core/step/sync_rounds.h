@@ -10,6 +10,7 @@
 #include "server/core/step/round.h"
 #include "server/core/step/step_calls.h"
 #include "server/core/step/step_driver.h"
+#include "server/core/step/sync_commit.h"
 
 namespace cohort {
 
@@ -20,11 +21,6 @@ class SyncRounds final : public StepDriver {
  public:
   explicit SyncRounds(RunParts& parts) : StepDriver(parts), calls_(parts) {}
 
-  absl::Status Open(Worker& worker, const PushOpening& opening,
-                    Turn& turn) override;
-  absl::StatusOr<Admission> Gradient(Worker& worker,
-                                     const GradientArrival& gradient,
-                                     Turn& turn) override;
   absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
   absl::Status Reduce(Worker& worker, MomentsMessage message,
                       Turn& turn) override;
@@ -32,9 +28,6 @@ class SyncRounds final : public StepDriver {
   const PendingCommit* commit() const override;
   void MomentsFolded(MomentsFold done, Turn& turn) override;
   void StatisticsUpdated(StatisticsUpdate done, Turn& turn) override;
-  bool HasOpened(const Worker& worker) const override {
-    return IsMember(worker.rank) && round_->pushes[worker.rank].opened();
-  }
 
   bool Advance(Turn& turn) override;
   std::optional<Assignment> Next(Worker& worker) override;
@@ -62,7 +55,22 @@ class SyncRounds final : public StepDriver {
   }
 
  private:
+  const ArrivedPush* PushOf(Rank rank) const override {
+    return IsMember(rank) ? &round_->pushes[rank] : nullptr;
+  }
+  ArrivedPush::Arrival EnterOpening(Worker& worker,
+                                    const PushOpening& opening) override;
+  ArrivedPush::Arrival EnterGradient(Rank rank,
+                                     const GradientArrival& gradient) override {
+    return round_->pushes.Take(rank, gradient);
+  }
+  void Opened(Turn& turn) override { PrepareCommit(parts_, *round_, turn); }
+  void TookGradient(Worker& worker, int32_t partition, bool fresh,
+                    Turn& turn) override;
+  bool ReservesPushes() const override { return !round_->fixed(); }
+  bool MayTake(Rank rank, int64_t bytes) const override;
   bool Idle() const override { return !round_.has_value(); }
+
   bool IsMember(Rank rank) const {
     return round_.has_value() && round_->IsMember(rank);
   }
@@ -90,7 +98,7 @@ class SyncRounds final : public StepDriver {
   // closing makes a member, as the first moments do; otherwise a complete push
   // does.
   void ClaimByPush(Rank rank, Turn& turn);
-  void FixMembers(const std::vector<Rank>& members, Turn& turn);
+  void FixMembersIfDecided(Turn& turn);
   // The step is full without `rank`, which takes a new assignment.
   void DropFromStep(Rank rank, Turn& turn);
   // A member is lost whose push is not complete.
@@ -102,14 +110,11 @@ class SyncRounds final : public StepDriver {
   // The step of `key` is over for `rank`.
   bool IsOver(const ReduceKey& key, Rank rank) const;
 
-  // ---- room for gradients
-  // Pushes are let in whole; otherwise message by message.
-  bool ReservesPushes() const { return !round_->fixed(); }
-  bool MayTake(Rank rank, int64_t bytes) const;
-  // Streams go on for whose message there is room now.
-  void ResumePaused(Turn& turn);
   // Every member is paused, waits in a rendezvous or has closed its push.
   bool IsStalled(Instant now) const;
+
+  void AbortRendezvous(const std::vector<RendezvousTable::Pending>& waits,
+                       const std::string& reason, Turn& turn);
 
   // A fenced rank whose loss must end this attempt.
   struct Fenced {
@@ -118,7 +123,6 @@ class SyncRounds final : public StepDriver {
     Attempt attempt;
     std::string reason;
   };
-  void EndAttemptOf(const Fenced& fenced, Turn& turn);
 
   std::optional<Round> round_;
   StepCalls calls_;
