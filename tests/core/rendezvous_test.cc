@@ -482,7 +482,7 @@ TEST(RendezvousTest, GroupsAreOfTheMembersThatWereFixed) {
     EXPECT_EQ(one.result, nullptr);
   }
   // Without kB the pairs are A with C and D with E.
-  const auto completed = table.Fix({kA, kC, d, e});
+  const auto completed = table.DropOthers({kA, kC, d, e});
   ASSERT_EQ(completed.size(), 2);
   EXPECT_EQ(completed[0].outcome.answer, (std::vector<Rank>{kA, kC}));
   EXPECT_DOUBLE_EQ(completed[0].outcome.result->first[0], 2.5);
@@ -497,7 +497,7 @@ TEST(RendezvousTest, WaitsCountFromEachArrivalToTheFixing) {
   table.Contribute(Key(0, 0), kA, One(1, 0, 0), absl::Seconds(3));
   table.Contribute(Key(0, 0), kB, One(1, 0, 0), absl::Seconds(4));
   // Without kB: its waiting time is not counted.
-  table.Fix({kA, kC}, absl::Seconds(6));
+  table.DropOthers({kA, kC}, absl::Seconds(6));
   const RendezvousWaits& seen = table.observed(ReducePhase::kForward);
   EXPECT_EQ(seen.waits,
             (std::vector<absl::Duration>{absl::Seconds(3), absl::Seconds(5)}));

@@ -63,13 +63,13 @@ TEST(SyncDecisionTest, WaitsForAllMembers) {
   });
 }
 
-TEST(SyncDecisionTest, BackupWorkersFixTheFirstThatClaim) {
+TEST(SyncDecisionTest, BackupWorkersDropAllAfterTheFirstThatClaim) {
   constexpr int32_t kTwo = 2;
   ExpectAsTheTableSays({
       {kTwo, Open({}), Action::kWait, {}, Ranks({0, 1, 2})},
       {kTwo, Open({1}), Action::kWait, {}, Ranks({0, 2})},
-      {kTwo, Open({2, 0}), Action::kFix, Ranks({0, 2}), {}},
-      {kTwo, Open({2, 0, 1}), Action::kFix, Ranks({0, 2}), {}},
+      {kTwo, Open({2, 0}), Action::kDropOthers, Ranks({0, 2}), {}},
+      {kTwo, Open({2, 0, 1}), Action::kDropOthers, Ranks({0, 2}), {}},
       // Once the members are fixed, all of them are needed.
       {kTwo, Fixed({Complete(0), Partial(2)}), Action::kWait, {}, Ranks({2})},
       {kTwo,
@@ -80,7 +80,7 @@ TEST(SyncDecisionTest, BackupWorkersFixTheFirstThatClaim) {
       // Fewer are left than the policy needs.
       {kTwo,
        {.pushes = {Partial(1)}, .fixed = false, .claims = Ranks({1})},
-       Action::kFix,
+       Action::kDropOthers,
        Ranks({1}),
        {}},
       {kTwo, {.fixed = false}, Action::kWait, {}, {}},

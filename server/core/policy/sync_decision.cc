@@ -20,14 +20,15 @@ Decision Complete(const RoundView& round) {
   return decision;
 }
 
-// Fewer ranks than K are left after a loss: then all of them.
-Decision ChooseMembers(const RoundView& round, int32_t pushes_min) {
+// The first K ranks to claim make up the step, and the others are dropped from
+// it. If fewer ranks are left after a loss, all of them.
+Decision DropAfterFirst(const RoundView& round, int32_t pushes_min) {
   const size_t wanted =
       std::min(static_cast<size_t>(pushes_min), round.pushes.size());
   const std::vector<Rank>& claims = round.claims;
   Decision decision;
   if (wanted > 0 && claims.size() >= wanted) {
-    decision.action = Decision::Action::kFix;
+    decision.action = Decision::Action::kDropOthers;
     decision.members.assign(claims.begin(),
                             claims.begin() + static_cast<ptrdiff_t>(wanted));
     std::sort(decision.members.begin(), decision.members.end());
@@ -44,7 +45,7 @@ Decision ChooseMembers(const RoundView& round, int32_t pushes_min) {
 }  // namespace
 
 Decision DecideSync(const RoundView& round, int32_t pushes_min) {
-  return round.fixed ? Complete(round) : ChooseMembers(round, pushes_min);
+  return round.fixed ? Complete(round) : DropAfterFirst(round, pushes_min);
 }
 
 }  // namespace cohort

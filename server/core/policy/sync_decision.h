@@ -27,10 +27,12 @@ struct RoundView {
 };
 
 struct Decision {
-  // kFix: `members` alone make up the step from now on.
-  enum class Action { kWait, kFix, kApply };
+  // kDropOthers: `members` alone make up the step from now on; the other ranks
+  // are dropped from it.
+  enum class Action { kWait, kDropOthers, kApply };
   Action action = Action::kWait;
-  // For kFix and kApply, ascending: the ranks whose pushes make up the commit.
+  // For kDropOthers and kApply, ascending: the ranks whose pushes make up the
+  // commit.
   std::vector<Rank> members;
   // For kWait: the ranks that are not done.
   std::vector<Rank> waiting_for;

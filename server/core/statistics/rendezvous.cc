@@ -295,7 +295,7 @@ void RendezvousTable::Complete(Entry& entry, size_t group, Instant now,
   }
 }
 
-std::vector<RendezvousTable::Completed> RendezvousTable::Fix(
+std::vector<RendezvousTable::Completed> RendezvousTable::DropOthers(
     const std::vector<Rank>& members, Instant now) {
   options_.fixed = true;
   const std::vector<size_t> positions = members_.Keep(members);

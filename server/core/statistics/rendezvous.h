@@ -48,8 +48,8 @@ class RendezvousTable {
  public:
   enum class Keep { kNone, kFirst, kAll };
   struct Options {
-    // False: `ranks` may contribute, but nothing completes before Fix says
-    // which of them are members.
+    // False: `ranks` may contribute, but nothing completes before DropOthers
+    // says which of them are members.
     bool fixed = true;
     // Members of a group; 0: all are one group.
     int32_t group_size = 0;
@@ -119,8 +119,8 @@ class RendezvousTable {
   };
   // From now on `members`, in rank order, are whom every rendezvous waits
   // for; what others contributed is forgotten. Returns what is complete now.
-  std::vector<Completed> Fix(const std::vector<Rank>& members,
-                             Instant now = Instant());
+  std::vector<Completed> DropOthers(const std::vector<Rank>& members,
+                                    Instant now = Instant());
 
   // ---- members that do not come
 

@@ -50,7 +50,7 @@ bool Round::Claim(Rank rank) {
   return true;
 }
 
-std::vector<Rank> Round::Fix(const std::vector<Rank>& members) {
+std::vector<Rank> Round::DropOthers(const std::vector<Rank>& members) {
   std::vector<Rank> others;
   for (Rank rank : members_) {
     if (!std::binary_search(members.begin(), members.end(), rank)) {

@@ -103,7 +103,7 @@ class Round {
   bool Claim(Rank rank);
   // From now on these are the members. Returns the others, which must be
   // dropped.
-  std::vector<Rank> Fix(const std::vector<Rank>& members);
+  std::vector<Rank> DropOthers(const std::vector<Rank>& members);
   // The step is full without it.
   void Drop(Rank rank);
   // A candidate is lost.

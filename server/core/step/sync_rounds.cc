@@ -359,7 +359,7 @@ const PendingCommit* SyncRounds::commit() const {
 // ---- members
 
 void SyncRounds::Claim(Rank rank, Turn& turn) {
-  if (round_->Claim(rank)) FixMembersIfDecided(turn);
+  if (round_->Claim(rank)) DropOthersIfFull(turn);
 }
 
 void SyncRounds::ClaimByPush(Rank rank, Turn& turn) {
@@ -369,16 +369,17 @@ void SyncRounds::ClaimByPush(Rank rank, Turn& turn) {
   if (claims) Claim(rank, turn);
 }
 
-void SyncRounds::FixMembersIfDecided(Turn& turn) {
+void SyncRounds::DropOthersIfFull(Turn& turn) {
   const Decision decision = round_->Decide();
-  if (decision.action != Decision::Action::kFix) return;
+  if (decision.action != Decision::Action::kDropOthers) return;
   const std::vector<Rank>& members = decision.members;
-  for (Rank rank : round_->Fix(members)) DropFromStep(rank, turn);
+  for (Rank rank : round_->DropOthers(members)) DropFromStep(rank, turn);
   for (const auto& [rank, push] : round_->pushes.all()) {
     parts_.flow.Settle(rank, push);
   }
   ResumePaused(turn);
-  for (auto& [key, outcome] : round_->rendezvous.Fix(members, turn.now)) {
+  for (auto& [key, outcome] :
+       round_->rendezvous.DropOthers(members, turn.now)) {
     calls_.Answer(*round_, key, std::move(outcome), turn);
   }
   PrepareCommit(parts_, *round_, turn);
@@ -425,7 +426,7 @@ void SyncRounds::RemoveCandidate(Rank rank, Turn& turn) {
   parts_.flow.Release(rank, round_->pushes[rank], turn);
   round_->Remove(rank);
   parts_.ranks[rank].work.End();
-  FixMembersIfDecided(turn);
+  DropOthersIfFull(turn);
 }
 
 void SyncRounds::RankLost(Rank rank, bool waits, const std::string& why,

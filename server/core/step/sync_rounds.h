@@ -98,7 +98,7 @@ class SyncRounds final : public StepDriver {
   // closing makes a member, as the first moments do; otherwise a complete push
   // does.
   void ClaimByPush(Rank rank, Turn& turn);
-  void FixMembersIfDecided(Turn& turn);
+  void DropOthersIfFull(Turn& turn);
   // The step is full without `rank`, which takes a new assignment.
   void DropFromStep(Rank rank, Turn& turn);
   // A member is lost whose push is not complete.
