@@ -182,7 +182,7 @@ void Coordinator::SessionBroken(SessionId session, Instant now, Effects& out) {
 
 absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
                                 Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(run_.roster.CheckHeld(rank));
+  COHORT_RETURN_IF_ERROR(run_.roster.CheckTaken(rank));
   Turn turn{.now = now, .out = out};
   Expel(run_, rank, VacancyReason::kAdmin, absl::StrCat("evicted: ", reason),
         turn);
@@ -192,7 +192,7 @@ absl::Status Coordinator::Evict(Rank rank, const std::string& reason,
 
 absl::Status Coordinator::DrainWorker(Rank rank, const std::string& reason,
                                       Instant now, Effects& out) {
-  COHORT_RETURN_IF_ERROR(run_.roster.CheckHeld(rank));
+  COHORT_RETURN_IF_ERROR(run_.roster.CheckTaken(rank));
   Turn turn{.now = now, .out = out, .changed = true};
   AskToLeave(run_, rank, reason, turn);
   Settle(turn);
@@ -279,7 +279,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
   if (!under_way) {
     // Its push may have been paused before it was dropped.
     run_.flow.Forget(worker->rank);
-    TakeGradient(*worker, key, gradient, /*held=*/false, turn);
+    TakeGradient(*worker, key, gradient, /*fresh=*/false, turn);
     return Admission::kTaken;
   }
   COHORT_ASSIGN_OR_RETURN(const Admission admission,

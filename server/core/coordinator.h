@@ -147,8 +147,8 @@ class Coordinator {
   absl::StatusOr<RunState> State() const;
   StatusView Status(Instant now) const { return DescribeStatus(run_, now); }
   bool ended() const { return run_.phase.ended(); }
-  // Gradients held until they are folded, and room reserved for more.
-  int64_t inflight_bytes() const { return run_.flow.budget().held_bytes(); }
+  // Gradients that wait until they are folded, and room reserved for more.
+  int64_t inflight_bytes() const { return run_.flow.budget().inflight_bytes(); }
 
   // ---- changes
   // All of the values or none. Leases, deadlines and on_worker_loss act at

@@ -171,7 +171,7 @@ std::string PausedText(const Run& run, Instant now) {
   if (paused.empty()) return "";
   constexpr int64_t kMib = 1 << 20;
   return absl::StrCat("; ", Ranks(paused), " paused: the server holds ",
-                      run.flow.budget().held_bytes() / kMib, " of ",
+                      run.flow.budget().inflight_bytes() / kMib, " of ",
                       run.flow.budget().limit_bytes() / kMib,
                       " MiB of gradients (--inflight_mib)");
 }

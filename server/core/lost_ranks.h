@@ -20,14 +20,14 @@ void Expel(Run& run, Rank rank, VacancyReason why, const std::string& reason,
            Turn& turn);
 // The worker of `rank` leaves once it has finished what it was given.
 void AskToLeave(Run& run, Rank rank, const std::string& reason, Turn& turn);
-// Gives up what lost ranks hold. Without that a step may commit, and a change
-// take effect.
+// Gives up what was given to lost ranks. Without that a step may commit, and a
+// change take effect.
 void WithdrawFromLost(Run& run, const std::string& reason, Turn& turn);
 
 // ---- time
 // Loses ranks whose lease, grace, or time to send the initial values is over.
 void LoseOverdue(Run& run, Turn& turn);
-// Loses the first rank that has held others up for longer than the step
+// Loses the first rank that has blocked others for longer than the step
 // deadline.
 void LoseStalled(Run& run, Turn& turn);
 // Asks for the end of the run if no replacement has come for a rank in time.

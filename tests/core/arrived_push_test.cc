@@ -52,10 +52,10 @@ TEST(ArrivedPushTest, BytesAreHeldUntilAFoldTakesThem) {
   push.Add(0, 4, 11, {});
   push.Add(1, 8, 12, {});
   push.Add(0, 4, 13, {});
-  EXPECT_EQ(push.held_bytes(), 12);
+  EXPECT_EQ(push.unfolded_bytes(), 12);
   EXPECT_EQ(push.BeginFold(0), 4);
   EXPECT_EQ(push.BeginFold(0), 0);
-  EXPECT_EQ(push.held_bytes(), 8);
+  EXPECT_EQ(push.unfolded_bytes(), 8);
   EXPECT_TRUE(push.Has(0));
   EXPECT_EQ(push.key(), kKey);
 }

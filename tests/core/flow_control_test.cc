@@ -47,7 +47,7 @@ TEST_F(FlowControlTest, ReleaseGivesTheRoomBackAndDropsTheGradients) {
   flow_.Charge(kRank, 4);
   push_.Add(0, 4, 11, {});
   flow_.Release(kRank, push_, turn_);
-  EXPECT_EQ(flow_.budget().held_bytes(), 0);
+  EXPECT_EQ(flow_.budget().inflight_bytes(), 0);
   ASSERT_THAT(out_, SizeIs(1));
   EXPECT_EQ(std::get<command::Drop>(out_[0]).push.key, push_.key());
 }
@@ -64,7 +64,7 @@ TEST_F(FlowControlTest, RankThatWasLetInAsksForRoomAnewAfterItsPushIsOver) {
   push_.Add(0, 4, 11, {});
   flow_.Release(kRank, push_, turn_);
   EXPECT_FALSE(flow_.IsLetIn(kRank));
-  EXPECT_EQ(flow_.budget().held_bytes(), kLimit);
+  EXPECT_EQ(flow_.budget().inflight_bytes(), kLimit);
 }
 
 }  // namespace

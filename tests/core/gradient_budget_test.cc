@@ -20,10 +20,10 @@ TEST(GradientBudgetTest, MessagesAreChargedAndReleased) {
   EXPECT_TRUE(budget.Fits(40));
   // The caller may charge over the limit.
   budget.Charge(60);
-  EXPECT_EQ(budget.held_bytes(), 120);
+  EXPECT_EQ(budget.inflight_bytes(), 120);
   EXPECT_FALSE(budget.Fits(1));
   budget.Release(120);
-  EXPECT_EQ(budget.held_bytes(), 0);
+  EXPECT_EQ(budget.inflight_bytes(), 0);
 }
 
 TEST(GradientBudgetTest, FoldsHoldTheirBytesUntilTheyEnd) {
@@ -31,10 +31,10 @@ TEST(GradientBudgetTest, FoldsHoldTheirBytesUntilTheyEnd) {
   budget.Charge(80);
   budget.BeginFold(80);
   EXPECT_TRUE(budget.folding());
-  EXPECT_EQ(budget.held_bytes(), 80);
+  EXPECT_EQ(budget.inflight_bytes(), 80);
   budget.EndFold(80);
   EXPECT_FALSE(budget.folding());
-  EXPECT_EQ(budget.held_bytes(), 0);
+  EXPECT_EQ(budget.inflight_bytes(), 0);
 }
 
 TEST(GradientBudgetTest, ReservationsAreGrantedInOrderOfTheirComing) {
@@ -46,11 +46,11 @@ TEST(GradientBudgetTest, ReservationsAreGrantedInOrderOfTheirComing) {
   EXPECT_TRUE(budget.HasReserved(kFirst));
   EXPECT_FALSE(budget.HasReserved(kSecond));
   EXPECT_FALSE(budget.HasReserved(kThird));
-  EXPECT_EQ(budget.held_bytes(), 60);
+  EXPECT_EQ(budget.inflight_bytes(), 60);
   budget.Unreserve(kFirst);
   EXPECT_TRUE(budget.HasReserved(kSecond));
   EXPECT_TRUE(budget.HasReserved(kThird));
-  EXPECT_EQ(budget.held_bytes(), 100);
+  EXPECT_EQ(budget.inflight_bytes(), 100);
 }
 
 TEST(GradientBudgetTest, ReservationGivenBackWhileItWaitsIsForgotten) {
@@ -61,7 +61,7 @@ TEST(GradientBudgetTest, ReservationGivenBackWhileItWaitsIsForgotten) {
   budget.Unreserve(kSecond);
   budget.Unreserve(kFirst);
   EXPECT_FALSE(budget.HasReserved(kSecond));
-  EXPECT_EQ(budget.held_bytes(), 0);
+  EXPECT_EQ(budget.inflight_bytes(), 0);
 }
 
 ModelLayout TenFloats() {

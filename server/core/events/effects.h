@@ -64,7 +64,7 @@ struct RunState {
   // are also kept of ranks that a smaller cohort has given up.
   std::vector<Sequence> next_sequences;
   std::vector<int64_t> batch_sizes;
-  // Ranks that nobody held, ascending: those that had taken part, and those
+  // Ranks that were vacant, ascending: those that had taken part, and those
   // that never had.
   std::vector<Rank> lost;
   std::vector<Rank> never_registered;

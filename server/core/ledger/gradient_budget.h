@@ -11,12 +11,12 @@
 
 namespace cohort {
 
-// Counts the bytes of gradients that are held until they are folded, against a
+// Counts the bytes of gradients that wait until they are folded, against a
 // limit. Two ways lead in:
 //
 // - A message at a time: the caller asks whether it fits and charges it.
 // - A whole push at its opening, where pushes do not depend on each other. A
-//   push that began with too little room for its end would hold what it has and
+//   push that began with too little room for its end would keep what it has and
 //   wait for ever. Reservations are granted first come, first served, so a
 //   large push is not overtaken for ever either.
 class GradientBudget {
@@ -25,10 +25,10 @@ class GradientBudget {
 
   int64_t limit_bytes() const { return limit_bytes_; }
   // Charged and reserved.
-  int64_t held_bytes() const { return charged_bytes_ + reserved_bytes_; }
+  int64_t inflight_bytes() const { return charged_bytes_ + reserved_bytes_; }
 
   bool Fits(int64_t bytes) const {
-    return bytes <= limit_bytes_ - held_bytes();
+    return bytes <= limit_bytes_ - inflight_bytes();
   }
   // The caller decides: what must get in is charged over the limit.
   void Charge(int64_t bytes) { charged_bytes_ += bytes; }

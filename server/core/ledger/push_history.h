@@ -33,7 +33,7 @@ class PushHistory {
   // Keys are given in ascending order.
   void Give(const PushKey& key);
   // How the push of `key` ended; the first verdict on it counts. A key that is
-  // not held is ignored.
+  // not known is ignored.
   void Decide(const PushKey& key, const PushVerdict& verdict);
 
   // Null: never given, or forgotten. Valid until the next Give.
@@ -41,7 +41,7 @@ class PushHistory {
   const Entry* Find(const PushKey& key) const;
   // It may have been given, but too long ago to tell what became of it.
   bool Forgotten(const PushKey& key) const;
-  // The verdict decided last; null: none is held.
+  // The verdict decided last; null: none is known.
   const PushVerdict* last_verdict() const {
     return last_.has_value() ? &*last_ : nullptr;
   }
@@ -52,7 +52,7 @@ class PushHistory {
   std::vector<Entry> entries_;
   // The place of the oldest once all are taken.
   size_t oldest_ = 0;
-  // Keys below this one are not held any more. The first sequence is 1.
+  // Keys below this one are not known any more. The first sequence is 1.
   PushKey forgotten_{.sequence = Sequence(1)};
   std::optional<PushVerdict> last_;
 };

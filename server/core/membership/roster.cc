@@ -95,7 +95,7 @@ absl::StatusOr<Worker*> Roster::CheckRegistered(const Sender& sender,
       "rank ", worker->rank.value(), " has not registered its model"));
 }
 
-absl::Status Roster::CheckHeld(Rank rank) const {
+absl::Status Roster::CheckTaken(Rank rank) const {
   if (!ranks_.Contains(rank)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "got rank ", rank.value(), ", want 0 to ", ranks_.size() - 1));

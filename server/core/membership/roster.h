@@ -63,7 +63,7 @@ class Roster {
   // The same; also FailedPrecondition if it has not registered its model.
   absl::StatusOr<Worker*> CheckRegistered(const Sender& sender, Instant now);
   // Errors: InvalidArgument (no such rank), FailedPrecondition (vacant, over).
-  absl::Status CheckHeld(Rank rank) const;
+  absl::Status CheckTaken(Rank rank) const;
 
   // The stream of a session ended without farewell. No-op if nobody has it.
   void Break(SessionId session, Turn& turn);

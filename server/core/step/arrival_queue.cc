@@ -113,7 +113,7 @@ void ArrivalQueue::GiveUp(Turn& turn) {
   if (applying_.has_value()) applying_->GiveUp(turn);
   for (const QueuedPush& push : queue_) {
     DropGradients(push.rank, push.arrived, turn);
-    parts_.flow.budget().Release(push.arrived.held_bytes());
+    parts_.flow.budget().Release(push.arrived.unfolded_bytes());
     AnswerGivenUp(parts_, push.rank, push.key, turn);
   }
   for (const auto& [rank, assembly] : assembling_) {

@@ -72,7 +72,7 @@ class ArrivalQueue final : public StepDriver {
   void TookGradient(Worker& worker, int32_t partition, bool fresh,
                     Turn& turn) override;
   // Pushes do not complete each other here: each is let in whole, or what is
-  // held of many could never be folded.
+  // has come of many could never be folded.
   bool ReservesPushes() const override { return true; }
   bool MayTake(Rank rank, int64_t) const override {
     return parts_.flow.budget().HasReserved(rank);

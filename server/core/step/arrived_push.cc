@@ -31,7 +31,7 @@ ArrivedPush::Arrival ArrivedPush::Add(
                : Arrival::kMismatch;
   }
   ++received_count_;
-  held_bytes_ += bytes;
+  unfolded_bytes_ += bytes;
   part = {.received = true,
           .bytes = bytes,
           .sampled_checksum = sampled_checksum,
@@ -60,7 +60,7 @@ std::shared_ptr<const std::string> ArrivedPush::TakeFrontEndState() {
 int64_t ArrivedPush::BeginFold(int32_t partition) {
   const int64_t bytes =
       std::exchange(parts_[static_cast<size_t>(partition)].bytes, 0);
-  held_bytes_ -= bytes;
+  unfolded_bytes_ -= bytes;
   return bytes;
 }
 

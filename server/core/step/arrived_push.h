@@ -37,7 +37,7 @@ class ArrivedPush {
   // Partitions that have come.
   int32_t received() const { return received_count_; }
   // Size of the gradients that have come and no fold has taken.
-  int64_t held_bytes() const { return held_bytes_; }
+  int64_t unfolded_bytes() const { return unfolded_bytes_; }
   bool Has(int32_t partition) const {
     return !parts_.empty() && parts_[static_cast<size_t>(partition)].received;
   }
@@ -77,7 +77,7 @@ class ArrivedPush {
   // a push of every rank at once.
   std::vector<Part> parts_;
   int32_t received_count_ = 0;
-  int64_t held_bytes_ = 0;
+  int64_t unfolded_bytes_ = 0;
 };
 
 }  // namespace cohort

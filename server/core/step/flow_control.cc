@@ -71,7 +71,7 @@ void FlowControl::Release(Rank rank, const ArrivedPush& push, Turn& turn) {
   // twice.
   let_in_.erase(rank);
   // A reservation covers what has come of the push.
-  if (!budget_.HasReserved(rank)) budget_.Release(push.held_bytes());
+  if (!budget_.HasReserved(rank)) budget_.Release(push.unfolded_bytes());
   budget_.Unreserve(rank);
 }
 
@@ -81,7 +81,7 @@ void FlowControl::Settle(Rank rank, const ArrivedPush& push) {
     return;
   }
   // In this order, or the room would be given away in between.
-  budget_.Charge(push.held_bytes());
+  budget_.Charge(push.unfolded_bytes());
   budget_.Unreserve(rank);
 }
 

@@ -51,7 +51,7 @@ class FlowControl {
 
   // Charges a message, unless a reservation covers it.
   void Charge(Rank rank, int64_t bytes);
-  // Frees what is held of `push`, which ends before it is folded.
+  // Frees what has come of `push`, which ends before it is folded.
   void Release(Rank rank, const ArrivedPush& push, Turn& turn);
   // Replaces the reservation by what has come of the push.
   void Settle(Rank rank, const ArrivedPush& push);

@@ -118,7 +118,7 @@ void PushCommit::Finish(Turn& turn) {
     verdict_.reason = decision_.reason;
     ++parts_.ledger.counts.pushes_dropped;
     DropGradients(push_.rank, push_.arrived, turn);
-    parts_.flow.budget().Release(push_.arrived.held_bytes());
+    parts_.flow.budget().Release(push_.arrived.unfolded_bytes());
   } else {
     const ModelStore& model = parts_.model;
     std::optional<std::string> nonfinite =

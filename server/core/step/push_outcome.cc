@@ -34,18 +34,18 @@ void SendResult(const PendingCommit& commit, int32_t partition,
       // The process that opened the push, and no replacement of it, has what
       // the change is added to.
       .takes_change =
-          worker.holds ==
-          HeldWeights{.incarnation = worker.incarnation, .next = version}});
+          worker.kept_weights ==
+          KeptWeights{.incarnation = worker.incarnation, .next = version}});
 }
 
 void TakeGradient(const Worker& worker, const PushKey& key,
-                  const GradientArrival& gradient, bool held, Turn& turn) {
+                  const GradientArrival& gradient, bool fresh, Turn& turn) {
   turn.out.push_back(command::Take{.rank = worker.rank,
                                    .incarnation = worker.incarnation,
                                    .push = {.rank = worker.rank, .key = key},
                                    .partition = gradient.partition,
                                    .ticket = gradient.ticket,
-                                   .held = held});
+                                   .held = fresh});
 }
 
 bool TakeFold(FoldReport report, PendingCommit& commit, Turn& turn) {

@@ -31,9 +31,9 @@ void CountArrival(const Worker& worker, ArrivedPush::Arrival arrival,
 void SendResult(const PendingCommit& commit, int32_t partition,
                 const Worker& worker, const PushKey& key, Turn& turn);
 
-// Answers a gradient of the push of `key`. `held`: it is no repetition.
+// Answers a gradient of the push of `key`. `fresh`: it is no repetition.
 void TakeGradient(const Worker& worker, const PushKey& key,
-                  const GradientArrival& gradient, bool held, Turn& turn);
+                  const GradientArrival& gradient, bool fresh, Turn& turn);
 // A fold was reported. False: it is of another transaction, such as one that
 // was given up. Begins the second of two passes once the first has ended.
 bool TakeFold(FoldReport report, PendingCommit& commit, Turn& turn);

@@ -59,7 +59,7 @@ void StepCalls::Answer(Round& round, const ReduceKey& key,
   }
   for (Rank rank : outcome.answer) {
     Worker& worker = parts_.ranks[rank];
-    // Only from now on does it hold anyone up. A stored answer that it has had
+    // Only from now on does it block others. A stored answer that it has had
     // before is no news.
     if (!outcome.repeated || outcome.fresh) worker.work.NoteProgress(turn.now);
     turn.out.push_back(effect::ReduceResult{.rank = rank,

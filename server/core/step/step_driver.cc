@@ -52,7 +52,7 @@ absl::StatusOr<Admission> StepDriver::Gradient(Worker& worker,
   }
   const ArrivedPush::Arrival arrival = EnterGradient(worker.rank, gradient);
   const bool fresh = arrival == ArrivedPush::Arrival::kNew;
-  TakeGradient(worker, push.key(), gradient, /*held=*/fresh, turn);
+  TakeGradient(worker, push.key(), gradient, /*fresh=*/fresh, turn);
   CountArrival(worker, arrival, parts_.ledger, turn);
   TookGradient(worker, gradient.partition, fresh, turn);
   return Admission::kTaken;

@@ -276,10 +276,10 @@ void SyncRounds::GiveUp(Turn& turn) {
 
 ArrivedPush::Arrival SyncRounds::EnterOpening(Worker& worker,
                                               const PushOpening& opening) {
-  worker.holds.reset();
+  worker.kept_weights.reset();
   if (opening.takes_changes) {
-    worker.holds = {.incarnation = worker.incarnation,
-                    .next = opening.version.Next()};
+    worker.kept_weights = {.incarnation = worker.incarnation,
+                           .next = opening.version.Next()};
   }
   return round_->pushes.Open(worker.rank, worker.work.key(), opening);
 }
@@ -470,13 +470,13 @@ void SyncRounds::ReleaseIncomplete(Rank rank, bool waits,
 // ---- room for gradients
 //
 // Where a step waits for all its members, somebody must always be let in, or
-// what is held would never be folded: those who have sent the fewest partitions
-// are. All workers send partitions in one order, so what the furthest behind
-// sends completes a partition that the others have sent, and frees it. A rank
-// that leaves out batch-norm calls in which the others wait may be paused for a
-// partition that they send only later; all who are paused are let in then, so
-// that the step goes on. Where the first K pushes make a step they do not
-// complete each other, and each is let in whole.
+// what has come would never be folded: those who have sent the fewest
+// partitions are. All workers send partitions in one order, so what the
+// furthest behind sends completes a partition that the others have sent, and
+// frees it. A rank that leaves out batch-norm calls in which the others wait
+// may be paused for a partition that they send only later; all who are paused
+// are let in then, so that the step goes on. Where the first K pushes make a
+// step they do not complete each other, and each is let in whole.
 
 bool SyncRounds::MayTake(Rank rank, int64_t bytes) const {
   const FlowControl& flow = parts_.flow;
