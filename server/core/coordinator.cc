@@ -25,15 +25,12 @@ namespace {
 
 // Names what a closing says that is not finite. A loss is reported as it is,
 // because a model that diverges must show; measures are left out.
-void NameNonfinite(const Worker& worker, PushClosing& closing, Effects& out) {
+void NameNonfinite(const Worker& worker, PushClosing& closing, Turn& turn) {
   const auto warn = [&](const std::string& what, absl::string_view rule) {
-    out.push_back(effect::Log{
-        .severity = Severity::kWarning,
-        .worker = WorkerProcess{.rank = worker.rank,
-                                .incarnation = worker.incarnation},
-        .text = absl::StrCat(
-            "rank ", worker.rank.value(), ": ", what, " is not finite at step ",
-            worker.work.outstanding()->version.value(), rule)});
+    turn.Warn(absl::StrCat("rank ", worker.rank.value(), ": ", what,
+                           " is not finite at step ",
+                           worker.work.outstanding()->version.value(), rule),
+              worker.process());
   };
   if (!std::isfinite(closing.loss_sum)) warn("the loss", "");
   for (const std::string& name : TakeNonfiniteMeasures(closing)) {
@@ -311,7 +308,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
     // may have been in force.
     COHORT_RETURN_IF_ERROR(CheckClosing(closing, run_.model.batch_norms(),
                                         run_.settings.global()));
-    NameNonfinite(*worker, closing, out);
+    NameNonfinite(*worker, closing, turn);
     COHORT_RETURN_IF_ERROR(
         run_.driver->Close(*worker, std::move(closing), turn));
     worker->work.NotePart(worker->incarnation, key, RankWork::kClosing, now);
@@ -426,9 +423,9 @@ absl::StatusOr<Assignment> Coordinator::ReportMoments(
       const bool current,
       ReportsOutstanding(*worker, AssignmentKind::kCollectMoments, sequence));
   if (current) {
-    run_.pinned.FinishBatch(worker->rank, std::move(calls),
-                            run_.driver->TrainingDone(), out);
     Turn turn{.now = now, .out = out, .changed = true};
+    run_.pinned.FinishBatch(worker->rank, std::move(calls),
+                            run_.driver->TrainingDone(), turn);
     Settle(turn);
   }
   return NextForRank(run_, sender.rank, now);
@@ -437,10 +434,10 @@ absl::StatusOr<Assignment> Coordinator::ReportMoments(
 absl::StatusOr<CollectionAnswer> Coordinator::CollectStatistics(
     const std::string& run_id, Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(CheckRunId(run_id, run_.settings.run_id()));
+  Turn turn{.now = now, .out = out, .changed = true};
   COHORT_ASSIGN_OR_RETURN(
       const CollectionAnswer answer,
-      run_.pinned.Collect(run_.driver->TrainingDone(), out));
-  Turn turn{.now = now, .out = out, .changed = true};
+      run_.pinned.Collect(run_.driver->TrainingDone(), turn));
   Settle(turn);
   return answer;
 }

@@ -54,16 +54,16 @@ std::vector<Rank> WaitedFor(const Run& run) {
 absl::Duration WaitLeft(const Run& run, const std::vector<Rank>& ranks,
                         Instant now) {
   if (!run.phase.started()) return kUnbounded;
+  const CoordinatorOptions& options = run.settings.options();
   absl::Duration left = kUnbounded;
   for (Rank rank : ranks) {
     const Worker& worker = run.ranks[rank];
-    Instant until =
-        worker.work.last_progress() + run.settings.options().step_deadline;
+    Instant until = worker.work.last_progress() + options.step_deadline;
     if (worker.state == Worker::State::kVacant) {
-      until = worker.missed_since + run.settings.options().replacement_deadline;
+      until = worker.missed_since + options.replacement_deadline;
     } else if (worker.state == Worker::State::kReconnecting) {
-      until = worker.lost_at + run.settings.options().reconnect_grace +
-              run.settings.options().replacement_deadline;
+      until = worker.lost_at + options.reconnect_grace +
+              options.replacement_deadline;
     }
     left = std::min(left, until - now);
   }
@@ -212,14 +212,9 @@ absl::string_view ActivityOf(const Run& run, const Worker& worker,
   if (worker.state == Worker::State::kReconnecting) return "reconnecting";
   if (!worker.registered) return "joining";
   if (!worker.work.busy()) return "waiting";
-  switch (worker.work.outstanding()->kind) {
-    case AssignmentKind::kEvaluate:
-      return "evaluating";
-    case AssignmentKind::kCollectMoments:
-      return "collecting";
-    default:
-      break;
-  }
+  const AssignmentKind kind = worker.work.outstanding()->kind;
+  if (kind == AssignmentKind::kEvaluate) return "evaluating";
+  if (kind == AssignmentKind::kCollectMoments) return "collecting";
   if (run.flow.IsPaused(worker.rank)) return "paused";
   return standing.waits_for_others ? "waiting" : "computing";
 }
@@ -370,7 +365,7 @@ StatusView DescribeStatus(const Run& run, Instant now) {
       .workers_live = run.ranks.live(),
       .workers_expected = run.ranks.size(),
       .workers_min = run.settings.workers_min(),
-      .step_samples = SamplesReference(run.settings.policy(), run.ranks),
+      .step_samples = SamplesReference(run),
       .counts = run.ledger.counts,
       .vacancies = run.ledger.vacancies,
       .statistics = run.ledger.statistics_counts,

@@ -163,7 +163,7 @@ void BeginDrain(Run& run, const std::string& reason, Turn& turn) {
 
 void EndIfDone(Run& run, Turn& turn) {
   if (run.phase.ended() || !run.driver->TrainingDone() ||
-      !run.pinned.Conclude(turn.out) || !run.pinned.evaluated()) {
+      !run.pinned.Conclude(turn) || !run.pinned.evaluated()) {
     return;
   }
   if (run.phase.draining()) {

@@ -85,7 +85,7 @@ void PinnedWork::EvaluateAllKinds(int64_t epochs) {
   StartEvaluation(model_.current(), std::move(plan));
 }
 
-bool PinnedWork::Conclude(Effects& out) {
+bool PinnedWork::Conclude(Turn& turn) {
   if (concluded_ || !EndsWithCollection()) return true;
   if (collecting()) return false;
   const StatisticsSet* set =
@@ -93,7 +93,7 @@ bool PinnedWork::Conclude(Effects& out) {
   const bool collected =
       set->Describes(model_.version()) || uncollectable_ == model_.version();
   if (!collected) {
-    StartCollection(out);
+    StartCollection(turn);
     return false;
   }
   concluded_ = true;
@@ -101,7 +101,7 @@ bool PinnedWork::Conclude(Effects& out) {
   return true;
 }
 
-void PinnedWork::StartCollection(Effects& out) {
+void PinnedWork::StartCollection(Turn& turn) {
   std::vector<int64_t> batch_sizes;
   for (const Worker& worker : ranks_.all()) {
     if (worker.batch_size > 0) batch_sizes.push_back(worker.batch_size);
@@ -117,39 +117,34 @@ void PinnedWork::StartCollection(Effects& out) {
                          .global_normalization = settings_.global(),
                          .group_size = settings_.policy().normalization_group,
                          .batches_max = settings_.policy().precise_batches});
-  out.push_back(
-      effect::Log{.text = absl::StrCat(
-                      "collecting batch-norm moments of ", batches.size(),
-                      " batches, ", batches.front().size(),
-                      " samples each, at step ", model_.version().value())});
+  turn.Log(absl::StrCat("collecting batch-norm moments of ", batches.size(),
+                        " batches, ", batches.front().size(),
+                        " samples each, at step ", model_.version().value()));
   collection_.emplace(next_collection_++, model_.current(), std::move(batches),
                       model_.batch_norms().size());
 }
 
-void PinnedWork::FinishCollection(bool training_done, Effects& out) {
+void PinnedWork::FinishCollection(bool training_done, Turn& turn) {
   const MomentsCollection collection = *std::move(collection_);
   collection_.reset();
   const Version version = collection.snapshot()->version;
   const StatisticsSet* held =
       FindSet(*model_.current()->statistics, StatisticsKind::kAfter);
   if (held == nullptr) {
-    out.push_back(effect::Log{
-        .text = absl::StrCat(
-            "the moments of step ", version.value(),
-            " are dropped: the policy no longer keeps 'after' statistics")});
+    turn.Log(absl::StrCat(
+        "the moments of step ", version.value(),
+        " are dropped: the policy no longer keeps 'after' statistics"));
     return;
   }
   if (collection.nonfinite().has_value()) {
     const MomentsCollection::Nonfinite& where = *collection.nonfinite();
     uncollectable_ = version;
-    out.push_back(effect::Log{
-        .severity = Severity::kWarning,
-        .text = absl::StrCat(
-            "the 'after' statistics are unchanged: rank ", where.rank.value(),
-            ": moments of ",
-            model_.batch_norms()[static_cast<size_t>(where.layer)].name,
-            " are not finite in batch ", where.batch, " at step ",
-            version.value())});
+    turn.Warn(absl::StrCat(
+        "the 'after' statistics are unchanged: rank ", where.rank.value(),
+        ": moments of ",
+        model_.batch_norms()[static_cast<size_t>(where.layer)].name,
+        " are not finite in batch ", where.batch, " at step ",
+        version.value()));
     return;
   }
   StatisticsSet set = *held;
@@ -158,20 +153,17 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
   const std::optional<int32_t> overflow = FirstOverflow(set.layers);
   if (overflow.has_value()) {
     uncollectable_ = version;
-    out.push_back(effect::Log{
-        .severity = Severity::kWarning,
-        .text = absl::StrCat(
-            "the 'after' statistics are unchanged: combined moments of ",
-            model_.batch_norms()[static_cast<size_t>(*overflow)].name,
-            " are not finite at step ", version.value())});
+    turn.Warn(absl::StrCat(
+        "the 'after' statistics are unchanged: combined moments of ",
+        model_.batch_norms()[static_cast<size_t>(*overflow)].name,
+        " are not finite at step ", version.value()));
     return;
   }
   const ModelVersion& newest = *model_.current();
   model_.Publish(WithSets(newest, Replaced(*newest.statistics, set)));
-  out.push_back(effect::Log{
-      .text = absl::StrCat("the 'after' statistics now come from step ",
-                           version.value(), ", over ", collection.batches(),
-                           " batches")});
+  turn.Log(absl::StrCat("the 'after' statistics now come from step ",
+                        version.value(), ", over ", collection.batches(),
+                        " batches"));
   // Conclude evaluates what is left at the end of the run.
   if (training_done) return;
   StartEvaluation(WithSets(*collection.snapshot(),
@@ -182,7 +174,7 @@ void PinnedWork::FinishCollection(bool training_done, Effects& out) {
 }
 
 absl::StatusOr<CollectionAnswer> PinnedWork::Collect(bool training_done,
-                                                     Effects& out) {
+                                                     Turn& turn) {
   COHORT_RETURN_IF_ERROR(phase_.CheckNotOver());
   if (!phase_.started()) {
     return absl::FailedPreconditionError(
@@ -204,7 +196,7 @@ absl::StatusOr<CollectionAnswer> PinnedWork::Collect(bool training_done,
           "training is done; the run collects the statistics itself before it "
           "ends");
     }
-    StartCollection(out);
+    StartCollection(turn);
   }
   return CollectionAnswer{.version = collection_->snapshot()->version,
                           .batches = collection_->batches()};
@@ -283,13 +275,13 @@ absl::Status PinnedWork::CheckCollected(
 }
 
 void PinnedWork::FinishBatch(Rank rank, std::vector<CallMoments> calls,
-                             bool training_done, Effects& out) {
+                             bool training_done, Turn& turn) {
   ranks_[rank].work.End();
   const MomentsCollection::Shard batch = batches_.at(rank);
   batches_.erase(rank);
   if (!collecting()) return;
   collection_->Finish(batch, rank, std::move(calls));
-  if (collection_->complete()) FinishCollection(training_done, out);
+  if (collection_->complete()) FinishCollection(training_done, turn);
 }
 
 }  // namespace cohort

@@ -16,6 +16,7 @@
 #include "server/core/evaluation/moments_collection.h"
 #include "server/core/events/effects.h"
 #include "server/core/events/requests.h"
+#include "server/core/events/turn.h"
 #include "server/core/ledger/run_ledger.h"
 #include "server/core/ledger/run_phase.h"
 #include "server/core/ledger/run_settings.h"
@@ -56,11 +57,11 @@ class PinnedWork {
   void EvaluateEpoch(int64_t epochs, bool training_done);
   // At the end of training: collects `after` and evaluates, if the policy keeps
   // it. Returns true once there is nothing left to start.
-  bool Conclude(Effects& out);
+  bool Conclude(Turn& turn);
   // Starts a collection on request; if one is under way, only answers.
   // Errors: FailedPrecondition (training has not started or is done, the policy
   //   does not keep the kind, no layer has statistics).
-  absl::StatusOr<CollectionAnswer> Collect(bool training_done, Effects& out);
+  absl::StatusOr<CollectionAnswer> Collect(bool training_done, Turn& turn);
 
   // The next part nobody computes yet, for `rank`, which then computes it;
   // without sequence and policy epoch.
@@ -75,7 +76,7 @@ class PinnedWork {
                                 Effects& out);
   absl::Status CheckCollected(const std::vector<CallMoments>& calls) const;
   void FinishBatch(Rank rank, std::vector<CallMoments> calls,
-                   bool training_done, Effects& out);
+                   bool training_done, Turn& turn);
 
  private:
   void StartEvaluation(const SharedVersion& snapshot,
@@ -83,8 +84,8 @@ class PinnedWork {
   void EvaluateAllKinds(int64_t epochs);
   // `after` is collected before the run ends.
   bool EndsWithCollection() const;
-  void StartCollection(Effects& out);
-  void FinishCollection(bool training_done, Effects& out);
+  void StartCollection(Turn& turn);
+  void FinishCollection(bool training_done, Turn& turn);
 
   const RunSettings& settings_;
   const RunPhase& phase_;

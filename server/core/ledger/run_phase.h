@@ -28,7 +28,10 @@ class RunPhase {
   bool ended() const { return outcome_.has_value(); }
   const std::string& end_reason() const { return end_reason_; }
   // Errors: FailedPrecondition with the reason of the end.
-  absl::Status CheckNotOver() const;
+  absl::Status CheckNotOver() const {
+    if (!ended()) return absl::OkStatus();
+    return absl::FailedPreconditionError("the run is over: " + end_reason_);
+  }
   // The run has ended because of an error.
   bool failed() const {
     return ended() && outcome_ != RunOutcome::kFinished &&

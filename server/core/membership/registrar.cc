@@ -12,6 +12,16 @@
 #include "server/core/optimizer/workers_optimizer.h"
 
 namespace cohort {
+namespace {
+
+void Answer(const Worker& worker, absl::StatusOr<RegisterAnswer> answer,
+            Turn& turn) {
+  turn.out.push_back(effect::RegisterAnswered{.rank = worker.rank,
+                                              .incarnation = worker.incarnation,
+                                              .answer = std::move(answer)});
+}
+
+}  // namespace
 
 absl::Status Registrar::Check(Rank rank, const ModelLayout& layout,
                               const RunPlan& plan) const {
@@ -57,8 +67,7 @@ bool Registrar::Ask(Turn& turn) {
     turn.Warn(
         absl::StrCat("rank ", rank.value(), " is refused: ", status.message()),
         worker.process());
-    turn.out.push_back(effect::RegisterAnswered{
-        .rank = rank, .incarnation = worker.incarnation, .answer = status});
+    Answer(worker, status, turn);
   }
   // While layouts differ, the right one is unknown.
   if (!different.empty()) return true;
@@ -72,9 +81,7 @@ bool Registrar::Ask(Turn& turn) {
   RegisterAnswer answer = AnswerOf(entry.layout, entry.plan);
   answer.send_values = true;
   ranks_[rank].work.NoteProgress(turn.now);
-  turn.out.push_back(effect::RegisterAnswered{.rank = rank,
-                                              .incarnation = entry.incarnation,
-                                              .answer = std::move(answer)});
+  Answer(ranks_[rank], std::move(answer), turn);
   turn.repeat_waits = true;
   return true;
 }
@@ -83,13 +90,12 @@ void Registrar::RefuseAll(Turn& turn) {
   std::vector<Rank> refused;
   for (const auto& [rank, entry] : book_.entries()) {
     refused.push_back(rank);
-    turn.out.push_back(effect::RegisterAnswered{
-        .rank = rank,
-        .incarnation = entry.incarnation,
-        .answer = absl::FailedPreconditionError(
-            "register: every client that waits has closed its side of the "
-            "stream, so none of them can send the initial values; keep the "
-            "stream open until the answer")});
+    Answer(ranks_[rank],
+           absl::FailedPreconditionError(
+               "register: every client that waits has closed its side of the "
+               "stream, so none of them can send the initial values; keep the "
+               "stream open until the answer"),
+           turn);
   }
   for (Rank rank : refused) book_.Remove(rank);
 }
@@ -107,11 +113,7 @@ void Registrar::AdmitAll(Rank from, Turn& turn) {
   std::vector<Rank> admitted;
   for (const auto& [rank, entry] : book_.entries()) {
     admitted.push_back(rank);
-    if (rank == from) continue;
-    turn.out.push_back(
-        effect::RegisterAnswered{.rank = rank,
-                                 .incarnation = entry.incarnation,
-                                 .answer = AnswerOfModel()});
+    if (rank != from) Answer(ranks_[rank], AnswerOfModel(), turn);
   }
   for (Rank rank : admitted) Admit(rank);
 }
@@ -127,10 +129,7 @@ void Registrar::Admit(Rank rank) {
 void Registrar::Dismiss(Rank rank, Turn& turn) {
   if (!Contains(rank) || asked() == rank) return;
   const RegistrationBook::Entry& entry = book_.entries().at(rank);
-  turn.out.push_back(
-      effect::RegisterAnswered{.rank = rank,
-                               .incarnation = entry.incarnation,
-                               .answer = AnswerOf(entry.layout, entry.plan)});
+  Answer(ranks_[rank], AnswerOf(entry.layout, entry.plan), turn);
   book_.Remove(rank);
 }
 

@@ -15,6 +15,12 @@ namespace cohort {
 inline bool IsForward(const CallPlace& place) {
   return place.phase == ReducePhase::kForward;
 }
+// The forward call of a backward one.
+inline CallPlace ForwardOf(CallPlace place) {
+  place.phase = ReducePhase::kForward;
+  place.path.clear();
+  return place;
+}
 // A call of a layer of the model.
 inline bool IsRegistered(const CallPlace& place) { return place.layer >= 0; }
 

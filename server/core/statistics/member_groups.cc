@@ -34,12 +34,6 @@ MemberGroups::Range MemberGroups::RangeOf(size_t group) const {
           .end = std::min((group + 1) * size, ranks_.size())};
 }
 
-absl::Span<const Rank> MemberGroups::RanksOf(size_t group) const {
-  const Range range = RangeOf(group);
-  return absl::MakeConstSpan(ranks_).subspan(range.begin,
-                                             range.end - range.begin);
-}
-
 void MemberGroups::CountGroups() {
   groups_.assign(ranks_.empty() ? 0 : GroupAt(ranks_.size() - 1) + 1, {});
   rested_.clear();

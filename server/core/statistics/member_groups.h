@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "common/ids.h"
 
 namespace cohort {
@@ -36,7 +35,6 @@ class MemberGroups {
   size_t count() const { return groups_.size(); }
   size_t GroupAt(size_t position) const;
   Range RangeOf(size_t group) const;
-  absl::Span<const Rank> RanksOf(size_t group) const;
 
   // `position` waits in so many rendezvous more.
   void AddWaits(size_t position, int32_t change);

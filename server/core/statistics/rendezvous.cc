@@ -78,12 +78,9 @@ void RendezvousTable::Forget(Rank rank) {
 
 // ---- contributions
 
-const RendezvousTable::Entry* RendezvousTable::ForwardOf(
+const RendezvousTable::Entry* RendezvousTable::FindForward(
     const CallPlace& place) const {
-  CallPlace forward = place;
-  forward.phase = ReducePhase::kForward;
-  forward.path.clear();
-  const auto at = entries_.find(forward);
+  const auto at = entries_.find(ForwardOf(place));
   return at == entries_.end() ? nullptr : &at->second;
 }
 
@@ -91,7 +88,7 @@ RendezvousTable::Entry& RendezvousTable::EntryOf(const ReduceKey& key) {
   Entry& entry = entries_[key.place];
   if (!entry.contributions.empty()) return entry;
   entry.key = key;
-  if (!IsForward(key.place)) entry.forward = ForwardOf(key.place);
+  if (!IsForward(key.place)) entry.forward = FindForward(key.place);
   entry.contributions.resize(members_.ranks().size());
   entry.meetings.resize(members_.count());
   return entry;
@@ -320,7 +317,7 @@ std::vector<RendezvousTable::Completed> RendezvousTable::DropOthers(
   });
   std::vector<Completed> completed;
   for (auto& [place, entry] : entries_) {
-    if (!IsForward(place)) entry.forward = ForwardOf(place);
+    if (!IsForward(place)) entry.forward = FindForward(place);
     for (size_t group = 0; group < members_.count(); ++group) {
       if (entry.meetings[group].present == 0) continue;
       Outcome outcome;

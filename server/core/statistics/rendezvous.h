@@ -242,7 +242,7 @@ class RendezvousTable {
 
   Entry& EntryOf(const ReduceKey& key);
   // The entry of the forward call of a backward one, or null.
-  const Entry* ForwardOf(const CallPlace& place) const;
+  const Entry* FindForward(const CallPlace& place) const;
   // It is known who the members of the group's meeting are, or will be.
   static bool KnowsMembers(const Entry& entry, size_t group);
   // The member at `position` is one of them.

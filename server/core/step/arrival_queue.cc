@@ -53,7 +53,6 @@ void ArrivalQueue::Enqueue(Worker& worker, Turn& turn) {
   const auto at = assembling_.find(worker.rank);
   queue_.push_back({.rank = worker.rank,
                     .incarnation = worker.incarnation,
-                    .key = worker.work.key(),
                     .arrived = std::move(at->second.push),
                     .piece = at->second.piece,
                     .since = turn.now});
@@ -69,7 +68,7 @@ absl::Status ArrivalQueue::Reduce(Worker& worker, MomentsMessage message,
 
 bool ArrivalQueue::IsQueued(Rank rank, const PushKey& key) const {
   const auto is = [&](const QueuedPush& push) {
-    return push.rank == rank && push.key == key;
+    return push.rank == rank && push.arrived.key() == key;
   };
   return (applying_.has_value() && is(applying_->push())) ||
          std::any_of(queue_.begin(), queue_.end(), is);
@@ -114,7 +113,7 @@ void ArrivalQueue::GiveUp(Turn& turn) {
   for (const QueuedPush& push : queue_) {
     DropGradients(push.rank, push.arrived, turn);
     parts_.flow.budget().Release(push.arrived.unfolded_bytes());
-    AnswerGivenUp(parts_, push.rank, push.key, turn);
+    AnswerGivenUp(parts_, push.rank, push.arrived.key(), turn);
   }
   for (const auto& [rank, assembly] : assembling_) {
     parts_.flow.Release(rank, assembly.push, turn);

@@ -179,7 +179,10 @@ std::optional<std::string> FindUnpairedCalls(const Round& round,
 std::string StuckText(const Round& round, size_t group, const Layers& layers) {
   std::vector<std::string> waits;
   std::vector<std::string> closed;
-  for (Rank rank : round.rendezvous.members().RanksOf(group)) {
+  const MemberGroups& members = round.rendezvous.members();
+  const MemberGroups::Range range = members.RangeOf(group);
+  for (size_t i = range.begin; i < range.end; ++i) {
+    const Rank rank = members.ranks()[i];
     for (const CallPlace& place : round.rendezvous.WaitsOf(rank)) {
       waits.push_back(absl::StrCat(RankText(rank), " waits in ",
                                    CallTextOf(place, layers)));

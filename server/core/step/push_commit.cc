@@ -37,8 +37,7 @@ void PushCommit::Begin(Turn& turn) {
   const StalenessOptions& staleness = parts_.settings.policy().staleness;
   const PushOpening& opening = push_.arrived.opening();
   const double share = static_cast<double>(opening.samples) /
-                       static_cast<double>(SamplesReference(
-                           parts_.settings.policy(), parts_.ranks));
+                       static_cast<double>(SamplesReference(parts_));
   // A damped gradient, not a damped rate: earlier gradients in the momentum
   // are not to blame for this one's age.
   std::vector<double> group_rates = opening.learning_rates;
@@ -47,7 +46,7 @@ void PushCommit::Begin(Turn& turn) {
   }
   for (double& rate : group_rates) rate *= share;
   CommitPlan plan = parts_.model.Complete(
-      {.contributors = {{.rank = push_.rank, .key = push_.key}},
+      {.contributors = {{.rank = push_.rank, .key = push_.arrived.key()}},
        .learning_rate = share * LearningRateNow(parts_.settings, parts_.ledger,
                                                 parts_.model),
        .group_rates = std::move(group_rates),
@@ -79,8 +78,7 @@ StatisticsSets PushCommit::StatisticsWith() const {
        .weight = decision_.weight,
        .calls = push_.arrived.closing().moments,
        .changes = push_.arrived.closing().changes},
-      usable.empty() ? push_.rank : usable.front(),
-      SamplesReference(parts_.settings.policy(), parts_.ranks),
+      usable.empty() ? push_.rank : usable.front(), SamplesReference(parts_),
       parts_.model.version(), statistics);
   return statistics;
 }
@@ -198,22 +196,22 @@ void PushCommit::Answer(Turn& turn) {
   Worker& worker = parts_.ranks[push_.rank];
   if (worker.incarnation != push_.incarnation) {
     // A process that repeats it as another incarnation gets the true verdict.
-    parts_.ledger.pushes_of(push_.rank).Decide(push_.key, verdict_);
+    parts_.ledger.pushes_of(push_.rank).Decide(push_.arrived.key(), verdict_);
     return;
   }
   const bool applied = IsApplied(verdict_.verdict);
   if (applied && worker.usable()) {
     for (int32_t p = 0; p < parts_.model.partitions(); ++p) {
-      SendResult(*commit_, p, worker, push_.key, turn);
+      SendResult(*commit_, p, worker, push_.arrived.key(), turn);
     }
   }
-  AnswerPush(parts_, worker, push_.key, verdict_,
+  AnswerPush(parts_, worker, push_.arrived.key(), verdict_,
              applied ? parts_.model.trainable_partitions() : 0, turn);
 }
 
 void PushCommit::GiveUp(Turn& turn) {
   EndTransaction(*commit_, TransactionEnd::kAborted, parts_.model, turn);
-  AnswerGivenUp(parts_, push_.rank, push_.key, turn);
+  AnswerGivenUp(parts_, push_.rank, push_.arrived.key(), turn);
 }
 
 }  // namespace cohort

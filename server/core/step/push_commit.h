@@ -22,7 +22,6 @@ namespace cohort {
 struct QueuedPush {
   Rank rank;
   Incarnation incarnation;
-  PushKey key;
   ArrivedPush arrived;
   DataCursor::Piece piece;
   // When it was complete.

@@ -205,10 +205,11 @@ void CountStatistics(RunParts& parts, int64_t StatisticsCounts::*what,
   }
 }
 
-int64_t SamplesReference(const PolicyOptions& policy, const RankTable& ranks) {
-  if (policy.global_batch > 0) return policy.global_batch;
+int64_t SamplesReference(const RunParts& parts) {
+  const int64_t global_batch = parts.settings.policy().global_batch;
+  if (global_batch > 0) return global_batch;
   int64_t samples = 0;
-  for (const Worker& worker : ranks.all()) samples += worker.batch_size;
+  for (const Worker& worker : parts.ranks.all()) samples += worker.batch_size;
   return std::max<int64_t>(samples, 1);
 }
 

@@ -94,7 +94,7 @@ void CountStatistics(RunParts& parts, int64_t StatisticsCounts::*what,
 
 // Samples of a nominal global step: `global_batch`, or the batch sizes of all
 // ranks.
-int64_t SamplesReference(const PolicyOptions& policy, const RankTable& ranks);
+int64_t SamplesReference(const RunParts& parts);
 
 // The present version was committed. `training_done`: no step follows.
 void NoteCommit(RunParts& parts, const CommitRecord& record,

@@ -53,10 +53,7 @@ absl::Status CheckFits(const RendezvousTable& table,
                      " as from the first member that came"));
   }
   if (place.phase == ReducePhase::kForward) return absl::OkStatus();
-  CallPlace forward = place;
-  forward.phase = ReducePhase::kForward;
-  forward.path.clear();
-  if (table.IsAnswered(forward, rank)) return absl::OkStatus();
+  if (table.IsAnswered(ForwardOf(place), rank)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "rendezvous: got ", CallTextOf(place, layers), " from rank ",
       rank.value(), ", want it after the answer to its forward pass"));

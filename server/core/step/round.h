@@ -13,6 +13,7 @@
 #include "common/ids.h"
 #include "common/rank_list.h"
 #include "server/core/events/effects.h"
+#include "server/core/events/turn.h"
 #include "server/core/ledger/data_cursor.h"
 #include "server/core/policy/same_batches.h"
 #include "server/core/policy/sync_decision.h"
@@ -61,6 +62,8 @@ class Round {
     bool calls_agree = false;
     // The first that was seen.
     std::optional<Fault> fault;
+    // The process of this member is being fenced; then the attempt ends.
+    std::optional<Turn::Fencing> fencing;
     // Set once all members have opened.
     std::optional<PendingCommit> commit;
     std::optional<Instant> first_fold;

@@ -62,7 +62,6 @@ class RoundPushes {
     return pushes_.at(rank).Complete(trainable_);
   }
   bool AllOpened() const { return opened_ == pushes_.size(); }
-  size_t closed_count() const { return closed_count_; }
   bool AllClosed() const { return closed_count_ == pushes_.size(); }
   // All have sent it.
   bool HasArrived(int32_t partition) const {

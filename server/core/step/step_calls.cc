@@ -13,11 +13,6 @@
 #include "server/core/step/reduce_checks.h"
 
 namespace cohort {
-namespace {
-
-using Action = CallsDecision::Action;
-
-}  // namespace
 
 absl::Status StepCalls::Take(Round& round, Worker& worker,
                              MomentsMessage message, Turn& turn) {
@@ -97,14 +92,14 @@ CallsDecision StepCalls::Settle(Round& round, Turn& turn) {
   const bool global = parts_.settings.global();
   if (global) {
     CallsDecision decision = CompleteWithoutAbsent(round, turn);
-    if (decision.action != Action::kContinue) return decision;
+    if (decision.action != CallsAction::kContinue) return decision;
   }
   // A closed push does not change any more.
   if (!round.pushes.AllClosed()) return {};
   std::optional<std::string> unpaired =
       FindUnpairedCalls(round, parts_.model.batch_norms(), global);
   if (unpaired.has_value()) {
-    return {.action = Action::kEnd, .why = *std::move(unpaired)};
+    return {.action = CallsAction::kEnd, .why = *std::move(unpaired)};
   }
   progress.calls_agree = true;
   return {};
@@ -112,13 +107,14 @@ CallsDecision StepCalls::Settle(Round& round, Turn& turn) {
 
 CallsDecision StepCalls::DecideFault(const Round::Fault& fault) {
   if (!fault.contradicts_itself) {
-    return {.action = Action::kRepeat,
+    return {.action = CallsAction::kRepeat,
             .why = absl::StrCat(fault.text, "; the step is repeated")};
   }
   if (fenced_.insert(fault.rank).second) {
-    return {.action = Action::kFence, .why = fault.text, .rank = fault.rank};
+    return {
+        .action = CallsAction::kFence, .why = fault.text, .rank = fault.rank};
   }
-  return {.action = Action::kEnd,
+  return {.action = CallsAction::kEnd,
           .why = absl::StrCat(
               fault.text, "; rank ", fault.rank.value(),
               " was already replaced because of such a difference; start all "
@@ -135,7 +131,7 @@ CallsDecision StepCalls::CompleteWithoutAbsent(Round& round, Turn& turn) {
     }
     const std::vector<CallPlace> open = rendezvous.OpenForward(group);
     if (open.empty()) {
-      return {.action = Action::kEnd,
+      return {.action = CallsAction::kEnd,
               .why = StuckText(round, group, parts_.model.batch_norms())};
     }
     const CallPlace& first = open[parts_.ledger.call_order.First(open)];
@@ -151,10 +147,11 @@ CallsDecision StepCalls::DecideDoomed(const Round& round) {
   const std::vector<BatchNormSpec>& layers = parts_.model.batch_norms();
   if (!parts_.ledger.call_order.Learn(round.rendezvous.calls().Sequences(),
                                       round.step())) {
-    return {.action = Action::kEnd, .why = ContradictionText(round, layers)};
+    return {.action = CallsAction::kEnd,
+            .why = ContradictionText(round, layers)};
   }
   ++parts_.ledger.counts.steps_repeated_for_order;
-  return {.action = Action::kRepeat,
+  return {.action = CallsAction::kRepeat,
           .why = absl::StrCat(LateText(round, layers),
                               "; the step is repeated in the order of calls "
                               "that this has shown")};

@@ -16,17 +16,17 @@
 namespace cohort {
 
 // What the batch-norm calls of an attempt lead to.
+enum class CallsAction {
+  kContinue,
+  // The attempt ends, and is repeated.
+  kRepeat,
+  // The same; and the process of `rank` contradicts itself and is fenced.
+  kFence,
+  // The run ends.
+  kEnd,
+};
 struct CallsDecision {
-  enum class Action {
-    kContinue,
-    // The attempt ends, and is repeated.
-    kRepeat,
-    // The same; and the process of `rank` contradicts itself and is fenced.
-    kFence,
-    // The run ends.
-    kEnd,
-  };
-  Action action = Action::kContinue;
+  CallsAction action = CallsAction::kContinue;
   std::string why;
   Rank rank;
 };

@@ -78,8 +78,7 @@ bool UpdateStatistics(RunParts& parts, Round& round, Turn& turn) {
       .attempt = round.attempt(),
       .kept = parts.model.statistics(),
       .layers = {parts.model.model(), &parts.model.batch_norms()},
-      .samples_reference =
-          SamplesReference(parts.settings.policy(), parts.ranks),
+      .samples_reference = SamplesReference(parts),
       .sets = *parts.model.current()->statistics};
   if (global) {
     job.combined = round.rendezvous.ForwardResults();

@@ -57,12 +57,12 @@ RendezvousTable::Keep SyncRounds::KeptMoments() const {
 }
 
 bool SyncRounds::Advance(Turn& turn) {
-  const std::optional<Fenced> fenced = std::exchange(fencing_, std::nullopt);
   // The loss alone may leave the attempt as it is: a complete push counts
   // without its sender, and under `wait` its contributions stay.
-  if (fenced.has_value() && IsPresent(fenced->step, fenced->attempt) &&
-      IsMember(fenced->rank)) {
-    AbortAttempt(fenced->reason, turn);
+  if (round_.has_value() && round_->progress.fencing.has_value()) {
+    const Turn::Fencing fenced =
+        *std::exchange(round_->progress.fencing, std::nullopt);
+    if (IsMember(fenced.rank)) AbortAttempt(fenced.reason, turn);
   }
   if (!round_.has_value()) {
     StartRound();
@@ -177,24 +177,16 @@ void SyncRounds::AbortRendezvous(
 }
 
 bool SyncRounds::SettleCalls(Turn& turn) {
-  using Action = CallsDecision::Action;
   const CallsDecision decision = calls_.Settle(*round_, turn);
-  if (decision.action == Action::kContinue) return true;
+  if (decision.action == CallsAction::kContinue) return true;
   turn.changed = true;
-  switch (decision.action) {
-    case Action::kRepeat:
-      AbortAttempt(decision.why, turn);
-      break;
-    case Action::kFence:
-      fencing_ = {.rank = decision.rank,
-                  .step = round_->step(),
-                  .attempt = round_->attempt(),
-                  .reason = decision.why};
-      turn.fencing = {.rank = decision.rank, .reason = decision.why};
-      break;
-    default:
-      turn.end = {.outcome = RunOutcome::kModelMismatch,
-                  .reason = decision.why};
+  if (decision.action == CallsAction::kRepeat) {
+    AbortAttempt(decision.why, turn);
+  } else if (decision.action == CallsAction::kFence) {
+    turn.fencing = {.rank = decision.rank, .reason = decision.why};
+    round_->progress.fencing = turn.fencing;
+  } else {
+    turn.end = {.outcome = RunOutcome::kModelMismatch, .reason = decision.why};
   }
   return false;
 }

@@ -116,17 +116,8 @@ class SyncRounds final : public StepDriver {
   void AbortRendezvous(const std::vector<RendezvousTable::Pending>& waits,
                        const std::string& reason, Turn& turn);
 
-  // A fenced rank whose loss must end this attempt.
-  struct Fenced {
-    Rank rank;
-    Version step;
-    Attempt attempt;
-    std::string reason;
-  };
-
   std::optional<Round> round_;
   StepCalls calls_;
-  std::optional<Fenced> fencing_;
 };
 
 }  // namespace cohort
