@@ -50,13 +50,12 @@ TEST(DataShardClientTest, OneThatLeavesAsItIsAttachedToIsWaitedFor) {
                            &port);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   DataShardClient* client = nullptr;
-  DataShardClient attaching(
-      {.address = absl::StrCat("127.0.0.1:", port)},
-      {.on_gradient = nullptr,
-       .on_fold = nullptr,
-       // As the server does before all are attached.
-       .on_leaving = [&client] { client->Release(); },
-       .on_end = [](const absl::Status& /*why*/) {}});
+  DataShardClient attaching({.address = absl::StrCat("127.0.0.1:", port)},
+                            {.on_gradient = nullptr,
+                             .on_fold = nullptr,
+                             // As the server does before all are attached.
+                             .on_leaving = [&client] { client->Release(); },
+                             .on_end = [](const absl::Status& /*why*/) {}});
   client = &attaching;
   EXPECT_EQ(
       attaching.Attach([](const std::string& /*why*/) {}, [] { return false; }),

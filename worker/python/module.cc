@@ -555,10 +555,9 @@ void DefineExitCodes(nb::module_& m) {
   m.def(
       "why_not_again",
       [](int code, int restarts, int restarts_max, const std::string& limit) {
-        return WhyNotAgain({.code = code,
-                            .restarts = restarts,
-                            .restarts_max = restarts_max},
-                           limit);
+        return WhyNotAgain(
+            {.code = code, .restarts = restarts, .restarts_max = restarts_max},
+            limit);
       },
       "code"_a, "restarts"_a, "restarts_max"_a, "limit"_a);
   m.def(

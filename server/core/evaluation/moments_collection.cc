@@ -1,6 +1,5 @@
 #include "server/core/evaluation/moments_collection.h"
 
-
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "kernels/moments_fold.h"

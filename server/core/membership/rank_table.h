@@ -17,11 +17,11 @@ namespace cohort {
 
 // The weights that a process of a rank keeps: those that a change to version
 // `next` is added to.
-struct KeptWeights {
+struct WorkerWeights {
   Incarnation incarnation;
   Version next;
 
-  friend bool operator==(const KeptWeights&, const KeptWeights&) = default;
+  friend bool operator==(const WorkerWeights&, const WorkerWeights&) = default;
 };
 
 // One rank of the cohort, over all its incarnations.
@@ -67,7 +67,7 @@ struct Worker {
 
   // ---- its pushes, as the step driver knows them
   // From its newest opening; absent: it takes no changes.
-  std::optional<KeptWeights> kept_weights;
+  std::optional<WorkerWeights> kept_weights;
   // Its newest opening asks for the moving statistics.
   bool takes_statistics = false;
   // Pushes that were decided.

@@ -35,7 +35,7 @@ void SendResult(const PendingCommit& commit, int32_t partition,
       // the change is added to.
       .takes_change =
           worker.kept_weights ==
-          KeptWeights{.incarnation = worker.incarnation, .next = version}});
+          WorkerWeights{.incarnation = worker.incarnation, .next = version}});
 }
 
 void TakeGradient(const Worker& worker, const PushKey& key,
