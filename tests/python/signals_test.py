@@ -60,7 +60,7 @@ def train_with_a_server(log):
         for x, y in job.data(Shapes(64), batch_size=4):
             job.backward(nn.functional.cross_entropy(model(x), y))
             result = job.step()
-            print(job._embedded._process.pid, result.verdict, file=out,
+            print(job._run._reached.own._process.pid, result.verdict, file=out,
                   flush=True)
 
 
@@ -69,7 +69,7 @@ def wait_before_the_loop(log):
     model = three_batch_norms()
     job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
                       log_level="error")
-    pathlib.Path(log).write_text(f"{job._embedded._process.pid}\n")
+    pathlib.Path(log).write_text(f"{job._run._reached.own._process.pid}\n")
     while True:
         signal.pause()
 

@@ -33,9 +33,9 @@ def main():
     job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01,
                                              momentum=0.9),
                       server_timeout=60, **served)
-    if job._embedded is not None:
+    if job._run._reached.own is not None:
         (options.folder / f"server.{os.getpid()}").write_text(
-            str(job._embedded._process.pid))
+            str(job._run._reached.own._process.pid))
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     steps = 0
     for x, y in job.data(Shapes(128, noise=0.3), batch_size=4):

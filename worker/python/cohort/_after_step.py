@@ -1,14 +1,12 @@
 """Functions of a script that run between two steps."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from cohort import _beside, _core, _errors
-
-if TYPE_CHECKING:
-    from cohort._step import Step, StepResult
+from cohort._step import Step, StepResult
 
 _INSTEAD = ("Change it in job.after_step(f), or use the server's --ema_decay for "
             "an average of the weights")
@@ -23,7 +21,7 @@ class AfterStep:
         model: its model.
     """
 
-    def __init__(self, step: "Step", model: nn.Module) -> None:
+    def __init__(self, step: Step, model: nn.Module) -> None:
         self._step = step
         self._beside = step.beside = _beside.ModulesBeside(model)
         self._functions: list[Callable[[], Any]] = []
@@ -57,7 +55,7 @@ class AfterStep:
         self._refuse_late()
         self._beside.note()
 
-    def check(self, last: "StepResult | None") -> None:
+    def check(self, last: StepResult | None) -> None:
         """Looks at the modules beside the model.
 
         Args:

@@ -1,11 +1,11 @@
 """Joining a run: what is checked, and which server it is."""
 
 import contextlib
-import dataclasses
+import functools
 import os
 import socket
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,49 +15,43 @@ from cohort import (_batch_norm, _core, _errors, _model_checks, _server,
                     _torchrun)
 from cohort._job import Job
 from cohort._model import RegisteredModel
+from cohort._run import Run
 from cohort._schedulers import Schedulers
 
 # Seconds to wait for an unreachable server, unless the script says how long.
 _TIMEOUT = 300.0
 
-# The job of this process that was made last.
-_newest: "weakref.ref[Job] | None" = None
+# The run that this process has joined last.
+_newest: Callable[[], Run | None] = lambda: None
 
 
-@dataclasses.dataclass(frozen=True)
-class Joining:
-    """How a worker reaches its run. The attributes are arguments of `join`."""
-    address: str
-    rank: int | None
-    server_timeout: float
-    trace: str
-    ops_listen: str
-    insecure: bool
-    tls: _server.TlsFiles
-    local: str
+def _fingerprint(device: torch.device, threads: int) -> str:
+    name = (torch.cuda.get_device_name(device) if device.type == "cuda"
+            else f"{threads} threads")
+    return f"torch {torch.__version__}, {name}"
 
-    def connect(self, model: RegisteredModel,
-                batch_size: int) -> "_core.Worker":
-        """A worker that has not joined yet.
 
-        Raises:
-            StatusError: the address or the metrics' port cannot be used.
-        """
-        rank = self.rank
-        if rank is None and os.environ.get("COHORT_RANK"):
-            rank = int(os.environ["COHORT_RANK"])
-        if rank is None and (gang := _torchrun.gang()) is not None:
-            rank = gang.rank
-        threads = torch.get_num_threads()
-        return _core.Worker(
-            server=self.address, rank=-1 if rank is None else int(rank),
-            batch_size=batch_size, server_timeout_s=float(self.server_timeout),
-            fingerprint=_fingerprint(model.device, threads),
-            description=f"{socket.gethostname()}, process {os.getpid()}",
-            trace=self.trace, ops_listen=self.ops_listen,
-            insecure=bool(self.insecure), tls_cert=self.tls.cert,
-            tls_key=self.tls.key, tls_ca=self.tls.ca, threads=threads,
-            local=self.local)
+def _connect(rank: int | None, server_timeout: float, insecure: bool,
+             tls: _server.TlsFiles, model: RegisteredModel, batch_size: int,
+             **options: str) -> "_core.Worker":
+    """A worker that has not joined yet. `options` are those of _core.Worker; the
+    other arguments are `join`'s.
+
+    Raises:
+        StatusError: the address or the metrics' port cannot be used.
+    """
+    if rank is None and os.environ.get("COHORT_RANK"):
+        rank = int(os.environ["COHORT_RANK"])
+    if rank is None and (gang := _torchrun.gang()) is not None:
+        rank = gang.rank
+    threads = torch.get_num_threads()
+    return _core.Worker(
+        rank=-1 if rank is None else int(rank), batch_size=batch_size,
+        server_timeout_s=float(server_timeout),
+        fingerprint=_fingerprint(model.device, threads),
+        description=f"{socket.gethostname()}, process {os.getpid()}",
+        insecure=bool(insecure), tls_cert=tls.cert, tls_key=tls.key,
+        tls_ca=tls.ca, threads=threads, **options)
 
 
 def _local_mode(given: str | None) -> str:
@@ -69,12 +63,6 @@ def _local_mode(given: str | None) -> str:
     return mode
 
 
-def _fingerprint(device: torch.device, threads: int) -> str:
-    name = (torch.cuda.get_device_name(device) if device.type == "cuda"
-            else f"{threads} threads")
-    return f"torch {torch.__version__}, {name}"
-
-
 def _check_alone(model: nn.Module) -> None:
     """Raises UsageError if the model, or this process, has a job."""
     for _, layer in _batch_norm.layers_of(model):
@@ -82,8 +70,8 @@ def _check_alone(model: nn.Module) -> None:
             raise _errors.UsageError(
                 "cohort.join(): this model belongs to a job; call leave() on "
                 "that first")
-    job = _newest() if _newest is not None else None
-    if job is not None and job._pid == os.getpid() and not job.left:
+    run = _newest()
+    if run is not None and run.is_here():
         raise _errors.UsageError(
             "cohort.join(): this process has a job already; call leave() on it "
             "first, or start another process: one process is one worker")
@@ -125,23 +113,11 @@ def _check_optimizer(optimizer: object) -> None:
             "torch.optim.Optimizer of the model's parameters")
 
 
-def _job_with(server: _server.EmbeddedServer | None, model: nn.Module,
-              optimizer: torch.optim.Optimizer, schedulers: Schedulers,
-              joining: Joining) -> Job:
-    """A job that owns `server`, which ends if it cannot be made."""
-    try:
-        return Job(model, optimizer, schedulers, joining, server)
-    except BaseException:
-        if server is not None:
-            server.close()
-        raise
-
-
 def leave_newest(reason: str) -> None:
     """Ends the job of this process, if it has one."""
-    job = _newest() if _newest is not None else None
-    if job is not None and job._pid == os.getpid():
-        job.leave(reason)
+    run = _newest()
+    if run is not None:
+        run.leave(reason)
 
 
 def call(name: str) -> contextlib.AbstractContextManager[None]:
@@ -151,10 +127,10 @@ def call(name: str) -> contextlib.AbstractContextManager[None]:
     Raises:
         UsageError: this process has no job.
     """
-    job = _newest() if _newest is not None else None
-    if job is None or job.left:
+    run = _newest()
+    if run is None or run.left:
         raise _errors.UsageError("cohort.call(): this process has no job")
-    return job._step.call(name)
+    return run.step.call(name)
 
 
 def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
@@ -233,8 +209,14 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     if (server_timeout == _TIMEOUT and serve is None and
             reached.address in _server.finished_runs):
         server_timeout = _server.AGAIN_TIMEOUT
-    job = _job_with(reached.own, model, optimizer, planned,
-                    Joining(reached.address, rank, server_timeout, trace,
-                            ops_listen, insecure, tls, _local_mode(local)))
-    _newest = weakref.ref(job)
-    return job
+    connect = functools.partial(
+        _connect, rank, server_timeout, insecure, tls, server=reached.address,
+        trace=trace, ops_listen=ops_listen, local=_local_mode(local))
+    try:
+        run = Run(model, optimizer, planned, reached, connect)
+    except BaseException:
+        if reached.own is not None:
+            reached.own.close()
+        raise
+    _newest = weakref.ref(run)
+    return Job(run)

@@ -1,32 +1,57 @@
 """The loop over a worker's assignments, as an iterable of batches."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cohort import _batches, _core, _data, _devices, _errors
+from cohort._run import Run
 from cohort._step import Mode
-
-if TYPE_CHECKING:
-    from cohort._job import Job
 
 
 class Data:
-    """The batches of one worker; see `Job.data`."""
+    """The batches of one worker; see `Job.data`.
 
-    def __init__(self, job: "Job", dataset: Any, by_number: bool,
-                 batch_size: int, declared: bool, accumulate: int, loop: bool,
-                 name: str, options: dict[str, Any]) -> None:
-        self._job = job
+    Raises:
+        UsageError: an argument that cannot be used.
+    """
+
+    def __init__(self, run: Run, dataset: Any, batch_size: int | None,
+                 accumulate: int, loop: bool, name: str | None,
+                 options: dict[str, Any]) -> None:
+        if accumulate < 1:
+            raise _errors.UsageError(f"accumulate: got {accumulate}, want at least 1")
+        for option in ("shuffle", "sampler", "batch_sampler", "drop_last"):
+            if options.pop(option, None):
+                raise _errors.UsageError(
+                    f"job.data({option}=...): the server decides which samples make a "
+                    "batch; remove this argument")
+        if isinstance(dataset, torch.utils.data.IterableDataset):
+            raise _errors.UsageError(
+                "job.data(): got an IterableDataset, want batches: "
+                "torch.utils.data.DataLoader(dataset, batch_size=4), or with "
+                "batch_size=None if it makes batches itself")
+        by_number = _data.is_map_style(dataset)
+        if batch_size is None:
+            batch_size = getattr(dataset, "batch_size", None)
+            if by_number:
+                raise _errors.UsageError(
+                    "job.data(): want batch_size, the samples of this worker in a "
+                    "step")
+        if batch_size is not None and batch_size < 1:
+            raise _errors.UsageError(
+                f"batch_size: got {batch_size}, want at least 1")
+        self._run = run
         self._dataset = dataset
         self._by_number = by_number
-        self._batch_size = batch_size
+        self._batch_size = 1 if batch_size is None else batch_size
         # The length that the script gives batches of its own.
-        self._declared = batch_size if declared else None
+        self._declared = batch_size
         self._accumulate = accumulate
         self._loop = loop
-        self._name = name
+        self._name = name or type(dataset).__name__
+        # Of a DataLoader.
         self._options = options
         self._reader: _data.RangeReader | None = None
         self._own: _data.OwnBatches | None = None
@@ -56,7 +81,7 @@ class Data:
         """
         if not self._by_number:
             return len(self._dataset) * self._accumulate
-        membership = self._job._membership
+        membership = self._run.membership
         if membership is None:
             raise TypeError(
                 "len(job.data(...)): the number of workers is not known before "
@@ -73,17 +98,18 @@ class Data:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        job = self._job
+        run = self._run
         self._iterated = True
         while (assignment := self._next_to_train()) is not None:
-            if job._is_beyond(assignment.data_epoch):
+            limit = run.epoch_limit
+            if limit is not None and assignment.data_epoch > limit:
                 # The script may save the model, or score it.
-                job.load()
+                run.load()
                 return
             self._next = None
-            if job._read_weights(assignment):
+            if run.read_weights(assignment):
                 yield from self._train(assignment)
-            if job.left:
+            if run.left:
                 return
 
     def next_epoch(self) -> int | None:
@@ -100,15 +126,15 @@ class Data:
     def _next_to_train(self) -> "_core.Assignment | None":
         """The next batch, after the other tasks that come before it; None if the
         run needs no more."""
-        job = self._job
-        if job.finished:
+        run = self._run
+        if run.finished:
             return None
         self._start()
-        job._step.check_trained()
-        job._step.capture_statistics()
-        while not job.finished:
+        run.step.check_trained()
+        run.step.capture_statistics()
+        while not run.finished:
             if self._next is None:
-                self._next = job._next_assignment()
+                self._next = run.next_assignment()
             assignment = self._next
             if assignment is None or assignment.kind == "train":
                 return assignment
@@ -118,30 +144,27 @@ class Data:
         return None
 
     def _start(self) -> None:
-        job = self._job
-        if job.left:
+        run = self._run
+        if run.left:
             raise _errors.UsageError("job.data(): the job has left its run")
-        if job.worker is None:
-            job._join(self._batch_size,
-                      job._run_plan(self._dataset, self._by_number,
-                                    self._batch_size, self._name),
-                      self._dataset)
-            if job.finished:
+        if run.worker is None:
+            run.join(self._dataset, self._by_number, self._batch_size, self._name)
+            if run.finished:
                 return
         elif self._reader is None and self._own is None:
             raise _errors.UsageError(
                 "job.data(): the run's data is that of the first call; iterate "
                 "the same object again")
-        seed = job._joined().seed
+        seed = run.joined().seed
         if self._by_number and self._reader is None:
             order = _data.Order(seed, len(self._dataset))
             self._reader = _data.RangeReader(self._dataset, order, seed,
                                              self._options)
         elif not self._by_number and self._own is None:
-            self._own = _data.OwnBatches(self._dataset, self._loop)
+            self._own = run.own = _data.OwnBatches(self._dataset, self._loop)
 
     def _read(self, assignment: "_core.Assignment") -> Any:
-        with self._job._step.phase("data"):
+        with self._run.step.phase("data"):
             if self._own is not None:
                 return self._own.next()
             assert self._reader is not None
@@ -149,13 +172,13 @@ class Data:
                                       assignment.end))
 
     def _train(self, assignment: "_core.Assignment") -> Iterator[Any]:
-        job, step = self._job, self._job._step
+        run, step = self._run, self._run.step
         if self._own is not None and not self._settle(assignment):
             return
         try:
             batch = self._read(assignment)
         except StopIteration:
-            job._end_of_data()
+            run.end_of_data()
             return
         parts = self._accumulate * assignment.batches
         if self._own is None:
@@ -163,14 +186,14 @@ class Data:
                 batch, assignment.end - assignment.begin)
         else:
             samples, doubt = self._own.samples(self._declared)
-        job._begin_step(assignment, parts, samples, self._own, doubt)
+        run.begin_step(assignment, parts, samples, doubt)
         step.batch_digest = (0 if self._own is None else
                              self._own.digest(assignment.version))
         for part in range(parts):
             share = _batches.split(batch, part, parts, samples)
             step.begin_forward()
             yield share
-            if job.left:
+            if run.left:
                 return
             if step.done <= part:
                 step.check_trained()
@@ -180,11 +203,10 @@ class Data:
         assignment is void."""
         assert self._own is not None
         try:
-            if self._job.worker.settle_last_push(assignment) != "repeat":
+            if self._run.worker.settle_last_push(assignment) != "repeat":
                 self._own.counted()
         except _errors.StatusError as error:
-            if _errors.code_of(error) not in _errors.VOID:
-                self._job._ended_by(error)
+            self._run.ended_by(error, _errors.VOID)
             return False
         return True
 
@@ -193,95 +215,59 @@ class Data:
     def _void_or_done(self, execute: Any,
                       assignment: "_core.Assignment") -> None:
         """Executes an assignment that may become void meanwhile."""
-        job = self._job
-        if not job._read_weights(assignment):
+        run, step = self._run, self._run.step
+        if not run.read_weights(assignment):
             return
         modes = [(module, module.training)
-                 for module in job._model.module.modules()]
+                 for module in run.model.module.modules()]
         try:
-            job.worker.begin_step(assignment)
+            run.worker.begin_step(assignment)
             execute(assignment)
         except _errors.StatusError as error:
-            if _errors.code_of(error) not in _errors.VOID:
-                job._ended_by(error)
+            run.ended_by(error, _errors.VOID)
         finally:
-            job._step.mode = Mode.IDLE
-            job._step.forget_calls()
-            if not job.left:
-                job._step.load_statistics()
+            step.mode = Mode.IDLE
+            step.forget_calls()
+            if not run.left:
+                step.load_statistics()
             # Layers that the script keeps in eval mode stay there.
             for module, training in modes:
                 module.training = training
 
     def _evaluate(self, assignment: "_core.Assignment") -> None:
-        job = self._job
-        evaluator = job._evaluator
+        run, step = self._run, self._run.step
+        evaluator = run.evaluator
         assert evaluator is not None
         positions: Sequence[int] = range(assignment.begin, assignment.end)
         size = None
         if assignment.statistics == "batch":
-            order = _data.Order(job._joined().seed, len(evaluator.dataset))
+            order = _data.Order(run.joined().seed, len(evaluator.dataset))
             positions = order.indices(0, assignment.begin, assignment.end)
             size = self._batch_size * (
-                job.workers if assignment.global_normalization else 1)
-            job._step.mode = Mode.SCORE_BY_BATCH
+                run.joined().workers if assignment.global_normalization else 1)
+            step.mode = Mode.SCORE_BY_BATCH
         else:
-            pulled = job.worker.read(assignment.version, False,
+            pulled = run.worker.read(assignment.version, False,
                                      assignment.statistics)
-            job._step.show_statistics(pulled)
-            job._step.mode = Mode.SCORE
-        module = job._model.module
+            step.show_statistics(pulled)
+            step.mode = Mode.SCORE
+        module = run.model.module
         module.eval()
-        with torch.no_grad(), job._step.phase("forward"):
+        with torch.no_grad(), step.phase("forward"):
             sums = evaluator.score(module, positions, size)
-        job.worker.report_evaluation(sums)
+        run.worker.report_evaluation(sums)
 
     def _collect(self, assignment: "_core.Assignment") -> None:
         """Precise statistics: the moments of a batch in training mode."""
-        job = self._job
+        run, step = self._run, self._run.step
         batch = self._read(assignment)
         _data.seed_everything(_core.mix_seed(
-            job._joined().seed, assignment.version, assignment.begin))
-        job._step.mode = Mode.COLLECT
-        module = job._model.module
+            run.joined().seed, assignment.version, assignment.begin))
+        step.mode = Mode.COLLECT
+        module = run.model.module
         module.train()
-        with torch.no_grad(), job._step.phase("forward"):
+        with torch.no_grad(), step.phase("forward"):
             module(_devices.move(
                 batch[0] if isinstance(batch, (list, tuple)) else batch,
-                job._model.device))
-        job.worker.report_moments()
-
-
-def data_of(job: "Job", dataset: Any, batch_size: int | None, accumulate: int,
-            loop: bool, name: str | None, options: dict[str, Any]) -> Data:
-    """See `Job.data`. `options` are those of a DataLoader.
-
-    Raises:
-        UsageError: an argument that cannot be used.
-    """
-    if accumulate < 1:
-        raise _errors.UsageError(f"accumulate: got {accumulate}, want at least 1")
-    for option in ("shuffle", "sampler", "batch_sampler", "drop_last"):
-        if options.pop(option, None):
-            raise _errors.UsageError(
-                f"job.data({option}=...): the server decides which samples make a "
-                "batch; remove this argument")
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        raise _errors.UsageError(
-            "job.data(): got an IterableDataset, want batches: "
-            "torch.utils.data.DataLoader(dataset, batch_size=4), or with "
-            "batch_size=None if it makes batches itself")
-    by_number = _data.is_map_style(dataset)
-    if batch_size is None:
-        batch_size = getattr(dataset, "batch_size", None)
-        if by_number:
-            raise _errors.UsageError(
-                "job.data(): want batch_size, the samples of this worker in a "
-                "step")
-    declared = batch_size is not None
-    batch_size = 1 if batch_size is None else batch_size
-    if batch_size < 1:
-        raise _errors.UsageError(
-            f"batch_size: got {batch_size}, want at least 1")
-    return Data(job, dataset, by_number, batch_size, declared, accumulate, loop,
-                name or type(dataset).__name__, options)
+                run.model.device))
+        run.worker.report_moments()

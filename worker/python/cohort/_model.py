@@ -92,6 +92,11 @@ class RegisteredModel:
                 f"the optimizer has {len(held)} parameters that are not in the "
                 "model; make it from the model's parameters")
 
+    def copy(self) -> dict[str, Any]:
+        """The model's state_dict(), which later steps do not change."""
+        return {name: value.detach().clone() if isinstance(value, torch.Tensor)
+                else value for name, value in self.module.state_dict().items()}
+
     def specs(self, plan: OptimizerPlan) -> list["_core.ParameterSpec"]:
         """The parameters as they are registered."""
         specs = []

@@ -107,7 +107,7 @@ class Step:
         self._in_backward = False
         # Digest of the script's own batch; 0: none.
         self.batch_digest = 0
-        self._begin(1, None)
+        self._begin(1, None, "")
         self.gradients = Gradients(model, self._deliver, self.trains)
         for _, layer in model.layers:
             layer._cohort_step = self
@@ -378,11 +378,13 @@ class Step:
 
     # ---- one step
 
-    def _begin(self, parts: int, samples: int | None) -> None:
+    def _begin(self, parts: int, samples: int | None, doubt: str) -> None:
         self.parts = parts
         # Parts whose backward pass, and whose job.step(), has been called.
         self.passes = self.done = 0
-        self._samples = samples
+        self._samples, self._doubt = samples, doubt
+        # Learning rates, as they were sent.
+        self.rates: list[float] = []
         self._weight = self._loss = 0.0
         # The weight of all members and parts.
         self._total = 1.0
@@ -400,15 +402,16 @@ class Step:
         self.token = torch.zeros((), requires_grad=True)
 
     def begin(self, assignment: "_core.Assignment", parts: int,
-              samples: int | None) -> None:
+              samples: int | None, doubt: str) -> None:
         """Starts to train the assignment.
 
         Args:
             assignment: the task.
             parts: forward and backward passes that make up the step.
             samples: in the batch of all parts; None if they cannot be counted.
+            doubt: why that number may be wrong, or empty.
         """
-        self._begin(parts, samples)
+        self._begin(parts, samples, doubt)
         self.assignment = assignment
         self.mode = Mode.TRAIN
         self._thread = threading.get_ident()
@@ -437,6 +440,11 @@ class Step:
         raise _errors.UsageError(
             f"{what}: no batch is in progress; iterate job.data() and call it "
             "once for each batch")
+
+    def check_samples(self, what: str, weight: float | None) -> None:
+        """Raises UsageError if the default weight is in doubt."""
+        if weight is None and self._doubt:
+            raise _errors.UsageError(f"{what}(): {self._doubt}")
 
     def check_trained(self) -> None:
         """Raises UsageError if a batch is being trained."""
@@ -481,6 +489,7 @@ class Step:
     def backward(self, loss: torch.Tensor, weight: float | None,
                  reduction: str, rates: list[float]) -> None:
         """See Job.backward. `rates` are the learning rates of this step."""
+        self.rates = rates
         if self.passes > self.done:
             raise _errors.UsageError(
                 "job.backward(): a second call in one step; add the losses and "
@@ -507,8 +516,7 @@ class Step:
         if self.passes == 0:
             self.gradients.prepare()
             self._total = self._total_weight(
-                weight * self.parts if given else float(self._samples or 0),
-                rates)
+                weight * self.parts if given else float(self._samples or 0))
         self._end_forward()
         self.passes += 1
         scale = weight if reduction == "mean" else 1.0
@@ -537,14 +545,13 @@ class Step:
         if scale > 0:
             self._loss += float(loss.detach()) * scale
 
-    def _total_weight(self, own: float, rates: list[float]) -> float:
+    def _total_weight(self, own: float) -> float:
         """What the loss of one process would be a mean over: the weight of all
         members. Where they do not all meet, a number that is the same for all, so
         that the server weighs them rightly: it divides by what they have sent.
 
         Args:
             own: the weight of this member's step, by its first part.
-            rates: as in `backward`.
 
         Raises:
             ConfigurationError: other members have other rates.
@@ -553,10 +560,10 @@ class Step:
         reference = float(self.worker.loss_reference())
         if self.assignment.global_normalization:
             (total, _), (_, spread), met = self.worker.meet(
-                "job.backward", [own, _number_of(rates)])
+                "job.backward", [own, _number_of(self.rates)])
             if spread > 0:
                 raise _errors.ConfigurationError(
-                    f"schedulers: this worker has learning rates {rates}, and others "
+                    f"schedulers: this worker has learning rates {self.rates}, and others "
                     "have other ones in this step; make schedulers of the same "
                     "numbers on all workers, such as steps of the whole run "
                     "(cohort.steps) in place of the length of one's own loader")

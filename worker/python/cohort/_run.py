@@ -1,0 +1,352 @@
+"""A worker's state in its run, which the job and its loop share."""
+
+import atexit
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from cohort import _after_step, _core, _data, _errors, _evaluation, _server
+from cohort._model import RegisteredModel
+from cohort._optimizer import plan_of
+from cohort._optimizer_watch import OptimizerWatch
+from cohort._schedulers import Schedulers
+from cohort._signals import StopWatcher
+from cohort._step import Step, StepResult
+
+
+class Run:
+    """A worker's state, from `cohort.join` until it has left the run.
+
+    Args:
+        model: its batch norm is converted in place.
+        optimizer: of the model's parameters.
+        schedulers: of the optimizer.
+        reached: the run's server.
+        connect: makes a worker that has not joined yet, of a batch size.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer,
+                 schedulers: Schedulers, reached: _server.Reached,
+                 connect: "Callable[[RegisteredModel, int], _core.Worker]"
+                 ) -> None:
+        self.model = RegisteredModel(model)
+        self.model.check_optimizer(optimizer)
+        self.schedulers = schedulers
+        self._plan = plan_of(optimizer, bool(schedulers))
+        self._watch = OptimizerWatch(optimizer, bool(schedulers))
+        self._reached = reached
+        self._connect = connect
+        self._pid = os.getpid()
+        self.evaluator: _evaluation.Evaluator | None = None
+        # Set once the run is joined.
+        self.membership: "_core.Membership | None" = None
+        self._watcher: StopWatcher | None = None
+        self._final_version: int | None = None
+        # Those of the last version, if the server has kept any.
+        self.last_averages: dict[str, Any] | None = None
+        # The worker has left the run.
+        self.left = False
+        # The run is over, or needs nothing more of this worker.
+        self.finished = False
+        # The iterable of own data has ended, and with it the run.
+        self._data_ended = False
+        # The epoch that `Job.epochs` is in; batches of the next one wait.
+        self.epoch_limit: int | None = None
+        self._initial_state = self._state = schedulers.save()
+        self._last: StepResult | None = None
+        # Set by the loop, if the batches are the script's own.
+        self.own: _data.OwnBatches | None = None
+        self.step = Step(self.model)
+        self.after_step = _after_step.AfterStep(self.step, model)
+        atexit.register(self._at_exit)
+
+    @property
+    def worker(self) -> "_core.Worker":
+        """The connection to the run; None before it is joined, and after."""
+        return self.step.worker
+
+    def joined(self) -> "_core.Membership":
+        """What the server has given this worker.
+
+        Raises:
+            UsageError: the run is not joined yet.
+        """
+        if self.membership is None:
+            raise _errors.UsageError(
+                "the job joins its run when job.data() is iterated; this is not "
+                "known before")
+        return self.membership
+
+    @property
+    def version(self) -> int | None:
+        """See Job.version."""
+        return self._final_version if self.worker is None else (
+            self.worker.version())
+
+    # ---- joining and leaving
+
+    def join(self, dataset: Any, by_number: bool, batch_size: int,
+             name: str) -> None:
+        """Joins the run and registers the model; once."""
+        plan = self._run_plan(dataset, by_number, batch_size, name)
+        self._watch.check()
+        address = self._reached.address
+        finished = _server.finished_runs.get(address)
+        try:
+            worker = self._connect(self.model, batch_size)
+            self.step.worker = worker
+            self._watcher = StopWatcher(self._stop)
+            self.membership = worker.join()
+            if self.membership.run_id == finished:
+                self._refuse_second(address, "it is over")
+            if by_number:
+                plan.dataset_digest = _data.digest_of(dataset,
+                                                      self.membership.seed)
+            worker.register(
+                self.model.specs(self._plan), self.model.layer_specs(), plan,
+                self.model.memory(), self.model.initial_statistics())
+            self.model.statistics.attach(worker)
+            self.after_step.joined(int(self.membership.version))
+        except _errors.StatusError as error:
+            if finished is not None:
+                self._raise_if_stopped()
+                self._refuse_second(address, str(error.args[1]))
+            self.ended_by(error)
+
+    def _refuse_second(self, address: str, why: str) -> NoReturn:
+        self.leave("its process has finished this run")
+        raise _server.second_join(address, why) from None
+
+    def _run_plan(self, dataset: Any, by_number: bool, batch_size: int,
+                  name: str) -> "_core.RunPlan":
+        plan = _core.RunPlan()
+        plan.dataset = name
+        plan.own_data = not by_number
+        if by_number:
+            plan.train_samples = len(dataset)
+        elif self.schedulers.by_epoch:
+            raise _errors.ConfigurationError(
+                "cohort.join(epoch_schedulers=...): the server counts no epochs of "
+                "own data, so these would never advance; pass schedulers= over steps")
+        if self.evaluator is not None:
+            plan.test_samples = len(self.evaluator.dataset)
+            if not by_number:
+                raise _errors.ConfigurationError(
+                    "job.evaluate_with(): the server counts no epochs of own "
+                    "data, so there is no time to evaluate; score the model in "
+                    "the script")
+        plan.loss_reference = float(batch_size)
+        plan.loss = "of the training script"
+        plan.rates_by_workers = bool(self.schedulers)
+        plan.optimizer = self._plan.settings
+        return plan
+
+    def is_here(self) -> bool:
+        """This process, not a fork of it, has the run and has not left it."""
+        return not self.left and os.getpid() == self._pid
+
+    def leave(self, reason: str) -> None:
+        """See Job.leave."""
+        if not self.is_here():
+            return
+        self.left = True
+        if self.finished and self.membership is not None:
+            _server.finished_runs[self._reached.address] = str(
+                self.membership.run_id)
+        atexit.unregister(self._at_exit)
+        if self.worker is not None:
+            self.step.abandon(reason)
+            with contextlib.suppress(_errors.StatusError):
+                # Others' void steps have it as their reason.
+                self.worker.leave("its data has ended" if self._data_ended else
+                                  "done" if self.finished else reason,
+                                  self._data_ended)
+            # Ends its connections and completes the timeline.
+            self._final_version = self.worker.version()
+            self.step.worker = None  # type: ignore[assignment]
+        self.step.detach()
+        self._watch.detach()
+        self.after_step.detach()
+        if self._watcher is not None:
+            self._watcher.close()
+        if self._reached.own is not None:
+            self._reached.own.close(self.finished)
+
+    def _at_exit(self) -> None:
+        self.leave("the script has ended")
+
+    # ---- the end
+
+    def _conclude(self, assignment: "_core.Assignment") -> None:
+        """The run needs nothing more: the model gets its last version."""
+        self.finished = True
+        _core.log("info", f"the run is over: {assignment.reason}")
+        # Most runs have no averages.
+        with contextlib.suppress(_errors.CohortError):
+            self.load(averaged=True)
+            self.last_averages = self.model.copy()
+        with contextlib.suppress(_errors.CohortError):
+            self.load()
+        self.leave(assignment.reason)
+        if assignment.failed:
+            raise _errors.TrainingError(f"the run failed: {assignment.reason}")
+        if assignment.unfinished:
+            _core.log("warning", f"left before the run was done: "
+                      f"{assignment.reason}")
+            raise _errors.Stopped(_core.ExitCode.LEFT.value)
+
+    def end_of_data(self) -> None:
+        """The iterable of own data has ended: so does the run."""
+        self._data_ended = True
+        with contextlib.suppress(_errors.CohortError):
+            self.load()
+        self.finished = True
+        self.leave("the data has ended")
+
+    def ended_by(self, error: _errors.StatusError,
+                 void: frozenset[str] = frozenset()) -> None:
+        """A call ended with a status that is final, unless `void` has it."""
+        code = _errors.code_of(error)
+        if code in void:
+            return
+        if code == "CANCELLED":
+            self._raise_if_stopped()
+            # The server no longer needs this rank.
+            self.finished = True
+            self.leave(str(error.args[1]))
+            return
+        self.leave(str(error.args[1]))
+        _errors.raise_from(error)
+
+    def _stop(self, number: int, patience: bool) -> bool:
+        """On the watcher's thread. Returns whether it is enough for now: a step
+        in progress may end by itself."""
+        worker = self.worker
+        if worker is None:
+            return True
+        if patience:
+            _core.log("info", f"signal {number}: finishing the step, then leaving")
+            if self.step.trains():
+                return False
+        worker.request_stop()
+        return True
+
+    def _raise_if_stopped(self) -> None:
+        if self._watcher is None or self._watcher.signal is None:
+            return
+        number = self._watcher.signal
+        self.leave("stopped by a signal")
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise _errors.Stopped(_core.ExitCode.LEFT.value)
+
+    # ---- assignments
+
+    def next_assignment(self) -> "_core.Assignment | None":
+        """The next one to compute; None if there is none any more."""
+        if self.finished:
+            return None
+        self._raise_if_stopped()
+        try:
+            assignment = self.worker.next_assignment()
+        except _errors.StatusError as error:
+            self.ended_by(error)
+            return None
+        if assignment.kind != "finished":
+            return assignment
+        self._conclude(assignment)
+        return None
+
+    def read_weights(self, assignment: "_core.Assignment") -> bool:
+        """False if the assignment is void."""
+        # Values that are about to be overwritten are compared now.
+        self.model.check_weights(
+            content=self.worker.version() != assignment.version)
+        self.model.await_weights()
+        try:
+            pulled = self.worker.read_weights(assignment)
+        except _errors.StatusError as error:
+            self.ended_by(error, _errors.VOID)
+            return False
+        if pulled is not None:
+            self.model.take_weights()
+            self._take_state(bytes(pulled.front_end_state) or
+                             self._initial_state)
+        self.step.load_statistics()
+        return True
+
+    def load(self, averaged: bool = False) -> int:
+        """See Job.load; `averaged`: the averages that --ema_decay keeps."""
+        self.joined()
+        if self.step.trains():
+            raise _errors.UsageError(
+                "a step is in progress; call job.step() first")
+        self.model.await_weights()
+        try:
+            pulled = self.worker.read(None, True, "average" if averaged else "")
+        except _errors.StatusError as error:
+            _errors.raise_from(error)
+        self.model.take_weights()
+        if averaged:
+            self.step.show_statistics(pulled)
+        else:
+            self.step.load_statistics()
+        if pulled.front_end_state:
+            self._take_state(bytes(pulled.front_end_state))
+        return int(pulled.version)
+
+    def _take_state(self, state: bytes) -> None:
+        self.schedulers.load(state)
+        self._state = state
+
+    def begin_step(self, assignment: "_core.Assignment", parts: int,
+                   samples: int | None, doubt: str) -> None:
+        """See Step.begin."""
+        self.after_step.check(self._last)
+        self.schedulers.begin_step(assignment.data_epoch)
+        self._last = None
+        self.step.begin(assignment, parts, samples, doubt)
+        self.after_step.begin()
+        membership = self.joined()
+        _data.seed_everything(_core.mix_seed(
+            membership.seed, self.worker.version() or 0, int(membership.rank)))
+
+    def end_step(self) -> StepResult:
+        """See Job.step."""
+        step = self.step
+        self.model.check_weights(content=True)
+        self._watch.check()
+        if step.passes == step.done:
+            raise _errors.UsageError(
+                "job.step(): no gradients yet; call job.backward(loss) first")
+        step.done += 1
+        if step.done < step.parts:
+            step.end_part()
+            return StepResult(version=None, verdict="part")
+        step.gradients.check()
+        self.model.buffers.check()
+        if self.schedulers.rates() != step.rates:
+            raise _errors.UsageError(
+                "job.step(): a learning rate was changed after job.backward(), which "
+                "has sent the rates of this step; change it before")
+        self.schedulers.advance()
+        state = self.schedulers.save()
+        try:
+            self._last = step.close(state)
+        except _errors.StatusError as error:
+            self.ended_by(error)
+            self._last = StepResult(None, "void", reason=str(error.args[1]))
+        if self._last.counts:
+            self._state = state
+            # Here, as the script may leave its loop after this call.
+            if self.own is not None:
+                self.own.counted()
+            self.after_step.run()
+        else:
+            self.schedulers.load(self._state)
+        return self._last
