@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-
 from cohort import _beside, _core, _errors
 from cohort._step import Step, StepResult
 
@@ -18,12 +16,10 @@ class AfterStep:
 
     Args:
         step: the job's.
-        model: its model.
     """
 
-    def __init__(self, step: Step, model: nn.Module) -> None:
+    def __init__(self, step: Step) -> None:
         self._step = step
-        self._beside = step.beside = _beside.ModulesBeside(model)
         self._functions: list[Callable[[], Any]] = []
         # The version at which the process joined.
         self._joined_at = 0
@@ -37,14 +33,6 @@ class AfterStep:
         """See Job.after_step."""
         self._functions.append(function)
 
-    def detach(self) -> None:
-        """Stops looking."""
-        self._beside.detach()
-
-    def begin(self) -> None:
-        """Called when a step begins."""
-        self._beside.begin()
-
     def run(self) -> None:
         """Called when the step has become part of a version."""
         if not self._functions:
@@ -53,7 +41,7 @@ class AfterStep:
         for function in self._functions:
             function()
         self._refuse_late()
-        self._beside.note()
+        self._step.beside.note()
 
     def check(self, last: StepResult | None) -> None:
         """Looks at the modules beside the model.
@@ -68,7 +56,7 @@ class AfterStep:
         name = self._changed() if last is not None else None
         if last is None or name is None:
             return
-        trained = self._beside.trained()
+        trained = self._step.beside.trained()
         if trained is not None:
             raise _errors.UsageError(_beside.trained_alone(trained))
         if not last.counts:
@@ -84,7 +72,7 @@ class AfterStep:
                       "statistics need not move")
 
     def _changed(self) -> str | None:
-        return self._step.foreign_module() or self._beside.changed()
+        return self._step.foreign_module() or self._step.beside.changed()
 
     def _refuse_late(self) -> None:
         name = self._changed() if self._joined_at > 0 else None

@@ -62,7 +62,7 @@ class Run:
         # Set by the loop, if the batches are the script's own.
         self.own: _data.OwnBatches | None = None
         self.step = Step(self.model)
-        self.after_step = _after_step.AfterStep(self.step, model)
+        self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self._at_exit)
 
     @property
@@ -171,7 +171,6 @@ class Run:
             self.step.worker = None  # type: ignore[assignment]
         self.step.detach()
         self._watch.detach()
-        self.after_step.detach()
         if self._watcher is not None:
             self._watcher.close()
         if self._reached.own is not None:
@@ -311,7 +310,6 @@ class Run:
         self.schedulers.begin_step(assignment.data_epoch)
         self._last = None
         self.step.begin(assignment, parts, samples, doubt)
-        self.after_step.begin()
         membership = self.joined()
         _data.seed_everything(_core.mix_seed(
             membership.seed, self.worker.version() or 0, int(membership.rank)))

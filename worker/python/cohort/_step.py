@@ -99,8 +99,7 @@ class Step:
         self.call_name = ""
         # What moved in this step and cannot be put back.
         self._foreign: str | None = None
-        # Set by the job.
-        self.beside: ModulesBeside | None = None
+        self.beside = ModulesBeside(model.module)
         self._in_forward = False
         self.handle = _operator.new_handle(self)
         self.assignment: "_core.Assignment | None" = None
@@ -119,6 +118,7 @@ class Step:
         for _, layer in self._model.layers:
             _batch_norm.restore(layer)
         _doors.close_doors(self)
+        self.beside.detach()
         self.mode = Mode.IDLE
 
     # ---- for batch norm
@@ -257,7 +257,7 @@ class Step:
 
     def lasts(self, buffer: torch.Tensor) -> bool:
         """Whether a tensor of the script has been there before the step."""
-        return self.beside is not None and self.beside.lasts(buffer)
+        return self.beside.lasts(buffer)
 
     def check_foreign(self, name: str, buffers: tuple[torch.Tensor, ...]
                       ) -> None:
@@ -421,6 +421,7 @@ class Step:
         self.worker.begin_step(assignment)
         if assignment.version == 0 and assignment.moves_statistics:
             self._model.buffers.compare(self.worker)
+        self.beside.begin()
 
     def begin_forward(self) -> None:
         """The script computes a part's loss. From here on until `backward` time
