@@ -265,6 +265,22 @@ def convert_batch_norm(model: nn.Module) -> nn.Module:
     return model
 
 
+def attach(layers: Sequence[tuple[str, Layer]], step: Any) -> None:
+    """Calls of these layers are those of `step` from now on."""
+    for number, (_, layer) in enumerate(layers):
+        layer._cohort_step, layer._cohort_layer = step, number
+
+
+def is_attached(layer: Layer) -> bool:
+    """Whether the layer belongs to the step of a job."""
+    return layer._cohort_step is not None
+
+
+def number_of(layer: Layer) -> int:
+    """The layer's number in the registered model."""
+    return int(layer._cohort_layer)
+
+
 def restore(layer: Layer) -> None:
     """Makes a converted module one of its own class again."""
     for name in ("_cohort_step", "_cohort_layer"):

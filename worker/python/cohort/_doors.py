@@ -132,7 +132,8 @@ def _served(step: "Step", x: torch.Tensor, weight: torch.Tensor | None,
             epsilon: float) -> torch.Tensor | None:
     """The result, if the cohort normalises; None: torch does."""
     module = step.current_module()
-    layer = module._cohort_layer if module is not None else step.layer_of(mean)
+    layer = (step.layer_of(mean) if module is None else
+             _batch_norm.number_of(module))
     # Code of a layer may normalise something else, such as an image at a time.
     if layer is None or x.shape[1] != step.channels_of(layer):
         return _served_unregistered(step, x, weight, bias, mean, variance,

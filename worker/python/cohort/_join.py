@@ -66,7 +66,7 @@ def _local_mode(given: str | None) -> str:
 def _check_alone(model: nn.Module) -> None:
     """Raises UsageError if the model, or this process, has a job."""
     for _, layer in _batch_norm.layers_of(model):
-        if layer._cohort_step is not None:
+        if _batch_norm.is_attached(layer):
             raise _errors.UsageError(
                 "cohort.join(): this model belongs to a job; call leave() on "
                 "that first")

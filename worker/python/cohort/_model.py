@@ -39,8 +39,6 @@ class RegisteredModel:
             [layer for _, layer in self.layers])
         self.channels = [_batch_norm.channels_of(layer)
                          for _, layer in self.layers]
-        for number, (_, layer) in enumerate(self.layers):
-            layer._cohort_layer = number
         # Each parameter once, under its first name; those without elements have
         # nothing to exchange.
         self.names: list[str] = []

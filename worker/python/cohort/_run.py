@@ -63,7 +63,7 @@ class Run:
         self.own: _data.OwnBatches | None = None
         self.step = Step(self.model)
         self.after_step = _after_step.AfterStep(self.step)
-        atexit.register(self._at_exit)
+        atexit.register(self.leave, "the script has ended")
 
     @property
     def worker(self) -> "_core.Worker":
@@ -71,11 +71,7 @@ class Run:
         return self.step.worker
 
     def joined(self) -> "_core.Membership":
-        """What the server has given this worker.
-
-        Raises:
-            UsageError: the run is not joined yet.
-        """
+        """The membership. Raises UsageError before the run is joined."""
         if self.membership is None:
             raise _errors.UsageError(
                 "the job joins its run when job.data() is iterated; this is not "
@@ -158,7 +154,7 @@ class Run:
         if self.finished and self.membership is not None:
             _server.finished_runs[self._reached.address] = str(
                 self.membership.run_id)
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.leave)
         if self.worker is not None:
             self.step.abandon(reason)
             with contextlib.suppress(_errors.StatusError):
@@ -175,11 +171,6 @@ class Run:
             self._watcher.close()
         if self._reached.own is not None:
             self._reached.own.close(self.finished)
-
-    def _at_exit(self) -> None:
-        self.leave("the script has ended")
-
-    # ---- the end
 
     def _conclude(self, assignment: "_core.Assignment") -> None:
         """The run needs nothing more: the model gets its last version."""

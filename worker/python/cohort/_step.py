@@ -108,8 +108,7 @@ class Step:
         self.batch_digest = 0
         self._begin(1, None, "")
         self.gradients = Gradients(model, self._deliver, self.trains)
-        for _, layer in model.layers:
-            layer._cohort_step = self
+        _batch_norm.attach(model.layers, self)
         _doors.open_doors(self)
 
     def detach(self) -> None:
@@ -157,7 +156,7 @@ class Step:
             return self._started and self.normalises(module.training)
         if not self.is_served() or not self.normalises(module.training):
             return False
-        name = self.layer_name(module._cohort_layer)
+        name = self.layer_name(_batch_norm.number_of(module))
         _doors.check_not_local(name)
         self.check_training_call(name)
         return True
@@ -208,7 +207,7 @@ class Step:
         """The layer's number of batches, as it was before its code counted this
         call; None if it did not count it."""
         stack = self._running.__dict__.get("stack")
-        if not stack or stack[-1][0]._cohort_layer != layer:
+        if not stack or _batch_norm.number_of(stack[-1][0]) != layer:
             return None
         module, before = stack[-1]
         tracked: torch.Tensor | None = getattr(module, "num_batches_tracked",
