@@ -1,37 +1,27 @@
 #include "common/exit_codes.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
 namespace cohort {
 
-absl::Span<const ExitCodeRow> ExitCodes() {
-  static constexpr ExitCodeRow kRows[] = {
-      {.code = kExitOk},
-      {.code = kExitFailure},
-      {.code = kExitUsage, .final = true},
-      {.code = kExitConfig, .final = true},
-      {.code = kExitDenied, .final = true},
-      // The server may be on its way back, and a rank may become vacant.
-      {.code = kExitUnreachable},
-      {.code = kExitWaitTimeout},
-      {.code = kExitBadCheckpoint, .final = true},
-      // The same weights and samples give the same numbers.
-      {.code = kExitNonfinite, .final = true},
-      {.code = kExitHalfDone},
-      {.code = kExitLeft},
-      {.code = kExitCannotRun, .final = true},
-      {.code = kExitNoProgram, .final = true}};
-  return kRows;
-}
-
 bool WouldEndSoAgain(int code) {
-  const absl::Span<const ExitCodeRow> rows = ExitCodes();
-  return std::any_of(rows.begin(), rows.end(), [code](const ExitCodeRow& row) {
-    return row.code == code && row.final;
-  });
+  switch (code) {
+    case kExitUsage:
+    case kExitConfig:
+    case kExitDenied:
+    case kExitBadCheckpoint:
+    // The same weights and samples give the same numbers.
+    case kExitNonfinite:
+    case kExitCannotRun:
+    case kExitNoProgram:
+      return true;
+    // kExitUnreachable, for one: the server may be on its way back, and a rank
+    // may become vacant. Codes of signals are here, too.
+    default:
+      return false;
+  }
 }
 
 std::string WhyNotAgain(const LostProcess& lost, absl::string_view limit) {

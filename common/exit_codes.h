@@ -3,7 +3,6 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 
 namespace cohort {
 
@@ -30,21 +29,10 @@ enum ExitCode : int {
   kExitNoProgram = 127,
 };
 
-// A row of the one table of exit codes. Every supervisor goes by it: those of
-// this project by WouldEndSoAgain, and the manifests in deploy/ by lists that
-// tests/deploy compares with "Exit codes" in deploy/OPERATIONS.md, which
-// tests/common compares with this.
-struct ExitCodeRow {
-  int code = 0;
-  // A second process with the same flags would end in the same way, so it is
-  // not started. Codes without a row, those of signals among them, say nothing
-  // of that kind.
-  bool final = false;
-};
-
-// By code, ascending.
-absl::Span<const ExitCodeRow> ExitCodes();
-
+// Whether a second process with the same flags would end in the same way, so
+// that it is not started. Every supervisor goes by it: those of this project
+// call it, and the lists in deploy/ and the table in deploy/OPERATIONS.md are
+// compared with it by tests/deploy/exit_codes_test.py.
 bool WouldEndSoAgain(int code);
 
 // A process that ended with an error, as its supervisor sees it.

@@ -119,13 +119,13 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
       run_.roster.Join(
           session, request, [&] { return WaitText(run_, now); }, turn));
   Worker& worker = run_.ranks[joined.rank];
-  // Its new streams begin anew.
+  // Its new streams have received nothing.
   run_.flow.Forget(joined.rank);
   // A process that takes a lost rank's place where nobody waited for it
   // starts beside the slowest.
   run_.driver->Welcome(
       worker,
-      /*anew=*/!joined.back &&
+      /*fresh=*/!joined.back &&
           (!joined.replaces || !run_.settings.waits_for_lost()),
       turn);
   if (run_.phase.ended()) {

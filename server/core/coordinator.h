@@ -64,7 +64,7 @@ class Coordinator {
   // Errors: InvalidArgument, FailedPrecondition naming the difference.
   absl::Status BeginRegister(const Sender& sender, const ModelLayout& layout,
                              const RunPlan& plan, Instant now, Effects& out);
-  // A part of the values has arrived: the deadline begins anew.
+  // A part of the values has arrived: the deadline begins again.
   absl::Status RegisterProgress(const Sender& sender, Instant now);
   // The client has closed its side of the registration, so it can send no
   // values.

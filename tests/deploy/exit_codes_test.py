@@ -20,9 +20,8 @@ def table_of_programs() -> dict[int, bool]:
     """Whether a code is final, by code."""
     codes = {name: int(number) for name, number in re.findall(
         r"(kExit\w+) = (\d+),", read("common/exit_codes.h"))}
-    return {codes[name]: bool(final) for name, final in re.findall(
-        r"\{\.code = (kExit\w+)(, \.final = true)?\}",
-        read("common/exit_codes.cc"))}
+    final = re.findall(r"case (kExit\w+):", read("common/exit_codes.cc"))
+    return {code: name in final for name, code in codes.items()}
 
 
 def numbers(text: str) -> set[int]:

@@ -153,7 +153,7 @@ class SimServer : private CoreHost<SimServer> {
 
   // A data shard of this process.
   struct DataShard {
-    // Of the newest attempt to connect; null: it was not there.
+    // The link of the newest attempt to connect; null: it was not there.
     SharedLink link;
     ShardConnection connection;
   };
@@ -228,7 +228,7 @@ class SimServer : private CoreHost<SimServer> {
   };
   int64_t next_fetch_ = 1;
   std::map<int64_t, PartFetch> fetches_;
-  // Of the run that is over.
+  // The last version of a run that is over.
   SharedVersion last_;
   std::optional<Version> saved_;
   std::map<SessionId, SharedConnection> sessions_;

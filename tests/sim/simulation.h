@@ -34,10 +34,11 @@ struct Outcome {
   int64_t duplicates = 0;
   int64_t replay_mismatches = 0;
   int64_t restarts = 0;
-  // Of them: because a data shard was lost, or left; those that left after
-  // their checkpoint; and because the server was asked to stop.
+  // Restarts because a data shard was lost, or left.
   int64_t shards_lost = 0;
+  // Of these, the shard left after a checkpoint.
   int64_t shards_left = 0;
+  // Restarts because the server was asked to stop.
   int64_t stops = 0;
   int64_t dropped = 0;
   int64_t policy_changes = 0;

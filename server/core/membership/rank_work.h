@@ -26,7 +26,7 @@ class RankWork {
   bool trains() const {
     return busy() && outstanding_->kind == AssignmentKind::kTrain;
   }
-  // Of the push that what is outstanding asks for.
+  // The key of the push that belongs to the outstanding assignment.
   PushKey key() const {
     return {.sequence = outstanding_->sequence,
             .attempt = outstanding_->attempt};
@@ -40,7 +40,7 @@ class RankWork {
 
   // `next` takes the next number.
   void Give(Assignment next);
-  // What is outstanding is to be done once more, from this version.
+  // The outstanding assignment is to be done again, from this version.
   void Repeat(Version version);
   void End() { outstanding_.reset(); }
   void SetWaiting(bool waiting) { waiting_ = waiting; }

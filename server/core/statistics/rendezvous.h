@@ -193,7 +193,7 @@ class RendezvousTable {
     // It came after the rendezvous was completed without the rank.
     bool late = false;
     bool waiting = false;
-    // When it came; a replacement comes anew.
+    // When it came; a replacement contributes again.
     Instant since;
     // Recognises repetitions.
     uint64_t checksum = 0;

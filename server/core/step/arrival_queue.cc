@@ -174,8 +174,8 @@ void ArrivalQueue::HoldReadVersions() {
   parts_.model.HoldFrom(oldest);
 }
 
-void ArrivalQueue::Welcome(Worker& worker, bool anew, Turn& turn) {
-  if (anew) FinishedBy(worker.rank) = StartOfCount(Leads());
+void ArrivalQueue::Welcome(Worker& worker, bool fresh, Turn& turn) {
+  if (fresh) FinishedBy(worker.rank) = StartOfCount(Leads());
   if (!worker.work.trains()) return;
   // The half-assembled push read older weights than the repetition will:
   // a new attempt keeps the two apart.

@@ -33,7 +33,7 @@ class ArrivalQueue final : public StepDriver {
   bool Advance(Turn& turn) override;
   std::optional<Assignment> Next(Worker& worker) override;
 
-  void Welcome(Worker& worker, bool anew, Turn& turn) override;
+  void Welcome(Worker& worker, bool fresh, Turn& turn) override;
   void RankLost(Rank rank, bool waits, const std::string& why,
                 Turn& turn) override;
 
@@ -71,7 +71,7 @@ class ArrivalQueue final : public StepDriver {
                                      const GradientArrival& gradient) override;
   void TookGradient(Worker& worker, int32_t partition, bool fresh,
                     Turn& turn) override;
-  // Pushes do not complete each other here: each is let in whole, or what is
+  // Pushes do not complete each other here: each is let in whole, or what
   // has come of many could never be folded.
   bool ReservesPushes() const override { return true; }
   bool MayTake(Rank rank, int64_t) const override {

@@ -67,7 +67,7 @@ void FlowControl::Charge(Rank rank, int64_t bytes) {
 
 void FlowControl::Release(Rank rank, const ArrivedPush& push, Turn& turn) {
   DropGradients(rank, push, turn);
-  // Its next push asks for room anew: charged and reserved it would be counted
+  // Its next push asks for room again: charged and reserved it would be counted
   // twice.
   let_in_.erase(rank);
   // A reservation covers what has come of the push.

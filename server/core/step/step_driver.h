@@ -89,9 +89,9 @@ class StepDriver {
 
   // ---- ranks
   // A session holds the rank of `worker` now: a new incarnation, or the same
-  // one after a broken stream. It repeats what is outstanding. `anew`: nobody
-  // waited for it, and it starts to count assignments.
-  virtual void Welcome(Worker&, bool /*anew*/, Turn&) {}
+  // one after a broken stream. It repeats what is outstanding. `fresh`: its
+  // place was not kept, so it starts to count assignments.
+  virtual void Welcome(Worker&, bool /*fresh*/, Turn&) {}
   // `rank` is lost. `waits`: what it was given stays for its replacement.
   virtual void RankLost(Rank rank, bool waits, const std::string& why,
                         Turn& turn) = 0;
@@ -132,7 +132,7 @@ class StepDriver {
                                             const PushOpening& opening) = 0;
   virtual ArrivedPush::Arrival EnterGradient(
       Rank rank, const GradientArrival& gradient) = 0;
-  // What follows from a message that was entered.
+  // Called after a message was entered.
   virtual void Opened(Turn&) {}
   virtual void TookGradient(Worker& worker, int32_t partition, bool fresh,
                             Turn& turn) = 0;

@@ -19,7 +19,7 @@ void PrepareCommit(RunParts& parts, Round& round, Turn& turn);
 // A partition's shard folds it as soon as all have sent it. No-op before.
 void BeginFoldIfComplete(RunParts& parts, Round& round, int32_t partition,
                          Instant now);
-// A fold was reported, perhaps of an attempt that was given up meanwhile.
+// A fold was reported, perhaps of an attempt that has been given up since.
 void TakeStepFold(RunParts& parts, Round& round, FoldReport report, Turn& turn);
 // Computes the statistics of the commit, unless it will be skipped. False:
 // they are being computed on the pool.

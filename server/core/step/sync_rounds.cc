@@ -133,7 +133,7 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
       .verdict = Verdict::kDropped,
       .version = over.step(),
       .reason = absl::StrCat(name, " ended early: ", reason)};
-  std::vector<Rank> told;
+  std::vector<Rank> notified;
   for (Rank rank : over.members()) {
     Worker& worker = parts_.ranks[rank];
     if (!worker.work.trains()) continue;
@@ -149,11 +149,11 @@ void SyncRounds::AbortAttempt(const std::string& reason, Turn& turn) {
     }
     worker.work.End();
     worker.work.SetWaiting(worker.usable());
-    if (worker.work.waiting() && over.WasIssued(rank)) told.push_back(rank);
+    if (worker.work.waiting() && over.WasIssued(rank)) notified.push_back(rank);
   }
   parts_.ledger.next_attempt = over.attempt().Next();
   StartRound();
-  for (Rank rank : told) {
+  for (Rank rank : notified) {
     turn.out.push_back(effect::StepAborted{
         .session = parts_.ranks[rank].session,
         .step = over.step(),
@@ -330,7 +330,7 @@ void SyncRounds::Folded(FoldReport report, Turn& turn) {
 }
 
 void SyncRounds::MomentsFolded(MomentsFold done, Turn& turn) {
-  // Otherwise it is of an attempt that was given up meanwhile.
+  // Otherwise its attempt has been given up since.
   if (!IsPresent(done.key.step, done.key.attempt)) return;
   const ReduceKey key = done.key;
   calls_.Answer(*round_, key,

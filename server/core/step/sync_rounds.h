@@ -74,7 +74,7 @@ class SyncRounds final : public StepDriver {
   bool IsMember(Rank rank) const {
     return round_.has_value() && round_->IsMember(rank);
   }
-  // Ranks that a new round may be made of.
+  // No-op while no step may begin, or too few ranks could take part.
   void StartRound();
   // The members whose own moments the commit needs.
   RendezvousTable::Keep KeptMoments() const;
