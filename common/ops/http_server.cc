@@ -216,6 +216,8 @@ bool IsLoopbackNumber(absl::string_view name) {
 struct HttpServer::Request {
   absl::string_view method;
   absl::string_view path;
+  // "?name=value&other=value", in the order of the request; empty without one.
+  std::string query;
   // Empty without such a header.
   absl::string_view host;
   // Empty over plain HTTP.
@@ -338,6 +340,7 @@ class HttpServer::Daemon {
     daemon->connections_.Active(connection);
     Request request{.method = method,
                     .path = url,
+                    .query = Query(connection),
                     .host = Header(connection, MHD_HTTP_HEADER_HOST)};
     if (daemon->server_.encrypted()) {
       request.presented = PresentedIn(connection);
@@ -345,6 +348,20 @@ class HttpServer::Daemon {
           Header(connection, MHD_HTTP_HEADER_AUTHORIZATION);
     }
     return Send(connection, daemon->server_.Answer(request));
+  }
+
+  static std::string Query(MHD_Connection* connection) {
+    std::string query;
+    MHD_get_connection_values(
+        connection, MHD_GET_ARGUMENT_KIND,
+        [](void* text, MHD_ValueKind, const char* name, const char* value) {
+          auto& query = *static_cast<std::string*>(text);
+          absl::StrAppend(&query, query.empty() ? "?" : "&", name, "=",
+                          value == nullptr ? "" : value);
+          return MHD_YES;
+        },
+        &query);
+    return query;
   }
 
   // Empty if there is none.
@@ -457,8 +474,10 @@ HttpResponse HttpServer::Answer(const Request& request) const {
     return {.status = ask ? kUnauthorized : kForbidden,
             .body = absl::StrCat(admitted.message(), "\n")};
   }
-  const auto route = options_.routes.find(path);
-  if (route == options_.routes.end()) {
+  auto route = options_.routes.find(path + request.query);
+  if (route == options_.routes.end()) route = options_.routes.find(path);
+  // A "?" that was escaped is part of the path, which was admitted as such.
+  if (route == options_.routes.end() || absl::StrContains(path, '?')) {
     return {.status = kNotFound, .body = NotFoundText()};
   }
   return route->second();

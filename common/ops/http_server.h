@@ -41,7 +41,8 @@ struct HttpServerOptions {
   std::string listen;
   // Allows an address that other machines can reach.
   bool insecure = false;
-  // Handlers by path, such as "/metrics".
+  // Handlers by path, such as "/metrics", or by path and query, such as
+  // "/status.json?parts=all". Another query changes nothing.
   std::map<std::string, HttpHandler> routes;
   // Certificate, key and authorities for HTTPS; absent: plain HTTP.
   std::optional<TlsContent> tls;

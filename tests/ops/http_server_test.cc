@@ -24,6 +24,7 @@ HttpServerOptions SmallSite() {
     return HttpResponse{.content_type = "text/javascript",
                         .fixed_body = "let a = 1;"};
   };
+  options.routes["/?more=1"] = [] { return HttpResponse{.body = "more"}; };
   return options;
 }
 
@@ -47,6 +48,12 @@ TEST_F(HttpServerTest, AnswersItsPathsWithTypeAndBody) {
   EXPECT_EQ(HttpGet(server_->address(), "/fixed.js").body, "let a = 1;");
 }
 
+TEST_F(HttpServerTest, AQueryOfItsOwnHasAnAnswerOfItsOwn) {
+  EXPECT_EQ(HttpGet(server_->address(), "/?more=1").body, "more");
+  EXPECT_EQ(HttpGet(server_->address(), "/?more=2").body, "<p>hello</p>");
+  EXPECT_EQ(HttpGet(server_->address(), "/%3Fmore=1").status, 404);
+}
+
 TEST_F(HttpServerTest, HeadHasHeadersAndNoBody) {
   const HttpAnswer answer = HttpRequest(server_->address(), "HEAD", "/");
   EXPECT_EQ(answer.status, 200);
@@ -67,7 +74,7 @@ TEST_F(HttpServerTest, ForbidsWhatAPageOfOursNeverNeeds) {
 TEST_F(HttpServerTest, UnknownPathIsNotFoundAndNamesTheOthers) {
   const HttpAnswer answer = HttpGet(server_->address(), "/etc/passwd");
   EXPECT_EQ(answer.status, 404);
-  EXPECT_EQ(answer.body, "not found; available pages: / /fixed.js\n");
+  EXPECT_EQ(answer.body, "not found; available pages: / /?more=1 /fixed.js\n");
 }
 
 TEST_F(HttpServerTest, OtherMethodsAreRefused) {
