@@ -12,7 +12,6 @@
 #include "common/measures/change_headline.h"
 #include "common/status_macros.h"
 #include "server/ctl/json_line.h"
-#include "server/ctl/status_text.h"
 #include "server/ctl/table.h"
 #include "server/ctl/verb.h"
 
@@ -46,8 +45,8 @@ Json ChangeJson(const v1::PolicyChange& change) {
 Json PolicyJson(const v1::GetPolicyReply& policy) {
   return {{"run", policy.run_id()},
           {"policy_epoch", policy.policy_epoch()},
-          {"text", policy.policy()},
-          {"since_version", PolicyVersion(policy)},
+          {"text", policy.text()},
+          {"since_version", policy.since_version()},
           {"settings", Sorted(policy.settings())},
           {"pending", Sorted(policy.pending())},
           {"pending_reason", policy.pending_reason()}};
@@ -234,7 +233,7 @@ absl::Status RunPolicyGet(Context& context) {
     out << JsonLine(PolicyJson(policy));
     return absl::OkStatus();
   }
-  out << policy.policy() << ", since step " << PolicyVersion(policy) << "\n";
+  out << policy.text() << ", since step " << policy.since_version() << "\n";
   const Settings pending = Sorted(policy.pending());
   if (!pending.empty()) {
     out << "change to " << absl::StrJoin(pending, " ", absl::PairFormatter("="))

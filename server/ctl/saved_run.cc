@@ -48,7 +48,7 @@ double SecondsOf(const Json& curves) {
       !train->back().is_object()) {
     return 0;
   }
-  return NumberAt(train->back(), "seconds").value_or(0);
+  return NumberAt(train->back(), "elapsed_seconds").value_or(0);
 }
 
 }  // namespace
@@ -66,12 +66,12 @@ absl::StatusOr<SavedRun> ReadSavedRun(FileSystem& files,
   if (NestsDeeperThan(text, kJsonNestingMax)) return refuse("nests too deep");
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return refuse("is not a JSON object");
-  if (TextAt(json, "run").empty()) return refuse("names no run");
+  if (TextAt(json, "run_id").empty()) return refuse("names no run");
   SavedRun run{.dir = dir,
-               .id = TextAt(json, "run"),
+               .id = TextAt(json, "run_id"),
                .name = TextAt(json, "run_name"),
-               .written_at = NumberAt(json, "now").value_or(0),
-               .state = TextAt(json, "state_text"),
+               .written_at = NumberAt(json, "server_unix_us").value_or(0) / 1e6,
+               .state = TextAt(json, "state"),
                .version = CountAt(json, "version"),
                .samples = CountAt(json, "samples"),
                .samples_total = CountAt(json, "samples_total"),
@@ -79,10 +79,9 @@ absl::StatusOr<SavedRun> ReadSavedRun(FileSystem& files,
                .loss = NumberAt(json, "train_loss")};
   if (run.name.empty()) run.name = run.id;
   run.ended = json.value("ended", Json()) == Json(true);
-  const Json& test = ObjectAt(json, "test");
-  run.test = NumberAt(test, "mean_iou");
+  run.test = NumberAt(json, "test_miou");
   run.test_is_miou = run.test.has_value();
-  if (!run.test_is_miou) run.test = NumberAt(test, "accuracy");
+  if (!run.test_is_miou) run.test = NumberAt(json, "test_accuracy");
   const Json& policy = ObjectAt(json, "policy");
   run.policy = TextAt(policy, "text");
   for (const auto& [name, value] : ObjectAt(policy, "settings").items()) {

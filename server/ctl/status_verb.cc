@@ -16,7 +16,6 @@ constexpr absl::string_view kClearScreen = "\x1b[H\x1b[2J";
 absl::StatusOr<Overview> Look(AdminClient& server) {
   Overview overview{.server = server.server()};
   COHORT_ASSIGN_OR_RETURN(overview.status, server.GetStatus());
-  COHORT_ASSIGN_OR_RETURN(overview.policy, server.GetPolicy());
   overview.connection = ConnectionOf(server.target(), overview.status);
   return overview;
 }

@@ -12,12 +12,10 @@ namespace cohort {
 
 void Operations::StartReport(RunHost& run, const RunStats& stats,
                              const RunFiles& files, const Clock& clock,
-                             const std::string& address) {
+                             RunLinks links) {
   if (options_.ops_listen.empty() && !files.keeps_results()) return;
-  figures_ = std::make_unique<FiguresSource>(
-      run, stats, files, clock,
-      FiguresSource::Links{.address = address,
-                           .dashboards_url = options_.dashboards_url});
+  figures_ = std::make_unique<FiguresSource>(run, stats, files, clock,
+                                             std::move(links));
   if (!files.keeps_results()) return;
   report_ = std::make_unique<ReportWriter>(RealFileSystem(), *figures_,
                                            options_.files.results_dir);

@@ -29,10 +29,9 @@ class Operations {
   Operations(const ServerOptions& options, ServerSecurity& security)
       : options_(options), security_(security) {}
 
-  // For a process that coordinates a run, which listens on `address`. All
-  // references must outlive it.
+  // For a process that coordinates a run. All references must outlive it.
   void StartReport(RunHost& run, const RunStats& stats, const RunFiles& files,
-                   const Clock& clock, const std::string& address);
+                   const Clock& clock, RunLinks links);
   // No port without --ops_listen. `address` is where the process listens.
   // Errors: those of OpsPort::Start.
   absl::Status Start(const std::string& address,

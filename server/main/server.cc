@@ -200,7 +200,7 @@ absl::Status Server::Start() {
   MakeRun();
   COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
-  operations_.StartReport(*run_, stats_, *files_, clock_, address_);
+  operations_.StartReport(*run_, stats_, *files_, clock_, Links());
   COHORT_RETURN_IF_ERROR(
       operations_.Start(address_, {.calls = grpc_metrics_,
                                    .figures = operations_.figures(),
@@ -350,7 +350,10 @@ absl::Status Server::Listen() {
           {.checkpoint = [this] { return endings_->CheckpointNow(); },
            .export_model = [this] { return endings_->ExportNow(); },
            .keeps_checkpoints = files_->keeps_checkpoints(),
-           .checkpoint_problem = [this] { return files_->figures().problem; },
+           .figures =
+               [this] {
+                 return GatherFigures(*run_, stats_, *files_, Links());
+               },
            .on_status = [this] { watchers_.Asked("status"); },
            .on_drained =
                [this](const std::string& reason) {
@@ -364,7 +367,11 @@ absl::Status Server::Listen() {
   COHORT_RETURN_IF_ERROR(doors_.Listen(std::move(services),
                                        options_.coordinator.inflight_bytes_max,
                                        UnservedText(admin_address())));
-  address_ = doors_.address().ToString();
+  {
+    // Admin may be served already.
+    MutexLock lock(mu_);
+    address_ = doors_.address().ToString();
+  }
   doors_.LogReach();
   return absl::OkStatus();
 }
@@ -403,6 +410,11 @@ Handover Server::TakeHandover() {
           .events = stats_.events(),
           .policies = run_->Policy().history.size(),
           .drain = drain_asked_for_};
+}
+
+RunLinks Server::Links() const {
+  MutexLock lock(mu_);
+  return {.address = address_, .dashboards_url = options_.dashboards_url};
 }
 
 // ---- the main thread

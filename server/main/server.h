@@ -80,6 +80,8 @@ class Server : private RunListener {
   void MakeRun();
   absl::Status OpenRecorder();
   absl::Status Listen();
+  // What a status says of where this server is.
+  RunLinks Links() const ABSL_LOCKS_EXCLUDED(mu_);
   void PrintStart();
   // Waits until all are there, or the run is drained without them. Errors:
   // those of DataShards::Attach.

@@ -53,4 +53,18 @@ double RateMeter::per_second() const {
   return seconds > 0 ? samples / seconds : 0;
 }
 
+void AddRate(const RateMeter& rate, RunFigures& figures) {
+  figures.samples_per_second = rate.now_per_second();
+  const StatusView& status = figures.status;
+  const bool waits =
+      status.phase == StatusView::Phase::kWaiting && IsPaused(status);
+  if (status.ended || waits || status.samples_total <= 0 ||
+      rate.per_second() <= 0) {
+    return;
+  }
+  figures.seconds_left =
+      static_cast<double>(status.samples_total - status.samples) /
+      rate.per_second();
+}
+
 }  // namespace cohort

@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "server/core/views.h"
+#include "server/metrics/run_figures.h"
 
 namespace cohort {
 
@@ -28,5 +29,8 @@ class RateMeter {
   // The rate before the last pause.
   double before_ = 0;
 };
+
+// Sets the rate and, if it can be estimated, the time left.
+void AddRate(const RateMeter& rate, RunFigures& figures);
 
 }  // namespace cohort

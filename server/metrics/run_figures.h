@@ -98,8 +98,8 @@ struct CheckpointFigures {
 // Everything that /metrics, /status.json and the page show, as of one moment.
 // They are written from the same object, so their numbers agree.
 struct RunFigures {
-  std::string build_version;
-  std::string build_commit;
+  // Version and commit of the server.
+  std::string build;
   // Seconds since 1970.
   double now = 0;
   absl::Duration uptime;

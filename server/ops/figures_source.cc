@@ -34,24 +34,53 @@ std::optional<int64_t> FreeBytes(const RunFilesOptions& options) {
   return static_cast<int64_t>(space.available);
 }
 
-// Absent if the time cannot be estimated.
-std::optional<double> SecondsLeft(const StatusView& status,
-                                  double samples_per_second) {
-  const bool waits =
-      status.phase == StatusView::Phase::kWaiting && IsPaused(status);
-  if (status.ended || waits || status.samples_total <= 0 ||
-      samples_per_second <= 0) {
-    return std::nullopt;
+ModelFigures GatherModel(RunHost& run) {
+  ModelFigures figures;
+  const SharedModel model = run.partitions().model();
+  const absl::StatusOr<SharedVersion> newest = run.Find(std::nullopt);
+  if (model == nullptr || !newest.ok()) return figures;
+  for (const Partition& partition : model->partitions) {
+    figures.parameters += partition.elements;
   }
-  return static_cast<double>(status.samples_total - status.samples) /
-         samples_per_second;
+  const DataShardFigures held = run.partitions().figures();
+  figures.weights_bytes = held.weights_bytes;
+  figures.optimizer_bytes = held.optimizer_bytes;
+  figures.batch_norm_bytes = BytesOf(*(*newest)->statistics);
+  for (const BatchNormSpec& layer : model->layout.batch_norms) {
+    figures.layers.push_back({.name = layer.name, .channels = layer.channels});
+  }
+  return figures;
 }
 
 }  // namespace
 
+RunFigures GatherFigures(RunHost& run, const RunStats& stats,
+                         const RunFiles& files, const RunLinks& links) {
+  RunFigures figures;
+  figures.build = BuildText();
+  figures.now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  figures.uptime = stats.uptime();
+  figures.address = links.address;
+  figures.dashboards_url = links.dashboards_url;
+  // Before the status, so that the sentence names a shard that is gone here.
+  RunHostFigures of_run = run.figures();
+  figures.service = of_run.service;
+  figures.shards = std::move(of_run.shards);
+  figures.status = run.Status();
+  figures.policy = run.Policy();
+  const CoordinatorOptions options = run.options();
+  figures.policy_options = Resolve(options.policy);
+  figures.checkpoint_every = options.checkpoint_every;
+  figures.model = GatherModel(run);
+  figures.sums = stats.sums();
+  figures.checkpoint = files.figures();
+  figures.process = ReadProcessFigures();
+  return figures;
+}
+
 FiguresSource::FiguresSource(RunHost& run, const RunStats& stats,
                              const RunFiles& files, const Clock& clock,
-                             Links links)
+                             RunLinks links)
     : run_(run),
       stats_(stats),
       files_(files),
@@ -78,51 +107,13 @@ SharedFigures FiguresSource::Refreshed() {
   return figures;
 }
 
-ModelFigures FiguresSource::GatherModel() const {
-  ModelFigures figures;
-  const SharedModel model = run_.partitions().model();
-  const absl::StatusOr<SharedVersion> newest = run_.Find(std::nullopt);
-  if (model == nullptr || !newest.ok()) return figures;
-  for (const Partition& partition : model->partitions) {
-    figures.parameters += partition.elements;
-  }
-  const DataShardFigures held = run_.partitions().figures();
-  figures.weights_bytes = held.weights_bytes;
-  figures.optimizer_bytes = held.optimizer_bytes;
-  figures.batch_norm_bytes = BytesOf(*(*newest)->statistics);
-  for (const BatchNormSpec& layer : model->layout.batch_norms) {
-    figures.layers.push_back({.name = layer.name, .channels = layer.channels});
-  }
-  return figures;
-}
-
 SharedFigures FiguresSource::Gather() {
-  auto figures = std::make_shared<RunFigures>();
-  const BuildInfo build = GetBuildInfo();
-  figures->build_version = std::string(build.version);
-  figures->build_commit = std::string(build.commit);
-  figures->now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-  figures->uptime = stats_.uptime();
-  figures->address = links_.address;
-  figures->dashboards_url = links_.dashboards_url;
-  // Before the status, so that the sentence names a shard that is gone here.
-  RunHostFigures of_run = run_.figures();
-  figures->service = of_run.service;
-  figures->shards = std::move(of_run.shards);
-  figures->status = run_.Status();
-  figures->policy = run_.Policy();
-  const CoordinatorOptions options = run_.options();
-  figures->policy_options = Resolve(options.policy);
-  figures->checkpoint_every = options.checkpoint_every;
-  figures->model = GatherModel();
-  figures->sums = stats_.sums();
-  figures->checkpoint = files_.figures();
+  auto figures =
+      std::make_shared<RunFigures>(GatherFigures(run_, stats_, files_, links_));
   figures->storage_free_bytes = FreeBytes(files_.options());
   figures->memory_limit_bytes = memory_limit_bytes_;
-  figures->process = ReadProcessFigures();
   rate_.Add(clock_.Now(), figures->status);
-  figures->samples_per_second = rate_.now_per_second();
-  figures->seconds_left = SecondsLeft(figures->status, rate_.per_second());
+  AddRate(rate_, *figures);
   return figures;
 }
 

@@ -16,21 +16,26 @@
 
 namespace cohort {
 
+// Where people and workers reach a server.
+struct RunLinks {
+  std::string address;
+  // Empty for none.
+  std::string dashboards_url;
+};
+
+// The figures of this moment, without those that take a history or the disk:
+// rates, time left and free bytes. Takes locks of training, for a short time.
+RunFigures GatherFigures(RunHost& run, const RunStats& stats,
+                         const RunFiles& files, const RunLinks& links);
+
 // Gathers the figures of a run four times a second. Readers, however frequent,
 // therefore take no lock that training needs.
 // Thread safety: safe.
 class FiguresSource {
  public:
-  struct Links {
-    // Where workers reach the server.
-    std::string address;
-    // Empty for none.
-    std::string dashboards_url;
-  };
-
   // All references must outlive the source.
   FiguresSource(RunHost& run, const RunStats& stats, const RunFiles& files,
-                const Clock& clock, Links links);
+                const Clock& clock, RunLinks links);
 
   // Never null.
   SharedFigures Newest() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -39,14 +44,13 @@ class FiguresSource {
 
  private:
   SharedFigures Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(gather_mu_);
-  ModelFigures GatherModel() const;
 
   // Fixed after construction.
   RunHost& run_;
   const RunStats& stats_;
   const RunFiles& files_;
   const Clock& clock_;
-  const Links links_;
+  const RunLinks links_;
   const int64_t memory_limit_bytes_;
 
   Mutex gather_mu_;

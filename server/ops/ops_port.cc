@@ -51,11 +51,13 @@ std::map<std::string, HttpHandler> RunRoutes(const FiguresSource& figures,
                                              Watchers& watchers) {
   std::map<std::string, HttpHandler> routes =
       PageRoutes([&figures] { return figures.Newest(); });
-  HttpHandler& status = routes.at("/status.json");
-  status = [&watchers, answer = status] {
-    watchers.Asked("/status.json", kPageInterval);
-    return answer();
-  };
+  for (const char* path : {"/status.json", kPageStatusPath}) {
+    HttpHandler& status = routes.at(path);
+    status = [&watchers, answer = status] {
+      watchers.Asked("/status.json", kPageInterval);
+      return answer();
+    };
+  }
   return routes;
 }
 

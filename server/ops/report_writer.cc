@@ -8,8 +8,8 @@
 #include "common/byte_rope.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
+#include "server/status/status_json.h"
 #include "server/status_page/report.h"
-#include "server/status_page/status_json.h"
 
 namespace cohort {
 namespace {
@@ -41,7 +41,7 @@ absl::Status ReportWriter::Write() {
   MutexLock lock(mu_);
   const SharedFigures figures = figures_.Refreshed();
   COHORT_RETURN_IF_ERROR(WriteText(files_, absl::StrCat(dir_, "/status.json"),
-                                   StatusJson(*figures)));
+                                   StatusJson(*figures, StatusParts::kAll)));
   return WriteText(files_, absl::StrCat(dir_, "/report.html"),
                    ReportPage(*figures));
 }

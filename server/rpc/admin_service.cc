@@ -9,11 +9,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "cohort/v1/admin.grpc.pb.h"
-#include "common/build_info.h"
 #include "common/log/log.h"
-#include "common/measures/measures.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "common/printable.h"
@@ -25,6 +22,7 @@
 #include "server/rpc/caller.h"
 #include "server/rpc/queued_writes.h"
 #include "server/rpc/services.h"
+#include "server/status/run_status.h"
 
 namespace cohort {
 namespace {
@@ -89,137 +87,22 @@ absl::StatusOr<ChangeRequest> ChangeFrom(const v1::SetPolicyRequest& proto) {
   return change;
 }
 
-void ToProto(const SettingValues& values,
-             google::protobuf::Map<std::string, std::string>* proto) {
-  proto->insert(values.begin(), values.end());
-}
-
-void ToProto(const PolicyView& view, v1::GetPolicyReply* proto) {
-  proto->set_policy_epoch(view.policy_epoch);
-  proto->set_policy(view.text);
-  ToProto(view.settings, proto->mutable_settings());
-  ToProto(view.pending, proto->mutable_pending());
-  proto->set_pending_reason(view.pending_reason);
-  for (const PolicyRecord& record : view.history) {
-    v1::PolicyChange* change = proto->add_history();
-    change->set_policy_epoch(record.policy_epoch);
-    change->set_version(record.version.value());
-    change->set_samples(record.samples);
-    ToProto(record.changed, change->mutable_settings());
-    change->set_text(record.text);
-    change->set_author(record.note.author);
-    change->set_reason(record.note.reason);
-  }
-}
-
-void ToProto(const EvaluationSums& test, v1::Status& proto) {
-  proto.set_test_accuracy(Accuracy(test));
-  const std::optional<double> top5 = TopFiveAccuracy(test);
-  if (top5.has_value()) proto.set_test_top5_accuracy(*top5);
-  const std::optional<double> miou = MeanIou(test);
-  if (miou.has_value()) proto.set_test_miou(*miou);
-  for (const std::optional<double>& iou : ClassIou(test)) {
-    v1::ClassIou* to = proto.add_test_class_iou();
-    if (iou.has_value()) to->set_iou(*iou);
-  }
-}
-
-void AddShards(const std::vector<ShardFigures>& shards, v1::Status& proto) {
-  for (const ShardFigures& shard : shards) {
-    v1::ShardStatus* to = proto.add_shards();
-    to->set_shard(shard.shard);
-    to->set_address(shard.address);
-    to->set_connected(shard.connected);
-    to->set_since_unix_s(shard.since);
-    to->set_lost_because(shard.lost_because);
-    to->set_losses(shard.losses);
-    to->set_generation(shard.generation);
-    to->set_partitions(shard.partitions);
-    to->set_weights_bytes(shard.weights_bytes);
-    if (shard.prepare_seconds.has_value()) {
-      to->set_prepare_seconds(*shard.prepare_seconds);
-    }
-    to->set_prepare_seconds_total(shard.prepare_seconds_total);
-    to->set_holdup_seconds_total(shard.holdup_seconds_total);
-  }
-}
-
-v1::Status ToProto(const StatusView& view, double samples_per_second,
-                   const AdminActions& actions) {
-  v1::Status proto;
-  const absl::string_view phase = PhaseName(view.phase);
-  proto.set_phase(phase.data(), phase.size());
-  for (Rank rank : view.waited_for) proto.add_waited_for(rank.value());
-  proto.set_waiting_ms(absl::ToInt64Milliseconds(view.waiting));
+v1::Status StatusOf(const RateMeter& rate, const AdminActions& actions) {
+  RunFigures figures = actions.figures();
+  AddRate(rate, figures);
+  v1::Status status = RunStatus(figures, StatusParts::kNone);
   if (actions.ops_address != nullptr) {
-    proto.set_ops_address(actions.ops_address());
+    status.set_ops_address(actions.ops_address());
   }
   if (actions.audit != nullptr) {
-    proto.set_audit_problem(actions.audit->problem());
-  }
-  if (actions.checkpoint_problem != nullptr) {
-    proto.set_checkpoint_problem(actions.checkpoint_problem());
+    status.set_audit_problem(actions.audit->problem());
   }
   const absl::Time end = actions.certificate_end == nullptr
                              ? absl::InfiniteFuture()
                              : actions.certificate_end();
   if (end != absl::InfiniteFuture()) {
-    proto.set_certificate_end_unix_s(absl::ToUnixSeconds(end));
+    status.set_certificate_end_unix_s(absl::ToUnixSeconds(end));
   }
-  proto.set_run_id(view.run_id);
-  proto.set_run_name(view.run_name);
-  proto.set_state(view.state);
-  proto.set_version(view.version.value());
-  proto.set_attempt(view.attempt.value());
-  proto.set_data_epoch(view.data_epoch);
-  proto.set_epochs(view.epochs);
-  proto.set_samples(view.samples);
-  proto.set_policy(view.policy);
-  proto.set_learning_rate(view.learning_rate);
-  if (view.train_loss.has_value()) proto.set_train_loss(*view.train_loss);
-  proto.mutable_measures()->insert(view.measures.begin(), view.measures.end());
-  proto.set_data_problem(view.data_problem);
-  if (view.test.has_value()) ToProto(*view.test, proto);
-  proto.set_samples_total(view.samples_total);
-  proto.set_samples_per_second(samples_per_second);
-  proto.set_workers_expected(view.workers_expected);
-  proto.set_workers_min(view.workers_min);
-  proto.set_ended(view.ended);
-  proto.set_build(BuildText());
-  proto.set_server_unix_us(absl::ToUnixMicros(absl::Now()));
-  for (const StatusView::Worker& worker : view.workers) {
-    v1::WorkerStatus* to = proto.add_workers();
-    to->set_rank(worker.rank.value());
-    to->set_state(worker.state);
-    to->set_waits_in(worker.waits_in);
-    to->set_incarnation(worker.incarnation.value());
-    to->set_description(worker.description);
-    to->set_build(worker.build);
-    to->set_batch_size(worker.batch_size);
-    to->set_sequence(worker.sequence.value());
-    to->set_silent_ms(absl::ToInt64Milliseconds(worker.silent));
-    const WorkerReport& report = worker.report;
-    to->mutable_phase_seconds()->insert(report.phases.begin(),
-                                        report.phases.end());
-    if (report.cpu_cores.has_value()) to->set_cpu_cores(*report.cpu_cores);
-    if (report.resident_bytes.has_value()) {
-      to->set_resident_bytes(*report.resident_bytes);
-    }
-    to->set_transport(report.transport);
-  }
-  proto.mutable_staleness()->insert(view.staleness.begin(),
-                                    view.staleness.end());
-  const std::map<std::string, int64_t> counts = ByName(view.counts);
-  proto.mutable_counters()->insert(counts.begin(), counts.end());
-  return proto;
-}
-
-v1::Status StatusOf(RunHost& run, double samples_per_second,
-                    const AdminActions& actions) {
-  // Before the status, so that the sentence names a shard that is gone here.
-  const std::vector<ShardFigures> shards = run.figures().shards;
-  v1::Status status = ToProto(run.Status(), samples_per_second, actions);
-  AddShards(shards, status);
   return status;
 }
 
@@ -251,11 +134,11 @@ class WatchReactor final
 
   // Sends the status if it is due and the last one has been read. Returns
   // false once the stream is over. Called by one thread.
-  bool Poll(Instant now, double samples_per_second) {
+  bool Poll(Instant now, const RateMeter& rate) {
     if (ended()) return false;
     if (now < due_ || !idle()) return true;
     due_ = now + interval_;
-    Send(StatusOf(run_, samples_per_second, actions_));
+    Send(StatusOf(rate, actions_));
     return true;
   }
 
@@ -281,7 +164,7 @@ class AdminService final : public v1::Admin::CallbackService {
                                       v1::Status* reply) override {
     return Serve(context, *request, [&] {
       if (actions_.on_status != nullptr) actions_.on_status();
-      *reply = StatusOf(run_, SamplesPerSecond(), actions_);
+      *reply = StatusOf(Rate(), actions_);
       reply->set_caller(IdentityNameOf(*context));
       return absl::OkStatus();
     });
@@ -357,8 +240,8 @@ class AdminService final : public v1::Admin::CallbackService {
                                       const v1::GetPolicyRequest* request,
                                       v1::GetPolicyReply* reply) override {
     return Serve(context, *request, [&] {
+      *reply = PolicyStatus(run_.Policy(), StatusParts::kAll);
       reply->set_run_id(run_.facts().run_id);
-      ToProto(run_.Policy(), reply);
       return absl::OkStatus();
     });
   }
@@ -507,9 +390,9 @@ class AdminService final : public v1::Admin::CallbackService {
     return absl::OkStatus();
   }
 
-  double SamplesPerSecond() ABSL_LOCKS_EXCLUDED(mu_) {
+  RateMeter Rate() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    return rate_.now_per_second();
+    return rate_;
   }
 
   void Poll() ABSL_LOCKS_EXCLUDED(mu_) {
@@ -520,11 +403,11 @@ class AdminService final : public v1::Admin::CallbackService {
       status = run_.Status();
     }
     std::vector<std::shared_ptr<WatchReactor>> watches;
-    double rate = 0;
+    RateMeter rate;
     {
       MutexLock lock(mu_);
       if (status.has_value()) rate_.Add(now, *status);
-      rate = rate_.now_per_second();
+      rate = rate_;
       watches = watches_;
     }
     std::vector<const WatchReactor*> over;

@@ -13,6 +13,7 @@
 #include "server/local/local_door.h"
 #include "server/local/local_inbox.h"
 #include "server/local/local_peer.h"
+#include "server/metrics/run_figures.h"
 #include "server/run/run_host.h"
 
 namespace grpc {
@@ -48,9 +49,8 @@ struct AdminActions {
   std::function<absl::StatusOr<Version>()> export_model;
   // False if there is no directory for checkpoints.
   bool keeps_checkpoints = false;
-  // Why the newest checkpoint could not be written; empty if it could. May be
-  // null.
-  std::function<std::string()> checkpoint_problem;
+  // The figures of this moment, without rates. Must not block.
+  std::function<RunFigures()> figures;
   // Called at each request for the status; must not block. May be null.
   std::function<void()> on_status;
   // Called once the run was drained on request, with the reason. May be null.

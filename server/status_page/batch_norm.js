@@ -14,8 +14,9 @@ const driftText = (drift) => (known(drift) ? drift.toFixed(3) : UNKNOWN);
 function waitText(norm, phase) {
   if (norm.normalization === 'local') return 'no exchange';
   const n = lately(`${phase}_count`);
+  const all = norm[`${phase}_waits`];
   return shortTime(n > 0 ? lately(`${phase}_seconds`) / n :
-                           norm.rendezvous?.[phase]?.mean_seconds);
+                           all?.count > 0 ? all.total_seconds / all.count : null);
 }
 
 // The statistics that the drift is measured against.

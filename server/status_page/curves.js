@@ -59,7 +59,7 @@ function lossSeries(status) {
 function qualitySeries(status) {
   const train = {name: 'train accuracy', look: 'main', noisy: true,
     points: pointsOf(status.curves?.train, 'accuracy')};
-  const miou = testSeries(status, 'mean_iou', 'test mIoU', 'test');
+  const miou = testSeries(status, 'miou', 'test mIoU', 'test');
   const dense = miou.some(({points}) => points.length > 0);
   return dense ?
       [train, ...miou,
@@ -73,22 +73,24 @@ const rateSeries = (status) =>
     [{name: '', look: 'main',
       points: pointsOf(status.curves?.train, 'learning_rate')}];
 
+const secondsBetween = (a, b) => b.elapsed_seconds - a?.elapsed_seconds;
+
 // Images per second of wall time. Single steps say little: without a barrier
 // two of them may end within the same microsecond.
 function speedSeries(status) {
   const train = (status.curves?.train ?? []).filter(
-      (point) => known(point.seconds) && known(point.samples));
-  const span = train.length > 0 ? train.at(-1).seconds - train[0].seconds : 0;
+      (point) => known(point.elapsed_seconds) && known(point.samples));
+  const span = train.length > 0 ? secondsBetween(train[0], train.at(-1)) : 0;
   const window = Math.max(SPEED_WINDOW_MIN_S, SPEED_WINDOW * span);
   const pauses = (i) =>
-      i > 0 && train[i].seconds - train[i - 1].seconds >= window;
+      i > 0 && secondsBetween(train[i - 1], train[i]) >= window;
   const points = [];
   let first = 0;
   train.forEach((point, i) => {
     // A pause counts as one slow step and does not slow the steps after it.
     if (pauses(i) || pauses(i - 1)) first = i - 1;
-    while (point.seconds - train[first + 1]?.seconds >= window) first += 1;
-    const seconds = point.seconds - train[first].seconds;
+    while (secondsBetween(train[first + 1], point) >= window) first += 1;
+    const seconds = secondsBetween(train[first], point);
     // Shorter spans occur only at the beginning, and are mostly noise.
     if (seconds < window / 4) return;
     points.push({x: point.version,
@@ -100,8 +102,8 @@ function speedSeries(status) {
 }
 
 // "async", "learning_rate 0.02".
-function changeText(changed) {
-  const texts = Object.entries(changed ?? {}).map(([name, value]) =>
+function changeText(settings) {
+  const texts = Object.entries(settings ?? {}).map(([name, value]) =>
     (name === 'aggregation' ? String(value) :
                               `${name.replaceAll('_', ' ')} ${value}`));
   const text = texts.length > 1 ? `${texts[0]} +${texts.length - 1}` :
@@ -121,7 +123,7 @@ function gapEnd(status) {
 function marksOf(status) {
   const marks = (status.policy?.history ?? [])
       .filter(isChange)
-      .map((change) => ({x: change.version, text: changeText(change.changed)}));
+      .map((change) => ({x: change.version, text: changeText(change.settings)}));
   const gap = gapEnd(status);
   return gap === null ? marks :
                         [{x: gap, text: 'recorded from here'}, ...marks];
@@ -353,8 +355,8 @@ const curves = [
 
 export function updateCurves(status) {
   showZoom();
-  const dense = (status.curves?.test ?? []).some((p) => known(p.mean_iou)) ||
-      known(status.test?.mean_iou);
+  const dense = (status.curves?.test ?? []).some((p) => known(p.miou)) ||
+      known(status.test_miou);
   setText(byId('curve-quality').querySelector('h2'),
           dense ? 'mIoU and pixel accuracy' : 'Accuracy');
   if (typeof Chart !== 'undefined') {

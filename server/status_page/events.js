@@ -22,7 +22,7 @@ export function updateEvents(status) {
   const events = [...status.events ?? []].reverse();
   const shown = shownRows(byId('events-more'), events.length, ROWS, 'events');
   resize(byId('event-rows'), shown, makeEvent).forEach((row, i) => {
-    const {at, severity, text} = events[i];
+    const {unix_s: at, severity, text} = events[i];
     row.dataset.tone = severity === 'info' ? '' : 'warning';
     setText(row.children[0], when(at));
     row.children[0].dateTime = new Date(1000 * at).toISOString();

@@ -7,6 +7,13 @@ const WHOLE = new Intl.NumberFormat('en-US', {maximumFractionDigits: 0});
 export const known = (value) =>
     typeof value === 'number' && Number.isFinite(value);
 
+// Seconds since 1970, by the server's clock.
+export const nowOf = (status) => status.server_unix_us / 1e6;
+
+// Null if the time is not known.
+export const secondsSince = (status, unixSeconds) =>
+    (known(unixSeconds) ? nowOf(status) - unixSeconds : null);
+
 export const count = (value) => (known(value) ? WHOLE.format(value) : UNKNOWN);
 
 export const plural = (value, one, many = `${one}s`) =>

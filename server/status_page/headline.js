@@ -1,7 +1,7 @@
 // The most important facts: the state in words, and five answers.
 
 import {byId, make, setText, setTexts} from './dom.js';
-import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, smallPercent} from './format.js';
+import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, secondsSince, smallPercent} from './format.js';
 import {isLong, smoothed} from './smooth.js';
 import {goneText, missingShards, shardList} from './shards.js';
 import {isElastic, isMissed, isWaiting, lacking, rankList, sizeText, straggler, waitedFor} from './workers.js';
@@ -22,13 +22,13 @@ function toneOf(status) {
 
 // The default name contains the identifier.
 function runText(status) {
-  if (!status.run_name) return status.run;
-  return status.run_name.includes(status.run) ?
-      status.run_name : `${status.run_name} (${status.run})`;
+  if (!status.run_name) return status.run_id;
+  return status.run_name.includes(status.run_id) ?
+      status.run_name : `${status.run_name} (${status.run_id})`;
 }
 
 function showState(status) {
-  const text = capitalised(status.state_text || status.state || UNKNOWN);
+  const text = capitalised(status.state || UNKNOWN);
   setText(byId('state'), text);
   byId('hero').dataset.tone = toneOf(status);
   // Announced when the state changes, not with each tenth of a second.
@@ -36,14 +36,14 @@ function showState(status) {
   const shards = missingShards(status);
   const announcement = shards.length > 0 ? `Waiting: ${shardList(shards)}` :
       waited.length > 0 ?
-      `${capitalised(status.state)}: ${rankList(waited)}` :
-      capitalised(status.state || '');
+      `${capitalised(status.phase)}: ${rankList(waited)}` :
+      capitalised(status.phase || '');
   setText(byId('announcement'), announcement);
-  const quality = known(status.test?.accuracy) ?
-      `${percent(status.test.mean_iou ?? status.test.accuracy)} · ` : '';
+  const quality = known(status.test_accuracy) ?
+      `${percent(status.test_miou ?? status.test_accuracy)} · ` : '';
   document.title = `${quality}${text} – Cohort`;
   const identity = [];
-  if (status.run) identity.push(`run ${runText(status)}`);
+  if (status.run_id) identity.push(`run ${runText(status)}`);
   if (status.address) identity.push(status.address);
   setText(byId('identity'), identity.join(' · '));
 }
@@ -56,7 +56,7 @@ function showProgress(status) {
   bar.setAttribute('aria-valuenow', String(Math.floor(100 * share)));
   const facts = [`step ${count(status.version)}`];
   if (status.epochs > 0) {
-    const epoch = Math.min(status.epoch, status.epochs - 1) + 1;
+    const epoch = Math.min(status.data_epoch, status.epochs - 1) + 1;
     facts.push(`epoch ${count(epoch)} of ${count(status.epochs)}`);
   }
   if (status.samples_total > 0) {
@@ -110,16 +110,15 @@ function showLearning(status) {
   const train = lateLoss(status);
   const loss = known(train) ?
       `train loss ${decimal(train)}${trend && `, ${trend}`}` : '';
-  const test = status.test;
   const tone = trend === 'rising' ? 'notice' : '';
-  if (known(test?.accuracy)) {
-    const dense = known(test.mean_iou);
+  if (known(status.test_accuracy)) {
+    const dense = known(status.test_miou);
     const name = (dense ? 'mIoU' : 'test accuracy') +
         // In training the test is always a little older; its point in the curve
         // shows that.
-        (status.ended && test.version !== status.version ?
-          ` of step ${count(test.version)}` : '');
-    showTile('tile-learning', percent(dense ? test.mean_iou : test.accuracy),
+        (status.ended && status.test_version !== status.version ?
+          ` of step ${count(status.test_version)}` : '');
+    showTile('tile-learning', percent(status.test_miou ?? status.test_accuracy),
              loss ? `${name} · ${loss}` : name, tone);
   } else if (known(train)) {
     showTile('tile-learning', decimal(train),
@@ -139,11 +138,11 @@ function showSpeed(status) {
   if (status.ended) {
     const train = status.curves?.train ?? [];
     const [first, last] = [train[0], train.at(-1)];
-    const seconds = last?.seconds - first?.seconds;
+    const seconds = last?.elapsed_seconds - first?.elapsed_seconds;
     const average = (last?.samples - first?.samples) / seconds;
     showTile('tile-speed', seconds > 0 ? rateText(average) : UNKNOWN,
-             known(last?.seconds) ?
-               `on average, over after ${duration(last.seconds)}` :
+             known(last?.elapsed_seconds) ?
+               `on average, over after ${duration(last.elapsed_seconds)}` :
                'the run is over');
   } else if (known(status.eta_seconds)) {
     showTile('tile-speed', value, `${duration(status.eta_seconds)} left`);
@@ -162,7 +161,7 @@ function showHoldup(status) {
   if (status.ended) {
     showTile('tile-holdup', 'No worker', 'the run is over');
   } else if (shards.length > 0) {
-    showTile('tile-holdup', capitalised(shardList(shards)), goneText(shards),
+    showTile('tile-holdup', capitalised(shardList(shards)), goneText(status, shards),
              'warning');
   } else if (lacking(status) > 0) {
     showTile('tile-holdup', plural(lacking(status), 'more worker'),
@@ -170,7 +169,7 @@ function showHoldup(status) {
   } else if (waited.length > 0) {
     const silent = Math.max(...waited.map(
         (rank) => (status.workers ?? [])
-            .find((worker) => worker.rank === rank)?.silent_seconds ?? 0));
+            .find((worker) => worker.rank === rank)?.silent_ms ?? 0)) / 1000;
     showTile('tile-holdup', capitalised(rankList(waited)),
              silent >= 1 ? `silent for ${duration(silent)}` : 'waited for',
              'warning');
@@ -186,7 +185,7 @@ function showHoldup(status) {
 }
 
 function showDropped(status) {
-  const verdicts = status.verdicts ?? {};
+  const verdicts = status.push_verdicts ?? {};
   const all = Object.entries(verdicts)
       .filter(([verdict]) => !REPEATED_VERDICTS.includes(verdict))
       .reduce((sum, [, n]) => sum + n, 0);
@@ -217,7 +216,8 @@ function showDropped(status) {
 function showSafe(status) {
   const checkpoint = status.checkpoint ?? {};
   const failures = checkpoint.failures ?? 0;
-  const problem = checkpoint.problem || `${plural(failures, 'checkpoint')} failed`;
+  const problem = status.checkpoint_problem ||
+      `${plural(failures, 'checkpoint')} failed`;
   if (checkpoint.enabled === undefined) {
     showTile('tile-safe', UNKNOWN, '');
   } else if (status.ended && known(checkpoint.model_version)) {
@@ -233,7 +233,8 @@ function showSafe(status) {
   } else {
     const note = [`step ${count(checkpoint.version)} is saved`];
     if (failures > 0) note.push(problem);
-    showTile('tile-safe', `${duration(checkpoint.age_seconds)} ago`,
+    const age = secondsSince(status, checkpoint.written_unix_s);
+    showTile('tile-safe', `${duration(age)} ago`,
              note.join(' · '), failures > 0 ? 'warning' : '');
   }
 }

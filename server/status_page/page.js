@@ -4,7 +4,7 @@
 import {updateBatchNorm} from './batch_norm.js';
 import {updateCurves} from './curves.js';
 import {byId, setText} from './dom.js';
-import {clock, count, dateTime, duration} from './format.js';
+import {clock, count, dateTime, duration, nowOf} from './format.js';
 import {updateEvents} from './events.js';
 import {updateHeadline} from './headline.js';
 import {updatePolicy} from './policy.js';
@@ -39,7 +39,7 @@ function showConnection() {
   banner.hidden = lostSince === null;
   banner.classList.toggle('calm', over);
   if (lostSince === null) {
-    if (newest !== null) setText(byId('fresh'), `updated ${clock(newest.now)}`);
+    if (newest !== null) setText(byId('fresh'), `updated ${clock(nowOf(newest))}`);
     return;
   }
   const at = clock(lostSince / 1000);
@@ -54,7 +54,7 @@ function showConnection() {
 }
 
 async function ask() {
-  const response = await fetch('/status.json', {
+  const response = await fetch('/status.json?parts=all', {
     cache: 'no-store',
     signal: AbortSignal.timeout(ANSWER_LIMIT_MS),
   });
@@ -95,7 +95,7 @@ function showSaved(status) {
   banner.classList.add('calm');
   setText(banner, `This report was written at step ${count(status.version)}, ` +
       'before the end of the run.');
-  setText(byId('fresh'), `report of ${dateTime(status.now)}`);
+  setText(byId('fresh'), `report of ${dateTime(nowOf(status))}`);
 }
 
 byId('live').hidden = false;

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "common/check.h"
+#include "server/status/status_json.h"
 #include "server/status_page/report.h"
-#include "server/status_page/status_json.h"
 
 namespace cohort {
 namespace {
@@ -40,9 +40,14 @@ std::map<std::string, HttpHandler> PageRoutes(
   routes[Owned(kReportPath)] = [figures]() -> HttpResponse {
     return {.content_type = kHtmlType, .body = ReportPage(*figures())};
   };
-  routes["/status.json"] = [figures = std::move(figures)]() -> HttpResponse {
-    return {.content_type = "application/json", .body = StatusJson(*figures())};
+  const auto serve = [figures = std::move(figures)](StatusParts parts) {
+    return [figures, parts]() -> HttpResponse {
+      return {.content_type = "application/json",
+              .body = StatusJson(*figures(), parts)};
+    };
   };
+  routes["/status.json"] = serve(StatusParts::kNone);
+  routes[kPageStatusPath] = serve(StatusParts::kAll);
   return routes;
 }
 

@@ -28,7 +28,10 @@ inline constexpr absl::string_view kReportPath = "/report.html";
 // The content of the embedded file with that path, which must exist.
 absl::string_view EmbeddedContent(absl::string_view path);
 
-// Handlers for "/", "/status.json", "/report.html" and the embedded files.
+// The status with all parts, for which the page asks.
+inline constexpr char kPageStatusPath[] = "/status.json?parts=all";
+
+// Handlers for "/", the status, "/report.html" and the embedded files.
 // `figures` must never return null.
 std::map<std::string, HttpHandler> PageRoutes(
     std::function<SharedFigures()> figures);

@@ -20,8 +20,8 @@ function showPending(policy) {
 export const isChange = (record) => record.policy_epoch > 1;
 
 // "aggregation=async, by ana@host: too slow".
-function changeText({changed, text, author, reason}) {
-  return [settingsText(changed) || text,
+function changeText({settings, text, author, reason}) {
+  return [settingsText(settings) || text,
     [author ? `by ${author}` : '', reason].filter(Boolean).join(': ')]
       .filter(Boolean).join(', ');
 }

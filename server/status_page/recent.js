@@ -1,7 +1,7 @@
 // Recent values of sums that the server counts since its start: the difference
 // from the answer a minute ago.
 
-import {known} from './format.js';
+import {known, nowOf} from './format.js';
 
 // The length of "lately".
 const RECENT_MS = 60000;
@@ -11,12 +11,12 @@ const answers = [];
 
 function sumsOf(status) {
   const waits = {barrier: status.barrier_waits,
-    forward: status.batch_norm?.rendezvous?.forward,
-    backward: status.batch_norm?.rendezvous?.backward};
+    forward: status.batch_norm?.forward_waits,
+    backward: status.batch_norm?.backward_waits};
   const sums = {uptime: status.uptime_seconds};
   for (const [name, wait] of Object.entries(waits)) {
     sums[`${name}_count`] = wait?.count;
-    sums[`${name}_seconds`] = wait?.seconds;
+    sums[`${name}_seconds`] = wait?.total_seconds;
   }
   for (const worker of status.workers ?? []) {
     sums[`last_${worker.rank}`] = worker.last_arrivals;
@@ -28,8 +28,8 @@ function sumsOf(status) {
 export function remember(status) {
   const at = Date.now();
   // A restarted server counts from zero.
-  const process = `${status.run} ${Math.round(
-      (status.now ?? 0) - (status.uptime_seconds ?? 0))}`;
+  const process = `${status.run_id} ${Math.round(
+      nowOf(status) - (status.uptime_seconds ?? 0))}`;
   while (answers.length > 0 && (at - answers[0].at > RECENT_MS ||
          !sameProcess(answers[0].process, process))) {
     answers.shift();

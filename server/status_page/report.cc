@@ -4,8 +4,8 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "common/check.h"
+#include "server/status/status_json.h"
 #include "server/status_page/page_routes.h"
-#include "server/status_page/status_json.h"
 
 namespace cohort {
 namespace {
@@ -20,8 +20,8 @@ std::string ReportPage(const RunFigures& figures) {
   COHORT_CHECK(at != absl::string_view::npos, "report.html lacks its marker");
   // "</script>" and "<!--" inside the data would end or comment out the
   // script. "<" occurs only in strings, where the escape means the same.
-  const std::string data =
-      absl::StrReplaceAll(StatusJson(figures), {{"<", "\\u003c"}});
+  const std::string data = absl::StrReplaceAll(
+      StatusJson(figures, StatusParts::kAll), {{"<", "\\u003c"}});
   return absl::StrCat(page.substr(0, at),
                       "<script type=\"application/json\" id=\"saved-status\">",
                       data, "</script>", page.substr(at + kDataMarker.size()));

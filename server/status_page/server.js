@@ -1,12 +1,15 @@
 // The server's verdicts on pushes, and its own use of resources.
 
 import {byId, setBars, setFigures, setText} from './dom.js';
-import {UNKNOWN, bytes, count, duration, known, percent, smallPercent} from './format.js';
+import {UNKNOWN, bytes, count, duration, known, nowOf, percent, smallPercent} from './format.js';
 
 const TONES = {
   applied: '', damped: 'notice', dropped: 'notice', rejected_nonfinite: 'warning',
   invalid: 'warning', replay_mismatch: 'warning',
 };
+
+// The server counts higher ones as this.
+const STALENESS_COUNTED_MAX = 256;
 
 let previousCpu = null;
 
@@ -18,8 +21,21 @@ function setCounts(list, rows, all) {
   })));
 }
 
+// Pushes by staleness, in ranges whose bounds double.
+function inRanges(pushes) {
+  const ranges = new Map();
+  for (const [versions, n] of Object.entries(pushes)) {
+    const begin = versions < 1 ? 0 : 2 ** Math.floor(Math.log2(versions));
+    ranges.set(begin, (ranges.get(begin) ?? 0) + n);
+  }
+  const nameOf = (begin) => (begin >= STALENESS_COUNTED_MAX ? `${begin}+` :
+      begin < 2 ? String(begin) : `${begin}-${2 * begin - 1}`);
+  return [...ranges].sort(([a], [b]) => a - b)
+      .map(([begin, n]) => ({name: nameOf(begin), n, tone: ''}));
+}
+
 export function updatePushes(status) {
-  const verdicts = Object.entries(status.verdicts ?? {});
+  const verdicts = Object.entries(status.push_verdicts ?? {});
   const all = verdicts.reduce((sum, [, n]) => sum + n, 0);
   const words = (verdict) => verdict.replace('_', ' ');
   setCounts(byId('verdict-bars'), verdicts.filter(([, n]) => n > 0)
@@ -30,11 +46,9 @@ export function updatePushes(status) {
   setText(byId('verdict-note'), all === 0 ? 'No push has come yet.' :
       none.length > 0 ? `None ${none.join(', ')}.` : '');
 
-  const stale = status.staleness ?? [];
-  const decided = stale.reduce((sum, {count: n}) => sum + n, 0);
-  setCounts(byId('staleness-bars'), decided === 0 ? [] : stale.map((bucket) => ({
-    name: String(bucket.versions), n: bucket.count, tone: '',
-  })), decided);
+  const stale = inRanges(status.staleness_versions ?? {});
+  const decided = stale.reduce((sum, {n}) => sum + n, 0);
+  setCounts(byId('staleness-bars'), stale, decided);
   setText(byId('staleness-note'), decided === 0 ?
       'Under sync no push is stale.' :
       'Steps between reading weights and changing them, by pushes.');
@@ -42,7 +56,7 @@ export function updatePushes(status) {
 
 // Cores in use between the last two answers.
 function cpuText(status) {
-  const now = {at: status.now, seconds: status.server?.cpu_seconds};
+  const now = {at: nowOf(status), seconds: status.process?.cpu_seconds};
   const before = previousCpu;
   previousCpu = now;
   if (!known(now.seconds)) return UNKNOWN;
@@ -62,17 +76,15 @@ function showDashboards(url) {
 
 export function updateServer(status) {
   showDashboards(status.dashboards_url);
-  const server = status.server ?? {};
-  const build = status.build ?? {};
-  const limit = known(server.inflight_limit_bytes) ?
-      ` of ${bytes(server.inflight_limit_bytes)}` : '';
+  const process = status.process ?? {};
+  const limit = known(process.inflight_bytes_max) ?
+      ` of ${bytes(process.inflight_bytes_max)}` : '';
   setFigures(byId('server-figures'), [
-    ['Gradients in flight', `${bytes(server.inflight_bytes)}${limit}`],
-    ['Memory', bytes(server.resident_bytes)],
+    ['Gradients in flight', `${bytes(process.inflight_bytes)}${limit}`],
+    ['Memory', bytes(process.resident_bytes)],
     ['CPU', cpuText(status)],
-    ['Open files', count(server.open_fds)],
+    ['Open files', count(process.open_fds)],
     ['Up for', duration(status.uptime_seconds)],
   ]);
-  setText(byId('server-note'), [build.version, build.commit?.slice(0, 12)]
-      .filter(Boolean).join(' · '));
+  setText(byId('server-note'), status.build ?? '');
 }

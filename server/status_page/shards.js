@@ -1,7 +1,7 @@
 // The server processes that share the model, where there are several.
 
 import {byId, makeLabelledRow, resize, setText} from './dom.js';
-import {UNKNOWN, bytes, count, duration, known, percent, shortTime} from './format.js';
+import {UNKNOWN, bytes, count, duration, known, percent, secondsSince, shortTime} from './format.js';
 
 const LABELS = ['Shard', 'State', 'Partitions', 'Weights', 'Last prepare',
   'Waited for alone', 'Lost', 'Address'];
@@ -19,10 +19,11 @@ export const shardList = (shards) => (shards.length === 1 ?
   `shards ${shards.slice(0, -1).map((s) => s.shard).join(', ')} and ${
     shards.at(-1).shard}`);
 
-export function goneText(shards) {
-  const lost = shards.filter((s) => s.generation > 0 && known(s.since_seconds));
+export function goneText(status, shards) {
+  const lost = shards.filter((s) => s.generation > 0 && known(s.since_unix_s));
+  const since = Math.min(...lost.map((s) => s.since_unix_s));
   return lost.length === 0 ? 'not there yet' :
-      `gone for ${duration(Math.max(...lost.map((s) => s.since_seconds)))}`;
+      `gone for ${duration(secondsSince(status, since))}`;
 }
 
 const holdupShare = (shard) => (shard.prepare_seconds_total > 0 ?
@@ -32,14 +33,14 @@ const isSlow = (shard) => shard.connected &&
     shard.holdup_seconds_total >= SLOW_SECONDS_MIN &&
     holdupShare(shard) >= SLOW_SHARE;
 
-function showRow(row, shard, ended) {
+function showRow(row, shard, status) {
   const cells = row.children;
-  const gone = !shard.connected && !ended;
+  const gone = !shard.connected && !status.ended;
   row.dataset.tone = gone ? 'warning' : isSlow(shard) ? 'notice' : '';
   setText(cells[0], String(shard.shard));
   setText(cells[1].firstElementChild, shard.connected ?
       `connected${isSlow(shard) ? ', slow' : ''}` :
-      ended ? UNKNOWN : goneText([shard]));
+      status.ended ? UNKNOWN : goneText(status, [shard]));
   setText(cells[2], count(shard.partitions));
   setText(cells[3], bytes(shard.weights_bytes));
   setText(cells[4], shortTime(shard.prepare_seconds));
@@ -58,5 +59,5 @@ export function updateShards(status) {
       `${count(there)} of ${count(shards.length)} connected`);
   resize(byId('shard-rows'), shards.length,
          () => makeLabelledRow(LABELS, TEXT_COLUMNS))
-      .forEach((row, i) => showRow(row, shards[i], status.ended));
+      .forEach((row, i) => showRow(row, shards[i], status));
 }

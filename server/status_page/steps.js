@@ -16,6 +16,13 @@ const total = (phases) =>
 // A worker's own time. Waiting for others does not count.
 const own = (phases) => total(phases) - (phases.wait ?? 0);
 
+// Null without any.
+function meanOf(timed) {
+  if (timed.length === 0) return null;
+  return Object.fromEntries(PHASES.map(([key]) => [key, timed.reduce(
+      (sum, {phases}) => sum + (phases[key] ?? 0), 0) / timed.length]));
+}
+
 function makeKey() {
   const item = make('li');
   item.append(make('span', 'swatch'), make('span', 'name'), make('b'));
@@ -42,8 +49,10 @@ function showStack(row, name, phases, longest) {
 }
 
 export function updateSteps(status) {
-  const timed = (status.workers ?? []).filter((worker) => worker.phases);
-  const mean = status.phases;
+  const timed = (status.workers ?? []).filter(
+      ({phase_seconds: phases}) => Object.keys(phases ?? {}).length > 0)
+      .map(({rank, phase_seconds: phases}) => ({rank, phases}));
+  const mean = meanOf(timed);
   // After the run, the last times stay visible.
   if (!mean && status.ended && byId('phase-bars').children.length > 0) return;
   byId('phase-keys').hidden = !mean;

@@ -15,10 +15,10 @@ const LABELS = ['Worker', 'State', 'Lag', 'Staleness', 'Came last', 'Pushes',
 const TEXT_COLUMNS = [0, 1, 10, 11];
 
 export const isWaiting = (status) =>
-    !status.ended && String(status.state).startsWith('waiting');
+    !status.ended && status.phase === 'waiting';
 
 export const isMissing = (worker) =>
-    ['vacant', 'reconnecting'].includes(worker.state);
+    ['vacant', 'reconnecting'].includes(worker.activity);
 
 export const isElastic = (status) => status.workers_min > 0;
 
@@ -99,7 +99,7 @@ function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
   row.dataset.tone = holdsUp || missed(worker) ? 'warning' :
       late(worker) ? 'notice' : '';
   setText(cells[0], String(worker.rank));
-  setText(cells[1].firstElementChild, (worker.state || UNKNOWN) +
+  setText(cells[1].firstElementChild, (worker.activity || UNKNOWN) +
       (holdsUp ? ', waited for' : late(worker) ? ', often last' : ''));
   setText(cells[2], count(worker.lag_versions));
   setText(cells[3], count(worker.staleness_versions));
@@ -113,7 +113,7 @@ function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
   setText(cells[8], bytes(worker.resident_bytes));
   // After the run, no worker is heard from.
   setText(cells[9], worker.incarnation === 0 ? 'never seen' :
-      ended ? UNKNOWN : duration(worker.silent_seconds));
+      ended ? UNKNOWN : duration(worker.silent_ms / 1000));
   setText(cells[10], worker.transport || UNKNOWN);
   setText(cells[11], worker.description || UNKNOWN);
 }

@@ -28,7 +28,10 @@ class FakeAdminService final : public v1::Admin::Service {
 
   grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
                          v1::Status* reply) override {
-    return Answer(fake_.on_status(), reply);
+    absl::StatusOr<v1::Status> status = fake_.on_status();
+    const absl::StatusOr<v1::GetPolicyReply> policy = fake_.on_get();
+    if (status.ok() && policy.ok()) *status->mutable_policy() = *policy;
+    return Answer(status, reply);
   }
   grpc::Status GetPolicy(grpc::ServerContext*, const v1::GetPolicyRequest*,
                          v1::GetPolicyReply* reply) override {
@@ -155,9 +158,9 @@ v1::Status ExampleStatus() {
   status.set_samples(150);
   status.set_samples_total(400);
   status.set_samples_per_second(10);
-  status.set_policy("sync, global normalisation, sync statistics");
   status.set_learning_rate(0.05);
   status.set_train_loss(0.4312);
+  status.set_workers_live(1);
   status.set_workers_expected(2);
   v1::WorkerStatus* live = status.add_workers();
   live->set_rank(0);
@@ -200,7 +203,7 @@ v1::GetPolicyReply ExamplePolicy() {
   v1::GetPolicyReply policy;
   policy.set_run_id("3f2a");
   policy.set_policy_epoch(1);
-  policy.set_policy("sync, global normalisation, sync statistics");
+  policy.set_text("sync, global normalisation, sync statistics");
   auto& settings = *policy.mutable_settings();
   settings["aggregation"] = "sync";
   settings["learning_rate"] = "0.1";
@@ -223,7 +226,7 @@ v1::GetPolicyReply PendingPolicy() {
 v1::GetPolicyReply ChangedPolicy() {
   v1::GetPolicyReply policy = ExamplePolicy();
   policy.set_policy_epoch(2);
-  policy.set_policy("async, local normalisation, async statistics");
+  policy.set_text("async, local normalisation, async statistics");
   (*policy.mutable_settings())["aggregation"] = "async";
   (*policy.mutable_settings())["normalization"] = "local";
   v1::PolicyChange* change = policy.add_history();
@@ -233,6 +236,7 @@ v1::GetPolicyReply ChangedPolicy() {
   (*change->mutable_settings())["aggregation"] = "async";
   (*change->mutable_settings())["normalization"] = "local";
   change->set_text("aggregation sync -> async; momentum is kept");
+  policy.set_since_version(1234);
   return policy;
 }
 

@@ -18,17 +18,20 @@ using ::testing::Not;
 
 // A server's status file, reduced to the fields that the verb reads.
 nlohmann::json Status(const std::string& name, double written_at) {
-  return {{"run", absl::StrCat("id-", name)},
+  return {{"run_id", absl::StrCat("id-", name)},
           {"run_name", name},
-          {"now", written_at},
+          {"server_unix_us", 1e6 * written_at},
           {"ended", true},
-          {"state_text", "over: all images were trained on"},
+          {"state", "over: all images were trained on"},
           {"version", 1200},
           {"samples", 60000},
           {"samples_total", 60000},
           {"train_loss", 0.25},
-          {"test", {{"accuracy", 0.5}, {"mean_iou", nullptr}}},
-          {"curves", {{"train", {{{"seconds", 30.0}}, {{"seconds", 120.0}}}}}},
+          {"test_accuracy", 0.5},
+          {"test_miou", nullptr},
+          {"curves",
+           {{"train",
+             {{{"elapsed_seconds", 30.0}}, {{"elapsed_seconds", 120.0}}}}}},
           {"policy",
            {{"text", "sync"},
             {"settings", {{"aggregation", "sync"}, {"epochs", "1"}}}}}};
@@ -52,7 +55,8 @@ TEST_F(RunsVerbTest, ComparesRunsAndTheSettingsThatDiffer) {
   nlohmann::json async = Status("fast", 2000);
   async["policy"] = {{"text", "async"},
                      {"settings", {{"aggregation", "async"}, {"epochs", "1"}}}};
-  async["test"] = {{"accuracy", 0.75}, {"mean_iou", 0.625}};
+  async["test_accuracy"] = 0.75;
+  async["test_miou"] = 0.625;
   async["samples"] = 30000;
   Write("b", Status("slow", 1000).dump());
   Write("deep/runs/a", async.dump());
@@ -72,9 +76,9 @@ TEST_F(RunsVerbTest, ComparesRunsAndTheSettingsThatDiffer) {
 
 TEST_F(RunsVerbTest, SortsByTheTestMeasure) {
   nlohmann::json worse = Status("worse", 1000);
-  worse["test"] = {{"accuracy", 0.25}};
+  worse["test_accuracy"] = 0.25;
   nlohmann::json none = Status("none", 3000);
-  none["test"] = nullptr;
+  none["test_accuracy"] = nullptr;
   Write("1", none.dump());
   Write("2", worse.dump());
   Write("3", Status("best", 2000).dump());

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/proto_json.h"
 #include "server/ctl/status_text.h"
 #include "server/ctl/status_words.h"
 #include "tests/ctl/ctl_harness.h"
@@ -81,37 +82,23 @@ TEST(EpochTextTest, TellsTheShareOfTheRunWhereverItEnds) {
   EXPECT_EQ(EpochText(status), "none, 100 % of the run");
 }
 
-TEST(StatusVerbTest, JsonHasStableFieldsAndNullForWhatIsNotKnown) {
+TEST(StatusVerbTest, JsonIsTheServersStatusAndTheConnection) {
   CtlHarness ctl;
   const CtlResult result = ctl.Run("status --json");
   EXPECT_EQ(result.code, 0);
-  EXPECT_EQ(
-      result.out,
-      absl::StrCat(
-          R"({"run":"3f2a","run_name":"","server":")", ctl.server.address(),
-          R"(","state":"training, 1 of 2 workers","ended":false,"version":150,)"
-          R"("attempt":0,"data_epoch":1,"epochs":4,"samples":150,)"
-          R"("samples_total":400,"samples_per_second":10.0,)"
-          R"("learning_rate":0.05,"train_loss":0.4312,"measures":{},)"
-          R"("test_accuracy":null,)"
-          R"("test_top5_accuracy":null,"test_miou":null,"test_class_iou":[],)"
-          R"("checkpoint_problem":"","data_problem":"",)"
-          R"("connection":{"encrypted":false,"client":"",)"
-          R"("own_certificate_end":null,"server_certificate_end":null},)"
-          R"("policy":{"policy_epoch":1,"text":"sync, global normalisation, )"
-          R"(sync statistics","since_version":0,"pending":{},)"
-          R"("pending_reason":""},"workers":[{"rank":0,"state":"live",)"
-          R"("incarnation":7,"description":"host-a, process 12",)"
-          R"("batch_size":64,"sequence":151,"silent_ms":340,)"
-          R"("cpu_cores":1.44,"resident_bytes":2202009600,"transport":"shm",)"
-          R"("phase_seconds":{"data":0.5,"forward":0.25}},{"rank":1,)"
-          R"("state":"vacant","incarnation":0,"description":"",)"
-          R"("batch_size":0,"sequence":0,"silent_ms":null,)"
-          R"("cpu_cores":null,"resident_bytes":null,"transport":"",)"
-          R"("phase_seconds":{}}],)"
-          R"("shards":[],)"
-          R"("staleness_versions":{},"counters":{"pushes_applied":300}})",
-          "\n"));
+  v1::Status expected = ExampleStatus();
+  *expected.mutable_policy() = ExamplePolicy();
+  nlohmann::json json = ProtoJson(expected);
+  json["server"] = ctl.server.address();
+  json["connection"] = {{"encrypted", false},
+                        {"client", ""},
+                        {"own_certificate_end", nullptr},
+                        {"server_certificate_end", nullptr}};
+  EXPECT_EQ(result.out, json.dump() + "\n");
+  EXPECT_EQ(json["state"], "training, 1 of 2 workers");
+  EXPECT_EQ(json["test_accuracy"], nullptr);
+  EXPECT_EQ(json["workers"][0]["silent_ms"], 340);
+  EXPECT_EQ(json["workers"][1]["silent_ms"], nullptr);
 }
 
 v1::Status ShardedStatus() {
@@ -191,10 +178,6 @@ TEST(StatusVerbTest, ShowsTheNewestTestMeasures) {
                                                "test top-5     99.2 %\n"));
   EXPECT_THAT(ctl.Run("status --watch").out,
               HasSubstr(", loss 0.4312, test accuracy 87.5 %, 10 images/s"));
-  const std::string json = ctl.Run("status --json").out;
-  EXPECT_THAT(json, HasSubstr(R"("test_accuracy":0.875,)"
-                              R"("test_top5_accuracy":0.9921,)"
-                              R"("test_miou":null,"test_class_iou":[],)"));
 }
 
 TEST(StatusVerbTest, ShowsTheMeasuresOfSegmentation) {
@@ -216,11 +199,6 @@ TEST(StatusVerbTest, ShowsTheMeasuresOfSegmentation) {
                         "pixel accuracy 87.5 %\n"));
   EXPECT_THAT(ctl.Run("status --watch").out,
               HasSubstr(", loss 0.4312, test mIoU 41.2 %, 10 images/s"));
-  const std::string json = ctl.Run("status --json").out;
-  EXPECT_THAT(json, HasSubstr(R"("test_accuracy":0.875,)"
-                              R"("test_top5_accuracy":null,)"
-                              R"("test_miou":0.4125,)"
-                              R"("test_class_iou":[0.5,null,0.325],)"));
 }
 
 TEST(StatusVerbTest, WatchIsALineEachTimeUntilTheRunIsOver) {

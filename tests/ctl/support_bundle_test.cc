@@ -97,7 +97,7 @@ TEST_F(SupportBundleTest, HoldsWhatTheServerTellsAndTheEndsOfLogs) {
   EXPECT_THAT(result.out, HasSubstr("\nlogs/server.log"));
   EXPECT_THAT(result.out, HasSubstr("\nmetrics.txt"));
   EXPECT_THAT(result.out, HasSubstr("missing"));
-  EXPECT_EQ(Json("status.json")["run"], "3f2a");
+  EXPECT_EQ(Json("status.json")["run_id"], "3f2a");
   EXPECT_EQ(Json("policy.json")["run"], "3f2a");
   EXPECT_EQ(Json("workers.json")["workers"].size(), 2u);
   EXPECT_EQ(Json("doctor.json")["checks"][0]["check"], "address");

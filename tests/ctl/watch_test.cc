@@ -39,14 +39,14 @@ v1::WorkerStatus& AddWorker(v1::Status& status, double own_seconds,
   return worker;
 }
 
-std::string FrameOf(const v1::Status& status, ScreenSize size,
+std::string FrameOf(v1::Status status, ScreenSize size,
                     const std::string& notice = "",
                     const WatchView& view = {}) {
+  *status.mutable_policy() = ChangedPolicy();
   Curve losses;
   for (double loss : {4.0, 3.0, 2.0, 1.0}) losses.Add(loss);
-  return WatchFrame(
-      {.server = "a:1", .status = status, .policy = ChangedPolicy()}, losses,
-      notice, view, {.size = size, .unicode = true});
+  return WatchFrame({.server = "a:1", .status = status}, losses, notice, view,
+                    {.size = size, .unicode = true});
 }
 
 TEST(WatchFrameTest, ShowsTheRunWithin80Columns) {
@@ -54,8 +54,8 @@ TEST(WatchFrameTest, ShowsTheRunWithin80Columns) {
   status.set_test_accuracy(0.885);
   (*status.mutable_counters())["pushes_dropped"] = 3;
   (*status.mutable_counters())["workers_lost"] = 1;
-  (*status.mutable_staleness())[0] = 3;
-  (*status.mutable_staleness())[2] = 1;
+  (*status.mutable_staleness_versions())[0] = 3;
+  (*status.mutable_staleness_versions())[2] = 1;
   EXPECT_EQ(FrameOf(status, {.columns = 80, .rows = 24}),
             R"(run 3f2a at a:1
 training, 1 of 2 workers

@@ -172,7 +172,7 @@ class ServerOps(unittest.TestCase):
         status = self.cohort.until(
             lambda: (told := json.loads(self.get("/status.json")))[
                 "waited_for"] == [1] and told, "the name")
-        self.assertIn("worker 1", status["state_text"])
+        self.assertIn("worker 1", status["state"])
 
 
 if __name__ == "__main__":

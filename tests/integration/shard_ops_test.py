@@ -53,7 +53,7 @@ class Watched(Shards):
                 in samples(self.page(shard) or "")}
 
     def page_status(self):
-        text = self.page(0, "/status.json")
+        text = self.page(0, "/status.json?parts=all")
         return None if text is None else json.loads(text)
 
     def drain(self, test):
@@ -91,7 +91,7 @@ class ShardOpsTest(unittest.TestCase):
         shard, page = self.until(lambda: lost_in(cohort.page_status()),
                                  "the page to say so")
         self.assertEqual(shard, 1)
-        self.assertTrue(named(page["state_text"]), page["state_text"])
+        self.assertTrue(named(page["state"]), page["state"])
         self.assertEqual(page["shards"][1]["losses"], 1)
         self.assertEqual(
             self.until(lambda: cohort.series(0).get(
@@ -234,7 +234,7 @@ class ShardOpsTest(unittest.TestCase):
             lambda: (s := cohort.series(0)).get(
                 ("cohort_shard_prepare_seconds", "0")) is not None and s,
             "the first commit")
-        run_id = cohort.status()["run"]
+        run_id = cohort.status()["run_id"]
         for shard in (1, 2):
             seen = self.until(
                 lambda shard=shard: (s := cohort.series(shard)).get(

@@ -61,8 +61,8 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
       std::ifstream(options.files.results_dir + "/status.json"));
   EXPECT_EQ(status["ended"], true);
   EXPECT_EQ(status["version"], 1);
-  EXPECT_EQ(status["test"]["accuracy"], 0.5);
-  EXPECT_EQ(status["run"], server_->run_id());
+  EXPECT_EQ(status["test_accuracy"], 0.5);
+  EXPECT_EQ(status["run_id"], server_->run_id());
   EXPECT_EQ(status["workers"][0]["state"], "finished");
   EXPECT_EQ(status["checkpoint"]["model_version"], 1);
   EXPECT_TRUE(

@@ -111,8 +111,8 @@ TEST(StartServerTest, DataShardsThatAreNotThereAreNamedUntilTheStartIsGivenUp) {
   const absl::Status started = StartServer(options, out).status();
   EXPECT_TRUE(absl::IsCancelled(started)) << started;
   EXPECT_EQ(ready.status, 503);
-  EXPECT_EQ(status["state"], "waiting");
-  EXPECT_EQ(status["state_text"],
+  EXPECT_EQ(status["phase"], "waiting");
+  EXPECT_EQ(status["state"],
             "waiting for data shard 1 at 127.0.0.1:9, not there yet: cannot be "
             "reached (Connection refused)");
   ASSERT_EQ(status["shards"].size(), 2u);

@@ -11,8 +11,7 @@ RunFigures EmptyFigures(int32_t workers) {
   options.workers = workers;
   const Coordinator core(options);
   RunFigures figures;
-  figures.build_version = "1.2.3";
-  figures.build_commit = "abc";
+  figures.build = "1.2.3 (commit abc)";
   figures.now = 1000;
   figures.address = "127.0.0.1:7070";
   figures.status = core.Status(absl::Seconds(1));
@@ -51,6 +50,7 @@ RunFigures BusyFigures(int32_t workers) {
   figures.model = {.parameters = 1000,
                    .weights_bytes = 4000,
                    .layers = {{.name = "bn1", .channels = 8}}};
+  status.train_loss = 0.5;
   figures.sums.train_loss = 0.5;
   figures.sums.drift = {{0, 0.125}};
   figures.sums.last_arrivals = {{Rank(0), 3}, {Rank(1), 9}};

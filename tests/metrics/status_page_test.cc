@@ -7,9 +7,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/status/status_json.h"
 #include "server/status_page/page_routes.h"
 #include "server/status_page/report.h"
-#include "server/status_page/status_json.h"
 #include "tests/metrics/made_up_figures.h"
 
 namespace cohort {
@@ -21,38 +21,49 @@ using ::testing::Not;
 constexpr char kHostile[] = "<img src=x onerror=alert(1)>\"'&<!-- STATUS -->";
 
 nlohmann::json Parsed(const RunFigures& figures) {
-  return nlohmann::json::parse(StatusJson(figures));
+  return nlohmann::json::parse(StatusJson(figures, StatusParts::kAll));
 }
 
 TEST(StatusJsonTest, SaysWhatTheFiguresSay) {
   const nlohmann::json status = Parsed(BusyFigures(2));
-  EXPECT_EQ(status["run"], "run1");
-  EXPECT_EQ(status["state"], "training");
+  EXPECT_EQ(status["run_id"], "run1");
+  EXPECT_EQ(status["build"], "1.2.3 (commit abc)");
+  EXPECT_EQ(status["phase"], "training");
   EXPECT_EQ(status["version"], 40);
   EXPECT_EQ(status["eta_seconds"], 3);
   EXPECT_EQ(status["train_loss"], 0.5);
   EXPECT_EQ(status["train_accuracy"], nullptr);
-  EXPECT_EQ(status["verdicts"]["applied"], 10);
+  EXPECT_EQ(status["push_verdicts"]["applied"], 10);
   EXPECT_EQ(status["workers"].size(), 2);
+  EXPECT_EQ(status["workers"][1]["activity"], "computing");
   EXPECT_EQ(status["workers"][1]["last_arrivals"], 9);
-  EXPECT_EQ(status["workers"][1]["silent_seconds"], 0.5);
-  EXPECT_EQ(status["phases"]["forward"], 0.5);
+  EXPECT_EQ(status["workers"][1]["silent_ms"], 500);
+  EXPECT_EQ(status["workers"][1]["phase_seconds"]["forward"], 0.5);
   EXPECT_EQ(status["workers"][1]["cpu_cores"], 1.5);
   EXPECT_EQ(status["workers"][1]["resident_bytes"], int64_t{3} << 30);
   EXPECT_EQ(status["workers"][1]["transport"], "tcp");
   EXPECT_EQ(status["batch_norm"]["layers"][0]["drift"], 0.125);
   EXPECT_EQ(status["curves"]["train"][0]["version"], 40);
-  EXPECT_EQ(status["test"]["accuracy"], 0.75);
-  EXPECT_EQ(status["test"]["mean_iou"], nullptr);
-  EXPECT_EQ(status["staleness"].dump(),
-            R"([{"count":5,"versions":"0"},{"count":4,"versions":"1"},)"
-            R"({"count":3,"versions":"2-3"}])");
+  EXPECT_EQ(status["test_version"], 40);
+  EXPECT_EQ(status["test_accuracy"], 0.75);
+  EXPECT_EQ(status["test_miou"], nullptr);
+  EXPECT_EQ(status["staleness_versions"].dump(), R"({"0":5,"1":4,"3":3})");
+}
+
+TEST(StatusJsonTest, HasItsPartsOnlyOnRequest) {
+  const RunFigures figures = BusyFigures(2);
+  nlohmann::json all = Parsed(figures);
+  EXPECT_EQ(all["policy"]["history"].size(), 1);
+  all["curves"] = nullptr;
+  all["events"] = nlohmann::json::array();
+  all["policy"]["history"] = nlohmann::json::array();
+  EXPECT_EQ(nlohmann::json::parse(StatusJson(figures, StatusParts::kNone)),
+            all);
 }
 
 TEST(StatusJsonTest, SaysWhichShardIsGoneAndSinceWhen) {
   RunFigures figures = BusyFigures(2);
   EXPECT_EQ(Parsed(figures)["shards"].size(), 0);
-  figures.now = 1000;
   figures.shards = {{.shard = 0, .partitions = 3},
                     {.shard = 1,
                      .address = "a:1",
@@ -64,30 +75,28 @@ TEST(StatusJsonTest, SaysWhichShardIsGoneAndSinceWhen) {
                      .prepare_seconds = 0.5}};
   const nlohmann::json shards = Parsed(figures)["shards"];
   EXPECT_EQ(shards[0]["connected"], true);
-  EXPECT_EQ(shards[0]["since_seconds"], nullptr);
+  EXPECT_EQ(shards[0]["since_unix_s"], nullptr);
   EXPECT_EQ(shards[0]["prepare_seconds"], nullptr);
   EXPECT_EQ(shards[1]["address"], "a:1");
   EXPECT_EQ(shards[1]["connected"], false);
-  EXPECT_EQ(shards[1]["since_seconds"], 12);
+  EXPECT_EQ(shards[1]["since_unix_s"], 988);
   EXPECT_EQ(shards[1]["lost_because"], "killed");
   EXPECT_EQ(shards[1]["prepare_seconds"], 0.5);
 }
 
 TEST(StatusJsonTest, WhatIsUnknownIsNull) {
   const nlohmann::json status = Parsed(EmptyFigures(2));
-  for (const char* name :
-       {"eta_seconds", "train_loss", "test", "phases", "gradient_norm"}) {
+  for (const char* name : {"eta_seconds", "train_loss", "test_accuracy",
+                           "test_version", "gradient_norm"}) {
     EXPECT_EQ(status.at(name), nullptr) << name;
   }
-  EXPECT_EQ(status["workers"][0]["silent_seconds"], nullptr);
-  EXPECT_EQ(status["checkpoint"]["age_seconds"], nullptr);
-  EXPECT_EQ(status["batch_norm"]["rendezvous"]["forward"]["mean_seconds"],
-            nullptr);
+  EXPECT_EQ(status["workers"][0]["silent_ms"], nullptr);
+  EXPECT_EQ(status["checkpoint"]["written_unix_s"], nullptr);
 }
 
 TEST(StatusJsonTest, LivesWithNumbersAndTextsThatJsonCannotHold) {
   RunFigures figures = BusyFigures(1);
-  figures.sums.train_loss = std::numeric_limits<double>::infinity();
+  figures.status.train_loss = std::numeric_limits<double>::infinity();
   figures.status.workers[0].description = "\xff\xfe bytes";
   const nlohmann::json status = Parsed(figures);
   EXPECT_EQ(status["train_loss"], nullptr);
@@ -107,9 +116,9 @@ TEST(StatusJsonTest, SaysWhatHappenedAndWhen) {
       {.uptime = absl::Seconds(60), .log = {.text = "policy"}}};
   const nlohmann::json events = Parsed(figures)["events"];
   EXPECT_EQ(events.dump(),
-            R"([{"at":960.0,"severity":"warning","text":"rank 1 is lost",)"
-            R"("worker":1},{"at":1000.0,"severity":"info","text":"policy",)"
-            R"("worker":null}])");
+            R"([{"rank":1,"severity":"warning","text":"rank 1 is lost",)"
+            R"("unix_s":960.0},{"rank":null,"severity":"info",)"
+            R"("text":"policy","unix_s":1000.0}])");
 }
 
 TEST(ReportPageTest, StandsAloneAndHoldsTheStatus) {

@@ -142,7 +142,7 @@ TEST_F(OpsPortTest, TheStatusHasTheNumbersOfTheMetrics) {
   AwaitValue("cohort_samples_total", 4);
   const std::string page = Metrics();
   const nlohmann::json status = Status();
-  for (const auto& [result, count] : status["verdicts"].items()) {
+  for (const auto& [result, count] : status["push_verdicts"].items()) {
     EXPECT_EQ(ValueOf(page, absl::StrCat("cohort_pushes_total{result=\"",
                                          result, "\"}")),
               count.get<double>())
@@ -155,7 +155,7 @@ TEST_F(OpsPortTest, TheStatusHasTheNumbersOfTheMetrics) {
   EXPECT_EQ(status["workers_live"],
             *ValueOf(page, "cohort_workers_registered"));
   EXPECT_EQ(status["samples_total"], *ValueOf(page, "cohort_samples_planned"));
-  EXPECT_EQ(status["run"], server_->run_id());
+  EXPECT_EQ(status["run_id"], server_->run_id());
   EXPECT_EQ(status["run_name"], absl::StrCat("run-", server_->run_id()));
 }
 
@@ -167,9 +167,9 @@ TEST_F(OpsPortTest, NamesWhoIsGone) {
   EXPECT_EQ(
       AwaitValue("cohort_worker_evictions_total{reason=\"disconnect\"}", 1), 1);
   const nlohmann::json status = Status();
-  EXPECT_EQ(status["state"], "waiting");
+  EXPECT_EQ(status["phase"], "waiting");
   EXPECT_EQ(status["waited_for"], nlohmann::json::array({1}));
-  EXPECT_THAT(status["state_text"].get<std::string>(), HasSubstr("worker 1"));
+  EXPECT_THAT(status["state"].get<std::string>(), HasSubstr("worker 1"));
   EXPECT_EQ(status["workers"][1]["state"], "vacant");
 }
 

@@ -161,7 +161,7 @@ TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
   v1::GetPolicyReply before = Policy();
   EXPECT_EQ(before.run_id(), server_->run_id());
   EXPECT_EQ(before.policy_epoch(), 1);
-  EXPECT_THAT(before.policy(), HasSubstr("sync, global"));
+  EXPECT_THAT(before.text(), HasSubstr("sync, global"));
   EXPECT_EQ(before.pending().at("aggregation"), "async");
   EXPECT_THAT(before.pending_reason(), HasSubstr("waiting for workers 0, 1"));
   ASSERT_EQ(before.history_size(), 1);
@@ -170,7 +170,7 @@ TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
   CommitOneStep();
   const v1::GetPolicyReply after = Policy();
   EXPECT_EQ(after.policy_epoch(), 2);
-  EXPECT_THAT(after.policy(), HasSubstr("async, local"));
+  EXPECT_THAT(after.text(), HasSubstr("async, local"));
   EXPECT_TRUE(after.pending().empty());
   ASSERT_EQ(after.history_size(), 2);
   EXPECT_EQ(after.history(1).version(), 1);
@@ -287,7 +287,7 @@ TEST_F(PolicyServiceTest, ResumedRunGoesOnWithThePolicyItHad) {
   options_.given = {"aggregation", "workers"};
   Start(options_);
   const v1::GetPolicyReply policy = Policy();
-  EXPECT_THAT(policy.policy(), HasSubstr("async, local"));
+  EXPECT_THAT(policy.text(), HasSubstr("async, local"));
   EXPECT_EQ(policy.settings().at("learning_rate"), "0.25");
   EXPECT_EQ(policy.policy_epoch(), 2);
   ASSERT_EQ(policy.history_size(), 2);
@@ -311,7 +311,7 @@ TEST_F(PolicyServiceTest, FlagThatIsGivenOnResumingIsAChangeOfPolicy) {
   options_.coordinator.policy.aggregation = AggregationKind::kBounded;
   Start(options_);
   const v1::GetPolicyReply policy = Policy();
-  EXPECT_THAT(policy.policy(), HasSubstr("bounded"));
+  EXPECT_THAT(policy.text(), HasSubstr("bounded"));
   EXPECT_EQ(policy.settings().at("learning_rate"), "0.25");
   ASSERT_EQ(policy.history_size(), 3);
   EXPECT_EQ(policy.history(2).version(), 1);

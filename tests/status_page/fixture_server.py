@@ -29,16 +29,17 @@ def later(status, times):
     """The same process once it has run `times` as long, at the same rates."""
     def grown(wait):
         return {**wait, "count": wait["count"] * times,
-                "seconds": wait["seconds"] * times}
+                "total_seconds": wait["total_seconds"] * times}
 
     uptime = status["uptime_seconds"]
-    rendezvous = status["batch_norm"]["rendezvous"]
+    norm = status["batch_norm"]
     return {
-        **status, "now": status["now"] + uptime * (times - 1),
+        **status,
+        "server_unix_us": status["server_unix_us"] + 1e6 * uptime * (times - 1),
         "uptime_seconds": uptime * times,
         "barrier_waits": grown(status["barrier_waits"]),
-        "batch_norm": {**status["batch_norm"], "rendezvous": {
-            phase: grown(wait) for phase, wait in rendezvous.items()}},
+        "batch_norm": {**norm, **{name: grown(norm[name]) for name in
+                                  ("forward_waits", "backward_waits")}},
         "workers": [{**of, "last_arrivals": of["last_arrivals"] * times}
                     for of in status["workers"]]}
 
@@ -110,7 +111,7 @@ class FixtureServer:
         request.wfile.write(body)
 
     def _content(self, path):
-        if path == "/status.json":
+        if path == "/status.json?parts=all":
             return self._status()
         name = "page.html" if path == "/" else path.lstrip("/")
         file = CHART if path == "/chart.js" else PAGE / name
@@ -135,9 +136,8 @@ class FixtureServer:
         if status is None:
             return 503, "text/plain", b"stopping"
         if self.goes_on:
-            status = later({**status, "now": self._began}, asked)
-        else:
-            status = {**status, "now": time.time()}
+            status = later({**status, "server_unix_us": 1e6 * self._began},
+                           asked)
         body = json.dumps(status).encode()
         return 200, "application/json", body
 

@@ -115,7 +115,7 @@ class PageStates(page_case.PageCase):
         # Pairs of steps of 100 images, a microsecond apart, twice a second.
         status["curves"]["train"] = [
             {**statuses.train_point(i, 200, 200), "samples": 100 * i,
-             "seconds": (i // 2) * 0.5 + (i % 2) * 1e-6,
+             "elapsed_seconds": (i // 2) * 0.5 + (i % 2) * 1e-6,
              "samples_per_second": 1e8 if i % 2 else 200.0}
             for i in range(200)]
         self.show(status)
@@ -132,7 +132,7 @@ class PageStates(page_case.PageCase):
         # 400 images a second, with a pause of 30 s.
         status["curves"]["train"] = [
             {**statuses.train_point(i, 200, 200), "samples": 100 * i,
-             "seconds": i * 0.25 + (30 if i >= 100 else 0)}
+             "elapsed_seconds": i * 0.25 + (30 if i >= 100 else 0)}
             for i in range(200)]
         self.show(status)
         speeds = {p["x"]: p["y"] for p in self.browser.script(
@@ -236,9 +236,9 @@ class PageStates(page_case.PageCase):
     def test_labels_of_changes_do_not_cross_the_lines_of_others(self):
         status = statuses.training(version=1000)
         status["policy"] = {**status["policy"], "history": [
-            {"policy_epoch": 1, "version": 0, "changed": {}, "text": "sync"},
+            {"policy_epoch": 1, "version": 0, "settings": {}, "text": "sync"},
             *({"policy_epoch": 2 + i, "version": at, "text": "",
-               "changed": {"aggregation": name}}
+               "settings": {"aggregation": name}}
               for i, (at, name) in enumerate(
                   ((500, "bounded"), (510, "async"), (520, "sync"))))]}
         self.show(status)
@@ -293,7 +293,7 @@ class PageStates(page_case.PageCase):
     def test_a_model_that_was_written_is_safe_without_checkpoints(self):
         status = statuses.finished()
         status["checkpoint"] = {"enabled": False, "version": None,
-                                "age_seconds": None, "failures": 0,
+                                "written_unix_s": None, "failures": 0,
                                 "restored": False, "model_version": 4690}
         self.show(status)
         self.assertEqual(self.tile("safe")[1:],
@@ -303,11 +303,12 @@ class PageStates(page_case.PageCase):
         status = statuses.training()
         problem = ("checkpoint of step 312 failed; the next one will still be "
                    "tried: state: No space left on device")
-        status["checkpoint"].update(failures=2, problem=problem)
+        status["checkpoint"]["failures"] = 2
+        status["checkpoint_problem"] = problem
         server = self.show(status)
         self.assertIn(problem, self.tile("safe")[2])
         # One that was written since, and an older server.
-        status["checkpoint"]["problem"] = ""
+        status["checkpoint_problem"] = ""
         server.status = status
         self.browser.wait_until(
             lambda: "2 checkpoints failed" in self.tile("safe")[2],
@@ -371,7 +372,7 @@ class PageStates(page_case.PageCase):
             "{childList: true, characterData: true, subtree: true});")
         for seconds in ("5.2", "6.2"):
             text = f"waiting for a replacement of worker 3, {seconds} s"
-            server.status = {**server.status, "state_text": text}
+            server.status = {**server.status, "state": text}
             self.browser.wait_until(
                 lambda text=text: self.browser.text("h1") == text.capitalize(),
                 text)
@@ -441,7 +442,7 @@ class PageStates(page_case.PageCase):
         self.assertEqual(self.tile("dropped")[1:], [
             "0.3\u202f% of pushes",
             "31 dropped, 2 rejected nonfinite, 1,702 damped"])
-        self.assertIn("None replay mismatch, fenced, skipped.",
+        self.assertIn("None fenced, replay mismatch, skipped.",
                       self.browser.text("#verdicts"))
 
     def test_labels_of_pixels_bring_miou_to_the_front(self):

@@ -27,10 +27,9 @@ def phases(rank=0, slow=1.0):
             "push": 0.9 * unit, "wait": 0.02 / slow / slow}
 
 
-def waits(count, mean=None):
+def waits(count, mean=0):
     """The given number of waits, of the given seconds each."""
-    return {"count": count, "seconds": count * (mean or 0),
-            "mean_seconds": mean if count else None}
+    return {"count": count, "total_seconds": count * mean}
 
 
 def train_point(i, versions, version_max):
@@ -39,7 +38,7 @@ def train_point(i, versions, version_max):
     loss = 0.21 + 2.1 * math.exp(-5 * share) + 0.05 * wobble(i) * (1.2 - share)
     return {"version": round(version_max * share),
             "samples": round(125000 * (share + 0.0003 * wobble(i + 5))),
-            "seconds": 109.0 * share, "loss": loss,
+            "elapsed_seconds": 109.0 * share, "loss": loss,
             "accuracy": min(0.99, 0.93 - 0.82 * math.exp(-6 * share)
                             + 0.012 * wobble(i + 7)),
             "learning_rate": rate,
@@ -48,27 +47,33 @@ def train_point(i, versions, version_max):
 
 def evaluation(epoch, version, statistics="sync"):
     worse = 0.0 if statistics == "sync" else 0.05
-    return {"version": version, "epoch": epoch, "seconds": 20.0 * epoch,
-            "statistics": statistics,
+    return {"version": version, "data_epoch": epoch,
+            "elapsed_seconds": 20.0 * epoch, "statistics": statistics,
             "loss": 0.29 + 0.5 / (epoch + 1) + 2 * worse,
-            "accuracy": 0.918 - 0.22 / (epoch + 1) - worse, "mean_iou": None}
+            "accuracy": 0.918 - 0.22 / (epoch + 1) - worse, "miou": None}
 
 
-def worker(rank, state="live", description=None, **changes):
-    return {"rank": rank, "state": state,
+def tested(point):
+    """The fields of a status whose newest evaluation that is."""
+    return {"test_version": point["version"], "test_loss": point["loss"],
+            "test_accuracy": point["accuracy"], "test_miou": point["miou"]}
+
+
+def worker(rank, activity="computing", description=None, **changes):
+    return {"rank": rank, "state": "live", "activity": activity,
             "description": description or f"node-{rank:02d}, process {4100 + rank}",
             "incarnation": rank + 1, "batch_size": 64, "sequence": 1235,
             "lag_versions": 0, "staleness_versions": None,
-            "silent_seconds": 0.3, "last_arrivals": 600 + 7 * rank,
+            "silent_ms": 300, "last_arrivals": 600 + 7 * rank,
             "pushes": 1234, "cpu_cores": 1.5,
             "resident_bytes": (rank + 1) * 700_000_000,
             "transport": "shm",
-            "phases": phases(rank), **changes}
+            "phase_seconds": phases(rank), **changes}
 
 
-def event(age_seconds, text, severity="info", worker=None):
-    return {"at": time.time() - age_seconds, "severity": severity,
-            "worker": worker, "text": text}
+def event(age_seconds, text, severity="info", rank=None):
+    return {"unix_s": time.time() - age_seconds, "severity": severity,
+            "rank": rank, "text": text}
 
 
 def training(version=1234, workers=2):
@@ -76,13 +81,13 @@ def training(version=1234, workers=2):
     points = min(240, version)
     done = version / 4690
     return {
-        "run": "ab12cd34ef567890", "run_name": "nightly",
-        "build": {"version": "0.6.0", "commit": "0d99786f2ac1"},
-        "now": time.time(), "uptime_seconds": 112.3,
-        "address": "127.0.0.1:7070", "state": "training",
-        "state_text": f"training, {workers} of {workers} workers",
+        "run_id": "ab12cd34ef567890", "run_name": "nightly",
+        "build": "0.6.0 (commit 0d99786f2ac1)",
+        "server_unix_us": 1e6 * time.time(), "uptime_seconds": 112.3,
+        "address": "127.0.0.1:7070", "phase": "training",
+        "state": f"training, {workers} of {workers} workers",
         "waited_for": [], "ended": False, "version": version, "attempt": 1,
-        "epoch": int(5 * done), "epochs": 5,
+        "data_epoch": int(5 * done), "epochs": 5,
         "samples": round(300000 * done), "samples_total": 300000,
         "samples_per_second": 1150.2,
         "eta_seconds": (1 - done) * 300000 / 1150.2,
@@ -92,41 +97,40 @@ def training(version=1234, workers=2):
                    "pending_reason": "", "history": [
                        {"policy_epoch": 1, "version": 0, "samples": 0,
                         "text": "sync, global normalisation",
-                        "changed": dict(SETTINGS)}]},
+                        "settings": dict(SETTINGS)}]},
         "learning_rate": 0.083, "train_loss": 0.2317, "train_accuracy": 0.918,
         "gradient_norm": None,
-        "test": evaluation(0, version // 2),
+        **tested(evaluation(0, version // 2)),
         "curves": {
             "train": [train_point(i, points, version) for i in range(points)],
             "test": [evaluation(0, version // 2)]},
-        "phases": phases(),
         "workers_live": workers, "workers_expected": workers,
         "workers": [worker(rank) for rank in range(workers)],
         "barrier_waits": waits(2 * version, 0.0004),
-        "verdicts": {"applied": 2 * version, "damped": 0, "dropped": 0,
-                     "duplicate": 0, "replay_mismatch": 0, "fenced": 0,
-                     "rejected_nonfinite": 0, "skipped": 0},
-        "staleness": [],
+        "push_verdicts": {
+            "applied": 2 * version, "damped": 0, "dropped": 0, "duplicate": 0,
+            "fenced": 0, "rejected_nonfinite": 0, "replay_mismatch": 0,
+            "skipped": 0},
+        "staleness_versions": {},
         "batch_norm": {
             "normalization": "global", "statistics": ["sync"],
             "folded": 3 * version, "damped": 0, "dropped": 0,
-            "rendezvous": {
-                "forward": waits(6 * version, 0.00102),
-                "backward": waits(6 * version, 0.00071)},
+            "forward_waits": waits(6 * version, 0.00102),
+            "backward_waits": waits(6 * version, 0.00071),
             "layers": [{"name": f"bn{i}", "channels": 32 * i,
                         "drift": 0.05 + 0.04 * i} for i in (1, 2, 3)]},
         "checkpoint": {"enabled": True, "version": version - version % 200,
-                       "age_seconds": 3.1, "failures": 0},
+                       "written_unix_s": time.time() - 3.1, "failures": 0},
         "events": [
             event(112, f"rank {workers - 1} joined as incarnation 2"),
             event(95, "rank 1 is lost at step 87: silent for 6 s",
-                  severity="warning", worker=1),
+                  severity="warning", rank=1),
             event(90, "rank 1: a replacement joined as incarnation 3",
-                  worker=1)],
-        "server": {"inflight_bytes": 3_400_000,
-                   "inflight_limit_bytes": 4 << 30,
-                   "resident_bytes": 83_000_000, "cpu_seconds": 41.2,
-                   "open_fds": 34},
+                  rank=1)],
+        "process": {"inflight_bytes": 3_400_000,
+                    "inflight_bytes_max": 4 << 30,
+                    "resident_bytes": 83_000_000, "cpu_seconds": 41.2,
+                    "open_fds": 34},
     }
 
 
@@ -134,31 +138,31 @@ def empty():
     """A server without workers so far."""
     status = training(version=0)
     status.update(
-        state="waiting", waited_for=[0, 1],
-        state_text="waiting for workers 0, 1 to join and register, no time limit",
+        phase="waiting", waited_for=[0, 1],
+        state="waiting for workers 0, 1 to join and register, no time limit",
         samples_per_second=0, eta_seconds=None, train_loss=None,
-        train_accuracy=None, learning_rate=0.1, test=None, phases=None,
+        train_accuracy=None, learning_rate=0.1, test_accuracy=None,
         workers_live=0, curves={"train": [], "test": []},
-        verdicts={verdict: 0 for verdict in status["verdicts"]})
+        push_verdicts={verdict: 0 for verdict in status["push_verdicts"]})
     status["workers"] = [
-        worker(rank, state="vacant", description=" ", incarnation=0,
-               batch_size=0, sequence=0, lag_versions=None, silent_seconds=None,
-               last_arrivals=0, pushes=0, phases=None) for rank in (0, 1)]
-    status["batch_norm"].update(folded=0, layers=[], rendezvous={
-        "forward": waits(0), "backward": waits(0)})
+        worker(rank, activity="vacant", description=" ", incarnation=0,
+               batch_size=0, sequence=0, lag_versions=None, silent_ms=None,
+               last_arrivals=0, pushes=0, phase_seconds={}) for rank in (0, 1)]
+    status["batch_norm"].update(folded=0, layers=[], forward_waits=waits(0),
+                                backward_waits=waits(0))
     status["checkpoint"] = {"enabled": False, "version": None,
-                            "age_seconds": None, "failures": 0}
+                            "written_unix_s": None, "failures": 0}
     return status
 
 
 def waiting():
     """Four workers, of which one has died."""
     status = training(version=2345, workers=4)
-    status.update(state="waiting", waited_for=[3], workers_live=3,
-                  state_text="waiting for a replacement of worker 3, 4.2 s, "
+    status.update(phase="waiting", waited_for=[3], workers_live=3,
+                  state="waiting for a replacement of worker 3, 4.2 s, "
                   "gives up in 9 min 55 s", samples_per_second=402.0,
                   eta_seconds=None)
-    status["workers"][3].update(state="vacant", silent_seconds=4.2)
+    status["workers"][3].update(activity="vacant", silent_ms=4200)
     return status
 
 
@@ -166,16 +170,17 @@ def elastic(live, state="training, elastic"):
     """A cohort of 2 to 4 workers, of which the first `live` are there."""
     status = training(workers=4)
     status.update(workers_min=2, workers_live=live, state=state,
-                  state_text=state)
+                  phase="waiting" if "waiting" in state else "training")
     for one in status["workers"][live:]:
-        one.update(worker(one["rank"], state="vacant"))
+        one.update(worker(one["rank"], activity="vacant"))
     return status
 
 
 def shard(number, **changes):
     return {"shard": number,
             "address": f"10.0.0.{number}:7070" if number else "",
-            "connected": True, "since_seconds": 340.0 if number else None,
+            "connected": True,
+            "since_unix_s": time.time() - 340 if number else None,
             "lost_because": "", "losses": 0, "generation": 7,
             "partitions": 33 - number, "weights_bytes": 34_000_000,
             "prepare_seconds": 0.0123 + 0.001 * number,
@@ -196,15 +201,15 @@ def sharded():
 def shard_lost():
     """The run waits for a server process."""
     status = sharded()
-    status.update(state="waiting", samples_per_second=0, eta_seconds=None,
+    status.update(phase="waiting", samples_per_second=0, eta_seconds=None,
                   workers_live=0,
-                  state_text="waiting for data shard 1 at 10.0.0.1:7070, gone "
+                  state="waiting for data shard 1 at 10.0.0.1:7070, gone "
                   "for 12.3 s")
     status["shards"][1].update(
-        connected=False, losses=2, since_seconds=12.3,
+        connected=False, losses=2, since_unix_s=time.time() - 12.3,
         lost_because="data shard 1 at 10.0.0.1:7070: Socket closed")
     for one in status["workers"]:
-        one.update(state="vacant", incarnation=0, silent_seconds=None)
+        one.update(activity="vacant", incarnation=0, silent_ms=None)
     status["events"].append(
         event(12.3, "lost data shard 1 at 10.0.0.1:7070: Socket closed",
               severity="error"))
@@ -213,20 +218,20 @@ def shard_lost():
 
 def finished():
     status = training(version=4690)
-    status.update(state="finished", state_text="over: all 5 epochs are done",
-                  ended=True, epoch=5, samples=300000, eta_seconds=0)
+    status.update(phase="over", state="over: all 5 epochs are done",
+                  ended=True, data_epoch=5, samples=300000, eta_seconds=0)
     tests = [evaluation(epoch, 938 * (epoch + 1)) for epoch in range(5)]
     status["curves"]["test"] = tests
-    status["test"] = tests[-1]
+    status.update(tested(tests[-1]))
     for of in status["workers"]:
-        of.update(state="finished", silent_seconds=7.5)
+        of.update(activity="finished", silent_ms=7500)
     return status
 
 
 def drained():
     """Ended early, at a version without an evaluation."""
     status = training(version=3000)
-    status.update(state="over", state_text="over: drained", ended=True,
+    status.update(phase="over", state="over: drained", ended=True,
                   eta_seconds=None, samples_per_second=0)
     return status
 
@@ -235,7 +240,7 @@ def resumed():
     """Just continued from a checkpoint, without the files of before."""
     status = training(version=1200)
     status.update(uptime_seconds=1.0, samples_per_second=0, eta_seconds=None,
-                  train_loss=None, test=None,
+                  train_loss=None, test_accuracy=None,
                   curves={"train": [], "test": []})
     return status
 
@@ -252,26 +257,24 @@ def changed():
         history=policy["history"] + [
             {"policy_epoch": 2, "version": 900, "samples": 57600,
              "text": "sync -> async, local normalisation",
-             "changed": {"aggregation": "async", "normalization": "local",
-                         "staleness": "scale"}},
+             "settings": {"aggregation": "async", "normalization": "local",
+                          "staleness": "scale"}},
             {"policy_epoch": 3, "version": 1800, "samples": 115200,
              "text": "learning_rate 0.1 -> 0.05",
-             "changed": {"learning_rate": "0.05"}}])
+             "settings": {"learning_rate": "0.05"}}])
     policy["settings"].update(aggregation="async", normalization="local")
-    status["verdicts"].update(applied=8120, damped=1702, dropped=31,
-                              duplicate=4, rejected_nonfinite=2)
+    status["push_verdicts"].update(applied=8120, damped=1702, dropped=31,
+                                   duplicate=4, rejected_nonfinite=2)
     status["batch_norm"]["normalization"] = "local"
-    status["staleness"] = [
-        {"versions": "0", "count": 610}, {"versions": "1", "count": 2511},
-        {"versions": "2", "count": 3502}, {"versions": "3-4", "count": 1704},
-        {"versions": "5-8", "count": 121}, {"versions": "9-16", "count": 12}]
+    status["staleness_versions"] = {
+        "0": 610, "1": 2511, "2": 3502, "3": 1704, "5": 121, "9": 12}
     tests = [evaluation(epoch, 938 * (epoch + 1), kind)
              for epoch in range(3) for kind in ("sync", "chief")]
     status["curves"]["test"] = tests
-    status["test"] = tests[-2]
+    status.update(tested(tests[-2]))
     for i, of in enumerate(status["workers"]):
         of.update(staleness_versions=i + 1, lag_versions=2 * i,
-                  last_arrivals=0, phases=phases(i, 1 + 0.25 * i))
+                  last_arrivals=0, phase_seconds=phases(i, 1 + 0.25 * i))
     return status
 
 
@@ -279,9 +282,9 @@ def segmentation():
     """Dense labels: mIoU counts."""
     status = training(version=2000, workers=4)
     tests = [dict(evaluation(epoch, 400 * (epoch + 1)),
-                  mean_iou=0.62 - 0.4 / (epoch + 1)) for epoch in range(5)]
+                  miou=0.62 - 0.4 / (epoch + 1)) for epoch in range(5)]
     status["curves"]["test"] = tests
-    status["test"] = tests[-1]
+    status.update(tested(tests[-1]))
     return status
 
 
@@ -290,13 +293,13 @@ def crowd():
     status = training(version=3100, workers=64)
     for of in status["workers"]:
         slow = 3.0 if of["rank"] == 41 else 1.0 + 0.1 * abs(wobble(of["rank"]))
-        of.update(phases=phases(of["rank"], slow),
+        of.update(phase_seconds=phases(of["rank"], slow),
                   last_arrivals=2710 if of["rank"] == 41 else 6)
     # A third of the total time.
     status["barrier_waits"] = waits(
         64 * 3100, status["uptime_seconds"] / 3 / 3100)
-    status["batch_norm"]["rendezvous"] = {
-        "forward": waits(0), "backward": waits(0)}
+    status["batch_norm"].update(forward_waits=waits(0),
+                                backward_waits=waits(0))
     names = ["bn1"] + [f"layer{stage}.{block}.bn{i}"
                        for stage, blocks in ((1, 3), (2, 4), (3, 6), (4, 3))
                        for block in range(blocks) for i in (1, 2, 3)]
@@ -313,22 +316,23 @@ def hostile():
     status = changed()
     for of in status["workers"]:
         of.update(description=HOSTILE + "</script><script>alert(2)</script>",
-                  state=f"live{HOSTILE}")
+                  activity=f"live{HOSTILE}")
     for layer in status["batch_norm"]["layers"]:
         layer["name"] = HOSTILE
-    status.update(state_text=f"training {HOSTILE}", run=HOSTILE,
+    status.update(state=f"training {HOSTILE}", run_id=HOSTILE,
                   address=HOSTILE)
     status["policy"].update(text=HOSTILE, pending_reason=HOSTILE)
     status["policy"]["settings"][HOSTILE] = HOSTILE
-    status["policy"]["history"][1]["changed"] = {HOSTILE: HOSTILE}
-    status["verdicts"][HOSTILE] = 3
-    status["staleness"][0]["versions"] = HOSTILE
+    status["policy"]["history"][1]["settings"] = {HOSTILE: HOSTILE}
+    status["push_verdicts"][HOSTILE] = 3
+    status["build"] = HOSTILE
     status["events"][0]["text"] = HOSTILE
     return status
 
 
 def wrecked():
     """Fields that are missing or unknown: the page must cope with both."""
-    return {"run": "ab12", "now": time.time(), "state": "training",
-            "state_text": "training", "ended": False, "version": 3,
-            "workers": [{"rank": 0, "state": "live"}], "later": {"x": 1}}
+    return {"run_id": "ab12", "server_unix_us": 1e6 * time.time(),
+            "state": "training", "phase": "training", "ended": False,
+            "version": 3, "workers": [{"rank": 0, "activity": "computing"}],
+            "later": {"x": 1}}

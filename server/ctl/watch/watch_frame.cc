@@ -149,10 +149,10 @@ void AddTest(const v1::Status& status, Frame& frame) {
   if (!measures.empty()) frame.Value("test", absl::StrJoin(measures, ", "));
 }
 
-void AddPolicy(const v1::GetPolicyReply& policy, const v1::Status& status,
-               Frame& frame) {
-  frame.Value("policy", absl::StrCat(Printable(policy.policy()),
-                                     ", since step ", PolicyVersion(policy)));
+void AddPolicy(const v1::Status& status, Frame& frame) {
+  const v1::GetPolicyReply& policy = status.policy();
+  frame.Value("policy", absl::StrCat(Printable(policy.text()), ", since step ",
+                                     policy.since_version()));
   frame.Value("learn rate", absl::StrFormat("%.4g", status.learning_rate()));
   if (!policy.pending().empty()) {
     frame.Value("change to", PendingText(policy));
@@ -179,8 +179,8 @@ void AddVerdicts(const v1::Status& status, Frame& frame) {
   }
   if (!verdicts.empty()) frame.Value("pushes", absl::StrJoin(verdicts, ", "));
   if (!events.empty()) frame.Value("events", absl::StrJoin(events, ", "));
-  const StalenessCounts staleness(status.staleness().begin(),
-                                  status.staleness().end());
+  const StalenessCounts staleness(status.staleness_versions().begin(),
+                                  status.staleness_versions().end());
   if (!staleness.empty()) {
     frame.Value("staleness", absl::StrCat("steps ", StalenessText(staleness)));
   }
@@ -322,7 +322,7 @@ std::string WatchFrame(const Overview& overview, const Curve& losses,
   AddLoss(status, losses, frame);
   AddMeasures(status, frame);
   AddTest(status, frame);
-  AddPolicy(overview.policy, status, frame);
+  AddPolicy(status, frame);
   if (!status.shards().empty()) frame.Value("shards", ShardsLine(status));
   AddVerdicts(status, frame);
   const std::map<int32_t, std::string> late = Stragglers(status);

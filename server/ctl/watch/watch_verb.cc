@@ -132,7 +132,6 @@ class Watch {
   absl::Status Look() {
     Overview overview{.server = server_.server()};
     COHORT_ASSIGN_OR_RETURN(overview.status, server_.GetStatus());
-    COHORT_ASSIGN_OR_RETURN(overview.policy, server_.GetPolicy());
     overview.connection = ConnectionOf(server_.target(), overview.status);
     const v1::Status& status = overview.status;
     // A curve covers one run.
