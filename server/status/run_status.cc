@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/string_view.h"
+#include "server/status/hold_ups.h"
 
 namespace cohort {
 namespace {
@@ -47,7 +48,7 @@ void AddProgress(const RunFigures& figures, v1::Status& proto) {
   proto.set_run_name(view.run_name);
   proto.set_state(view.state);
   proto.set_phase(Owned(PhaseName(view.phase)));
-  for (Rank rank : view.waited_for) proto.add_waited_for(rank.value());
+  for (Rank rank : WaitedFor(view)) proto.add_waited_for(rank.value());
   proto.set_waiting_ms(absl::ToInt64Milliseconds(view.waiting));
   proto.set_ended(view.ended);
   proto.set_version(view.version.value());
@@ -108,6 +109,15 @@ void AddWorkers(const RunFigures& figures, v1::Status& proto) {
       to.set_resident_bytes(*report.resident_bytes);
     }
     to.set_transport(report.transport);
+  }
+}
+
+void AddSlowWorkers(const StatusView& view, v1::Status& proto) {
+  for (const SlowWorker& worker : SlowWorkers(view)) {
+    v1::SlowWorker* to = proto.add_slow_workers();
+    to->set_rank(worker.rank.value());
+    to->set_own_seconds(worker.own_seconds);
+    to->set_median_seconds(worker.median_seconds);
   }
 }
 
@@ -272,12 +282,12 @@ v1::Status RunStatus(const RunFigures& figures, StatusParts parts) {
   AddProgress(figures, proto);
   AddTest(figures, proto);
   AddWorkers(figures, proto);
+  AddSlowWorkers(figures.status, proto);
   AddShards(figures, proto);
   AddCounts(figures, proto);
   AddServer(figures, proto);
   *proto.mutable_policy() = PolicyStatus(figures.policy, parts);
   proto.mutable_policy()->set_run_id(figures.status.run_id);
-  FillWaits(figures.sums.barrier_wait_seconds, proto.mutable_barrier_waits());
   FillBatchNorm(figures, *proto.mutable_batch_norm());
   FillCheckpoint(figures.checkpoint, *proto.mutable_checkpoint());
   proto.set_checkpoint_problem(figures.checkpoint.problem);

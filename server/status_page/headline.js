@@ -1,10 +1,10 @@
 // The most important facts: the state in words, and five answers.
 
 import {byId, make, setText, setTexts} from './dom.js';
-import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, secondsSince, smallPercent} from './format.js';
+import {UNKNOWN, capitalised, count, decimal, duration, known, percent, plural, secondsSince, shortTime, smallPercent} from './format.js';
 import {isLong, smoothed} from './smooth.js';
 import {goneText, missingShards, shardList} from './shards.js';
-import {isElastic, isMissed, isWaiting, lacking, rankList, sizeText, straggler, waitedFor} from './workers.js';
+import {isElastic, isMissed, isWaiting, lacking, lagText, rankList, sizeText, slowest, waitedFor} from './workers.js';
 
 // Messages that are not work of their own: their content was applied already,
 // or is computed again.
@@ -178,9 +178,11 @@ function showHoldup(status) {
              capitalised(rankList(missing.map((worker) => worker.rank))),
              'missing; the others go on', 'warning');
   } else {
-    const slow = straggler(status);
-    showTile('tile-holdup', slow.named ? `Worker ${slow.rank}` : 'No worker',
-             slow.text, slow.named ? 'notice' : '');
+    const slow = slowest(status);
+    showTile('tile-holdup', slow ? `Worker ${slow.rank}` : 'No worker',
+             slow ? `${shortTime(slow.own_seconds)} of own work a step, half ` +
+                 `of all: up to ${shortTime(slow.median_seconds)}` :
+                 lagText(status), slow ? 'notice' : '');
   }
 }
 

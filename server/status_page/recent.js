@@ -10,16 +10,12 @@ const RECENT_MS = 60000;
 const answers = [];
 
 function sumsOf(status) {
-  const waits = {barrier: status.barrier_waits,
-    forward: status.batch_norm?.forward_waits,
+  const waits = {forward: status.batch_norm?.forward_waits,
     backward: status.batch_norm?.backward_waits};
-  const sums = {uptime: status.uptime_seconds};
+  const sums = {};
   for (const [name, wait] of Object.entries(waits)) {
     sums[`${name}_count`] = wait?.count;
     sums[`${name}_seconds`] = wait?.total_seconds;
-  }
-  for (const worker of status.workers ?? []) {
-    sums[`last_${worker.rank}`] = worker.last_arrivals;
   }
   return sums;
 }
@@ -51,14 +47,4 @@ export function lately(name) {
   if (!known(newest)) return null;
   const before = answers.length > 1 ? answers[0].sums[name] : 0;
   return newest - (known(before) ? before : 0);
-}
-
-// The share of time in which the workers recently waited for each other; null
-// if the server does not report it.
-export function waitingShare(status) {
-  const parts = ['barrier', 'forward', 'backward']
-      .map((name) => lately(`${name}_seconds`));
-  const time = lately('uptime') * status.workers_live;
-  if (parts.some((part) => part === null) || !(time > 0)) return null;
-  return parts.reduce((sum, part) => sum + part, 0) / time;
 }

@@ -14,7 +14,8 @@ const total = (phases) =>
     PHASES.reduce((sum, [key]) => sum + (known(phases[key]) ? phases[key] : 0), 0);
 
 // A worker's own time. Waiting for others does not count.
-const own = (phases) => total(phases) - (phases.wait ?? 0);
+const own = (phases) =>
+    total(phases) - (phases.wait ?? 0) - (phases.rendezvous ?? 0);
 
 // Null without any.
 function meanOf(timed) {

@@ -2,14 +2,9 @@
 
 import {byId, makeLabelledRow, resize, setText, shownRows} from './dom.js';
 import {UNKNOWN, bytes, count, duration, known, percent} from './format.js';
-import {lately, waitingShare} from './recent.js';
 import {missingShards} from './shards.js';
 
 const ROWS = 12;
-// With fewer arrivals it is not known who is slow.
-const ARRIVALS_MIN = 10;
-// If the others wait less than this, being last costs nothing noticeable.
-const WAITING_MIN = 0.1;
 const LABELS = ['Worker', 'State', 'Lag', 'Staleness', 'Came last', 'Pushes',
   'Batch', 'CPU', 'Memory', 'Silent', 'Via', 'Process'];
 const TEXT_COLUMNS = [0, 1, 10, 11];
@@ -32,15 +27,7 @@ export const sizeText = (status) => isElastic(status) ?
 export const lacking = (status) => status.ended || !isElastic(status) ? 0 :
     Math.max(status.workers_min - status.workers_live, 0);
 
-// Ranks that delay the run. Even in a normal step the server waits for workers
-// between two pushes; those are not listed. An elastic cohort waits for no rank
-// that is vacant: any worker will do.
-export function waitedFor(status) {
-  const vacant = new Set(!isElastic(status) ? [] :
-      (status.workers ?? []).filter(isMissing).map(({rank}) => rank));
-  return (isWaiting(status) ? status.waited_for ?? [] : [])
-      .filter((rank) => !vacant.has(rank));
-}
+export const waitedFor = (status) => status.waited_for ?? [];
 
 // After the run, no worker counts as missing, and an elastic cohort misses none
 // in particular. While a shard is missing, no worker can join.
@@ -62,33 +49,19 @@ export function rankList(ranks) {
 const hasBarrier = (status) =>
     (status.policy?.settings?.aggregation ?? 'sync') === 'sync';
 
-// The worker that arrives last far more often than by chance, if that costs the
-// others time.
-export function straggler(status) {
-  const arrivals = !hasBarrier(status) ? [] : (status.workers ?? []).map(
-      ({rank}) => ({rank, n: lately(`last_${rank}`) ?? 0}));
-  const all = arrivals.reduce((sum, {n}) => sum + n, 0);
-  if (arrivals.length > 1 && all >= ARRIVALS_MIN) {
-    const worst = arrivals.reduce((a, b) => (b.n > a.n ? b : a));
-    const share = worst.n / all;
-    const waiting = waitingShare(status);
-    const named = share > 0.5 + 0.5 / arrivals.length &&
-        (waiting === null || waiting >= WAITING_MIN);
-    const often = `last in ${percent(share, 0)} of steps`;
-    const cost = waiting === null ? '' :
-        `, the others wait ${percent(waiting, 0)} of the time`;
-    return {named, rank: worst.rank,
-      text: named ? often + cost : `worker ${worst.rank} was ${often}`};
-  }
+// The slowest of the workers that the server calls slow; null if there is none.
+export const slowest = (status) => (status.slow_workers ?? []).reduce(
+    (a, b) => (b.own_seconds > (a?.own_seconds ?? 0) ? b : a), null);
+
+// Without a barrier each worker is behind by what the others did meanwhile.
+export function lagText(status) {
   const behind = (status.workers ?? []).reduce(
       (a, b) => ((b.lag_versions ?? 0) > (a?.lag_versions ?? 0) ? b : a), null);
-  // Without a barrier each worker is behind by what the others did meanwhile.
   if (behind !== null && behind.lag_versions > 2 * status.workers_live) {
-    return {named: false, text: `worker ${behind.rank} is furthest back, by ${
-        count(behind.lag_versions)}`};
+    return `worker ${behind.rank} is furthest back, by ${
+        count(behind.lag_versions)}`;
   }
-  return {named: false, text: isWaiting(status) ? 'no worker is named' :
-                                                  'all keep up'};
+  return isWaiting(status) ? 'no worker is named' : 'all keep up';
 }
 
 const makeRow = () => makeLabelledRow(LABELS, TEXT_COLUMNS);
@@ -100,7 +73,7 @@ function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
       late(worker) ? 'notice' : '';
   setText(cells[0], String(worker.rank));
   setText(cells[1].firstElementChild, (worker.activity || UNKNOWN) +
-      (holdsUp ? ', waited for' : late(worker) ? ', often last' : ''));
+      (holdsUp ? ', waited for' : late(worker) ? ', slow' : ''));
   setText(cells[2], count(worker.lag_versions));
   setText(cells[3], count(worker.staleness_versions));
   const share = all > 0 && known(worker.last_arrivals) ?
@@ -120,9 +93,9 @@ function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
 
 export function updateWorkers(status) {
   const waited = waitedFor(status);
-  const slow = straggler(status);
+  const slow = new Set((status.slow_workers ?? []).map(({rank}) => rank));
   const barrier = hasBarrier(status);
-  const late = (worker) => slow.named && worker.rank === slow.rank;
+  const late = (worker) => !status.ended && slow.has(worker.rank);
   const missed = (worker) => isMissed(status, worker);
   const trouble = (worker) => waited.includes(worker.rank) ||
       missed(worker) || late(worker);

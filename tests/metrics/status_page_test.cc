@@ -84,6 +84,31 @@ TEST(StatusJsonTest, SaysWhichShardIsGoneAndSinceWhen) {
   EXPECT_EQ(shards[1]["prepare_seconds"], 0.5);
 }
 
+TEST(StatusJsonTest, NamesWorkersThatAreMuchSlowerThanHalfOfThem) {
+  RunFigures figures = BusyFigures(4);
+  auto& workers = figures.status.workers;
+  for (auto& worker : workers) worker.report.phases = {{"forward", 0.1}};
+  workers[1].report.phases = {{"forward", 0.119}, {"wait", 9}};
+  workers[2].report.phases = {{"forward", 0.3}, {"rendezvous", 9}};
+  workers[3].report.phases = {{"forward", 0.3}};
+  workers[3].state = "finished";
+  EXPECT_EQ(Parsed(figures)["slow_workers"].dump(),
+            R"([{"median_seconds":0.119,"own_seconds":0.3,"rank":2}])");
+  workers.resize(1);
+  EXPECT_EQ(Parsed(figures)["slow_workers"].size(), 0);
+}
+
+TEST(StatusJsonTest, NamesWhoIsWaitedForUnlessAnyWorkerWillDo) {
+  RunFigures figures = BusyFigures(2);
+  figures.status.waited_for = {Rank(0), Rank(1)};
+  figures.status.workers[1].activity = "vacant";
+  EXPECT_EQ(Parsed(figures)["waited_for"].dump(), "[]");
+  figures.status.phase = StatusView::Phase::kWaiting;
+  EXPECT_EQ(Parsed(figures)["waited_for"].dump(), "[0,1]");
+  figures.status.workers_min = 1;
+  EXPECT_EQ(Parsed(figures)["waited_for"].dump(), "[0]");
+}
+
 TEST(StatusJsonTest, WhatIsUnknownIsNull) {
   const nlohmann::json status = Parsed(EmptyFigures(2));
   for (const char* name : {"eta_seconds", "train_loss", "test_accuracy",

@@ -25,25 +25,6 @@ def why_not():
     return None if CHART.exists() else "no Chart.js (package libjs-chart.js)"
 
 
-def later(status, times):
-    """The same process once it has run `times` as long, at the same rates."""
-    def grown(wait):
-        return {**wait, "count": wait["count"] * times,
-                "total_seconds": wait["total_seconds"] * times}
-
-    uptime = status["uptime_seconds"]
-    norm = status["batch_norm"]
-    return {
-        **status,
-        "server_unix_us": status["server_unix_us"] + 1e6 * uptime * (times - 1),
-        "uptime_seconds": uptime * times,
-        "barrier_waits": grown(status["barrier_waits"]),
-        "batch_norm": {**norm, **{name: grown(norm[name]) for name in
-                                  ("forward_waits", "backward_waits")}},
-        "workers": [{**of, "last_arrivals": of["last_arrivals"] * times}
-                    for of in status["workers"]]}
-
-
 class _QuietServer(http.server.ThreadingHTTPServer):
     daemon_threads = True
 
@@ -56,15 +37,11 @@ class FixtureServer:
 
     `chart`: whether there is a Chart.js. `raw` goes into the page as it is, as
     it would if the server forgot to escape. `pause_s`: how long an answer to
-    /status.json takes. `goes_on`: the sums of each answer are higher than those
-    of the one before, at the same rates; otherwise nothing happens between
-    answers, and what the page says about the last minute depends on how often it
-    has asked.
+    /status.json takes. Nothing happens between answers.
     """
 
-    def __init__(self, status, chart=True, raw="", goes_on=False):
+    def __init__(self, status, chart=True, raw=""):
         self.status = status
-        self.goes_on = goes_on
         self.chart = chart
         self.raw = raw
         self.pause_s = 0.0
@@ -72,7 +49,6 @@ class FixtureServer:
         self.asked_at = []
         self.most_at_once = 0
         self._at_once = 0
-        self._began = time.time()
         self._lock = threading.Lock()
         fixture = self
 
@@ -126,7 +102,6 @@ class FixtureServer:
     def _status(self):
         with self._lock:
             self.asked_at.append(time.monotonic())
-            asked = len(self.asked_at)
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         time.sleep(self.pause_s)
@@ -135,9 +110,6 @@ class FixtureServer:
             self._at_once -= 1
         if status is None:
             return 503, "text/plain", b"stopping"
-        if self.goes_on:
-            status = later({**status, "server_unix_us": 1e6 * self._began},
-                           asked)
         body = json.dumps(status).encode()
         return 200, "application/json", body
 

@@ -106,7 +106,6 @@ def training(version=1234, workers=2):
             "test": [evaluation(0, version // 2)]},
         "workers_live": workers, "workers_expected": workers,
         "workers": [worker(rank) for rank in range(workers)],
-        "barrier_waits": waits(2 * version, 0.0004),
         "push_verdicts": {
             "applied": 2 * version, "damped": 0, "dropped": 0, "duplicate": 0,
             "fenced": 0, "rejected_nonfinite": 0, "replay_mismatch": 0,
@@ -295,9 +294,8 @@ def crowd():
         slow = 3.0 if of["rank"] == 41 else 1.0 + 0.1 * abs(wobble(of["rank"]))
         of.update(phase_seconds=phases(of["rank"], slow),
                   last_arrivals=2710 if of["rank"] == 41 else 6)
-    # A third of the total time.
-    status["barrier_waits"] = waits(
-        64 * 3100, status["uptime_seconds"] / 3 / 3100)
+    status["slow_workers"] = [
+        {"rank": 41, "own_seconds": 0.188, "median_seconds": 0.0659}]
     status["batch_norm"].update(forward_waits=waits(0),
                                 backward_waits=waits(0))
     names = ["bn1"] + [f"layer{stage}.{block}.bn{i}"

@@ -17,7 +17,7 @@ struct StepTime {
 StepTime StepTimeOf(const v1::WorkerStatus& worker);
 
 // Why a worker delays the others, or soon may, by rank: it is away, silent, or
-// much slower in a step than half of the workers.
+// one of the server's slow workers.
 std::map<int32_t, std::string> Stragglers(const v1::Status& status);
 
 }  // namespace cohort
