@@ -89,6 +89,8 @@ class IncludeRulesTest(TreeTest):
         ("server/rpc/a.cc", "server/records/x.h", "streams and services"),
         ("server/ops/a.cc", "grpcpp/grpcpp.h", "speaks HTTP only"),
         ("server/ops/a.cc", "server/main/x.h", "speaks HTTP only"),
+        ("server/status/a.h", "server/records/x.h", "from the figures"),
+        ("server/status/a.cc", "grpcpp/grpcpp.h", "from the figures"),
         ("server/status_page/a.h", "server/records/x.h", "the page shows"),
         ("server/ctl/a.cc", "server/main/x.h", "over the wire only"),
         ("common/local/a.h", "grpcpp/grpcpp.h", "no transport and no engine"),
