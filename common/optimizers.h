@@ -10,7 +10,8 @@
 namespace cohort {
 
 enum class OptimizerKind {
-  // That of the workers' registration (see TakeWorkersOptimizer). Never in
+  // The optimizer of the workers' registration (see TakeWorkersOptimizer).
+  // Never in
   // force once the run has a model.
   kAuto,
 #define COHORT_OPTIMIZER(Name, name) k##Name,

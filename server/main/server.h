@@ -44,7 +44,7 @@ class Server : private RunListener {
   const std::string& address() const { return address_; }
   // The address of the operations port; empty if there is none.
   std::string ops_address() const { return operations_.address(); }
-  // That of Admin; empty without --admin_listen.
+  // The address of Admin; empty without --admin_listen.
   std::string admin_address() const { return doors_.admin_address(); }
   std::string run_id() const { return run_->facts().run_id; }
 

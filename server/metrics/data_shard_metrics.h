@@ -18,13 +18,13 @@ namespace cohort {
 struct DataShardFigures {
   DataShardFigures();
 
-  // Of the run that shard 0 attached last; empty if none did.
+  // Identity of the run that shard 0 attached last; empty if none did.
   std::string run_id;
   std::string run_name;
   int32_t shard = 0;
   // Shard 0 is connected.
   bool connected = false;
-  // Of shard 0's last connection.
+  // The generation of shard 0's last connection.
   int64_t generation = 0;
   int64_t connections = 0;
   // Absent until shard 0 has sent the model.

@@ -64,8 +64,8 @@ struct ShardFigures {
   int64_t generation = 0;
   int32_t partitions = 0;
   int64_t weights_bytes = 0;
-  // Of the newest commit: from the plan to the last fold of this shard, which
-  // includes waiting for gradients. Absent before the first.
+  // How long the newest commit took from the plan to the last fold of this
+  // shard, which includes waiting for gradients. Absent before the first.
   std::optional<double> prepare_seconds;
   // Sum over all commits.
   double prepare_seconds_total = 0;

@@ -71,7 +71,7 @@ class ShardStats {
     // Found since then, or before the first connection; empty while connected.
     std::string missing_because;
     int64_t losses = 0;
-    // Of the newest connection; 0 if there was none.
+    // The generation of the newest connection; 0 if there was none.
     int64_t generation = 0;
     // The last fold of the transaction under way.
     std::optional<Instant> folded;

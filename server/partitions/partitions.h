@@ -38,7 +38,7 @@ struct Installation {
   SettingValues settings;
 };
 
-// That of `place`, from a version with all partitions.
+// What is installed at `place`, from a version with all partitions.
 Installation InstallationOf(const ShardPlace& place, const SharedModel& model,
                             const SharedSnapshot& whole,
                             const SettingValues& settings);

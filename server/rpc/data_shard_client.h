@@ -98,7 +98,7 @@ class DataShardClient final : public PartitionsLink {
   // Waits for a moment unless the attempt is settled, and returns whether it
   // is.
   bool AwaitSettled() ABSL_LOCKS_EXCLUDED(mu_);
-  // Those of a data shard that hangs would not end by themselves.
+  // Fetches from a data shard that hangs would not end by themselves.
   void CancelFetchesLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // "data shard 1 at HOST:PORT".
   std::string name() const;

@@ -38,7 +38,7 @@ int ArrivedGradients::Offer(Rank rank, Coordinator& core, Instant now,
                        entry.shard, ", want it at the shard that owns it")));
       continue;
     }
-    // Those of shard 0 come on the stream that opens their push.
+    // Gradients for shard 0 come on the stream that opens their push.
     if (entry.shard != 0 && core.AwaitsOpening(gradient.sender, gradient.key)) {
       if (now - entry.since < kOpeningDeadline) {
         unopened.push_back(std::move(entry));

@@ -32,7 +32,7 @@ struct BulkTarget {
   // The deadline is at least this far away after each message: a big model, or
   // one that a thousand workers read at once, takes long as a whole.
   absl::Duration patience = absl::ZeroDuration();
-  // That of the channel, if it is another one than the link's.
+  // The channel's server, if it is another one than the link's.
   std::string server = {};
   // For pulls of runs with several shards. Must outlive the call.
   ShardChannels* shards = nullptr;

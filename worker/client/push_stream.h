@@ -88,7 +88,7 @@ class PushStream {
   }
   absl::Status SendTo(BulkStream& stream, const v1::ExchangeRequest& request,
                       const ByteRope& payload);
-  // That of the shard that owns the partition.
+  // The stream of the shard that owns the partition.
   BulkStream& StreamOf(int32_t partition);
   absl::Status OnMessage(grpc::ByteBuffer& message);
   absl::Status OnWeights(const PushKey& key, Reply& reply);

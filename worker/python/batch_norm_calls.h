@@ -34,9 +34,10 @@ class BatchNormCalls {
   struct Saved {
     // Place of the forward call.
     CallPlace place;
-    // Of the local batch, to recognise the call when it is computed again.
+    // Moments of the local batch, to recognise the call when it is computed
+    // again.
     Moments local;
-    // Of all members; `variance` is 0 if no member has samples.
+    // Statistics of all members; `variance` is 0 if no member has samples.
     std::vector<double> mean;
     std::vector<double> variance;
     // 1 / sqrt(variance + epsilon).

@@ -172,7 +172,7 @@ class Cell:
 class Study:
     """The numbers of a study."""
     measure: str
-    # Those of a policy and condition together, as KINDS.
+    # The cells of a policy and condition together, as KINDS.
     cells: list[Cell]
     # Percent, by order of data: what is hard in one may be easy in another.
     target: dict[str, float]

@@ -24,7 +24,7 @@ bool Adapts(const OptimizerOptions& options, const ParameterSpec& parameter) {
   return !parameter.decay_exempt && !Matches(options.no_decay, parameter);
 }
 
-// That of the rule over whole parameters; 1 where either norm is 0, as a
+// The rule's scale of whole parameters; 1 where either norm is 0, as a
 // parameter that starts at 0 could never leave it, and for parameters that are
 // not adapted. Empty if the rule has none.
 std::vector<double> TrustRatios(const GradientNorms& norms, double clip,

@@ -15,7 +15,7 @@ namespace cohort {
 // The optimizer's state for one partition: float32, one entry for each element.
 // Null if the optimizer does not keep it.
 struct Slots {
-  // Those of the rules.
+  // The slots of all rules.
 #define COHORT_OPTIMIZER_SLOT(name) SharedFloats name;
 #include "common/optimizers.inc"
   // For adaptive delay compensation: moving mean of g*g.
@@ -57,7 +57,7 @@ int64_t BytesOf(const Slots& slots);
 // Whether a rule that counts updates keeps them.
 bool CountsUpdates(const Slots& slots);
 
-// Those of the rule `kind`, in its order, whatever its numbers.
+// The slots of the rule `kind`, in its order, whatever its numbers.
 const std::vector<SlotKind>& SlotsOfRule(OptimizerKind kind);
 // Those that `kind` cannot do without.
 std::vector<SlotKind> SlotsOf(OptimizerKind kind);

@@ -58,7 +58,7 @@ StatisticsSets StartSets(const std::vector<StatisticsKind>& kinds,
 StatisticsSets CarryOver(const StatisticsSets& held,
                          const std::vector<StatisticsKind>& kinds);
 
-// Those of `kinds` that are not held: what CarryOver starts anew.
+// The `kinds` that are not held, which CarryOver starts.
 std::vector<StatisticsKind> NotHeld(const StatisticsSets& held,
                                     const std::vector<StatisticsKind>& kinds);
 
@@ -88,7 +88,7 @@ class KeptStatistics {
   void CheckCount(const StatisticsSets& sets) const;
   void UpdateAverage(Version base, StatisticsSets& sets) const;
 
-  // Of the policy's kinds.
+  // Moving statistics by kind, in the policy's order.
   std::vector<MovingStatistics> kinds_;
   double ema_decay_ = 0;
 };

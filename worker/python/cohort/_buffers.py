@@ -13,7 +13,7 @@ from cohort import _core, _devices, _errors
 _DIGEST_BITS = 52
 
 
-# Those of a batch norm that the server keeps.
+# The buffers of a batch norm that the server keeps.
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 

@@ -48,7 +48,7 @@ class Gradients:
         # Gradients that were handed over, by number; and what they were then.
         self._sent: dict[int, torch.Tensor] = {}
         self._prints: dict[int, Any] = {}
-        # Those of the last step, which stay with the parameters.
+        # Gradients of the last step, which stay with the parameters.
         self._left: dict[int, tuple[torch.Tensor, int]] = {}
         self._queue: _devices.GradientQueue | None = None
         # job.backward() computes them, and sends them.

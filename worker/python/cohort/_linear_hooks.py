@@ -171,7 +171,7 @@ def _may_act(hook: Any) -> bool:
     code has branches, and returns something or writes in place."""
     while isinstance(hook, functools.partial):
         hook = hook.func
-    # Those of several tensors at once look; torch ignores what they return.
+    # torch ignores what hooks of several tensors at once return.
     if getattr(hook, "__module__", "") == "torch.autograd.graph":
         return False
     if not hasattr(hook, "__code__") and not hasattr(hook, "__func__"):

@@ -51,7 +51,7 @@ class Data:
         self._accumulate = accumulate
         self._loop = loop
         self._name = name or type(dataset).__name__
-        # Those of the script's DataLoader.
+        # Options of the script's DataLoader.
         self._options = options
         self._reader: _data.RangeReader | None = None
         self._own: _data.OwnBatches | None = None

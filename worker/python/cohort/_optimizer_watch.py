@@ -113,7 +113,7 @@ class OptimizerWatch:
         self._optimizer = optimizer
         self._watched = _WATCHED[1:] if rates_by_workers else _WATCHED
         self._noted = self._values()
-        # Those of the instance; absent: the class has the method.
+        # Methods of the instance; absent: the class has the method.
         self._methods = {name: vars(optimizer)[name] for name in _REPLACED
                          if name in vars(optimizer)}
         for name, text in _METHODS.items():

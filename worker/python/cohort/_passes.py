@@ -16,7 +16,7 @@ _aten: Any = torch.ops.aten  # type: ignore[attr-defined]
 # torch's own, whatever replaces it during a run.
 torch_batch_norm = torch.batch_norm
 
-# Those of torch.func, and those of torch.autograd's vmap, which counts by itself.
+# Transforms of torch.func, and of torch.autograd's vmap, which counts by itself.
 _torch: Any = torch._C  # type: ignore[attr-defined]
 _are_functorch_transforms_active: Any = getattr(
     _torch, "_are_functorch_transforms_active", bool)

@@ -47,7 +47,7 @@ class Run:
         self.membership: "_core.Membership | None" = None
         self._watcher: StopWatcher | None = None
         self._final_version: int | None = None
-        # Those of the last version, if the server has kept any.
+        # Averages of the last version, if the server has kept any.
         self.last_averages: dict[str, Any] | None = None
         # The worker has left the run.
         self.left = False
