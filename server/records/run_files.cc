@@ -254,10 +254,6 @@ void RunFiles::OfferCheckpoint(RunState state) {
   const absl::Status accepted =
       writer_->Submit(std::move(state), OnDone(offered));
   if (accepted.ok()) return;
-  {
-    MutexLock lock(mu_);
-    ++checkpoints_skipped_;
-  }
   Log(LogLevel::kWarning,
       absl::StrCat("checkpoint of step ", offered.version.value(),
                    " skipped: ", accepted.message()));
@@ -328,11 +324,6 @@ absl::Status RunFiles::WriteStaleness(const StalenessCounts& counts) {
   return WriteFileAtomically(
       files_, absl::StrCat(options_.results_dir, "/staleness.csv"),
       kPublicFileMode, {ByteRope::CopyText(text)});
-}
-
-int64_t RunFiles::checkpoints_skipped() const {
-  MutexLock lock(mu_);
-  return checkpoints_skipped_;
 }
 
 absl::StatusOr<CoordinatorOptions> ContinuedOptions(

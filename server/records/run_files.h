@@ -92,8 +92,6 @@ class RunFiles {
 
   CheckpointFigures figures() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  int64_t checkpoints_skipped() const ABSL_LOCKS_EXCLUDED(mu_);
-
  private:
   RunFiles(FileSystem& files, const RunFilesOptions& options)
       : files_(files), options_(options) {}
@@ -133,7 +131,6 @@ class RunFiles {
   mutable Mutex mu_;
   std::optional<Written> last_written_ ABSL_GUARDED_BY(mu_);
   CheckpointFigures figures_ ABSL_GUARDED_BY(mu_);
-  int64_t checkpoints_skipped_ ABSL_GUARDED_BY(mu_) = 0;
 
   // Last: its thread uses everything above. Null without checkpoints.
   std::unique_ptr<CheckpointWriter> writer_;
