@@ -145,13 +145,14 @@ endfunction()
 
 # cohort_test(NAME SOURCES a_test.cc ... DEPS ... [LABELS ...] [TIMEOUT s]
 #             [PCH target] [UNITY sources] [OPTIMISE level])
-# One CTest entry a binary. TIMEOUT defaults to 300 s, OPTIMISE to 1, which is
-# for the test's own sources only. A label part:NAME leaves the test to that part
+# One CTest entry a binary. TIMEOUT defaults to 900 s: it ends what hangs, on a
+# busy machine and under a sanitizer too. OPTIMISE defaults to 1, which is for the
+# test's own sources only. A label part:NAME leaves the test to that part
 # of tests/run.
 function(cohort_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT;PCH;UNITY;OPTIMISE" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
+    set(ARG_TIMEOUT 900)
   endif()
   if(NOT ARG_OPTIMISE)
     set(ARG_OPTIMISE 1)
