@@ -7,6 +7,7 @@
 #include "common/check.h"
 
 namespace cohort {
+
 bool FoldStage::Contributes(const PushId& push) const {
   if (!transaction_.has_value()) return false;
   const std::vector<PushId>& contributors = transaction_->plan().contributors;
@@ -46,6 +47,7 @@ std::vector<FoldJob> FoldStage::Prepare(CommitPlan plan, PlanContext context) {
                             " begins before another is over"));
   arrived_.assign(context.model->partitions.size(), 0);
   transaction_.emplace(std::move(plan), std::move(context), place_);
+  // The plan comes when the last push opens. Gradients of the others are here.
   const CommitPlan& begun = transaction_->plan();
   for (const PushId& push : begun.contributors) {
     const auto held = pushes_.find(push);
@@ -69,6 +71,7 @@ std::optional<FoldJob> FoldStage::FoldIfComplete(int32_t partition) {
       arrived_[static_cast<size_t>(partition)] < contributors.size()) {
     return std::nullopt;
   }
+  // In the plan's order, which is that of ranks: the sum is folded in it.
   std::vector<HeldGradient> gradients;
   gradients.reserve(contributors.size());
   for (const PushId& push : contributors) {
@@ -82,6 +85,8 @@ FoldReport FoldStage::FoldDone(FoldResult result) {
   FoldReport report{.transaction = result.transaction,
                     .partition = result.partition,
                     .gradient_bytes = result.gradient_bytes};
+  // A fold of a transaction that is over goes into nothing, but its bytes are
+  // free now, and the coordinator counts them.
   if (!transaction_.has_value() || transaction_->id() != report.transaction) {
     return report;
   }
@@ -105,6 +110,7 @@ std::optional<Transaction> FoldStage::Abort(int64_t transaction) {
   if (!transaction_.has_value() || transaction_->id() != transaction) {
     return std::nullopt;
   }
+  // Folds have taken all of some pushes, which nothing would drop any more.
   for (const PushId& push : transaction_->plan().contributors) {
     const auto held = pushes_.find(push);
     if (held != pushes_.end() && held->second.empty()) pushes_.erase(held);

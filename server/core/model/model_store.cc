@@ -41,6 +41,7 @@ absl::Status ModelStore::Install(const ModelLayout& layout, const RunPlan& plan,
   model->plan = plan;
   model->plan.loss_reference = LossReference(plan);
   model->partitions = MakePartitions(layout, options.partition_bytes);
+  // What can fail comes before anything changes.
   COHORT_RETURN_IF_ERROR(
       MaskFor(options.optimizer, layout, model->partitions).status());
   if (statistics.empty()) statistics = InitialStatistics(layout);
@@ -73,6 +74,7 @@ std::vector<Version> ModelStore::HeldVersions() {
     if (version != nullptr) versions.push_back(version->version);
   }
   std::sort(versions.begin(), versions.end());
+  // A version whose statistics were exchanged has two objects.
   versions.erase(std::unique(versions.begin(), versions.end()), versions.end());
   return versions;
 }

@@ -65,6 +65,7 @@ void MemberGroups::AddWaits(size_t position, int32_t change) {
   if (waits == waited) return;
   const size_t group = GroupAt(position);
   groups_[group].waiting += waits ? 1 : -1;
+  // A member that has closed its push computes neither before nor after.
   if (!member.closed) ChangeBusy(group, waits ? -1 : 1);
 }
 
@@ -97,6 +98,7 @@ std::vector<Rank> MemberGroups::Missing() const {
 }
 
 std::vector<size_t> MemberGroups::TakeRested() {
+  // A group may have come to rest, and been woken, several times since.
   std::vector<size_t> rested = std::exchange(rested_, {});
   std::sort(rested.begin(), rested.end());
   rested.erase(std::unique(rested.begin(), rested.end()), rested.end());

@@ -13,8 +13,8 @@
 
 namespace cohort {
 
-// The part of one rank's push that has arrived. Its gradients are with the data
-// shard.
+// The part of one rank's push that has arrived. Its gradients are in the
+// processes that own their partitions.
 class ArrivedPush {
  public:
   // How a message relates to what was there.

@@ -15,6 +15,7 @@ void RoundPushes::Erase(Rank rank) {
     if (push.Has(static_cast<int32_t>(p))) --arrived_[p];
   }
   Uncount(push.received());
+  // `closed_` keeps it: who came last is a fact of the round.
   pushes_.erase(rank);
 }
 
@@ -49,6 +50,7 @@ ArrivedPush::Arrival RoundPushes::Take(Rank rank,
                gradient.absent_slices);
   if (arrival == ArrivedPush::Arrival::kNew) {
     ++arrived_[static_cast<size_t>(gradient.partition)];
+    // In this order `received_` is never empty.
     ++received_[push.received()];
     Uncount(received);
   }
