@@ -421,28 +421,35 @@ class LinkRulesTest(TreeTest):
 
 
 class TestRulesTest(TreeTest):
-    TABLE = ("# A folder\n\n## Tests\n\n| source | tested in |\n|---|---|\n"
-             "| `b`, `c` | `tests/d_test.cc` |\n")
+    def violations(self, *rows: str) -> list[str]:
+        self.write("tests/house/tested_in.tsv",
+                   "\n".join(["source\ttests", *rows]) + "\n")
+        return test_rules.violations(self.root)
 
-    def test_test_of_its_name_or_a_row_in_the_readme_passes(self):
-        for path in ("server/a.cc", "server/x/b.cc", "server/x/c.cc",
-                     "server/run_main.cc", "tests/a_test.cc",
-                     "tests/d_test.cc", "tests/fake.cc"):
+    def test_test_of_its_name_or_a_row_passes(self):
+        for path in ("server/a.cc", "server/x/b.cc", "server/run_main.cc",
+                     "tests/a_test.cc", "tests/d_test.cc", "tests/fake.cc"):
             self.write(path, "int x;\n")
-        self.write("server/README.md", self.TABLE)
-        self.assertEqual(test_rules.violations(self.root), [])
+        self.assertEqual(
+            self.violations("server/x/b.cc\ttests/d_test.cc"), [])
 
     def test_source_without_a_test_is_found(self):
         self.write("server/a.cc", "int x;\n")
-        self.write("server/README.md", "# `a`, not in a table\n")
-        self.assertIn("has no a_test.cc",
-                      test_rules.violations(self.root)[0])
+        self.assertIn("has no a_test.cc", self.violations()[0])
 
-    def test_test_that_does_not_exist_is_found(self):
+    def test_test_and_source_that_do_not_exist_are_found(self):
         self.write("server/b.cc", "int x;\n")
-        self.write("server/README.md", self.TABLE)
-        self.assertEqual(test_rules.violations(self.root), [
-            "server/README.md: tests/d_test.cc does not exist"])
+        self.assertEqual(
+            self.violations("server/b.cc\ttests/d_test.cc",
+                            "server/gone.cc\ttests/d_test.cc"),
+            ["tests/house/tested_in.tsv: tests/d_test.cc does not exist",
+             "tests/house/tested_in.tsv: server/gone.cc does not exist"])
+
+    def test_row_that_is_not_needed_is_found(self):
+        self.write("server/a.cc", "int x;\n")
+        self.write("tests/a_test.cc", "int x;\n")
+        self.assertIn("remove the row",
+                      self.violations("server/a.cc\ttests/a_test.cc")[0])
 
 
 class CommandLineTest(TreeTest):
