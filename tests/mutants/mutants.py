@@ -219,7 +219,7 @@ class Outcome:
         if not self.test:
             return "not caught"
         slow = "only slow: " if self.test in self.mutant.slow else ""
-        return f"{slow}`{self.test}`: `{self.case}`"
+        return f"{slow}{self.test}: {self.case}"
 
 
 def run_until_caught(outcome: Outcome, tests: tuple[str, ...],
@@ -254,21 +254,16 @@ def try_mutant(mutant: Mutant, tree: Tree) -> Outcome:
 
 
 def row(outcome: Outcome) -> str:
-    return (f"| `{outcome.mutant.name}` | {outcome.mutant.what} | "
-            f"{outcome.text()} | {outcome.seconds:.0f} |")
+    return f"{outcome.mutant.name}\t{outcome.text()}\t{outcome.seconds:.0f}"
 
 
-def with_rows(page: str, rows: dict[str, str], names: list[str]) -> str:
-    """The page with some rows of its table replaced; rows of mutations that
-    are gone go, too."""
-    rule = "|---|---|---|---|\n"
-    begin, _, rest = page.partition(rule)
-    table, blank, end = rest.partition("\n\n")
-    kept = {match[1]: match[0] for match in
-            re.finditer(r"^\| `([\w-]+)` \|.*", table, re.M)}
-    kept.update(rows)
-    lines = [kept[name] for name in names if name in kept]
-    return begin + rule + "\n".join(lines) + (blank + end if blank else "\n")
+def with_rows(table: str, rows: dict[str, str], names: list[str]) -> str:
+    """The table of results with some rows replaced; rows of mutations that are
+    gone are removed, too."""
+    header, *lines = table.splitlines()
+    kept = {line.split("\t")[0]: line for line in lines} | rows
+    return "\n".join([header, *(kept[name] for name in names if name in kept)]
+                     ) + "\n"
 
 
 def piece_of(mutants: list[Mutant], piece: str) -> list[Mutant]:
@@ -312,7 +307,7 @@ def main() -> int:
     parser.add_argument("--build", type=pathlib.Path,
                         help="build folder of that tree (build/mutants/build)")
     parser.add_argument("--write-table", action="store_true",
-                        help="enter the results into README.md")
+                        help="enter the results into results.tsv")
     parser.add_argument("--skip-control", action="store_true",
                         help="do not run the tests without any mutation first")
     parser.add_argument("--piece", default="1/1",
@@ -341,9 +336,9 @@ def main() -> int:
         outcomes.append(try_mutant(mutant, tree))
         print(row(outcomes[-1]), flush=True)
         if given.write_table:
-            page = root / "tests/mutants/README.md"
-            page.write_text(with_rows(
-                page.read_text(), {mutant.name: row(outcomes[-1])},
+            table = root / "tests/mutants/results.tsv"
+            table.write_text(with_rows(
+                table.read_text(), {mutant.name: row(outcomes[-1])},
                 [other.name for other in every]))
     missed = [outcome for outcome in outcomes if not outcome.test]
     for outcome in missed:
