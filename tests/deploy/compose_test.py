@@ -17,7 +17,7 @@ SAMPLE = DEPLOY / "compose.env.example"
 VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 PROGRAMS = ("server", "worker")
 SHARDS = ("shard-1", "shard-2")
-# What the README and the sample say for the profile `shards`.
+# What SHARDS.md and the sample say for the profile `shards`.
 ADDRESSES = "shard-[1-2]:7070"
 CTL = pathlib.Path(os.environ.get("COHORT_BIN_DIR", "none")) / "cohortctl"
 
@@ -51,7 +51,7 @@ class ComposeTest(unittest.TestCase):
                 "COHORT_LISTEN"].rpartition(":")[2]))
         self.assertIn(f"#COHORT_SHARD_ADDRESSES={ADDRESSES}\n",
                       SAMPLE.read_text(encoding="utf-8"))
-        for page in (COMPOSE, DEPLOY / "README.md"):
+        for page in (COMPOSE, DEPLOY / "SHARDS.md"):
             self.assertIn(f"COHORT_SHARD_ADDRESSES='{ADDRESSES}'",
                           page.read_text(encoding="utf-8"))
         # Not set without a value outside: an empty one would not reach all

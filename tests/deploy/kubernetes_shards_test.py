@@ -15,8 +15,8 @@ WHY_NOT = manifests.why_not_rendered()
 
 
 def shard_lines() -> dict:
-    """What README.md tells an overlay with three data shards to say."""
-    page = (KUBERNETES / "README.md").read_text(encoding="utf-8")
+    """What REFERENCE.md tells an overlay with three data shards to say."""
+    page = (KUBERNETES / "REFERENCE.md").read_text(encoding="utf-8")
     section = page.partition("## Several servers\n")[2]
     lines = re.search(r"(?:^    .*\n(?:^\n(?=    ))?)+", section, re.M).group()
     return manifests.yaml.safe_load(textwrap.dedent(lines))

@@ -462,7 +462,7 @@ def selectors(value: object, where: str = "") -> Iterator[tuple[str, dict]]:
             yield from selectors(inner, where)
 
 
-# README.md: `shards` comes first.
+# REFERENCE.md: `shards` comes first.
 ALL_COMPONENTS = sorted((path.name for path in
                          (KUBERNETES / "components").iterdir()),
                         key=lambda name: (name != "shards", name))
@@ -732,7 +732,7 @@ class EncryptedTest(unittest.TestCase):
             ] if pod.program == "server" else [])
 
     def test_without_cert_manager_the_names_of_the_secrets_stay(self):
-        page = (KUBERNETES / "README.md").read_text(encoding="utf-8")
+        page = (KUBERNETES / "REFERENCE.md").read_text(encoding="utf-8")
         lines = re.search(r"(?:^    .*\n)+", page.partition(
             "**Without cert-manager**")[2], re.M).group()
         documents = own_run("a", ["tls"], **manifests.yaml.safe_load(
@@ -797,7 +797,7 @@ class EncryptedTest(unittest.TestCase):
 
 
 class PageTest(unittest.TestCase):
-    """What deploy/kubernetes/README.md tells its readers to type."""
+    """What the pages of deploy/kubernetes say to type."""
 
     # Kinds that belong to the cluster, not to a namespace.
     OF_THE_CLUSTER = ("create namespace", "label namespace",
@@ -805,7 +805,9 @@ class PageTest(unittest.TestCase):
                       "apply -f deploy/kubernetes/examples/training_runtime")
 
     def setUp(self):
-        self.page = (KUBERNETES / "README.md").read_text(encoding="utf-8")
+        self.page = "\n".join(
+            (KUBERNETES / page).read_text(encoding="utf-8")
+            for page in ("README.md", "REFERENCE.md"))
 
     def test_every_command_names_its_namespace(self):
         commands = re.findall(r"(?:^ {4,}|\| |`)kubectl (.*)", self.page, re.M)
