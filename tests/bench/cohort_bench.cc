@@ -49,7 +49,7 @@ ABSL_FLAG(int32_t, core_workers, 1000,
 ABSL_FLAG(int32_t, core_partitions, 16'384,
           "partitions of the core's largest model");
 ABSL_FLAG(std::string, ps_lite_program, "",
-          "peers: a benchmark built from ps-lite (tests/README.md); empty: "
+          "peers: a benchmark built from ps-lite (tests/bench/README.md); empty: "
           "ps-lite is skipped");
 ABSL_FLAG(std::string, python, "python3,/usr/bin/python3",
           "peers: the interpreters to look for PyTorch in");

@@ -183,7 +183,7 @@ absl::StatusOr<StepCost> PsLiteSteps(const std::string& program,
   if (cost.steps.empty()) {
     return absl::InternalError(absl::StrCat(
         program, ": printed no times in its worker; want lines such as ",
-        "\"step 0.25\" (tests/README.md, \"Peers\")"));
+        "\"step 0.25\" (tests/bench/README.md, \"Peers\")"));
   }
   if (cost.steps.size() > kPeerWarmUp) {
     cost.steps.erase(cost.steps.begin(), cost.steps.begin() + kPeerWarmUp);

@@ -48,7 +48,7 @@ class Peers {
     if (options.ps_lite_program.empty()) {
       Skip("ps-lite",
            "pass --ps_lite_program=PATH, a benchmark built from ps-lite "
-           "(tests/README.md, \"Peers\")");
+           "(tests/bench/README.md, \"Peers\")");
     }
   }
 
