@@ -15,7 +15,7 @@ inline constexpr int64_t kRankSeriesMax = 256;
 // The same limit for layers.
 inline constexpr int64_t kLayerSeriesMax = 256;
 
-// The metrics of a run. README.md lists them.
+// The metrics of a run. METRICS.md lists them.
 std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures);
 
 // The metrics of the newest figures, for a page of metrics.
