@@ -13,7 +13,7 @@
 namespace cohort {
 
 // Bytes of a tensor where they already lie: one or more pieces, each kept
-// alive by whoever owns its memory (a received network slice, a weights
+// alive by the owner of its memory (a received network slice, a weights
 // buffer). Copying a rope copies references, never bytes. No piece is
 // aligned to anything.
 class ByteRope {

@@ -127,7 +127,7 @@ struct RunPlan {
   std::map<std::string, std::string> optimizer;
 };
 
-// Groups of parameters with a learning rate of their own: the highest
+// Groups of parameters with a separate learning rate: the highest
 // rate_group and one.
 int32_t RateGroups(const ModelLayout& layout);
 

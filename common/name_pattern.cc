@@ -32,7 +32,7 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 bool MatchesPattern(absl::string_view pattern, absl::string_view name) {
   size_t p = 0;
   size_t n = 0;
-  // Where to go on if the last star has to stand for one character more.
+  // Where to continue if the last star has to stand for one character more.
   size_t star = absl::string_view::npos;
   size_t retry = 0;
   while (n < name.size()) {

@@ -19,7 +19,7 @@ absl::Status CheckRunId(absl::string_view got, absl::string_view want,
                         absl::string_view where = "");
 
 // Such an error for a worker that joined a run before: its server was replaced
-// by one without that run's checkpoint. The same process cannot go on, but one
+// by one without that run's checkpoint. The same process cannot resume, but one
 // that is started again can. OK stays OK.
 // Errors: NotFound.
 absl::Status AsRunGone(const absl::Status& other_run);

@@ -95,7 +95,7 @@ class Backend {
 
   // With w = weights_in, n = weights and c = remainder_in:
   //   u = c + (n - w);  d = bfloat16(u);  w' = w + d;  c' = u - (w' - w)
-  // w' replaces n. Whoever has w and d has w', to the bit.
+  // w' replaces n. A holder of w and d has the same bits of w'.
   //
   // Float32 throughout, each operation rounded once. remainder_out may be
   //   remainder_in. Source: Kahan, "Further remarks on reducing truncation

@@ -22,7 +22,7 @@ struct HelpRequest {
 // Sets the program's ABSL_FLAGs from the arguments of main: --name=value,
 // --name value, --switch and --noswitch. The first argument, the program's
 // name, is skipped. absl::ParseCommandLine is not used because it ends the
-// process itself, with an exit code of its own.
+// process itself, with its own exit code.
 //
 // Reading stops at --help, -h or --help=SUBJECT. The names of the flags that
 // were set are added to `given`.

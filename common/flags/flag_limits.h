@@ -8,7 +8,7 @@
 
 namespace cohort {
 
-// The values that a flag takes, as far as they can be told from its text
+// The values that a flag takes, as far as they follow from its text
 // alone. The default takes any value of the flag's type.
 //
 // Built by the functions below: AtLeast(0).Or("auto").

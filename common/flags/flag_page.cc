@@ -16,7 +16,7 @@ constexpr absl::string_view kServerPreamble =
 
 `cohort-server --help` prints the same list, `cohort-server --help=optimizer` one subject of it. Each flag is also an environment
 variable, `COHORT_` and its name in capital letters; the command line has precedence. Flags with a word in the column *live* are
-settings: `cohortctl policy set` changes them while the run goes on, either between two steps or at once. Checkpoints keep them.
+settings: `cohortctl policy set` changes them during the run, either between two steps or at once. Checkpoints keep them.
 
 This page is made from `common/flags/server_flags.inc` by `cohort-flag-pages`; a test compares the two.
 )";

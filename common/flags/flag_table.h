@@ -43,7 +43,7 @@ struct FlagInfo {
   absl::string_view help;
 
   bool is_switch() const { return type == "true or false"; }
-  // A setting can be changed while a run goes on, and is kept in checkpoints.
+  // A setting can be changed during a run, and is kept in checkpoints.
   bool is_setting() const { return change != FlagChange::kAtStart; }
 };
 

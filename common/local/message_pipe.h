@@ -47,7 +47,7 @@ class MessagePipe {
 
  private:
   // At the beginning of a memory; counts of bytes, modulo 2^32. Each has a
-  // cache line of its own.
+  // separate cache line.
   struct Header {
     alignas(64) uint32_t sent;
     alignas(64) uint32_t received;

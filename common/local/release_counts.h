@@ -25,7 +25,7 @@ class ReleaseCounts {
   int fd() const { return memory_.fd(); }
   int64_t size_bytes() const { return memory_.size_bytes(); }
 
-  // Everything done before it is visible to whoever sees the new count.
+  // Everything done before it is visible to a reader that sees the new count.
   void Raise(int32_t index);
   uint32_t Get(int32_t index) const;
   // Waits until the counter is no longer `seen`, at most for `timeout`; may

@@ -264,7 +264,7 @@ class HttpServer::Daemon {
                      std::strerror(error)));
   }
 
-  // Accepts no more connections; those that are open go on until they are idle.
+  // Accepts no more connections; those that are open stay until they are idle.
   void StopAccepting() {
     if (quiet_fd_ < 0) quiet_fd_ = MHD_quiesce_daemon(daemon_.get());
   }

@@ -91,7 +91,7 @@ class HttpServer {
   int64_t handshake_failures() const {
     return handshake_failures_.load(std::memory_order_relaxed);
   }
-  // Serves new connections with this certificate from now on; open ones go on.
+  // Serves new connections with this certificate from now on; open ones stay.
   // Only for a server that was started with one.
   // Errors: Unavailable: the certificate cannot be used; the one before stays.
   absl::Status SetTls(const TlsContent& tls) ABSL_LOCKS_EXCLUDED(mu_);

@@ -117,7 +117,7 @@ absl::StatusOr<OpenSslPtr<X509>> Draft(EVP_PKEY* key, const Subject& subject,
   return certificate;
 }
 
-// A name of its own for each authority, so that texts with the issuer tell one
+// A different name for each authority, so that texts with the issuer tell one
 // from another: "Cohort authority example.org 1f0a93c2".
 absl::StatusOr<std::string> AuthorityName(const std::string& domain) {
   std::array<unsigned char, 4> random{};

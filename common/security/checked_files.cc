@@ -39,7 +39,8 @@ absl::StatusOr<int> NewFile(const std::string& text) {
 }
 
 // Puts `file` behind `descriptor`, or makes it the descriptor if that is -1.
-// The file itself is new, so that a reader of the old one goes on undisturbed.
+// The file itself is new, so that a reader of the old one continues
+// undisturbed.
 void Place(int file, int& descriptor) {
   if (descriptor < 0) {
     descriptor = file;

@@ -73,7 +73,8 @@ constexpr Setting kClient[] = {
     {GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1},
     {GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100},
     // The limit on one attempt to connect. A server on a busy machine may need
-    // seconds for the handshake; where nobody listens an attempt ends at once.
+    // seconds for the handshake; where no process listens an attempt ends at
+    // once.
     {GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000},
     {GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000},
     {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1'000},

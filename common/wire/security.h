@@ -28,8 +28,8 @@ namespace cohort {
 // Thread safety: safe.
 class Security {
  public:
-  // Plaintext if `files` are all empty. `on_message` is told of new content and
-  // of faults, on a thread of its own; it may be null.
+  // Plaintext if `files` are all empty. `on_message` receives new content and
+  // faults, on a separate thread; it may be null.
   // Errors: those of ReadTlsFiles, and Unavailable.
   static absl::StatusOr<std::shared_ptr<Security>> Load(
       const TlsFiles& files, TlsWatcher::OnMessage on_message = nullptr);
@@ -41,7 +41,7 @@ class Security {
   absl::Time not_after() const { return watcher_.not_after(); }
   const std::optional<Identity>& identity() const { return identity_; }
 
-  // `on_change` gets new content from now on, on a thread of its own.
+  // `on_change` gets new content from now on, on a separate thread.
   void Notify(TlsWatcher::OnChange on_change) ABSL_LOCKS_EXCLUDED(mu_);
   // Reads the files no more. No call of `on_change` comes after it.
   void StopWatching() { watcher_.Stop(); }

@@ -234,7 +234,7 @@ HWY_INLINE void MapRows(const MapArgs<T>& args, int64_t begin, int64_t first,
   }
 }
 
-// By value: with copies that nobody else can reach, the compiler need not
+// By value: with copies that no other code can reach, the compiler need not
 // read the pointers again after every store.
 template <Mode kMode, typename T>
 void MapTile(const MapArgs<T> args, const Tile tile) {

@@ -179,7 +179,7 @@ HWY_INLINE bool FinishTile(const SgdStep& step, const SgdRun& run, Group group,
   return all_finite;
 }
 
-// Elements [begin, end) of a run. By value: with copies that nobody else can
+// Elements [begin, end) of a run. By value: with copies that no other code can
 // reach, the compiler need not read the settings again after every store of a
 // float.
 template <Rule kRule, Store kStore>

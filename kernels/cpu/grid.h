@@ -153,7 +153,7 @@ void ForEachColumn(const Grid& grid, const BatchShape& shape, F f) {
 
 // Some float64 fields of every column. Those of `lanes` columns lie side by
 // side, field after field, so that each loads as a vector and all of them are
-// one stream: as tables of their own they would share cache sets with each
+// one stream: as separate tables they would share cache sets with each
 // other and with the rows of a tensor of 1024 or 2048 channels.
 class ColumnTable {
  public:

@@ -89,7 +89,7 @@ HWY_INLINE void AddVector(const ReduceInput<T>& in, int64_t i,
   if constexpr (kSum == Sum::kRecomputedMask || kSum == Sum::kMaskOfOutput) {
     Wide value;
     if constexpr (kSum == Sum::kRecomputedMask) {
-      // The forward pass's operations, to the bit.
+      // The forward pass's operations, bitwise.
       value = hn::Add(hn::Mul(d, f.scale), f.beta);
     } else {
       value = LoadWide(in.y + i);
@@ -212,7 +212,7 @@ struct ReduceOutput {
   double* b = nullptr;
 };
 
-// Every row of tiles has sums of its own, which are added in their order: the
+// Every row of tiles has separate sums, which are added in their order: the
 // bits do not depend on who computed them.
 template <Sum kSum, typename T>
 void Reduce(const ReduceInput<T>& in, const BatchShape& shape,

@@ -28,7 +28,7 @@ struct CUstream_st;
 //   above 1.8e19 are infinite.
 // Determinism: same model of GPU, same shapes, same alignment of the tensors to
 //   16 bytes: same bits.
-// Thread safety: safe with queues of their own.
+// Thread safety: safe with separate queues.
 // Errors: InvalidArgument for shapes, types and pointers that no call can have;
 //   FailedPrecondition where this program has no code for the device;
 //   ResourceExhausted when it is out of memory; Unavailable for every other

@@ -12,7 +12,7 @@ namespace cohort::kernels::cuda {
 
 // The sums of (x - k) and (x - k)^2, k being the channel's first element.
 //
-// A batch of loads is summed in float32 around an element of its own, the
+// A batch of loads is summed in float32 around one of its elements, the
 // pivot, and carried over to float64 around k. Since the pivot is one of the
 // batch's n elements, the squares around it are at most n+1 times the batch's
 // M2 (twice, as a rule), and so is what float32 rounds of them: wherever k

@@ -191,7 +191,7 @@ struct PeriodReduce {
       const int32_t begin = runs.Begin(slot);
       const int32_t end = runs.End(slot);
       if (begin + lane >= end) continue;
-      // Only this thread has these columns, so nobody needs to wait.
+      // Only this thread has these columns, so no thread needs to wait.
       Pair sum = shared.pairs[begin + lane];
       for (int32_t i = begin + lane + kRunLanes; i < end; i += kRunLanes) {
         AddTo(sum, shared.pairs[i]);

@@ -18,7 +18,7 @@ int FreeOnDevice(void* memory);
 // Free and total memory of the calling thread's device.
 int CountMemory(int64_t& free_bytes, int64_t& total_bytes);
 
-// A stream that waits for no other unless it is told to.
+// A stream that waits for no other unless it is made to.
 int NewStream(CUstream_st** stream);
 int DestroyStream(CUstream_st* stream);
 

@@ -46,7 +46,7 @@ struct LocalDoorOptions {
 // one-time token which the server gave them when they joined. So a worker's
 // identity here is the one that was checked there.
 //
-// Thread safety: safe. Has a thread of its own, and one for messages.
+// Thread safety: safe. Has a thread, and one for messages.
 class LocalDoor {
  public:
   // The part of the answer to a join that concerns shared memory.

@@ -34,7 +34,7 @@ class LocalService {
 // Reads the messages of all workers of this host. Between a message and its
 // handling lies one wake-up of a thread, which does nothing else.
 //
-// Thread safety: safe. Has a thread of its own.
+// Thread safety: safe. Has a separate thread.
 class LocalInbox {
  public:
   // Errors: Unavailable with the reason of the system.

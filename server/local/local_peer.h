@@ -130,7 +130,7 @@ class LocalPeer {
   PacketSocket socket_;
   // The number of files that the worker knows.
   int32_t announced_ ABSL_GUARDED_BY(mu_) = 0;
-  // False once the worker cannot be told about further files, or has gone.
+  // False once the worker cannot receive further files, or has gone.
   bool reachable_ ABSL_GUARDED_BY(mu_) = true;
   std::vector<Lent> lent_ ABSL_GUARDED_BY(mu_);
 };

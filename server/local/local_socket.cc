@@ -38,8 +38,8 @@ std::string RandomHex(size_t digits) {
 void RemoveLeftSockets(const std::string& directory) {
   if (directory.empty()) return;
   // A socket that another server is just making is refused, too, before it
-  // listens. Without the lock everything stays as it is: whoever then listens
-  // there reports why.
+  // listens. Without the lock everything stays as it is: the process that then
+  // listens there reports why.
   const absl::StatusOr<FolderLock> lock = FolderLock::Take(directory);
   if (!lock.ok()) return;
   std::error_code unused;

@@ -10,7 +10,7 @@
 
 namespace cohort {
 
-// Limit on ranks with series of their own; there may be more ranks.
+// Limit on ranks with separate series; there may be more ranks.
 inline constexpr int64_t kRankSeriesMax = 256;
 // The same limit for layers.
 inline constexpr int64_t kLayerSeriesMax = 256;

@@ -17,7 +17,7 @@ namespace cohort {
 
 // Which data shards are connected, and how long each shard prepares a commit.
 // One object serves a process for as long as it runs: after the loss of a shard
-// the run goes on in a new RunHost, and what is known of the shards stays.
+// the run continues in a new RunHost, and what is known of the shards stays.
 //
 // Thread safety: safe. Takes no lock but its own, for moments.
 class ShardStats {
@@ -42,7 +42,7 @@ class ShardStats {
   // No-op if the shard is not connected.
   void Lost(int32_t shard, const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
   // The shard cannot be used now, for the reason `why`. Unlike Lost it is not
-  // counted: its connection was ended by shard 0, to begin anew, or there was
+  // counted: its connection was ended by shard 0, to begin again, or there was
   // none yet.
   void Missing(int32_t shard, const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
   // The shards that the run waits for, each with the reason, as a sentence;

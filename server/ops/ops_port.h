@@ -57,7 +57,7 @@ class OpsPort {
     // The numbers of the run, for the page and as metrics; null: there is no
     // page.
     const FiguresSource* figures = nullptr;
-    // Is told of each request for them; null without `figures`.
+    // Receives each request for them; null without `figures`.
     Watchers* watchers = nullptr;
     // Metrics in place of the run's; may be null.
     const prometheus::Collectable* metrics = nullptr;

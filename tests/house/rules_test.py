@@ -9,6 +9,7 @@ import unittest
 
 import include_rules
 import link_rules
+import prose_rules
 import size_rules
 import style_rules
 import test_rules
@@ -450,6 +451,23 @@ class TestRulesTest(TreeTest):
         self.write("tests/a_test.cc", "int x;\n")
         self.assertIn("remove the row",
                       self.violations("server/a.cc\ttests/a_test.cc")[0])
+
+
+class ProseRulesTest(TreeTest):
+    def found(self, pages: int, sources: int) -> list[str]:
+        self.write("tests/house/prose.tsv", "word\tinstead\tpages\tsources\n"
+                   f"told|was told\treceives\t{pages}\t{sources}\n")
+        return prose_rules.violations(self.root)
+
+    def test_words_are_counted_in_pages_and_in_comments_and_strings(self):
+        self.write("README.md", "It is told. Untold.\n")
+        self.write("server/FLAGS.md", "told\n")
+        self.write("server/a.cc", "// Is told.\nbool told = F(\"told\");\n")
+        self.write("server/a.py", '"""Told: told."""\ntold = 1  # told\n')
+        self.assertEqual(self.found(1, 4), [])
+        self.assertEqual(len(self.found(0, 3)), 2)
+        self.assertIn("1 times in pages, want at most 0; write receives: "
+                      "README.md", self.found(0, 4)[0])
 
 
 class CommandLineTest(TreeTest):

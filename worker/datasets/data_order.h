@@ -18,7 +18,7 @@ namespace cohort {
 enum class OrderKind {
   // Every rank draws from all training samples.
   kShuffled,
-  // Every rank draws from a share of its own: a contiguous part of the samples
+  // Every rank draws from a separate share: a contiguous part of the samples
   // sorted by class, so that the ranks see different classes.
   kSorted,
 };
@@ -84,7 +84,7 @@ class DataOrder {
   // For kSorted, cut as training cuts it when all ranks have equal batches.
   std::vector<int64_t> Common(int64_t epoch, const IndexRange& range);
   std::vector<int64_t> Test(const IndexRange& range) const;
-  // Test samples in an order of their own, which separates neighbours of the
+  // Test samples in a separate order, which separates neighbours of the
   // split (frames of one drive).
   std::vector<int64_t> MixedTest(const IndexRange& range) const;
 

@@ -67,7 +67,7 @@ absl::StatusOr<std::vector<uint8_t>> ReadBytes(const std::string& path) {
   std::vector<uint8_t> bytes(static_cast<size_t>(size));
   const size_t got = std::fread(bytes.data(), 1, bytes.size(), file.get());
   if (std::ferror(file.get()) != 0) return CannotRead(path, errno);
-  // Shorter if the file was truncated meanwhile.
+  // Shorter if the file was truncated since then.
   bytes.resize(got);
   return bytes;
 }

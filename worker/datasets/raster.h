@@ -30,7 +30,7 @@ inline constexpr int64_t kImagePixelsMax = int64_t{1} << 27;
 
 // JPEG, baseline or progressive, as three channels; grey becomes colour with
 // equal channels. A libjpeg warning (an early end, a bad code) counts as damage
-// here: libjpeg would go on with grey areas in place of the image. Bytes
+// here: libjpeg would continue with grey areas in place of the image. Bytes
 // between segments are harmless and accepted.
 absl::StatusOr<Raster> DecodeJpeg(absl::Span<const uint8_t> bytes);
 

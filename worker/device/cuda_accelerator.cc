@@ -179,7 +179,7 @@ class CudaAccelerator final : public Accelerator {
     return {.stream = StreamOf(lane), .multiprocessors = multiprocessors_};
   }
 
-  // Autograd calls from threads of its own, whose current device may be
+  // Autograd calls from its threads, whose current device may be
   // another.
   absl::Status Enter() const {
     return Final(cuda::StatusOf(cuda::SetDevice(device_), name_));

@@ -13,7 +13,7 @@ namespace cohort {
 void KeepFreedMemory() {
 #ifdef __GLIBC__
   constexpr int kMost = std::numeric_limits<int>::max();
-  // Blocks from this size on have a mapping of their own, which ends with them.
+  // Blocks from this size on have a separate mapping, which ends with them.
   // glibc before 2.36 refuses more than 32 MiB: there no block has one.
   if (mallopt(M_MMAP_THRESHOLD, kMost) == 0) mallopt(M_MMAP_MAX, 0);
   // The heap's free end is given back when it is larger.

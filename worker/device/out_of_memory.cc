@@ -17,7 +17,7 @@ bool IsOutOfMemory(const std::exception& e) {
     return true;
   }
   // The libraries below LibTorch, and its host allocator, throw exceptions
-  // without a type of their own, so only the text tells.
+  // without a separate type, so only the text tells.
   const absl::string_view text = e.what();
   return absl::StrContains(text, "out of memory") ||
          absl::StrContains(text, "can't allocate memory") ||

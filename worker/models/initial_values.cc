@@ -11,7 +11,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-// Uniform in [-bound, bound), from a generator of our own: LibTorch's is shared
+// Uniform in [-bound, bound), from a separate generator: LibTorch's is shared
 // by the whole process, and its stream differs between releases.
 void FillUniform(const at::Tensor& tensor, double bound, SplitMix64& random) {
   if (!tensor.defined()) return;

@@ -77,7 +77,7 @@ bool PassesOn(const Node& node) {
          schema->returns()[0].alias_info() != nullptr && !node.inputs().empty();
 }
 
-// Follows a value to its origins. It follows views only if told to, because a
+// Follows a value to its origins. It follows views only on request, because a
 // view is another tensor than the one it shows.
 class OriginFinder {
  public:

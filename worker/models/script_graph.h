@@ -35,7 +35,7 @@ struct ScriptSurvey {
 //
 // Cohort trains a graph if every batch norm in it is a call of
 // aten::batch_norm whose tensors are those of one module, so that calls can be
-// told apart, and whose `training` follows the module; and if nothing in it
+// distinguished, and whose `training` follows the module; and if nothing in it
 // keeps state between calls, because a step must be a function of weights and
 // images alone.
 //

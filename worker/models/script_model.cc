@@ -65,7 +65,7 @@ class ScriptModel final : public Model {
 
   ModelOutput forward(const at::Tensor& images) override {
     // Run unoptimised: in derivatives, optimised graphs replace
-    // aten::batch_norm by an operator of their own, so the step would be
+    // aten::batch_norm by another operator, so the step would be
     // normalised by this worker's batch alone. The switch is per thread.
     const torch::jit::GraphOptimizerEnabledGuard unoptimized(false);
     const c10::IValue result = script_.forward({images});

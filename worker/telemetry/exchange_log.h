@@ -20,7 +20,7 @@ namespace cohort {
 // server answered, for the question "which push is in which version, and with
 // which bits". One JSON object a line; each is flushed at once, so a killed
 // process loses none. Lines are appended to an existing file, so a replacement
-// goes on in the file of its predecessor.
+// continues in the file of its predecessor.
 //
 // Every line has "event", "rank", "incarnation" and "begin_us", "end_us": when
 // the call began and ended, wall clock, microseconds since 1970. A call that

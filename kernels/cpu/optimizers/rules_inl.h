@@ -1,5 +1,5 @@
 // Lanes of float32 as a number that formulas are written in, and the rules of
-// optimizers.inc in these formulas. Each is in a file of its own, included here
+// optimizers.inc in these formulas. Each is in a separate file, included here
 // inside the namespace of the instruction set, which is why they have no guard.
 //
 // A rule is a struct with
