@@ -11,7 +11,7 @@ import monitoring_files as files
 
 CONFIGURATIONS = ("prometheus.yml", "compose.yml", "compose.tls.yml")
 # The parts of a runbook's entry, each once and in this order.
-SHAPE = ["Meaning", "Likely causes", "Look at", "Do"]
+SHAPE = ["Meaning", "Causes", "See", "Do"]
 SEVERITIES = ("critical", "warning", "info")
 
 
