@@ -42,7 +42,7 @@ run_torch_training() {
 }
 
 run_python() {
-  COHORT_BIN_DIR=$worker_bin PYTHONPATH=$python_package:$source_dir/tests/python \
+  COHORT_BIN_DIR=$worker_bin PYTHONPATH=$python_package:$source_dir/tests/python:$source_dir/tests/integration \
     timeout "$(limited $((python_limit + 20)))" \
     python3 -B "$source_dir/tests/gpu/python_runs.py" \
     --limit_s="$(limited $python_limit)"

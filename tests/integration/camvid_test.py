@@ -3,7 +3,6 @@
 COHORT_CAMVID_DIR names CamVid in VOC's layout.
 """
 
-import csv
 import os
 import re
 import unittest
@@ -29,17 +28,11 @@ class CamVid(unittest.TestCase):
                           "--image_size=45x60"])
         with cohort:
             cohort.start()
-            self.assertEqual(cohort.finish(timeout_s=600), 0,
-                             cohort.log() + cohort.log("worker0"))
+            cohort.complete(timeout_s=600)
             log = cohort.log()
-            with open(cohort.results / "history.csv", newline="",
-                      encoding="utf-8") as file:
-                losses = [float(row["train_loss"])
-                          for row in csv.DictReader(file)
-                          if row["train_loss"]]
-            with open(cohort.results / "class_iou.csv", newline="",
-                      encoding="utf-8") as file:
-                by_class = list(csv.DictReader(file))
+            losses = [float(row["train_loss"]) for row in cohort.rows()
+                      if row["train_loss"]]
+            by_class = cohort.rows("class_iou.csv")
         self.assertGreater(losses[0], losses[-1])
         miou = re.search(r"^test mIoU ([0-9.]+) %$", log, re.MULTILINE)
         self.assertIsNotNone(miou, log)

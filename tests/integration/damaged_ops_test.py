@@ -55,7 +55,7 @@ class DamagedOps(unittest.TestCase):
             connection.close()
 
     def version(self):
-        status, body = self.page(self.cohort.server_ops, "/status.json")
+        status, body = self.page(self.cohort.ops, "/status.json")
         self.assertEqual(status, 200, body)
         return json.loads(body)["version"]
 
@@ -83,7 +83,7 @@ class DamagedOps(unittest.TestCase):
             planned = [Damage(planned[0].kind, True, planned[0].at)]
         path = PATHS[number % len(PATHS)]
         begin = self.version()
-        with DamagingProxy(self.cohort.server_ops, planned, number) as proxy:
+        with DamagingProxy(self.cohort.ops, planned, number) as proxy:
             answer = self.page(proxy.address, path)
         self.assertIsNone(self.cohort.server.poll(), self.cohort.log())
         if answer is None:

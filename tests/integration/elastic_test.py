@@ -1,12 +1,11 @@
 """Elastic cohorts of real workers: more and fewer of them while they train."""
 
 import collections
-import csv
 import signal
 import unittest
 
 import history_check
-from processes import BIN, KILLS, Cohort, kill, run
+from processes import BIN, KILLS, Cohort, kill
 
 LIMITS = "--workers=1:8"
 EPOCHS = 1000
@@ -37,22 +36,13 @@ class Elastic(unittest.TestCase):
                           f"{workers} workers", timeout_s=300)
         cohort.await_version(cohort.status()["version"] + 5)
 
-    def drain(self, cohort):
-        drained = run("cohortctl", "run", "drain",
-                      f"--server={cohort.address}")
-        self.assertEqual(drained.returncode, 0, drained.stderr)
-        self.assertEqual(cohort.finish(), 0, cohort.log())
-
     def check_history(self, cohort, **bounds):
         logs = sorted(cohort.dir.glob("*.jsonl"))
         violations = history_check.check(history_check.load(logs), **bounds)
         self.assertEqual(violations, [], cohort.log())
 
     def sizes(self, cohort):
-        with open(cohort.results / "history.csv", newline="",
-                  encoding="utf-8") as file:
-            return {int(row["workers"]) for row in csv.DictReader(file)
-                    if row["workers"]}
+        return {int(row["workers"]) for row in cohort.rows() if row["workers"]}
 
     def resize(self, *flags, check=None):
         """From one worker to eight and down to three, by all ways to leave."""
@@ -75,10 +65,9 @@ class Elastic(unittest.TestCase):
             for _ in range(2):
                 self.await_epoch(cohort)
             kill(cohort.workers[3])
-            self.drain(cohort)
+            cohort.drain()
             for name in (0, 4, 7):
-                self.assertEqual(cohort.workers[name].wait(60), 0,
-                                 cohort.log(f"worker{name}"))
+                cohort.await_worker(name)
             self.check_history(cohort)
             history = history_check.History(history_check.load(
                 sorted(cohort.dir.glob("*.jsonl"))))
@@ -159,42 +148,26 @@ class Elastic(unittest.TestCase):
             cohort.wait_until(
                 lambda: "1 here, want at least 2" in
                 cohort.status()["state"], "the run to wait")
-            changed = run("cohortctl", "policy", "set", "--workers=1:3",
-                          f"--server={cohort.address}")
-            self.assertEqual(changed.returncode, 0, changed.stderr)
+            cohort.ctl("policy", "set", "--workers=1:3")
             self.await_steps_of(cohort, 1)
             self.start_worker(cohort, 2)
             self.await_steps_of(cohort, 2)
-            self.drain(cohort)
+            cohort.drain()
             self.check_history(cohort)
 
     def test_a_restarted_server_goes_on_with_fewer(self):
         with Cohort(server_flags=[LIMITS, "--epochs=1000",
-                                  "--checkpoint_every=5"]) as cohort:
-            cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+                                  "--checkpoint_every=5"],
+                    keeps=True) as cohort:
             cohort.start_server()
             for name in range(3):
                 self.start_worker(cohort, name)
             self.await_steps_of(cohort, 3)
             kill(cohort.workers[0])
-            kill(cohort.server)
-            cohort.start_server("--resume")
+            cohort.resume_server()
             self.await_steps_of(cohort, 2)
-            self.drain(cohort)
+            cohort.drain()
             self.check_history(cohort)
-
-    def test_conflicts_are_refused(self):
-        for flags, wanted in (
-                (["--workers=3:2"], "MIN:MAX with 1 <= MIN <= MAX"),
-                (["--workers=0:2"], "MIN:MAX with 1 <= MIN <= MAX"),
-                (["--workers=2:3", "--on_worker_loss=wait"],
-                 "want continue with --workers=2:3"),
-                (["--workers=2:8", "--global_batch=7"],
-                 "--global_batch: got 7, want sum, or at least 8"),
-                (["--global_batch=all"], "sum")):
-            refused = run("cohort-server", "--listen=127.0.0.1:0", *flags)
-            self.assertEqual(refused.returncode, 3, refused.stderr)
-            self.assertIn(wanted, refused.stderr)
 
 
 if __name__ == "__main__":

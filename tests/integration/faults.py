@@ -28,6 +28,8 @@ class CuttableProxy:
         self._wake, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._peers = {}
+        # Those whose bytes go to the server.
+        self._clients = set()
         self._delay_s = delay_s
         # (when it is due, to whom, bytes), in the order of time.
         self._kept = collections.deque()
@@ -80,6 +82,7 @@ class CuttableProxy:
             # would without a proxy.
             client.close()
             return
+        self._clients.add(client)
         for one, other in ((client, server), (server, client)):
             one.settimeout(10)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -91,8 +94,16 @@ class CuttableProxy:
             piece = one.recv(PIECE_BYTES)
         except OSError:
             piece = b""
-        # The end of a connection is kept like its bytes.
-        self._kept.append((time.monotonic() + self._delay_s, one, piece))
+        if piece:
+            piece = self._passed_on(piece, one)
+        if piece is not None:
+            # The end of a connection is kept like its bytes.
+            self._kept.append((time.monotonic() + self._delay_s, one, piece))
+
+    def _passed_on(self, piece, _):
+        """What arrives in place of a piece from that socket; empty: the
+        connection ends there; None: nothing."""
+        return piece
 
     def _deliver(self):
         """Hands on what is due; returns the seconds until the next piece."""

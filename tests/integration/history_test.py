@@ -1,6 +1,5 @@
 """Histories of runs with faults, checked against a model."""
 
-import json
 import os
 import random
 import unittest
@@ -8,7 +7,7 @@ import unittest
 import history_check
 import processes
 from faults import CuttableProxy
-from processes import Cohort, kill, run
+from processes import Cohort, kill
 
 # Much longer than the faults take; the rest is drained. Several partitions, so
 # that a version can arrive in parts.
@@ -33,8 +32,7 @@ class History(unittest.TestCase):
     def await_steps(self, cohort):
         """A few versions more, so that faults fall into different moments."""
         wanted = cohort.newest_checkpoint() + self.random.randrange(3, 20)
-        cohort.wait_until(lambda: cohort.newest_checkpoint() >= wanted,
-                          f"version {wanted}", WAIT_SECONDS_MAX)
+        cohort.await_checkpoint(wanted, WAIT_SECONDS_MAX)
 
     def disturb(self, cohort, proxy):
         """Each kind of fault, twice, in a random order."""
@@ -43,13 +41,7 @@ class History(unittest.TestCase):
             kill(cohort.workers[rank])
             self.start_worker(cohort, rank)
 
-        def restart_server():
-            kill(cohort.server)
-            address, cohort.address = cohort.address, cohort.server_address
-            cohort.start_server("--resume")
-            cohort.address = address
-
-        faults = 2 * [replace_worker, restart_server, proxy.cut]
+        faults = 2 * [replace_worker, cohort.resume_server, proxy.cut]
         self.random.shuffle(faults)
         for fault in faults:
             self.await_steps(cohort)
@@ -58,34 +50,21 @@ class History(unittest.TestCase):
         self.await_steps(cohort)
         # A worker that starts after the end would wait for another server.
         cohort.wait_until(lambda: all(worker["state"] == "live" for worker in
-                                      self.status(cohort)["workers"]),
+                                      cohort.status()["workers"]),
                           "all workers to be back", WAIT_SECONDS_MAX)
-
-    def status(self, cohort):
-        told = run("cohortctl", "status", "--json",
-                   f"--server={cohort.server_address}")
-        self.assertEqual(told.returncode, 0, told.stderr)
-        return json.loads(told.stdout)
 
     def check(self, *flags, workers=2, **bounds):
         with Cohort(workers=workers,
-                    server_flags=[*FLAGS, *flags]) as cohort:
-            cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+                    server_flags=[*FLAGS, *flags], keeps=True) as cohort:
             cohort.start_server()
-            cohort.server_address = cohort.address
             with CuttableProxy(cohort.address) as proxy:
                 cohort.address = proxy.address
                 for rank in range(workers):
                     self.start_worker(cohort, rank)
                 self.disturb(cohort, proxy)
-                drained = run("cohortctl", "run", "drain",
-                              f"--server={cohort.server_address}")
-                self.assertEqual(drained.returncode, 0, drained.stderr)
-                self.assertEqual(cohort.finish(WAIT_SECONDS_MAX), 0,
-                                 cohort.log())
-                for rank, worker in cohort.workers.items():
-                    self.assertEqual(worker.wait(WAIT_SECONDS_MAX), 0,
-                                     cohort.log(f"worker{rank}"))
+                cohort.ctl("run", "drain")
+                cohort.complete(timeout_s=WAIT_SECONDS_MAX)
+                cohort.await_workers(timeout_s=WAIT_SECONDS_MAX)
             events = history_check.load(cohort.dir.glob("*.jsonl"))
             found = history_check.check(events, **bounds)
             said = history_check.summary(events)

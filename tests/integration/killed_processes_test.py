@@ -19,14 +19,11 @@ class KilledProcesses(unittest.TestCase):
     def setUpClass(cls):
         with Cohort(server_flags=[EPOCHS]) as cohort:
             cohort.start()
-            assert cohort.finish() == 0, cohort.log()
-            cls.digest = cohort.model_digest()
+            cls.digest = cohort.complete()
 
     def checkpointing(self, *flags, workers=2):
-        cohort = Cohort(workers=workers, server_flags=[
+        return Cohort(workers=workers, keeps=True, server_flags=[
             EPOCHS, "--checkpoint_every=4", *flags])
-        cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
-        return cohort
 
     def test_a_checkpoint_that_fails_is_told_until_one_is_written(self):
         def doctor():
@@ -34,8 +31,7 @@ class KilledProcesses(unittest.TestCase):
 
         with self.checkpointing("--epochs=100000") as cohort:
             cohort.start()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
-                              "a checkpoint")
+            cohort.await_checkpoint(4)
             self.assertNotIn("checkpoints", doctor().stdout)
             away = cohort.dir / "away"
             cohort.checkpoints.rename(away)
@@ -59,39 +55,33 @@ class KilledProcesses(unittest.TestCase):
             cohort.server_flags = [EPOCHS]
             cohort.start_server()
             for rank in range(2):
-                self.assertEqual(cohort.workers[rank].wait(120), 5)
+                cohort.await_worker(rank, 5)
                 self.assertIn("this worker's run is gone",
                               cohort.log(f"worker{rank}"))
                 cohort.start_worker(rank)
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertEqual(cohort.model_digest(), self.digest)
+            self.assertEqual(cohort.complete(), self.digest)
 
     def test_the_others_go_on_without_a_killed_worker(self):
-        with self.checkpointing("--on_worker_loss=continue",
-                                workers=3) as cohort:
-            cohort.start()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
-                              "version 8")
-            kill(cohort.workers[1])
-            before = cohort.newest_checkpoint()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() > before + 4,
-                              "further steps")
-            self.assertIn("rank 1 is lost", cohort.log())
-            self.assertIn("the others continue without it", cohort.log())
-            self.assertEqual(cohort.finish(), 0, cohort.log())
+        for flags in ([], ["--aggregation=async"]):
+            with self.subTest(flags), self.checkpointing(
+                    "--on_worker_loss=continue", *flags, workers=3) as cohort:
+                cohort.start()
+                cohort.await_checkpoint(8)
+                kill(cohort.workers[1])
+                cohort.await_checkpoint(cohort.newest_checkpoint() + 5)
+                cohort.complete()
+                self.assertIn("rank 1 is lost", cohort.log())
 
     def test_gives_up_on_a_worker_that_nobody_replaces(self):
         with self.checkpointing("--replacement_deadline=1s") as cohort:
             cohort.worker_flags.append("--stopped_exit_code=143")
             cohort.start()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
-                              "version 4")
+            cohort.await_checkpoint(4)
             kill(cohort.workers[1])
-            self.assertEqual(cohort.finish(), 6, cohort.log())
+            cohort.complete(6)
             self.assertIn("no replacement for rank 1", cohort.log())
             # A server that is restarted with --resume needs this rank.
-            self.assertEqual(cohort.workers[0].wait(30), 143,
-                             cohort.log("worker0"))
+            cohort.await_worker(0, 143)
             self.assertTrue((cohort.results / "model.safetensors").exists())
 
     def test_supervised_processes_come_back_however_often_they_die(self):
@@ -111,49 +101,42 @@ class KilledProcesses(unittest.TestCase):
                     lambda: cohort.newest_checkpoint() >= 4 * times, "steps")
                 for process in (cohort.workers[1], cohort.server)[:1 + times // 3]:
                     os.kill(int(child(process)), signal.SIGKILL)
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            for rank in range(2):
-                self.assertEqual(cohort.workers[rank].wait(60), 0,
-                                 cohort.log(f"worker{rank}"))
+            cohort.complete()
+            cohort.await_workers()
             self.assertEqual(cohort.log("worker1").count("is started again"), 4)
             self.assertEqual(cohort.log().count("is started again"), 2)
             digest = cohort.model_digest()
         with self.checkpointing("--epochs=8") as cohort:
             cohort.start()
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertEqual(cohort.model_digest(), digest)
+            self.assertEqual(cohort.complete(), digest)
+
+    # Flags and exit code of a process that is stopped after some steps.
+    STOPS = (([], 0), (["--stopped_exit_code=143"], 143))
 
     def test_a_stopped_worker_leaves_and_its_successor_goes_on(self):
         with self.checkpointing() as cohort:
-            cohort.start()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
-                              "version 8")
-            cohort.workers[0].send_signal(signal.SIGTERM)
-            self.assertEqual(cohort.workers[0].wait(20), 0,
-                             cohort.log("worker0"))
+            cohort.start_server()
+            cohort.start_worker(1)
+            for flags, code in self.STOPS:
+                cohort.start_worker(0, *flags)
+                cohort.await_checkpoint(cohort.newest_checkpoint() + 8)
+                cohort.workers[0].send_signal(signal.SIGTERM)
+                cohort.await_worker(0, code)
             cohort.start_worker(0)
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertEqual(cohort.model_digest(), self.digest)
+            self.assertEqual(cohort.complete(), self.digest)
 
-    def test_a_stopped_server_saves_and_exits_with_0(self):
-        with self.checkpointing() as cohort:
-            cohort.start()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
-                              "version 8")
-            cohort.server.send_signal(signal.SIGTERM)
-            self.assertEqual(cohort.finish(30), 0, cohort.log())
-            cohort.start_server("--resume")
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertEqual(cohort.model_digest(), self.digest)
-
-    def test_async_survives_a_killed_worker(self):
-        with self.checkpointing("--aggregation=async",
-                                "--on_worker_loss=continue") as cohort:
-            cohort.start()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() >= 8,
-                              "version 8")
-            kill(cohort.workers[1])
-            self.assertEqual(cohort.finish(), 0, cohort.log())
+    def test_a_stopped_server_has_saved(self):
+        with self.checkpointing("--resume") as cohort:
+            cohort.address = f"127.0.0.1:{named_ports(1)[0]}"
+            for rank in range(2):
+                cohort.start_worker(rank)
+            for flags, code in self.STOPS:
+                cohort.start_server(*flags)
+                cohort.await_checkpoint(cohort.newest_checkpoint() + 8)
+                cohort.server.send_signal(signal.SIGTERM)
+                cohort.complete(code, timeout_s=60)
+            cohort.start_server()
+            self.assertEqual(cohort.complete(), self.digest)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ import shutil
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
-import urllib.request
 
-from processes import Cohort
+from processes import Cohort, get, until
 from tls_files import Certificates
 
 # The folder of the module that reads the files of deploy/.
@@ -28,12 +26,6 @@ RULE_DURATION = re.compile(
     r"((?:for|interval): |\[|\boffset )(\d+)(ms|s|m|h)\b")
 SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 LABEL = re.compile(r'(\w+)="((?:\\.|[^"\\])*)"')
-
-
-def get(url, timeout_s=10, context=None):
-    with urllib.request.urlopen(url, timeout=timeout_s,
-                                context=context) as response:
-        return response.read().decode()
 
 
 def has_prometheus():
@@ -73,15 +65,6 @@ class MonitoredCohort(Cohort):
     def scheme(self):
         return "http" if self.certificates is None else "https"
 
-    def start_server(self, *flags):
-        file = self.dir / "ops_address"
-        file.unlink(missing_ok=True)
-        super().start_server("--ops_listen=127.0.0.1:0",
-                             f"--ops_address_file={file}", *flags)
-        self.wait_until(lambda: file.exists() and file.read_text().strip(),
-                        "the operations port")
-        self.server_ops = file.read_text().strip()
-
     def start_worker(self, rank, *flags):
         return super().start_worker(rank, "--ops_listen=127.0.0.1:0", *flags)
 
@@ -94,7 +77,7 @@ class MonitoredCohort(Cohort):
 
     def pages(self):
         """Returns what each process exports: the server's, then workers'."""
-        ports = [self.server_ops, *map(self.worker_ops, self.workers)]
+        ports = [self.ops, *map(self.worker_ops, self.workers)]
         return [get(f"{self.scheme}://{port}/metrics",
                     context=self.viewer_context()) for port in ports]
 
@@ -157,7 +140,7 @@ class Prometheus:
                        "evaluation_interval": interval},
             "rule_files": rules,
             "scrape_configs": [
-                self._job("cohort-server", [self._cohort.server_ops]),
+                self._job("cohort-server", [self._cohort.ops]),
                 self._job("cohort-worker",
                           [*map(self._cohort.worker_ops,
                                 self._cohort.workers)])]}), encoding="utf-8")
@@ -189,16 +172,14 @@ class Prometheus:
 
     def wait_until(self, condition, what, timeout_s=60):
         """Polls, and returns what the condition returned."""
-        end = time.monotonic() + timeout_s
-        while True:
-            result = condition()
-            if result:
-                return result
-            if self._process.poll() is not None or time.monotonic() > end:
-                raise AssertionError(
-                    f"gave up waiting for {what}:\n{self.log()}\n"
-                    f"{self._cohort.log()}")
-            time.sleep(0.05)
+        def logs():
+            return f"{self.log()}\n{self._cohort.log()}"
+
+        def there():
+            if self._process.poll() is not None:
+                raise AssertionError(f"Prometheus ended:\n{logs()}")
+            return condition()
+        return until(there, what, timeout_s, logs)
 
     def api(self, path, **parameters):
         """Returns the data of an answer of the HTTP API."""

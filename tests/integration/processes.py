@@ -1,14 +1,19 @@
 """Starts servers and workers as a user would, and ends only what it started."""
 
+import contextlib
+import csv
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
 
@@ -24,12 +29,10 @@ KILLS = int(os.environ.get("COHORT_KILLS", "1"))
 WORKER_FLAGS = ["--model=smooth", "--dataset=synthetic", "--batch_size=32"]
 
 
-def tls_variables(role):
+def certificates_of(role):
     """The environment of a process with the certificate of `role`, such as
-    "server-0"; empty unless this run of the tests encrypts."""
+    "server-0"."""
     global _pki
-    if not TLS:
-        return {}
     if _pki is None:
         _pki = tempfile.TemporaryDirectory(prefix="cohort-pki-")
         subprocess.run([BIN / "cohortctl", "certs", "init", "--run=test",
@@ -41,6 +44,11 @@ def tls_variables(role):
             "COHORT_TLS_CA": f"{own}/ca.crt"}
 
 
+def tls_variables(role):
+    """The same; empty unless this run of the tests encrypts."""
+    return certificates_of(role) if TLS else {}
+
+
 def _role_of(program):
     return {"cohort-server": "server-0",
             "cohort-worker": "worker-any"}.get(program, "operator")
@@ -49,7 +57,9 @@ def _role_of(program):
 class Cohort:
     """One server and its workers in a folder of their own."""
 
-    def __init__(self, workers=2, server_flags=(), worker_flags=WORKER_FLAGS):
+    def __init__(self, workers=2, server_flags=(), worker_flags=WORKER_FLAGS,
+                 keeps=False):
+        """`keeps`: the server writes checkpoints."""
         self._folder = tempfile.TemporaryDirectory(prefix="cohort-test-")
         self.dir = pathlib.Path(self._folder.name)
         self.results = self.dir / "results"
@@ -58,6 +68,8 @@ class Cohort:
         self.size = workers
         self.worker_flags = list(worker_flags)
         self.server_flags = [f"--workers={workers}", *server_flags]
+        if keeps:
+            self.server_flags.append(f"--checkpoint_dir={self.checkpoints}")
         # How gradients and weights travel: a value of --local, one for each
         # rank, or "mixed".
         self.local = "mixed"
@@ -65,7 +77,8 @@ class Cohort:
         self.wrapper = []
         # Variables that processes get in addition to the present ones.
         self.environment = {}
-        self.address = None
+        # Where workers find the server, which may be a proxy, and where it is.
+        self.address = self.server_address = None
         self.server = None
         self.workers = {}
         self._started = []
@@ -98,17 +111,23 @@ class Cohort:
         """Starts the server, on its previous address if it had one."""
         file = self.dir / "address"
         file.unlink(missing_ok=True)
-        listen = self.address or "127.0.0.1:0"
+        proxied = self.server_address not in (None, self.address)
+        listen = (self.server_address if proxied else self.address
+                  ) or "127.0.0.1:0"
         given = [*self.server_flags, *flags]
         if not any(flag.startswith("--ops_listen") for flag in given):
-            given.append("--ops_listen=127.0.0.1:0")
+            (self.dir / "ops").unlink(missing_ok=True)
+            given += ["--ops_listen=127.0.0.1:0",
+                      f"--ops_address_file={self.dir}/ops"]
         self.server = self.start_process("server", [
             *self.wrapper, BIN / "cohort-server", f"--listen={listen}",
             f"--address_file={file}", f"--results_dir={self.results}",
             *given])
         self.wait_until(lambda: file.exists() and file.read_text().strip(),
                         "the server to listen")
-        self.address = file.read_text().strip()
+        self.server_address = file.read_text().strip()
+        if not proxied:
+            self.address = self.server_address
 
     def start_worker(self, rank, *flags, wrapper=()):
         """`wrapper`: in place of that of all."""
@@ -127,26 +146,26 @@ class Cohort:
         for rank in range(self.size):
             self.start_worker(rank)
 
+    def resume_server(self):
+        """Kills the server, and starts its replacement."""
+        kill(self.server)
+        self.start_server("--resume")
+
     def wait_until(self, condition, what, timeout_s=60):
         """Polls, and fails early if the server is gone."""
-        end = time.monotonic() + timeout_s
-        while not condition():
-            if self.server.poll() is not None and not condition():
+        def gone_or_there():
+            gone = self.server.poll() is not None
+            if condition():
+                return True
+            if gone:
                 raise AssertionError(
                     f"the server ended while waiting for {what}:\n{self.log()}")
-            if time.monotonic() > end:
-                raise AssertionError(
-                    f"gave up waiting for {what}:\n{self.log()}")
-            time.sleep(0.01)
+            return False
+        self.until(gone_or_there, f"{what}", timeout_s)
 
     def until(self, poll, what, timeout_s=60):
         """Polls until it gets something, and returns that."""
-        end = time.monotonic() + timeout_s
-        while not (result := poll()):
-            if time.monotonic() > end:
-                raise AssertionError(f"gave up waiting for {what}")
-            time.sleep(0.01)
-        return result
+        return until(poll, what, timeout_s, self.log)
 
     def await_log(self, name, text):
         """Polls a log until it holds a text."""
@@ -158,17 +177,40 @@ class Cohort:
                              for path in sorted(self.dir.glob("*.log")))
             raise AssertionError(f"{error}; all logs:\n{logs}") from None
 
+    def ctl(self, *words, code=0):
+        """Runs cohortctl, which has to end with that exit code."""
+        done = run("cohortctl", *words,
+                   f"--server={self.server_address or self.address}")
+        if done.returncode != code:
+            raise AssertionError(
+                f"{words} ended with {done.returncode}, want {code}: "
+                f"{done.stdout}{done.stderr}\n{self.log()}")
+        return done
+
+    def json(self, *words):
+        """What cohortctl answers to --json."""
+        return json.loads(self.ctl(*words, "--json").stdout)
+
     def status(self):
-        """The answer of `cohortctl status --json`."""
-        told = run("cohortctl", "status", "--json", "--timeout=60s",
-                   f"--server={self.address}")
-        if told.returncode != 0:
-            raise AssertionError(f"{told.stderr}\n{self.log()}")
-        return json.loads(told.stdout)
+        return self.json("status", "--timeout=60s")
 
     def await_version(self, version):
         self.wait_until(lambda: self.status()["version"] >= version,
                         f"version {version}")
+
+    def await_checkpoint(self, version=1, timeout_s=60):
+        self.wait_until(lambda: self.newest_checkpoint() >= version,
+                        f"a checkpoint of version {version}", timeout_s)
+
+    @property
+    def ops(self):
+        """The address of the server's operations port."""
+        file = self.dir / "ops"
+        return self.until(lambda: file.exists() and file.read_text().strip(),
+                          "the operations port")
+
+    def page(self, path="/metrics"):
+        return get(f"http://{self.ops}{path}")
 
     def newest_checkpoint(self):
         # One of the same version again is named checkpoint-VERSION.NUMBER.
@@ -183,6 +225,38 @@ class Cohort:
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"no end in sight:\n{self.log()}") from error
 
+    def complete(self, code=0, timeout_s=180):
+        """Waits for the end of the run, which has to be with that exit code;
+        returns the digest of the model."""
+        got = self.finish(timeout_s)
+        if got != code:
+            raise AssertionError(f"the server ended with {got}, want {code}:\n"
+                                 f"{self.log()}\n{self.log('worker0')}")
+        if (self.results / "model.safetensors").exists():
+            return self.model_digest()
+        return None
+
+    def drain(self):
+        """Ends the run, and returns the digest of the model."""
+        self.ctl("run", "drain")
+        return self.complete()
+
+    def await_worker(self, rank, code=0, timeout_s=60):
+        """Waits for its end with that exit code."""
+        got = self.workers[rank].wait(timeout_s)
+        if got != code:
+            raise AssertionError(f"worker {rank} ended with {got}, want {code}:\n"
+                                 + self.log(f"worker{rank}"))
+
+    def await_workers(self, code=0, timeout_s=60):
+        for rank in self.workers:
+            self.await_worker(rank, code, timeout_s)
+
+    def rows(self, name="history.csv"):
+        """A table of the results."""
+        with open(self.results / name, newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
     def log(self, name="server"):
         path = self.dir / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
@@ -191,6 +265,39 @@ class Cohort:
         """SHA-256 of the exported weights and statistics."""
         return hashlib.sha256(
             (self.results / "model.safetensors").read_bytes()).hexdigest()
+
+
+def until(poll, what, timeout_s=60, log=lambda: ""):
+    """Polls until it gets something, and returns that."""
+    end = time.monotonic() + timeout_s
+    while not (result := poll()):
+        if time.monotonic() > end:
+            raise AssertionError(f"gave up waiting for {what}:\n{log()}")
+        time.sleep(0.01)
+    return result
+
+
+def get(url, timeout_s=10, context=None):
+    """The body of an answer over HTTP, without a proxy."""
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}),
+        urllib.request.HTTPSHandler(context=context))
+    with opener.open(url, timeout=timeout_s) as answer:
+        return answer.read().decode()
+
+
+def series(page):
+    """Values by name with labels, of a page in Prometheus' text format."""
+    return {name: float(value) for name, value in (
+        line.rsplit(" ", 1) for line in page.splitlines()
+        if line and not line.startswith("#"))}
+
+
+@contextlib.contextmanager
+def taken_address():
+    """An address that a process listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def kill(process):
@@ -210,6 +317,7 @@ def run(program, *flags, timeout_s=60, environment=None):
                           check=False)
 
 
+@functools.cache
 def own_network():
     """A command that runs another one in a separate network namespace, and the
     reason why there is none here."""
@@ -227,12 +335,9 @@ def own_network():
     return [], why_not
 
 
-OWN_NETWORK, WHY_NO_NETWORK = own_network()
-
-
-def python_with_torch():
-    """An interpreter that has PyTorch: this one, or Debian's."""
-    for python in (sys.executable, "/usr/bin/python3"):
+def python_with_torch(interpreters=(sys.executable, "/usr/bin/python3")):
+    """The first interpreter that has PyTorch: this one, or Debian's."""
+    for python in interpreters:
         try:
             found = subprocess.run([python, "-c", "import torch"],
                                    capture_output=True, check=False)

@@ -84,8 +84,7 @@ def monitored_segmentation():
     what only an encrypted run has."""
     cohort = MonitoredCohort(
         server_flags=[EPOCHS, "--clip_norm=1", "--checkpoint_every=4"],
-        worker_flags=SEGMENTATION)
-    cohort.server_flags.append(f"--checkpoint_dir={cohort.checkpoints}")
+        worker_flags=SEGMENTATION, keeps=True)
     cohort.encrypt()
     return cohort
 

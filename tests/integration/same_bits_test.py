@@ -15,9 +15,10 @@ import time
 import unittest
 
 import history_check
-from processes import KILLS, OWN_NETWORK, TLS, WHY_NO_NETWORK, kill
+from processes import KILLS, TLS, kill, own_network
 from shards import Shards
 
+OWN_NETWORK, WHY_NO_NETWORK = own_network()
 # Much longer than the time before a kill.
 EPOCHS = 4
 # A kill comes at most this long after the version at which it is due, so that
@@ -155,7 +156,7 @@ class SameBits(unittest.TestCase):
         if wire not in self.digests:
             with RowCohort(Row("tcp", wire, 1, "none")) as cohort:
                 cohort.start()
-                self.digests[wire] = cohort.complete(self)
+                self.digests[wire] = cohort.complete()
         return self.digests[wire]
 
     def check(self, row):
@@ -166,9 +167,7 @@ class SameBits(unittest.TestCase):
             kills = []
             for victim in VICTIMS[row.victim]:
                 at = cohort.newest_checkpoint() + self.random.randrange(4, 24)
-                cohort.wait_until(
-                    lambda at=at: cohort.newest_checkpoint() >= at,
-                    f"a checkpoint of version {at}")
+                cohort.await_checkpoint(at)
                 time.sleep(self.random.uniform(0, KILL_DELAY_MAX_S))
                 newest = max(event["incarnation"] for event in cohort.events())
                 kills.append((victim, time.time_ns() // 1000, newest))
@@ -176,7 +175,7 @@ class SameBits(unittest.TestCase):
             if cohort.transport.socket:
                 mode = (cohort.sockets / "server").stat().st_mode
                 self.assertEqual(stat.S_IMODE(mode), 0o600)
-            self.assertEqual(cohort.complete(self), self.digest(row.wire))
+            self.assertEqual(cohort.complete(), self.digest(row.wire))
             for rank in range(cohort.size):
                 self.assertIn(cohort.transport.sentence(rank),
                               cohort.log(f"worker{rank}"))

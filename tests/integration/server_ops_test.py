@@ -2,57 +2,30 @@
 
 import contextlib
 import json
-import shutil
 import socket
 import subprocess
 import time
 import unittest
-import urllib.request
 
 import processes
-from processes import Cohort, kill, run
-
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
+from processes import Cohort, kill, series
 
 class ServerOps(unittest.TestCase):
     def setUp(self):
         self.cohort = Cohort(server_flags=["--epochs=1000",
                                            "--learning_rate=0.02"])
         self.addCleanup(self.cohort.__exit__)
-        file = self.cohort.dir / "ops"
-        self.cohort.server_flags += ["--ops_listen=127.0.0.1:0",
-                                     f"--ops_address_file={file}"]
         self.cohort.start()
-        self.url = f"http://{file.read_text().strip()}"
-
-    def get(self, path):
-        with OPENER.open(self.url + path, timeout=10) as response:
-            return response.read().decode()
 
     def series(self):
-        """Values by name with labels."""
-        lines = [line for line in self.get("/metrics").splitlines()
-                 if line and not line.startswith("#")]
-        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
-                for line in lines}
+        return series(self.cohort.page())
 
     def version(self):
-        return json.loads(self.get("/status.json"))["version"]
+        return json.loads(self.cohort.page("/status.json"))["version"]
 
     def await_version(self, version):
         self.cohort.wait_until(lambda: self.version() >= version,
                                f"version {version}")
-
-    @unittest.skipUnless(shutil.which("promtool"), "no promtool (prometheus)")
-    def test_promtool_finds_nothing_wrong(self):
-        self.await_version(5)
-        checked = subprocess.run(["promtool", "check", "metrics"],
-                                 input=self.get("/metrics"), text=True,
-                                 capture_output=True, check=False)
-        self.assertEqual(checked.returncode, 0,
-                         checked.stdout + checked.stderr)
-        self.assertEqual(checked.stdout + checked.stderr, "")
 
     def test_who_watches_sees_the_end(self):
         self.await_version(5)
@@ -75,7 +48,7 @@ class ServerOps(unittest.TestCase):
                     scrape()
             self.assertEqual(drain.wait(timeout=60), 0)
         self.assertEqual(active[-1], 0, active)
-        self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
+        self.cohort.complete()
         self.assertIn("so that clients watching the run see its end",
                       self.cohort.log())
 
@@ -88,9 +61,7 @@ class ServerOps(unittest.TestCase):
                 text=True) as watch:
             for _ in range(4):
                 self.assertIn('"ended":false', watch.stdout.readline())
-            drained = run("cohortctl", "run", "drain",
-                          f"--server={self.cohort.address}")
-            self.assertEqual(drained.returncode, 0, drained.stderr)
+            self.cohort.ctl("run", "drain")
             lines, errors = watch.communicate(timeout=60)
         self.assertEqual(watch.returncode, 0, errors)
         self.assertIn('"ended":true', lines.splitlines()[-1])
@@ -98,10 +69,7 @@ class ServerOps(unittest.TestCase):
     def test_nobody_who_watches_is_nobody_to_wait_for(self):
         # Read from the log: a request would count as watching.
         self.cohort.await_log("server", "workers are registered")
-        drained = run("cohortctl", "run", "drain",
-                      f"--server={self.cohort.address}")
-        self.assertEqual(drained.returncode, 0, drained.stderr)
-        self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
+        self.cohort.drain()
         self.assertNotIn("those who watch", self.cohort.log())
 
     def test_sums_agree_with_each_other(self):
@@ -133,9 +101,7 @@ class ServerOps(unittest.TestCase):
                  for what in ("push", "pull")]
 
         def change(wire):
-            told = run("cohortctl", "policy", "set", f"--wire={wire}",
-                       f"--server={self.cohort.address}")
-            self.assertEqual(told.returncode, 0, told.stderr)
+            self.cohort.ctl("policy", "set", f"--wire={wire}")
 
         self.await_version(5)
         series = self.series()
@@ -155,7 +121,7 @@ class ServerOps(unittest.TestCase):
 
     def test_200_slow_clients_hold_up_neither_training_nor_scrapes(self):
         self.await_version(5)
-        host, port = self.url.removeprefix("http://").split(":")
+        host, port = self.cohort.ops.split(":")
         with contextlib.ExitStack() as slow:
             for i in range(200):
                 client = slow.enter_context(
@@ -164,13 +130,13 @@ class ServerOps(unittest.TestCase):
                 client.sendall(b"GET /chart.js HTTP/1.1\r\nHost: localhost"
                                + (b"\r\n\r\n" if i % 2 else b""))
             self.await_version(self.version() + 20)
-            self.assertEqual(self.get("/readyz"), "ready\n")
+            self.assertEqual(self.cohort.page("/readyz"), "ready\n")
 
     def test_who_is_gone_is_named(self):
         self.await_version(5)
         kill(self.cohort.workers[1])
         status = self.cohort.until(
-            lambda: (told := json.loads(self.get("/status.json")))[
+            lambda: (told := json.loads(self.cohort.page("/status.json")))[
                 "waited_for"] == [1] and told, "the name")
         self.assertIn("worker 1", status["state"])
 

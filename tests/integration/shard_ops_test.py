@@ -4,10 +4,9 @@ import json
 import signal
 import unittest
 import urllib.error
-import urllib.request
 
-from monitored import get, monitoring_files, samples
-from processes import BIN, kill, run
+from monitored import monitoring_files, samples
+from processes import BIN, get, kill, run
 from shards import Shards
 
 # More than any test waits for; each ends its run itself.
@@ -20,10 +19,7 @@ class Watched(Shards):
     def __init__(self, shards):
         self.data_ops = {}
         super().__init__(shards, EPOCHS)
-        self.ops_file = self.dir / "ops"
-        self.server_flags += ["--ops_listen=127.0.0.1:0",
-                              f"--ops_address_file={self.ops_file}",
-                              f"--trace={self.dir / 'shard0.json'}"]
+        self.server_flags.append(f"--trace={self.dir / 'shard0.json'}")
 
     def data_shard_flags(self, shard):
         file = self.dir / f"ops{shard}"
@@ -40,10 +36,8 @@ class Watched(Shards):
 
     def page(self, shard, path="/metrics"):
         """None while the port is closed."""
-        address = (self.data_ops[shard] if shard > 0
-                   else self.ops_file.read_text().strip())
         try:
-            return get(f"http://{address}{path}")
+            return get(f"http://{self.data_ops.get(shard) or self.ops}{path}")
         except (urllib.error.URLError, ConnectionError):
             return None
 
@@ -55,11 +49,6 @@ class Watched(Shards):
     def page_status(self):
         text = self.page(0, "/status.json?parts=all")
         return None if text is None else json.loads(text)
-
-    def drain(self, test):
-        drained = run("cohortctl", "run", "drain", f"--server={self.address}")
-        test.assertEqual(drained.returncode, 0, drained.stderr)
-        self.complete(test)
 
 
 def lost_in(status):
@@ -79,8 +68,7 @@ class ShardOpsTest(unittest.TestCase):
     def test_a_lost_shard_is_named_until_it_is_back(self):
         cohort = self.cohort
         cohort.start()
-        cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
-                          "a checkpoint")
+        cohort.await_checkpoint(4)
         kill(cohort.data_shards[1])
         address = cohort.data_addresses[1]
 
@@ -99,20 +87,17 @@ class ShardOpsTest(unittest.TestCase):
                 "the metric")[("cohort_shard_connected", "2")], 1)
         # cohortctl is served while the run waits, and workers are not.
         status = self.until(
-            lambda: (told := json.loads(run(
-                "cohortctl", "status", "--json",
-                f"--server={cohort.address}").stdout or "{}")).get("shards")
+            lambda: (told := json.loads(self.ask("status", "--json").stdout
+                                        or "{}")).get("shards")
             and told, "cohortctl to say so")
         self.assertTrue(named(status["state"]), status["state"])
         self.assertEqual([s["connected"] for s in status["shards"]],
                          [True, False, True])
-        text = run("cohortctl", "status", f"--server={cohort.address}").stdout
-        self.assertRegex(text, rf"\n1 +gone for [\d.]+ s .* {address}\n")
+        self.assertRegex(cohort.ctl("status").stdout, rf"\n1 +gone for [\d.]+ s .* {address}\n")
         self.until(self.not_ready, "shard 0 to be not ready")
         at = cohort.newest_checkpoint()
         cohort.start_data_shard(1)
-        cohort.wait_until(lambda: cohort.newest_checkpoint() > at,
-                          "a checkpoint after it is back")
+        cohort.await_checkpoint(at + 1)
         status = cohort.page_status()
         self.assertEqual([s["connected"] for s in status["shards"]],
                          [True] * 3)
@@ -125,15 +110,14 @@ class ShardOpsTest(unittest.TestCase):
         self.assertLess(lost, back, texts)
         self.assertTrue(any(text.startswith("all shards continue from step ")
                             for text in texts[lost:]), texts)
-        cohort.drain(self)
+        cohort.drain()
         self.check_timelines(at)
 
     def lose_shard_1(self):
         """Once there is a checkpoint; the server has noticed then."""
         cohort = self.cohort
         cohort.start()
-        cohort.wait_until(lambda: cohort.newest_checkpoint() >= 4,
-                          "a checkpoint")
+        cohort.await_checkpoint(4)
         kill(cohort.data_shards.pop(1))
         # Said by the server that takes over.
         cohort.await_log("server", "continuing from ")
@@ -159,27 +143,22 @@ class ShardOpsTest(unittest.TestCase):
         cohort.start_data_shard(1)
         cohort.wait_until(lambda: self.ask("run", "drain").returncode == 0,
                           "the drain")
-        cohort.complete(self)
+        cohort.complete()
 
     def test_a_drain_needs_no_shard_that_is_away(self):
         cohort = self.cohort
         self.lose_shard_1()
-        exported = self.ask("export")
-        self.assertEqual(exported.returncode, 0, exported.stderr)
-        drain = self.ask("run", "drain")
-        self.assertEqual(drain.returncode, 0, drain.stderr)
-        self.assertIn("the run is over at step ", drain.stdout)
+        cohort.ctl("export")
+        cohort.ctl("run", "drain")
         # The server and shard 2 end by themselves, with the results.
-        cohort.complete(self)
+        cohort.complete()
         self.assertIn(f"data shard 1 at {cohort.data_addresses[1]} does not "
                       "answer; if it is started again, stop it", cohort.log())
 
     def not_ready(self):
         """/readyz answers 503 and names the shard."""
         try:
-            urllib.request.urlopen(
-                f"http://{self.cohort.ops_file.read_text().strip()}/readyz",
-                timeout=10)
+            get(f"http://{self.cohort.ops}/readyz")
         except urllib.error.HTTPError as error:
             return "waiting for data shard 1" in error.read().decode()
         except (urllib.error.URLError, ConnectionError):
@@ -271,7 +250,7 @@ class ShardOpsTest(unittest.TestCase):
                     if key[0] == "grpc_server_started_total"}
         self.assertIn("cohort.v1.Admin", services)
         self.assertNotIn("cohort.v1.DataShards", services)
-        cohort.drain(self)
+        cohort.drain()
 
     def check_names(self, exported):
         """Rules and dashboards ask for series that exist."""

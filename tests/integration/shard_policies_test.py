@@ -1,10 +1,8 @@
 """Policies of runs whose model several server processes share."""
 
-import csv
 import unittest
 
 import history_check
-from processes import run
 from shards import Shards
 
 # Longer than a test takes; the rest is drained.
@@ -15,13 +13,8 @@ class ShardPolicies(unittest.TestCase):
     def start_worker(self, cohort, rank):
         cohort.start_worker(rank, f"--exchange_log={cohort.dir}/{rank}.jsonl")
 
-    def ctl(self, cohort, *arguments):
-        told = run("cohortctl", *arguments, f"--server={cohort.address}")
-        self.assertEqual(told.returncode, 0, f"{told.stderr}{cohort.log()}")
-
     def drain_and_check(self, cohort, **bounds):
-        self.ctl(cohort, "run", "drain")
-        cohort.complete(self)
+        cohort.drain()
         events = history_check.load(cohort.dir.glob("*.jsonl"))
         self.assertEqual(history_check.check(events, **bounds), [],
                          cohort.log())
@@ -55,7 +48,7 @@ class ShardPolicies(unittest.TestCase):
                 self.start_worker(cohort, rank)
             cohort.await_version(5)
             for size in (3, 1):
-                self.ctl(cohort, "policy", "set", f"--workers={size}")
+                cohort.ctl("policy", "set", f"--workers={size}")
                 if size == 3:
                     self.start_worker(cohort, 2)
                 cohort.wait_until(lambda size=size: self.at_work(cohort, size),
@@ -73,13 +66,11 @@ class ShardPolicies(unittest.TestCase):
         """The digest of the model, and all evaluations."""
         with Shards(shards, *flags) as cohort:
             cohort.start()
-            digest = cohort.complete(self)
-            with open(cohort.results / "history.csv", newline="",
-                      encoding="utf-8") as file:
-                evaluations = [
-                    (row["version"], row["bn_statistics"], row["test_loss"],
-                     row["test_accuracy"])
-                    for row in csv.DictReader(file) if row["test_loss"]]
+            digest = cohort.complete()
+            evaluations = [
+                (row["version"], row["bn_statistics"], row["test_loss"],
+                 row["test_accuracy"])
+                for row in cohort.rows() if row["test_loss"]]
             self.assertTrue(evaluations)
             return digest, evaluations
 
@@ -91,13 +82,15 @@ class ShardPolicies(unittest.TestCase):
         self.assertIn("average", {row[1] for row in one[1]})
         self.assertEqual(self.outcome(3, *flags), one)
 
-    def test_bounded_pushes_of_one_worker_are_those_of_one_server(self):
-        digests = set()
-        for shards in (1, 3):
-            with Shards(shards, "--aggregation=bounded", workers=1) as cohort:
-                cohort.start()
-                digests.add(cohort.complete(self))
-        self.assertEqual(len(digests), 1)
+    def test_pushes_of_one_worker_are_applied_as_with_one_server(self):
+        for flags in (["--aggregation=bounded"],
+                      ["--aggregation=async", "--staleness=compensate"]):
+            digests = set()
+            for shards in (1, 3):
+                with Shards(shards, *flags, workers=1) as cohort:
+                    cohort.start()
+                    digests.add(cohort.complete())
+            self.assertEqual(len(digests), 1, flags)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ class Shards(Cohort):
     def __init__(self, shards, *server_flags, workers=2):
         super().__init__(workers=workers, server_flags=[
             f"--epochs={EPOCHS}", "--checkpoint_every=4", "--partition_kib=1",
-            *server_flags])
-        self.server_flags.append(f"--checkpoint_dir={self.checkpoints}")
+            *server_flags], keeps=True)
         self.local = "tcp"
         self.data_shards = {}
         self.data_addresses = {}
@@ -41,15 +40,14 @@ class Shards(Cohort):
 
     def kill_and_restart(self, shard):
         if shard == 0:
-            kill(self.server)
-            self.start_server("--resume")
+            self.resume_server()
         else:
             kill(self.data_shards[shard])
             self.start_data_shard(shard)
 
-    def complete(self, test):
-        """The digest of the model, once the run is over."""
-        test.assertEqual(self.finish(), 0, self.log())
+    def complete(self, code=0, timeout_s=180):
+        digest = super().complete(code, timeout_s)
         for shard, process in self.data_shards.items():
-            test.assertEqual(process.wait(60), 0, self.log(f"shard{shard}"))
-        return self.model_digest()
+            if process.wait(60) != 0:
+                raise AssertionError(self.log(f"shard{shard}"))
+        return digest

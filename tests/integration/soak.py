@@ -11,14 +11,12 @@ the last quarter are compared.
 
 import collections
 import dataclasses
-import json
 import os
 import random
 import statistics
 import threading
 import time
 import unittest
-import urllib.request
 
 import history_check
 import processes
@@ -133,15 +131,8 @@ class Soak(unittest.TestCase):
         self.done = collections.Counter()
         self.versions = 0
 
-    def ctl(self, *arguments):
-        result = run("cohortctl", *arguments, f"--server={self.server_address}")
-        self.assertEqual(result.returncode, 0,
-                         f"{arguments}: {result.stdout}{result.stderr}\n"
-                         f"{self.cohort.log()[-5000:]}")
-        return result.stdout
-
     def version(self):
-        return json.loads(self.ctl("status", "--json"))["version"]
+        return self.cohort.status()["version"]
 
     def await_steps(self, steps=3):
         """The run goes on, whatever was done to it."""
@@ -165,10 +156,7 @@ class Soak(unittest.TestCase):
             self.start_worker(rank)
 
     def restart_server(self):
-        kill(self.cohort.server)
-        proxied, self.cohort.address = self.cohort.address, self.server_address
-        self.cohort.start_server("--resume")
-        self.cohort.address = proxied
+        self.cohort.resume_server()
 
     def cut(self):
         self.proxy.cut()
@@ -177,18 +165,18 @@ class Soak(unittest.TestCase):
         aggregation, pushes_min, staleness = self.random.choice((
             ("sync", 0, "keep"), ("sync", 2, "keep"), ("bounded", 0, "keep"),
             ("async", 0, "keep"), ("async", 0, "drop")))
-        self.ctl("policy", "set", f"--aggregation={aggregation}",
+        self.cohort.ctl("policy", "set", f"--aggregation={aggregation}",
                  f"--min_pushes={pushes_min}", f"--staleness={staleness}",
                  "--max_staleness=2", "--max_lead=2",
                  f"--learning_rate=0.0{self.random.randint(10, 19)}")
 
     def resize(self):
         """One worker more, then one less."""
-        self.ctl("policy", "set", f"--workers={WORKERS + 1}")
+        self.cohort.ctl("policy", "set", f"--workers={WORKERS + 1}")
         self.cohort.size = WORKERS + 1
         self.start_worker(WORKERS)
         self.await_steps()
-        self.ctl("policy", "set", f"--workers={WORKERS}")
+        self.cohort.ctl("policy", "set", f"--workers={WORKERS}")
         self.cohort.until(
             lambda: self.cohort.workers[WORKERS].poll() is not None,
             "the worker that is no longer needed to leave", timeout_s=300)
@@ -197,17 +185,14 @@ class Soak(unittest.TestCase):
 
     def read(self):
         """A reader of weights, and one of the metrics."""
-        result = run("cohort-worker", f"--server={self.server_address}",
+        result = run("cohort-worker", f"--server={self.cohort.server_address}",
                      "--evaluate", *self.cohort.worker_flags, timeout_s=300)
         self.assertEqual(result.returncode, 0, result.stderr)
-        page = json.loads(self.ctl("status", "--json"))
-        self.assertTrue(page["version"])
-        with urllib.request.urlopen(f"http://{self.ops}/metrics",
-                                    timeout=60) as answer:
-            self.assertTrue(b"\ncohort_model_version{" in answer.read())
+        self.assertTrue(self.version())
+        self.assertIn("\ncohort_model_version{", self.cohort.page())
 
     def save(self):
-        self.ctl("checkpoint", "save")
+        self.cohort.ctl("checkpoint", "save")
 
     # ---- the run
 
@@ -225,12 +210,9 @@ class Soak(unittest.TestCase):
         total_s = MINUTES * 60
         self.cohort = Cohort(workers=WORKERS, server_flags=[
             "--epochs=100000", "--checkpoint_every=20",
-            "--on_worker_loss=continue"])
+            "--on_worker_loss=continue"], keeps=True)
         with self.cohort as cohort:
-            cohort.server_flags += [f"--checkpoint_dir={cohort.checkpoints}",
-                                    f"--ops_address_file={cohort.dir}/ops"]
             cohort.start_server()
-            self.server_address = cohort.address
             with CuttableProxy(cohort.address, delay_s=DELAY_S) as self.proxy:
                 cohort.address = self.proxy.address
                 for rank in range(WORKERS):
@@ -238,8 +220,7 @@ class Soak(unittest.TestCase):
                 self.await_steps()
                 # A server that is killed before its first checkpoint begins
                 # another run.
-                cohort.wait_until(cohort.newest_checkpoint, "a checkpoint",
-                                  timeout_s=300)
+                cohort.await_checkpoint(timeout_s=300)
                 often = [self.replace_worker, self.cut, self.change_policy,
                          self.change_policy, self.resize, self.read, self.save]
                 with Sampler(cohort) as sampler:
@@ -249,14 +230,9 @@ class Soak(unittest.TestCase):
                     total_s = sampler.elapsed_s()
                 self.restart_server()
                 self.await_steps()
-                self.ctl("run", "drain")
-                self.assertEqual(cohort.finish(), 0, cohort.log()[-5000:])
+                cohort.drain()
             self.check_growth(sampler.samples, total_s)
             self.check_history(cohort)
-
-    @property
-    def ops(self):
-        return (self.cohort.dir / "ops").read_text().strip()
 
     def check_history(self, cohort):
         events = history_check.load(cohort.dir.glob("*.jsonl"))

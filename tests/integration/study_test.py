@@ -7,10 +7,9 @@ import pathlib
 import signal
 import subprocess
 import tempfile
-import time
 import unittest
 
-from processes import BIN, kill, run
+from processes import BIN, kill, run, until
 
 # Two policies and two seeds: four runs of a few seconds.
 MATRIX = ["--aggregation=sync,async", "--normalization=local",
@@ -58,10 +57,7 @@ class StudyTest(unittest.TestCase):
         raise AssertionError("the study ended before its first run was done")
 
     def await_no_processes(self):
-        end = time.monotonic() + 30
-        while processes_of(self.out):
-            self.assertLess(time.monotonic(), end, processes_of(self.out))
-            time.sleep(0.05)
+        until(lambda: not processes_of(self.out), "the end of all processes")
 
     def done(self):
         return sorted(path.parent.name

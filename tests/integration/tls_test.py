@@ -20,12 +20,12 @@ class EncryptedCohort(Cohort):
     """A cohort whose processes have certificates."""
 
     def __init__(self, **options):
-        super().__init__(**options)
+        super().__init__(keeps=True, **options)
         self.certificates = Certificates(self.dir / "pki")
         self.certificates.issue("worker/0", "worker/1")
         self.server_flags += [
             *self.certificates.flags("server-0"),
-            f"--checkpoint_dir={self.checkpoints}", "--checkpoint_every=5",
+            "--checkpoint_every=5",
             f"--audit_log={self.dir}/audit.jsonl"]
 
     def start_training(self):
@@ -39,21 +39,15 @@ class EncryptedCohort(Cohort):
             rank, *self.certificates.flags(f"worker-{rank}"), *flags,
             wrapper=wrapper)
 
-    def ctl(self, role, *words):
-        return run("cohortctl", *words, f"--server={self.address}",
-                   *self.certificates.flags(role))
-
-    def status(self):
-        answer = self.ctl("viewer", "status", "--json")
-        return json.loads(answer.stdout) if answer.returncode == 0 else None
+    def ctl(self, *words, role="operator", code=0):
+        return super().ctl(*words, *self.certificates.flags(role), code=code)
 
 
 def plain_digest(epochs):
     """The weights of the same run without encryption or disturbance."""
     with Cohort(server_flags=[f"--epochs={epochs}"]) as cohort:
         cohort.start()
-        assert cohort.finish() == 0, cohort.log()
-        return cohort.model_digest()
+        return cohort.complete()
 
 
 class Rotation(unittest.TestCase):
@@ -72,8 +66,7 @@ class Rotation(unittest.TestCase):
                 cohort.wait_until(
                     lambda: cohort.newest_checkpoint() > version or
                     cohort.server.poll() is not None, "another checkpoint")
-            self.assertEqual(cohort.finish(), 0, cohort.log())
-            self.assertEqual(cohort.model_digest(), plain_digest(epochs))
+            self.assertEqual(cohort.complete(), plain_digest(epochs))
             self.assertNotIn("cannot be used", cohort.log())
 
 
@@ -109,20 +102,19 @@ class NewAuthority(unittest.TestCase):
             self.install(cohort, new.folder, "tls.key", "tls.crt")
             # Both kinds are accepted, and a worker returns with the new one.
             for role in ("operator", "stolen"):
-                self.assertEqual(cohort.ctl(role, "status").returncode, 0)
+                cohort.ctl("status", role=role)
             kill(cohort.workers[1])
             cohort.start_worker(1)
             cohort.await_log("server", "a replacement joined")
             self.install(cohort, new.folder, "ca.crt")
-            self.assertEqual(cohort.ctl("operator", "status").returncode, 0)
+            cohort.ctl("status")
             # gRPC takes the content within another second.
             cohort.wait_until(
-                lambda: cohort.ctl("stolen", "status",
-                                   "--timeout=5s").returncode != 0,
+                lambda: run("cohortctl", "status", "--timeout=5s",
+                            f"--server={cohort.address}",
+                            *cohort.certificates.flags("stolen")).returncode,
                 "the old authority to be refused")
-            self.assertEqual(
-                cohort.ctl("operator", "run", "drain").returncode, 0)
-            self.assertEqual(cohort.finish(), 0, cohort.log())
+            cohort.drain()
 
 
 class BadFiles(unittest.TestCase):
@@ -151,11 +143,9 @@ class BadFiles(unittest.TestCase):
             own = cohort.certificates.folder / "worker-0"
             (own / "tls.key").write_text("no key")
             cohort.await_log("worker0", "stays in use")
-            kill(cohort.server)
-            cohort.start_server("--resume")
+            cohort.resume_server()
             version = cohort.newest_checkpoint()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() > version,
-                              "both workers to come back")
+            cohort.await_checkpoint(version + 1)
 
     def check(self, cohort, file, damaged, number):
         paths = {role: cohort.certificates.folder / role / file
@@ -173,15 +163,13 @@ class BadFiles(unittest.TestCase):
 
     def check_connections(self, cohort, with_worker):
         """The server still takes new ones."""
-        answer = cohort.ctl("operator", "status", "--timeout=20s")
-        self.assertEqual(answer.returncode, 0, answer.stderr)
+        cohort.ctl("status", "--timeout=20s")
         if not with_worker:
             return
         version = cohort.newest_checkpoint()
         kill(cohort.workers[1])
         cohort.start_worker(1)
-        cohort.wait_until(lambda: cohort.newest_checkpoint() > version,
-                          "training to go on")
+        cohort.await_checkpoint(version + 1)
 
     def await_count(self, cohort, process, text, count):
         cohort.wait_until(lambda: cohort.log(process).count(text) >= count,
@@ -194,15 +182,12 @@ class Rights(unittest.TestCase):
             token = run("cohortctl", "certs", "token", "--name=ana",
                         f"--tokens={cohort.dir}/tokens")
             (cohort.dir / "token").write_text(token.stdout)
-            cohort.start("--ops_listen=127.0.0.1:0",
-                         f"--ops_address_file={cohort.dir}/ops",
-                         f"--viewer_tokens={cohort.dir}/tokens")
-            self.assertEqual(cohort.ctl("operator", "status").returncode, 0)
+            cohort.start(f"--viewer_tokens={cohort.dir}/tokens")
+            cohort.ctl("status")
             # A viewer looks and does not touch.
-            self.assertEqual(cohort.ctl("viewer", "status").returncode, 0)
-            drain = cohort.ctl("viewer", "run", "drain")
-            self.assertEqual(drain.returncode, 4, drain.stderr)
-            self.assertIn("may not call /cohort.v1.Admin/Drain", drain.stderr)
+            cohort.ctl("status", role="viewer")
+            drain = cohort.ctl("run", "drain", role="viewer", code=4)
+            self.assertIn("/cohort.v1.Admin/Drain", drain.stderr)
             # Neither does a token, and a worker does not even look.
             own = cohort.certificates.folder / "viewer"
             by_token = [f"--server={cohort.address}", f"--tls_ca={own}/ca.crt",
@@ -211,20 +196,17 @@ class Rights(unittest.TestCase):
                              0)
             self.assertEqual(
                 run("cohortctl", "run", "drain", *by_token).returncode, 4)
-            self.assertEqual(cohort.ctl("worker-0", "status").returncode, 4)
+            cohort.ctl("status", role="worker-0", code=4)
             # Plaintext to TLS.
             plain = run("cohortctl", "status", f"--server={cohort.address}",
                         "--timeout=5s")
             self.assertEqual(plain.returncode, 5)
             self.assertIn("the server speaks TLS", plain.stderr)
             self.check_pages(cohort, own, token.stdout.strip())
-            health = run("cohortctl", "health",
-                         f"--ops={(cohort.dir / 'ops').read_text().strip()}",
+            health = run("cohortctl", "health", f"--ops={cohort.ops}",
                          *cohort.certificates.flags("viewer"))
             self.assertEqual(health.returncode, 0, health.stderr)
-            self.assertEqual(
-                cohort.ctl("operator", "run", "drain").returncode, 0)
-            self.assertEqual(cohort.finish(), 0, cohort.log())
+            cohort.drain()
             events = [json.loads(line) for line in
                       (cohort.dir / "audit.jsonl").read_text().splitlines()]
             drains = [event for event in events if event.get("verb") == "Drain"]
@@ -232,7 +214,7 @@ class Rights(unittest.TestCase):
             self.assertIn({"role"}, [{event.get("reason")} for event in events])
 
     def check_pages(self, cohort, own, token):
-        url = f"https://{(cohort.dir / 'ops').read_text().strip()}"
+        url = f"https://{cohort.ops}"
         trust = ssl.create_default_context(cafile=own / "ca.crt")
         with self.assertRaises(urllib.error.HTTPError) as denied:
             urllib.request.urlopen(url + "/metrics", context=trust, timeout=10)
@@ -293,69 +275,47 @@ class Strangers(unittest.TestCase):
                         peer.sendall(self.PREFACE + self.PINGS)
                 peers.append(peer)
             version = cohort.newest_checkpoint()
-            cohort.wait_until(lambda: cohort.newest_checkpoint() > version,
-                              "training to go on")
+            cohort.await_checkpoint(version + 1)
             # The silent ones when their time for a handshake is over.
             cohort.wait_until(lambda: all(ended(peer) for peer in peers),
                               "the end of all strangers")
-            self.assertEqual(cohort.ctl("operator", "run", "drain").returncode,
-                             0)
-            self.assertEqual(cohort.finish(), 0, cohort.log())
+            cohort.drain()
             self.assertIn("TLS handshake failed", cohort.log())
 
 
 class Errors(unittest.TestCase):
-    def test_each_says_what_to_do(self):
-        with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort:
+    def test_each_has_its_code_and_names_its_cause(self):
+        with EncryptedCohort(server_flags=["--epochs=1000"]) as cohort, \
+                Cohort(server_flags=["--epochs=1000"]) as plain:
             cohort.start_server()
-            other = Certificates(cohort.dir / "other")
-            target = f"--server={cohort.address}"
-            foreign = run("cohortctl", "status", target,
-                          *other.flags("operator"), "--timeout=10s")
-            self.assertEqual(foreign.returncode, 5)
-            self.assertIn("another authority", foreign.stderr)
-            self.check_closed(cohort, target)
+            plain.start_server()
+            (cohort.dir / "token").write_text("abc\n")
+            operator = cohort.certificates.flags("operator")
+            # gRPC's server ends some of these connections without a reason.
+            for server, flags, code, cause in (
+                    (cohort, Certificates(cohort.dir / "other").flags("operator"),
+                     5, "another authority"),
+                    (cohort, [], 5, "speaks TLS"),
+                    (cohort, operator[2:], 4, "only clients with a certificate"),
+                    (cohort, [*operator[2:], f"--token_file={cohort.dir}/token"],
+                     4, "--viewer_tokens"),
+                    (cohort, [*operator[:2], f"--tls_ca={cohort.dir}/missing"],
+                     3, "--tls_ca: "),
+                    (plain, operator, 5, "does not speak TLS")):
+                done = run("cohortctl", "status", f"--server={server.address}",
+                           "--timeout=10s", *flags)
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertIn(cause, done.stderr)
+            doctor = run("cohortctl", "doctor", f"--server={cohort.address}",
+                         "--timeout=10s")
+            self.assertIn("the server speaks TLS", doctor.stdout)
+            self.assertNotIn("something else than", doctor.stdout)
+            doctor = cohort.ctl("doctor", role="viewer", code=1)
+            self.assertIn("spiffe://cohort.local/cohort/demo/viewer",
+                          doctor.stdout)
             # Worker 0 without certificates.
             Cohort.start_worker(cohort, 0)
             cohort.await_log("worker0", "the server speaks TLS")
-            self.assertIn("this worker tries again until", cohort.log("worker0"))
-            doctor = cohort.ctl("viewer", "doctor")
-            self.assertIn("encrypted, as spiffe://cohort.local/cohort/demo/"
-                          "viewer, own certificate ends in 364 days",
-                          doctor.stdout)
-            unknown = [*cohort.certificates.flags("operator")[:2],
-                       f"--tls_ca={cohort.dir}/missing"]
-            missing = run("cohortctl", "status", target, *unknown)
-            self.assertEqual(missing.returncode, 3)
-            self.assertIn("--tls_ca: ", missing.stderr)
-            with Cohort(server_flags=["--epochs=1000"]) as plain:
-                plain.start_server()
-                answer = run("cohortctl", "status",
-                             f"--server={plain.address}", "--timeout=10s",
-                             *cohort.certificates.flags("operator"))
-                self.assertEqual(answer.returncode, 5)
-                self.assertIn("does not speak TLS", answer.stderr)
-
-
-    def check_closed(self, cohort, target):
-        """gRPC's server ends these connections without a reason."""
-        own = cohort.certificates.folder / "operator"
-        plain = run("cohortctl", "status", target, "--timeout=10s")
-        self.assertEqual(plain.returncode, 5)
-        self.assertIn("the server speaks TLS and this side does not",
-                      plain.stderr)
-        bare = run("cohortctl", "status", target, f"--tls_ca={own}/ca.crt",
-                   "--timeout=10s")
-        self.assertEqual(bare.returncode, 4, bare.stderr)
-        self.assertIn("takes only clients with a certificate", bare.stderr)
-        (cohort.dir / "token").write_text("abc\n")
-        token = run("cohortctl", "status", target, f"--tls_ca={own}/ca.crt",
-                    f"--token_file={cohort.dir}/token", "--timeout=10s")
-        self.assertEqual(token.returncode, 4, token.stderr)
-        self.assertIn("takes tokens only with --viewer_tokens", token.stderr)
-        doctor = run("cohortctl", "doctor", target, "--timeout=10s")
-        self.assertIn("the server speaks TLS", doctor.stdout)
-        self.assertNotIn("something else than", doctor.stdout)
 
 
 class RunWithTls(unittest.TestCase):

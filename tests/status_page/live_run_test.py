@@ -8,14 +8,14 @@ import re
 import subprocess
 import sys
 import unittest
-import urllib.request
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]
                        / "integration"))
 
 import processes  # noqa: E402  (found through the line above)
 import webdriver  # noqa: E402
-from processes import Cohort, kill, run  # noqa: E402
+from page_case import PageCase  # noqa: E402
+from processes import Cohort, kill  # noqa: E402
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -38,39 +38,23 @@ def can_rename():
                           check=False).returncode == 0
 
 
-class LiveRun(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.browser = webdriver.Browser()
-        cls.addClassCleanup(cls.browser.close)
-
+class LiveRun(PageCase):
     def setUp(self):
+        super().setUp()
         # Long enough for the checks; the rest is not waited for.
         self.cohort = Cohort(server_flags=["--epochs=1000",
                                            "--learning_rate=0.02"])
         self.addCleanup(self.cohort.__exit__)
-        self.address_file = self.cohort.dir / "ops"
-        self.cohort.server_flags += [
-            f"--results_dir={self.cohort.dir / 'results'}",
-            "--ops_listen=127.0.0.1:0",
-            f"--ops_address_file={self.address_file}"]
-        self.browser.set_look(1280, 800)
-        # The previous test's page would go on asking a server that is gone.
-        self.browser.open("about:blank")
-        self.browser.complaints()
 
     def start(self):
         self.cohort.start()
         self.open()
 
     def open(self):
-        self.url = f"http://{self.address_file.read_text().strip()}/"
-        self.browser.open(self.url)
+        self.browser.open(f"http://{self.cohort.ops}/")
 
     def status(self):
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(self.url + "status.json", timeout=10) as response:
-            return json.load(response)
+        return json.loads(self.cohort.page("/status.json"))
 
     def say(self, selector):
         return self.browser.text(selector)
@@ -113,7 +97,7 @@ class LiveRun(unittest.TestCase):
                                 "step times")
         self.assertGreater(len(self.say("#bn-bars").split("\n")), 3)
         self.picture("live-training")
-        self.assertEqual(self.browser.complaints(), [])
+        self.assertNoComplaints()
 
     def test_killed_worker_is_named(self):
         self.start()
@@ -134,30 +118,26 @@ class LiveRun(unittest.TestCase):
         self.browser.wait_until(
             lambda: "a replacement joined" in self.say("#event-rows") and
             "Rank 1 is lost" in self.say("#event-rows"), "the events")
-        self.assertEqual(self.browser.complaints(), [])
+        self.assertNoComplaints()
 
     def test_change_of_policy_appears(self):
         self.start()
         self.await_training()
-        changed = run("cohortctl", "policy", "set", "--aggregation=async",
-                      "--normalization=local",
-                      f"--server={self.cohort.address}")
-        self.assertEqual(changed.returncode, 0, changed.stderr)
+        changed = self.cohort.ctl(
+            "policy", "set", "--aggregation=async", "--normalization=local")
         version = int(re.search(r"at step (\d+)", changed.stdout).group(1))
         self.browser.wait_until(
             lambda: f"{version:,}" in self.say("#policy-rows") and
             "aggregation=async" in self.say("#policy-rows"), "the change")
         self.assertTrue(self.say("#policy-text").startswith("Async"))
-        marks = self.browser.script(
-            "return Chart.getChart(document.querySelector("
-            "'#curve-loss canvas')).$marks")
-        self.assertEqual([mark["x"] for mark in marks], [version])
+        self.assertEqual([mark["x"] for mark in self.chart("$marks")],
+                         [version])
         self.browser.wait_until(lambda: self.last_step() > version + 40,
                                 "steps after the change")
         self.browser.wait_until(
             lambda: "Steps between" in self.say("#staleness"), "staleness")
         self.picture("live-changed")
-        self.assertEqual(self.browser.complaints(), [])
+        self.assertNoComplaints()
 
     def test_hostile_machine_name_is_text(self):
         if not can_rename():
@@ -171,14 +151,11 @@ class LiveRun(unittest.TestCase):
                                 "the name", timeout_s=60)
         self.assertEqual(self.browser.script(
             "return document.querySelectorAll('body img').length"), 0)
-        self.assertEqual(self.browser.complaints(), [])
+        self.assertNoComplaints()
 
     def drain_and_await_the_end(self):
         """The server stays until the page's next request."""
-        drained = run("cohortctl", "run", "drain",
-                      f"--server={self.cohort.address}")
-        self.assertEqual(drained.returncode, 0, drained.stderr)
-        self.assertEqual(self.cohort.finish(), 0, self.cohort.log())
+        self.cohort.drain()
         self.browser.wait_until(
             lambda: "The run is over" in self.say("#banner"),
             "the end to be noticed")
@@ -193,7 +170,7 @@ class LiveRun(unittest.TestCase):
 
     def check_report(self, state, last_step):
         """The saved page shows the end without a server and a network."""
-        report = self.cohort.dir / "results" / "report.html"
+        report = self.cohort.results / "report.html"
         # Until now the page has asked a server that is gone.
         self.browser.open("about:blank")
         self.browser.complaints()
@@ -203,7 +180,7 @@ class LiveRun(unittest.TestCase):
         self.assertIn("report of", self.say("#fresh"))
         self.assertEqual(self.say("#banner"), "")
         self.assertIn("process", self.say("#worker-rows"))
-        self.assertEqual(self.browser.complaints(), [])
+        self.assertNoComplaints()
         self.picture("report")
 
     def test_end_is_shown_to_who_opens_the_page_in_the_last_moment(self):

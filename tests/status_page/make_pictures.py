@@ -102,14 +102,12 @@ def main() -> None:
                              server_flags=["--epochs=30",
                                            "--run_name=fashion-cnn",
                                            "--schedule=constant"]) as cohort:
-        ops = pathlib.Path(folder) / "ops"
-        cohort.start_server("--ops_listen=127.0.0.1:0",
-                            f"--ops_address_file={ops}")
+        cohort.start_server()
         for rank in range(WORKERS):
             # One worker computes more than the others, which is visible.
             cohort.start_worker(rank, *(["--share=1.5"] if rank == 2 else []))
         browser.set_look(WIDTH, HEIGHT)
-        browser.open(f"http://{ops.read_text(encoding='utf-8').strip()}/")
+        browser.open(f"http://{cohort.ops}/")
         time.sleep(RUN_S)
         for scheme in COLOURS:
             browser.set_look(WIDTH, HEIGHT, scheme)

@@ -32,6 +32,12 @@ class PageCase(unittest.TestCase):
             "the first answer")
         return server
 
+    def chart(self, expression, figure="#curve-loss"):
+        """Of the chart of a figure, such as "scales.x.min"."""
+        return self.browser.script(
+            "return Chart.getChart(document.querySelector(arguments[0] + "
+            f"' canvas')).{expression}", figure)
+
     def assertNoComplaints(self):
         self.assertEqual(self.browser.complaints(), [])
 

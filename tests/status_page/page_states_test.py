@@ -88,9 +88,7 @@ class PageStates(page_case.PageCase):
     def test_curves_hold_the_points_of_the_status(self):
         status = statuses.training()
         self.show(status)
-        drawn = self.browser.script(
-            "return Chart.getChart(document.querySelector('#curve-loss canvas'))"
-            ".data.datasets.map((set) => set.data)")
+        drawn = self.chart("data.datasets.map((set) => set.data)")
         self.assertEqual([(p["x"], p["y"]) for p in drawn[0]],
                          [(p["version"], p["loss"])
                           for p in status["curves"]["train"]])
@@ -119,9 +117,8 @@ class PageStates(page_case.PageCase):
              "samples_per_second": 1e8 if i % 2 else 200.0}
             for i in range(200)]
         self.show(status)
-        speeds = [p["y"] for p in self.browser.script(
-            "return Chart.getChart(document.querySelector("
-            "'#curve-speed canvas')).data.datasets[0].data")]
+        speeds = [p["y"] for p in self.chart("data.datasets[0].data",
+                                             "#curve-speed")]
         self.assertGreater(len(speeds), 150)
         # 400 images a second, except for a pair at the beginning.
         self.assertGreater(min(speeds), 350)
@@ -135,9 +132,8 @@ class PageStates(page_case.PageCase):
              "elapsed_seconds": i * 0.25 + (30 if i >= 100 else 0)}
             for i in range(200)]
         self.show(status)
-        speeds = {p["x"]: p["y"] for p in self.browser.script(
-            "return Chart.getChart(document.querySelector("
-            "'#curve-speed canvas')).data.datasets[0].data")}
+        speeds = {p["x"]: p["y"] for p in self.chart("data.datasets[0].data",
+                                                     "#curve-speed")}
         steps = {p["version"]: i
                  for i, p in enumerate(status["curves"]["train"])}
         slow = [steps[x] for x, y in speeds.items() if y < 390]
@@ -149,9 +145,7 @@ class PageStates(page_case.PageCase):
             point["accuracy"] = 1.0
         status["curves"]["test"] = []
         self.show(status)
-        self.assertLessEqual(self.browser.script(
-            "return Chart.getChart(document.querySelector("
-            "'#curve-quality canvas')).scales.y.max"), 1)
+        self.assertLessEqual(self.chart("scales.y.max", "#curve-quality"), 1)
 
     def test_drained_run_says_which_step_was_tested(self):
         self.show(statuses.drained())
@@ -173,19 +167,16 @@ class PageStates(page_case.PageCase):
         status["checkpoint"]["restored"] = True
         status["curves"]["train"] = [p for p in curve if p["version"] > 900]
         self.show(status)
-        chart = "Chart.getChart(document.querySelector('#curve-loss canvas'))"
-        self.assertEqual(self.browser.script(f"return {chart}.scales.x.min"), 0)
-        self.assertEqual(self.browser.script(f"return {chart}.$marks[0]"), {
+        self.assertEqual(self.chart("scales.x.min"), 0)
+        self.assertEqual(self.chart("$marks[0]"), {
             "x": status["curves"]["train"][0]["version"],
             "text": "recorded from here"})
         status["curves"]["train"] = curve
         self.show(status)
-        self.assertEqual(self.browser.script(f"return {chart}.$marks"), [])
+        self.assertEqual(self.chart("$marks"), [])
 
     def steps_shown(self, figure):
-        return self.browser.script(
-            "const {x} = Chart.getChart(document.querySelector(arguments[0] + "
-            "' canvas')).scales; return [x.min, x.max]", figure)
+        return [self.chart(f"scales.x.{end}", figure) for end in ("min", "max")]
 
     def test_dragging_across_a_curve_zooms_all_of_them(self):
         server = self.show(statuses.training(version=1000))
@@ -414,11 +405,9 @@ class PageStates(page_case.PageCase):
         self.assertEqual(self.browser.text("#policy-rows").split("\n"), [
             "3 1,800 learning_rate=0.05",
             "2 900 aggregation=async normalization=local staleness=scale"])
-        marks = self.browser.script(
-            "return Chart.getChart(document.querySelector("
-            "'#curve-loss canvas')).$marks")
-        self.assertEqual(marks, [{"x": 900, "text": "async +2"},
-                                 {"x": 1800, "text": "learning rate 0.05"}])
+        self.assertEqual(self.chart("$marks"), [
+            {"x": 900, "text": "async +2"},
+            {"x": 1800, "text": "learning rate 0.05"}])
 
     def test_policy_that_a_run_began_with_is_no_change(self):
         self.show(statuses.training())
