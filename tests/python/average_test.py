@@ -1,13 +1,10 @@
 """Moving averages of weights and statistics (--ema_decay), against float64."""
 
-import csv
 import unittest
 
-import torch
 from torch import nn
 
-import cohort
-from networks import Shapes, distance, three_batch_norms
+from networks import Shapes, distance, joined, step
 from ranks import Rank, Server
 
 DECAY = 0.9
@@ -16,9 +13,7 @@ DECAY = 0.9
 def train(rank, address):
     """(averages by the script, the run's in the middle, the run's at the end,
     the last weights)"""
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.05),
-                      server=address, rank=rank, log_level="error")
+    model, job = joined(address, lr=0.05, rank=rank)
     job.evaluate_with(Shapes(32), nn.CrossEntropyLoss())
     averages, middle = None, None
     for x, y in job.data(Shapes(64), batch_size=4):
@@ -51,22 +46,16 @@ def distances(wanted, seen):
 class Average(unittest.TestCase):
     def test_it_is_the_scripts_own_and_scored_and_exported(self):
         with Server(2, "--epochs=3", f"--ema_decay={DECAY}") as server:
-            server.kill()
-            results = server.dir / "results"
-            server.start(f"--results_dir={results}")
-            ranks = [Rank(train, rank, server.address) for rank in range(2)]
-            for rank in ranks:
-                middle, end, plain, averages = rank.result()
+            for middle, end, plain, averages in server.call(train):
                 self.assertLess(middle, 1e-6)
                 self.assertLess(end, 1e-6)
                 # The model itself has the last weights.
                 self.assertGreater(plain, 1e-3)
-            server.wait()
-            with open(results / "history.csv", encoding="utf-8") as file:
-                scored = [row["epoch"] for row in csv.DictReader(file)
-                          if row["bn_statistics"] == "average"]
+            server.complete()
+            scored = [row["epoch"] for row in server.rows()
+                      if row["bn_statistics"] == "average"]
             self.assertEqual(scored, ["1", "2", "3"])
-            exported = (results / "model_average.safetensors").read_bytes()
+            exported = (server.results / "model_average.safetensors").read_bytes()
             self.assertIn(averages["0.weight"].numpy().tobytes(), exported)
 
     def test_a_run_without_it_says_how_to_get_it(self):
@@ -76,12 +65,9 @@ class Average(unittest.TestCase):
 
 
 def train_one(rank, address):
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.05),
-                      server=address, rank=rank, log_level="error")
-    for x, y in job.data(Shapes(64), batch_size=4):
-        job.backward(nn.functional.cross_entropy(model(x), y))
-        job.step()
+    model, job = joined(address, lr=0.05, rank=rank)
+    for batch in job.data(Shapes(64), batch_size=4):
+        step(model, job, batch)
     job.state_dict(averaged=True)
 
 

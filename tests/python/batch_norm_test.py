@@ -278,7 +278,7 @@ def train_elsewhere(rank, address, first):
 
 class BatchNorm(unittest.TestCase):
     def check(self, function, *arguments):
-        servers = [Server(2, f"--max_steps={STEPS}").start() for _ in CASES]
+        servers = [Server(2, f"--max_steps={STEPS}").__enter__() for _ in CASES]
         ranks = [Rank(function, rank, [s.address for s in servers], *arguments)
                  for rank in range(2)]
         try:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cohort
 from networks import DEVICE, distance
-from ranks import Rank, Server
+from ranks import Server
 
 
 def block(inputs, dilation):
@@ -78,9 +78,7 @@ def train(rank, address, steps, backends, recomputed):
 class Compile(unittest.TestCase):
     def states(self, steps, *backends, recomputed=False):
         with Server(2, f"--max_steps={steps}") as server:
-            ranks = [Rank(train, rank, server.address, steps, backends, recomputed)
-                     for rank in range(2)]
-            results = [rank.result() for rank in ranks]
+            results = server.call(train, steps, backends, recomputed)
         for (_, breaks, graphs), backend in zip(results, backends):
             self.assertEqual(graphs == 0, backend is None)
             if not recomputed:

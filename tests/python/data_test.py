@@ -16,7 +16,7 @@ from torch import nn
 
 import cohort
 from cohort import _batches, _evaluation, _data
-from networks import Shapes, three_batch_norms
+from networks import Shapes, joined, step, three_batch_norms
 from ranks import Rank, Server, run
 
 
@@ -366,14 +366,11 @@ class Objects:
 
 def shuffled(rank, address, by_rank):
     """Trains on a shuffled loader of its own."""
-    model = three_batch_norms()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = cohort.join(model, optimizer, server=address, log_level="error")
+    model, job = joined(address)
     torch.manual_seed(3 + (rank if by_rank else 0))
     loader = torch.utils.data.DataLoader(Shapes(64), batch_size=4, shuffle=True)
-    for x, y in job.data(loader, batch_size=4):
-        job.backward(nn.functional.cross_entropy(model(x), y))
-        job.step()
+    for batch in job.data(loader, batch_size=4):
+        step(model, job, batch)
 
 
 def seen(rank, address, accumulate, by_epoch):
@@ -405,26 +402,21 @@ def seen(rank, address, accumulate, by_epoch):
 
 
 def until_its_data_ends(rank, address, batches):
-    model = three_batch_norms()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = cohort.join(model, optimizer, server=address, log_level="error")
+    model, job = joined(address)
     generator = torch.Generator().manual_seed(rank)
     source = ((torch.randn(3, 1, 12, 12, generator=generator),
                torch.randint(0, 4, (3,), generator=generator))
               for _ in range(batches[rank]))
     steps = 0
-    for x, y in job.data(source, batch_size=3):
-        job.backward(nn.functional.cross_entropy(model(x), y))
-        steps += job.step().verdict == "applied"
+    for batch in job.data(source, batch_size=3):
+        steps += step(model, job, batch).verdict == "applied"
     return steps, job.finished
 
 
 def void_at_the_end(rank, address, marker):
     """Rank 0 has one batch, and ends in the second step of the other; the reason
     of that step."""
-    model = three_batch_norms()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = cohort.join(model, optimizer, server=address, log_level="error")
+    model, job = joined(address)
 
     def source():
         x, y = torch.full((3, 1, 12, 12), float(rank)), torch.zeros(3).long()
@@ -454,12 +446,9 @@ def reads(rank, address):
             self.seen[index] += 1
             return super().__getitem__(index)
 
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      server=address, log_level="error")
-    for x, y in job.data(Counted(16), batch_size=4):
-        job.backward(nn.functional.cross_entropy(model(x), y))
-        job.step()
+    model, job = joined(address)
+    for batch in job.data(Counted(16), batch_size=4):
+        step(model, job, batch)
     return Counted.seen
 
 
@@ -522,20 +511,15 @@ class Jobs(unittest.TestCase):
     def test_ranks_that_train_the_same_batches_are_named(self):
         for by_rank in (False, True):
             with Server(2, "--max_steps=6") as server:
-                ranks = [Rank(shuffled, rank, server.address, by_rank)
-                         for rank in range(2)]
-                for rank in ranks:
-                    rank.result()
-                server.wait()
+                server.call(shuffled, by_rank)
+                server.complete()
                 self.assertEqual(server.log().count(self.SAME),
                                  0 if by_rank else 1, server.log())
 
     def test_the_same_batches_are_named_under_async(self):
         with Server(2, "--max_steps=24", "--aggregation=async") as server:
-            for rank in [Rank(shuffled, rank, server.address, False)
-                         for rank in range(2)]:
-                rank.result()
-            server.wait()
+            server.call(shuffled, False)
+            server.complete()
             self.assertEqual(server.log().count(self.SAME), 1, server.log())
 
     def test_own_data_needs_a_number_of_steps(self):

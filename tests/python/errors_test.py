@@ -14,8 +14,8 @@ from torch import nn
 
 import cohort
 from cohort import _model_checks
-from networks import Shapes, three_batch_norms
-from ranks import BIN, Rank, Server, run
+from networks import Shapes, joined, step, three_batch_norms
+from ranks import BIN, Rank, Server
 
 
 def sgd(model, **options):
@@ -256,11 +256,10 @@ def register(rank, address, models, sizes):
     model = nn.Sequential(nn.Conv2d(1, models[rank], 3), nn.Flatten(),
                           nn.LazyLinear(4))
     model(torch.zeros(1, 1, 12, 12))
-    job = cohort.join(model, sgd(model), server=address, log_level="error")
+    model, job = joined(address, model)
     try:
-        for x, y in job.data(Shapes(sizes[rank]), batch_size=4):
-            job.backward(nn.functional.cross_entropy(model(x), y))
-            job.step()
+        for batch in job.data(Shapes(sizes[rank]), batch_size=4):
+            step(model, job, batch)
     except cohort.RunMismatchError as error:
         return str(error)
     return "trained"
@@ -269,8 +268,7 @@ def register(rank, address, models, sizes):
 class OtherWorkers(unittest.TestCase):
     def differs(self, models, sizes, pattern):
         with Server(2, "--max_steps=2") as server:
-            ranks = [Rank(register, rank, server.address, models, sizes)
-                     for rank in range(2)]
+            ranks = server.ranks(register, models, sizes)
             self.assertRegex(ranks[1].result(), pattern)
             # The others go on with one that fits.
             again = Rank(register, 1, server.address, [models[0]] * 2,
@@ -300,18 +298,15 @@ class Processes(unittest.TestCase):
 
     def test_a_data_set_that_cannot_be_sent_to_loaders(self):
         done = self.script("""
-            import torch, cohort, networks
+            import networks
             class Data(networks.Shapes):
                 def __init__(self):
                     super().__init__(32)
                     self.function = lambda x: x
-            model = networks.three_batch_norms()
-            job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            data = job.data(Data(), batch_size=4, num_workers=1,
-                            multiprocessing_context="spawn")
-            for x, y in data:
-                job.backward(torch.nn.functional.cross_entropy(model(x), y))
-                job.step()
+            model, job = networks.joined(None)
+            for batch in job.data(Data(), batch_size=4, num_workers=1,
+                                  multiprocessing_context="spawn"):
+                networks.step(model, job, batch)
             """)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("cohort._errors.ConfigurationError: the data set cannot be "
@@ -320,13 +315,10 @@ class Processes(unittest.TestCase):
 
     def test_exit_codes_of_uncaught_errors(self):
         script = """
-            import sys, torch, cohort, networks
+            import sys, cohort, networks
             hook = sys.excepthook
             sys.excepthook = lambda *error: (print("before"), hook(*error))
-            model = networks.three_batch_norms()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            job = cohort.join(model, optimizer, server="127.0.0.1:1",
-                              server_timeout=0.2)
+            model, job = networks.joined("127.0.0.1:1", server_timeout=0.2)
             {line}
             """
         for line, code in (
@@ -344,10 +336,8 @@ class Processes(unittest.TestCase):
                     self.assertEqual(done.stderr.count("Traceback"), 1)
 
     FAILING = """
-            import torch, cohort, networks
-            model = networks.three_batch_norms()
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            job = cohort.join(model, optimizer, log_level="error")
+            import networks
+            model, job = networks.joined(None)
             for x, y in job.data(networks.Shapes(32), batch_size=4):
                 job.backward(model(x).sum() * float("nan"))
                 job.step()
@@ -361,39 +351,33 @@ class Processes(unittest.TestCase):
         self.assertRegex(done.stderr, "TrainingError: the run failed: 10 steps in a "
                          "row were not finite")
 
-    def test_the_worker_of_a_run_that_failed_is_not_started_again(self):
+    def under_cohortctl(self, text, *flags):
+        """As a worker of `cohortctl run`."""
         with tempfile.TemporaryDirectory() as folder:
             script = pathlib.Path(folder) / "script.py"
-            script.write_text(textwrap.dedent(self.FAILING))
-            done = subprocess.run(
-                [BIN / "cohortctl", "run", "--workers=1",
-                 "--listen=127.0.0.1:0", "--ops_listen=", "--",
-                 sys.executable, script], capture_output=True, text=True,
-                timeout=120, check=False, env=self.environment())
+            script.write_text(textwrap.dedent(text))
+            return subprocess.run(
+                [BIN / "cohortctl", "run", *flags, "--listen=127.0.0.1:0",
+                 "--ops_listen=", "--", sys.executable, script],
+                capture_output=True, text=True, timeout=120, check=False,
+                env=self.environment())
+
+    def test_the_worker_of_a_run_that_failed_is_not_started_again(self):
+        done = self.under_cohortctl(self.FAILING, "--workers=1")
         self.assertEqual(done.returncode, 8, done.stderr)
         self.assertNotIn("started again", done.stdout + done.stderr)
 
     TWO_PHASES = """
-            import torch, cohort, networks
+            import networks
             for phase in range(2):
-                model = networks.three_batch_norms()
-                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-                job = cohort.join(model, optimizer, log_level="error")
-                for x, y in job.data(networks.Shapes(16), batch_size=4):
-                    job.backward(torch.nn.functional.cross_entropy(model(x), y))
-                    job.step()
+                model, job = networks.joined(None)
+                for batch in job.data(networks.Shapes(16), batch_size=4):
+                    networks.step(model, job, batch)
                 print("phase", phase, "at step", job.version, flush=True)
             """
 
     def test_a_second_join_under_cohortctl_run_says_what_to_do(self):
-        with tempfile.TemporaryDirectory() as folder:
-            script = pathlib.Path(folder) / "script.py"
-            script.write_text(textwrap.dedent(self.TWO_PHASES))
-            done = subprocess.run(
-                [BIN / "cohortctl", "run", "--workers=2", "--epochs=1",
-                 "--listen=127.0.0.1:0", "--ops_listen=", "--",
-                 sys.executable, script], capture_output=True, text=True,
-                timeout=120, check=False, env=self.environment())
+        done = self.under_cohortctl(self.TWO_PHASES, "--workers=2", "--epochs=1")
         said = done.stdout + done.stderr
         self.assertEqual(said.count("phase 0"), 2, said)
         self.assertNotIn("phase 1", said)
@@ -403,8 +387,7 @@ class Processes(unittest.TestCase):
         self.assertEqual(done.returncode, 3, said)
 
     def test_a_second_join_alone_is_a_second_run(self):
-        script = self.TWO_PHASES.replace("log_level",
-                                         'serve={"epochs": 1}, log_level')
+        script = self.TWO_PHASES.replace("None", 'None, serve={"epochs": 1}')
         done = self.script(script)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("phase 1 at step 4", done.stdout)
@@ -427,23 +410,20 @@ class Processes(unittest.TestCase):
                 stderr=subprocess.STDOUT, text=True,
                 env=self.environment(COHORT_SERVER=server.address))
             lines = [process.stdout.readline()]
-            server.wait()
-            server.start()
+            server.complete()
+            server.start_server()
             out, _ = process.communicate("\n\n", timeout=120)
         self.assertEqual(process.returncode, 0, lines + [out])
         self.assertIn("phase 1 at step 4", out)
 
     def test_two_scripts_with_servers_of_their_own(self):
         script = """
-            import torch, cohort, networks
-            model = networks.three_batch_norms()
-            job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                              serve={"epochs": 1}, log_level="error")
-            for x, y in job.data(networks.Shapes(8), batch_size=4):
+            import networks
+            model, job = networks.joined(None, serve={"epochs": 1})
+            for batch in job.data(networks.Shapes(8), batch_size=4):
                 print("batch", flush=True)
                 input()
-                job.backward(torch.nn.functional.cross_entropy(model(x), y))
-                job.step()
+                networks.step(model, job, batch)
             """
         scripts = [subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(script)],
@@ -469,21 +449,18 @@ class Processes(unittest.TestCase):
 
     def test_an_embedded_server_with_a_bad_flag(self):
         done = self.script("""
-            import torch, cohort, networks
-            model = networks.three_batch_norms()
-            cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                        serve={"epochs": -1})
+            import networks
+            networks.joined(None, serve={"epochs": -1})
             """)
         self.assertIn("--epochs: got -1", done.stderr)
 
     # Port 9 is served by nothing here.
     def test_an_embedded_server_without_its_data_shard(self):
         script = """
-            import sys, torch, cohort, networks
-            model = networks.three_batch_norms()
-            cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                        serve={"shard_addresses": "127.0.0.1:9",
-                               "checkpoint_dir": sys.argv[1]})
+            import sys, networks
+            networks.joined(None, log_level="info", serve={
+                "shard_addresses": "127.0.0.1:9",
+                "checkpoint_dir": sys.argv[1]})
             """
         with (tempfile.TemporaryDirectory() as folder, subprocess.Popen(
                 [sys.executable, "-c", textwrap.dedent(script), folder],

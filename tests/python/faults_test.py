@@ -74,9 +74,7 @@ def train_own(rank, address, incarnation, folder):
 class Faults(unittest.TestCase):
     def undisturbed(self, loaders=0):
         with Server(2, *RUN) as server:
-            ranks = [Rank(train, rank, server.address, loaders)
-                     for rank in range(2)]
-            results = [rank.result() for rank in ranks]
+            results = server.call(train, loaders)
         self.assertEqual(results[0], results[1])
         return results[0]
 
@@ -98,34 +96,18 @@ class Faults(unittest.TestCase):
 
     def test_a_killed_server_goes_on_from_its_checkpoint(self):
         wanted = self.undisturbed()
-        with Server(2, *RUN) as server:
-            server.kill()
-            flags = [f"--checkpoint_dir={server.dir / 'checkpoints'}",
-                     "--checkpoint_every=3"]
-            server.start(*flags)
-            ranks = [Rank(train, rank, server.address, 0) for rank in range(2)]
-            deadline = time.monotonic() + 60
-            while not list(server.dir.glob("checkpoints/*")):
-                self.assertLess(time.monotonic(), deadline, server.log())
-                time.sleep(0.05)
+        with Server(2, *RUN, "--checkpoint_every=3", keeps=True) as server:
+            ranks = server.ranks(train, 0)
+            server.await_checkpoint()
             time.sleep(0.5)
-            server.kill()
-            server.start(*flags, "--resume")
+            server.resume_server()
             for rank in ranks:
                 self.assertEqual(rank.result(), wanted, server.log())
 
     def test_own_data_counts_once_where_late_pushes_are_dropped(self):
         with Server(3, "--max_steps=60", "--min_pushes=2") as server:
-            server.kill()
-            results = server.dir / "results"
-            server.start(f"--results_dir={results}")
-            ranks = [Rank(train_own, rank, server.address, 0, server.dir)
-                     for rank in range(3)]
-            for rank in ranks:
-                rank.result()
-            lines = (results / "history.csv").read_text().splitlines()
-            column = lines[0].split(",").index("samples")
-            counted = int(lines[-1].split(",")[column])
+            server.call(train_own, 0, server.dir)
+            counted = int(server.rows()[-1]["samples"])
             logs = [(server.dir / f"rank{rank}.0").read_text().splitlines()
                     for rank in range(3)]
         # Every batch that was drawn counts once, but for the last of each
@@ -141,8 +123,7 @@ class Faults(unittest.TestCase):
     def test_own_data_counts_once(self):
         steps = 100
         with Server(2, f"--max_steps={steps}", "--lease=2s") as server:
-            ranks = [Rank(train_own, rank, server.address, 0, server.dir)
-                     for rank in range(2)]
+            ranks = server.ranks(train_own, 0, server.dir)
             time.sleep(2)
             ranks[1].kill()
             ranks[1] = Rank(train_own, 1, server.address, 1, server.dir)

@@ -13,25 +13,16 @@ import torch
 from torch import nn
 
 import cohort
-from networks import Shapes, digest, three_batch_norms
+from networks import Shapes, digest, joined, step, three_batch_norms
 from ranks import Rank, Server, run
 
 SAMPLES = 32
 
 
-def joined(address, *, model=None, lr=0.01, data=None, **options):
+def begun(address):
     """A model, its job and its data."""
-    model = model if model is not None else three_batch_norms()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    job = cohort.join(model, optimizer, server=address, log_level="error",
-                      **options)
-    return model, job, job.data(data or Shapes(SAMPLES), batch_size=4)
-
-
-def train(model, job, batch):
-    x, y = batch
-    job.backward(nn.functional.cross_entropy(model(x), y))
-    return job.step()
+    model, job = joined(address, momentum=0.9)
+    return model, job, job.data(Shapes(SAMPLES), batch_size=4)
 
 
 # ---- epochs
@@ -39,14 +30,14 @@ def train(model, job, batch):
 def epochs_of(rank, address, stop_after):
     """(epoch, batches) of each turn; leaves after so many batches."""
     del rank
-    model, job, data = joined(address)
+    model, job, data = begun(address)
     turns, batches = [], 0
     for epoch in job.epochs():
         turns.append([epoch, 0])
         assert job.epoch == epoch or not turns[-1][1]
         for batch in data:
             assert job.epoch == epoch
-            train(model, job, batch)
+            step(model, job, batch)
             turns[-1][1] += 1
             batches += 1
             if batches == stop_after:
@@ -64,14 +55,11 @@ class Epochs(unittest.TestCase):
                              [[1, 5], [2, 8]])
 
     def test_a_restarted_server_keeps_the_number_of_epochs(self):
-        with tempfile.TemporaryDirectory() as folder, \
-                Server(1, f"--checkpoint_dir={folder}", "--checkpoint_every=1"
-                       ) as server:
+        with Server(1, "--checkpoint_every=1", keeps=True) as server:
             server.kill()
-            server.start("--epochs=2")
+            server.start_server("--epochs=2")
             Rank(epochs_of, 0, server.address, 11).result()
-            server.kill()
-            server.start("--resume")
+            server.resume_server()
             turns = Rank(epochs_of, 0, server.address, 0).result()
         # The last checkpoint may be missing.
         self.assertEqual(turns[-1][0], 1)
@@ -101,12 +89,12 @@ class Epochs(unittest.TestCase):
 
 def left_early(rank, address):
     del rank
-    model, job, data = joined(address)
+    model, job, data = begun(address)
     turns = []
     for epoch in job.epochs():
         batches = 0
         for batch in data:
-            train(model, job, batch)
+            step(model, job, batch)
             batches += 1
             if len(turns) == 0 and batches == 3:
                 break
@@ -116,9 +104,7 @@ def left_early(rank, address):
 
 def misused(rank, address, what):
     del rank
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                      server=address, log_level="error")
+    model, job = joined(address, lr=0.1)
     if what != "no data":
         job.data(Shapes(SAMPLES), batch_size=4)
     try:
@@ -132,7 +118,7 @@ def misused(rank, address, what):
 
 def lengths(rank, address):
     del rank
-    model, job, data = joined(address)
+    model, job, data = begun(address)
     assert data
     try:
         before = str(len(data))
@@ -143,7 +129,7 @@ def lengths(rank, address):
         inside = len(data)
         for batch in data:
             seen += 1
-            train(model, job, batch)
+            step(model, job, batch)
     return before, inside, seen
 
 
@@ -162,7 +148,7 @@ def one_cycle(rank, address):
     for batch in job.data(Shapes(SAMPLES), batch_size=4):
         rate = optimizer.param_groups[0]["lr"]
         # With --global_batch a step has two parts.
-        made += train(model, job, batch).counts
+        made += step(model, job, batch).counts
     return total, made, rate
 
 
@@ -196,12 +182,12 @@ def statistics_of_versions(rank, address):
     """Whether the buffers between steps, and after an epoch, are those of the
     server; and those of the end."""
     del rank
-    model, job, data = joined(address)
+    model, job, data = begun(address)
     layer = model[1]
     same = []
     for _ in job.epochs():
         for number, batch in enumerate(data):
-            train(model, job, batch)
+            step(model, job, batch)
             if number == 1:
                 ours = layer.running_mean.clone()
                 wanted = job.state_dict()["1.running_mean"]
@@ -214,14 +200,14 @@ def statistics_of_versions(rank, address):
 def frozen_layer(rank, address, dataset):
     """Modes of the layers after an evaluation."""
     del rank
-    model, job, data = joined(address)
+    model, job, data = begun(address)
     job.evaluate_with(dataset, nn.CrossEntropyLoss(), batch_size=8)
     model[1].eval()
     modes = []
     for _ in job.epochs():
         modes.append([model[1].training, model[4].training])
         for batch in data:
-            train(model, job, batch)
+            step(model, job, batch)
     return modes
 
 
@@ -259,7 +245,7 @@ def change_by_hand(rank, address, what):
     group = optimizer.param_groups[0]
     try:
         for batch in job.data(Shapes(SAMPLES), batch_size=4):
-            train(model, job, batch)
+            step(model, job, batch)
             if what == "lr":
                 group["lr"] *= 0.5
             elif what == "weight_decay":
@@ -304,12 +290,9 @@ class OptimizerByHand(unittest.TestCase):
 def traced(rank, address, folder):
     """Steps of two parts each."""
     del rank
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      server=address, log_level="error",
-                      trace=os.path.join(folder, "trace"))
+    model, job = joined(address, trace=os.path.join(folder, "trace"))
     for batch in job.data(Shapes(SAMPLES), batch_size=16, accumulate=2):
-        train(model, job, batch)
+        step(model, job, batch)
 
 
 class Phases(unittest.TestCase):
@@ -336,7 +319,7 @@ class Phases(unittest.TestCase):
 
 def copies_in_a_step(rank, address):
     """Types of a copy, and whether it may be run while a step is open."""
-    model, job, data = joined(address)
+    model, job, data = begun(address)
     plain = three_batch_norms()
     kinds, same = set(), []
     for number, (x, y) in enumerate(data):

@@ -6,6 +6,8 @@ import os
 import torch
 from torch import nn
 
+import cohort
+
 CLASSES = 4
 # Where the scripts of parity_test, faults_test and compile_test compute. The
 # programs refuse variables COHORT_* that they do not know.
@@ -43,6 +45,21 @@ def three_batch_norms(dropout=0.0):
         nn.Conv2d(6, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Tanh(),
         nn.Dropout(dropout), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def joined(address, model=None, *, lr=0.01, momentum=0.0, **options):
+    """A model with SGD that has joined a run, and its job."""
+    model = three_batch_norms() if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    return model, cohort.join(model, optimizer, server=address,
+                              **{"log_level": "error", **options})
+
+
+def step(model, job, batch):
+    """One training step."""
+    x, y = batch
+    job.backward(nn.functional.cross_entropy(model(x), y))
+    return job.step()
 
 
 def digest(state):

@@ -9,7 +9,7 @@ from torch import nn
 
 import cohort
 from cohort import _core
-from networks import DEVICE, Shapes, digest, distance, three_batch_norms
+from networks import DEVICE, Shapes, distance, three_batch_norms
 from ranks import run
 
 SAMPLES = 96

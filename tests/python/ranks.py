@@ -7,65 +7,39 @@ import os
 import pathlib
 import pickle
 import signal
-import subprocess
-import tempfile
-import time
 import traceback
 
-BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
+from processes import BIN, Cohort, kill, until
 
 # Seconds after which a process counts as stuck.
 DEADLINE = 200
 
 
-class Server:
+class Server(Cohort):
     """A cohort-server in a folder of its own."""
 
-    def __init__(self, workers, *flags):
-        self._folder = tempfile.TemporaryDirectory(prefix="cohort-python-")
-        self.dir = pathlib.Path(self._folder.name)
-        self._flags = [f"--workers={workers}", "--ops_listen=", *flags]
-        self._process = None
-        self.address = "127.0.0.1:0"
-
-    def start(self, *flags):
-        """Starts it, on its previous address if it had one."""
-        file = self.dir / "address"
-        file.unlink(missing_ok=True)
-        with (self.dir / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [BIN / "cohort-server", f"--listen={self.address}",
-                 f"--address_file={file}", *self._flags, *flags],
-                stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
-        while not file.exists():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError("no server: " + self.log())
-            time.sleep(0.01)
-        self.address = file.read_text().strip()
-        return self
-
-    def log(self):
-        return (self.dir / "log").read_text(errors="replace")
+    def __init__(self, workers, *flags, keeps=False):
+        super().__init__(workers, ["--ops_listen=", *flags], keeps=keeps)
 
     def kill(self):
-        self._process.kill()
-        self._process.wait()
+        kill(self.server)
 
-    def wait(self):
-        """Until the run is over and written."""
-        if self._process.wait(timeout=60) != 0:
-            raise AssertionError(self.log())
+    def ranks(self, function, *arguments):
+        """A process for each rank, which calls function(rank, address, ...)."""
+        return [Rank(function, rank, self.address, *arguments)
+                for rank in range(self.size)]
+
+    def call(self, function, *arguments):
+        """What the function returns, by rank."""
+        return [rank.result() for rank in self.ranks(function, *arguments)]
 
     def __enter__(self):
-        return self.start()
+        self.start_server()
+        return self
 
     def __exit__(self, *_):
         Rank.kill_all()
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        self._folder.cleanup()
+        super().__exit__()
 
 
 def _call(function, rank, arguments, pipe):
@@ -136,9 +110,18 @@ atexit.register(Rank.kill_all)
 def run(function, workers, *arguments, flags=()):
     """The results of function(rank, address, *arguments) by rank."""
     with Server(workers, *flags) as server:
-        ranks = [Rank(function, rank, server.address, *arguments)
-                 for rank in range(workers)]
         try:
-            return [rank.result() for rank in ranks]
+            return server.call(function, *arguments)
         except AssertionError as error:
             raise AssertionError(f"{error}\nserver: {server.log()}") from None
+
+
+def is_alive(pid):
+    try:
+        return "\nState:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def await_true(condition, what):
+    return until(condition, what, DEADLINE)

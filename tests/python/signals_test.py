@@ -15,23 +15,18 @@ import unittest
 from unittest import mock
 
 import torch
-from torch import nn
 
-import cohort
 from cohort import _signals
-from networks import Shapes, digest, three_batch_norms
-from ranks import DEADLINE, Rank, Server
+from networks import Shapes, digest, joined, step, three_batch_norms
+from ranks import DEADLINE, Rank, Server, await_true, is_alive
 
 
 def train(rank, address, log):
     """Writes each version to `log`."""
-    model = three_batch_norms(dropout=0.2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    job = cohort.join(model, optimizer, server=address, rank=rank,
-                      log_level="error")
-    for x, y in job.data(Shapes(512, noise=0.3), batch_size=4, num_workers=2):
-        job.backward(nn.functional.cross_entropy(model(x), y))
-        result = job.step()
+    model, job = joined(address, three_batch_norms(dropout=0.2), momentum=0.9,
+                        rank=rank)
+    for batch in job.data(Shapes(512, noise=0.3), batch_size=4, num_workers=2):
+        result = step(model, job, batch)
         with open(log, "a", encoding="utf-8") as out:
             print(result.version, file=out)
         time.sleep(0.02)
@@ -41,34 +36,26 @@ def train(rank, address, log):
 def train_in_a_rendezvous(address, log):
     """Writes a line to `log` when its step begins; its patience has no end."""
     _signals._PATIENCE = 1e6
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      server=address, rank=1)
-    for x, y in job.data(Shapes(64), batch_size=4):
+    model, job = joined(address, rank=1, log_level="info")
+    for batch in job.data(Shapes(64), batch_size=4):
         with open(log, "a", encoding="utf-8") as out:
             print("step", file=out)
-        job.backward(nn.functional.cross_entropy(model(x), y))
-        job.step()
+        step(model, job, batch)
 
 
 def train_with_a_server(log):
     """Alone; writes the server's process to `log`, and then a line a step."""
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      serve={"epochs": 10000}, log_level="error")
+    model, job = joined(None, serve={"epochs": 10000})
     with open(log, "w", encoding="utf-8") as out:
-        for x, y in job.data(Shapes(64), batch_size=4):
-            job.backward(nn.functional.cross_entropy(model(x), y))
-            result = job.step()
+        for batch in job.data(Shapes(64), batch_size=4):
+            result = step(model, job, batch)
             print(job._run._reached.own._process.pid, result.verdict, file=out,
                   flush=True)
 
 
 def wait_before_the_loop(log):
     """Has joined nothing yet."""
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      log_level="error")
+    _, job = joined(None)
     pathlib.Path(log).write_text(f"{job._run._reached.own._process.pid}\n")
     while True:
         signal.pause()
@@ -80,28 +67,11 @@ def sleep_in_loader(folder, _):
 
 
 def train_with_slow_loaders(_, address, folder, method):
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      server=address, log_level="error")
+    model, job = joined(address)
     for _ in job.data(Shapes(64), batch_size=4, num_workers=2,
                       multiprocessing_context=method,
                       worker_init_fn=functools.partial(sleep_in_loader, folder)):
         pass
-
-
-def is_alive(pid):
-    try:
-        return "\nState:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
-def until(condition, what):
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited in vain: {what}")
-        time.sleep(0.02)
 
 
 class Script:
@@ -116,7 +86,7 @@ class Script:
             start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     def after_steps(self, steps):
-        until(lambda: len(self._log.read_text().split()) >= steps or
+        await_true(lambda: len(self._log.read_text().split()) >= steps or
               self.process.poll() is not None, f"{steps} steps")
         return self
 
@@ -208,9 +178,7 @@ class Watcher(unittest.TestCase):
 def hold_a_step(rank, address, folder):
     """Takes part in no rendezvous of its step."""
     del rank
-    model = three_batch_norms()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      server=address, log_level="error")
+    model, job = joined(address)
     for _ in job.data(Shapes(64), batch_size=4):
         (pathlib.Path(folder) / "held").touch()
         signal.pause()
@@ -221,7 +189,7 @@ class Signals(unittest.TestCase):
         with Server(2) as server, tempfile.TemporaryDirectory() as folder:
             other = Rank(hold_a_step, 0, server.address, folder)
             script = Script(server.address, folder, "impatient")
-            until((pathlib.Path(folder) / "held").exists, "a step of rank 0")
+            await_true((pathlib.Path(folder) / "held").exists, "a step of rank 0")
             script.after_steps(1)
             script.process.send_signal(signal.SIGINT)
             for line in script.process.stderr:
@@ -266,13 +234,13 @@ class Signals(unittest.TestCase):
                 script = subprocess.Popen(
                     [sys.executable, "-B", __file__, "before", log],
                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-                until(lambda log=log: log.exists() and
+                await_true(lambda log=log: log.exists() and
                       log.read_text().endswith("\n"), "the job")
                 script.send_signal(number)
                 error = script.communicate(timeout=DEADLINE)[1]
                 self.assertEqual(script.returncode, -number, error)
                 server = int(log.read_text())
-                until(lambda server=server: not is_alive(server),
+                await_true(lambda server=server: not is_alive(server),
                       "the end of the server")
 
     def test_ctrl_c_in_a_terminal_ends_a_script_and_its_server(self):
@@ -283,7 +251,7 @@ class Signals(unittest.TestCase):
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                 start_new_session=True)
             self.addCleanup(script.kill)
-            until(lambda: log.exists() and len(log.read_text().split("\n")) > 9,
+            await_true(lambda: log.exists() and len(log.read_text().split("\n")) > 9,
                   "some steps")
             # A terminal signals all processes of its foreground group. The
             # server is in another one: the script leaves it in order.
@@ -294,7 +262,7 @@ class Signals(unittest.TestCase):
             lines = [line.split() for line in log.read_text().splitlines()]
         self.assertEqual(script.returncode, -signal.SIGINT, error)
         self.assertEqual({verdict for _, verdict in lines}, {"applied"})
-        until(lambda: not is_alive(server), "the end of the server")
+        await_true(lambda: not is_alive(server), "the end of the server")
 
     def test_loaders_of_a_killed_worker_end(self):
         for method in ("fork", "spawn"):
@@ -302,11 +270,11 @@ class Signals(unittest.TestCase):
                     tempfile.TemporaryDirectory() as folder:
                 rank = Rank(train_with_slow_loaders, 0, server.address, folder,
                             method)
-                until(lambda folder=folder: len(os.listdir(folder)) == 2,
+                await_true(lambda folder=folder: len(os.listdir(folder)) == 2,
                       "two loaders")
                 rank.kill()
                 for pid in os.listdir(folder):
-                    until(lambda pid=pid: not is_alive(pid), f"the end of {pid}")
+                    await_true(lambda pid=pid: not is_alive(pid), f"the end of {pid}")
 
 
 if __name__ == "__main__":

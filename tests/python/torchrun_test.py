@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,8 @@ import cohort
 import torch
 from cohort import _server, _torchrun
 from ports import named_ports
-from ranks import BIN, Server
+from processes import taken_address
+from ranks import BIN, Server, is_alive
 
 SCRIPT = pathlib.Path(__file__).parent / "scripts" / "gang.py"
 MISSING = ("no torchrun here" if importlib.util.find_spec(
@@ -25,14 +25,6 @@ MISSING = ("no torchrun here" if importlib.util.find_spec(
 # is not leaves the others' output alone.
 OPTIONS = (["--redirects=9:1", "--tee=9:1"]
            if torch.__version__.startswith("1.") else [])
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 class Variables(unittest.TestCase):
@@ -141,7 +133,7 @@ class Torchrun(unittest.TestCase):
         with Server(2, "--epochs=2") as server:
             killed = self.digest("killed", "--kill=1", restarts=1,
                                  COHORT_SERVER=server.address)
-            server.wait()
+            server.complete()
         self.assertEqual(killed, self.digest("plain", self.rank0()))
         # Nothing but the step in progress was lost.
         self.assertGreaterEqual(self.starts_of("killed")[1], 10)
@@ -175,10 +167,7 @@ class Torchrun(unittest.TestCase):
                       done.stderr)
 
     def test_a_port_that_is_taken_is_named(self):
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with taken_address() as listen:
             _, done = self.start("taken", self.rank0(), COHORT_LISTEN=listen)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("The port is that of listen", done.stderr)
@@ -192,7 +181,7 @@ class Torchrun(unittest.TestCase):
                     "--limit=64", "--test_limit=64", "--batch_size=8"],
                 COHORT_SERVER=server.address)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            server.wait()
+            server.complete()
         for rank in range(2):
             self.assertRegex(done.stderr + done.stdout, rf'"worker":"{rank}"')
 

@@ -10,8 +10,8 @@ import unittest
 import torch
 from torch import nn
 
-import cohort
-from ranks import BIN, Rank, Server
+from networks import joined
+from ranks import BIN, Server
 
 # Whole steps of 16, so that both divide by a power of two.
 SAMPLES = 64
@@ -92,10 +92,8 @@ def write_safetensors(path, state):
 
 
 def train(rank, address):
-    model = Smooth()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    job = cohort.join(model, optimizer, server=address, log_level="error",
-                      local="shm" if rank == 0 else "tcp")
+    model, job = joined(address, Smooth(), lr=0.1, momentum=0.9,
+                        local="shm" if rank == 0 else "tcp")
     for x, y in job.data(Images(), batch_size=8):
         loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
         job.backward(loss, weight=len(y), reduction="sum")
@@ -119,19 +117,14 @@ class WorkerBits(unittest.TestCase):
              "--schedule=constant"]
 
     def trained(self, start):
-        with Server(2) as server:
-            server.kill()
-            results = server.dir / "results"
-            server.start(f"--results_dir={results}", *self.FLAGS)
+        with Server(2, *self.FLAGS) as server:
             start(server)
-            server.wait()
-            return tensors_of(results / "model.safetensors")
+            server.complete()
+            return tensors_of(server.results / "model.safetensors")
 
     def test_both_front_ends_make_the_same_model(self):
         def with_python(server):
-            for rank in [Rank(train, rank, server.address)
-                         for rank in range(2)]:
-                rank.result()
+            server.call(train)
 
         def with_cpp(server):
             write_idx(server.dir)
