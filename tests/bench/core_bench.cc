@@ -1,7 +1,5 @@
 #include "tests/bench/core_bench.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <new>
@@ -12,6 +10,7 @@
 #include "absl/functional/function_ref.h"
 #include "common/status_macros.h"
 #include "server/core/coordinator.h"
+#include "tests/bench/kernel_bench.h"
 
 namespace {
 
@@ -62,19 +61,12 @@ ModelLayout BenchLayout(int64_t partitions) {
   return layout;
 }
 
-double ThreadNanoseconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e9 +
-         static_cast<double>(now.tv_nsec);
-}
-
 // The cost of an empty measurement.
 double ClockOverhead() {
   constexpr int kTurns = 1000;
-  const double begin = ThreadNanoseconds();
-  for (int i = 1; i < kTurns; ++i) ThreadNanoseconds();
-  return (ThreadNanoseconds() - begin) / kTurns;
+  const double begin = ThreadSeconds();
+  for (int i = 1; i < kTurns; ++i) ThreadSeconds();
+  return 1e9 * (ThreadSeconds() - begin) / kTurns;
 }
 
 // A core, the messages to its workers, and the costs of its events.
@@ -131,7 +123,7 @@ class MeasuredCore {
       }
     }
     for (int32_t p = 0; p < shape_.partitions; ++p) {
-      COHORT_RETURN_IF_ERROR(Event("fold done", [&](Effects& out) {
+      COHORT_RETURN_IF_ERROR(Event("fold_done", [&](Effects& out) {
         core_.Folded({.transaction = transaction_,
                       .partition = p,
                       .gradient_bytes = shape_.workers * kGradientBytes,
@@ -188,9 +180,10 @@ class MeasuredCore {
                      absl::FunctionRef<absl::Status(Effects&)> call) {
     Effects effects;
     const int64_t allocated = allocations;
-    const double begin = ThreadNanoseconds();
+    const double begin = ThreadSeconds();
     const absl::Status status = call(effects);
-    const double took = std::max(ThreadNanoseconds() - begin - overhead_, 0.0);
+    const double took =
+        std::max(1e9 * (ThreadSeconds() - begin) - overhead_, 0.0);
     EventCosts& cost = costs_[kind];
     ++cost.count;
     cost.mean_ns += took;
@@ -217,7 +210,7 @@ class MeasuredCore {
                         .attempt = told_[0].attempt,
                         .place = {.layer = layer, .phase = phase}};
     const std::string kind =
-        phase == ReducePhase::kForward ? "forward moments" : "backward sums";
+        phase == ReducePhase::kForward ? "forward_moments" : "backward_sums";
     for (int32_t r : Order()) {
       Moments moments{.count = 2,
                       .first = std::vector<double>(channels, r),
@@ -235,7 +228,7 @@ class MeasuredCore {
     while (!moments_folds_.empty()) {
       MomentsFold done = RunMomentsFold(std::move(moments_folds_.back()));
       moments_folds_.pop_back();
-      COHORT_RETURN_IF_ERROR(Event("moments folded", [&](Effects& out) {
+      COHORT_RETURN_IF_ERROR(Event("moments_folded", [&](Effects& out) {
         core_.MomentsFolded(std::move(done), now_, out);
         return absl::OkStatus();
       }));
@@ -243,7 +236,7 @@ class MeasuredCore {
     while (!updates_.empty()) {
       StatisticsUpdate done = RunStatisticsUpdate(std::move(updates_.back()));
       updates_.pop_back();
-      COHORT_RETURN_IF_ERROR(Event("statistics updated", [&](Effects& out) {
+      COHORT_RETURN_IF_ERROR(Event("statistics_updated", [&](Effects& out) {
         core_.StatisticsUpdated(std::move(done), now_, out);
         return absl::OkStatus();
       }));

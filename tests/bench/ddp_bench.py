@@ -1,6 +1,6 @@
 """Images/s of workers, beside PyTorch's DistributedDataParallel.
 
-  COHORT_BIN_DIR=build/release/bin python3 tests/bench/ddp_bench.py
+  python3 tests/bench/ddp_bench.py
   ... ddp_bench.py --workers=4 --model=resnet18 --local=shm --load=2
 
 All sides are real processes on this host, each with as many threads of
@@ -18,21 +18,20 @@ processes of a side. Ratios are those of the same turn.
 """
 
 import argparse
-import contextlib
 import csv
-import os
 import pathlib
 import resource
-import socket
 import statistics
 import subprocess
 import tempfile
 import time
 
-from frame import BIN, cpu_of, cpu_seconds, in_turns, over
+from frame import (BIN, Numbers, Processes, Table, busy_processes, cpu_of,
+                   cpu_seconds, in_turns, over, run)
 
 # Behind the frame, which says where it is.
-from processes import Cohort, python_with_torch  # pylint: disable=C0411
+from ports import named_ports  # pylint: disable=C0411
+from processes import python_with_torch  # pylint: disable=C0411
 
 PACKAGE = BIN.parent / "python-package"
 TENSORFLOW = pathlib.Path(__file__).with_name("tensorflow_training.py")
@@ -45,7 +44,7 @@ DDP = "DDP over gloo"
 def epochs_of(results):
     """The complete rows of history.csv that end an epoch."""
     try:
-        with open(results / "history.csv", newline="",
+        with open(f"{results}/history.csv", newline="",
                   encoding="utf-8") as file:
             text = file.read()
     except OSError:
@@ -54,92 +53,52 @@ def epochs_of(results):
     return [row for row in csv.DictReader(whole) if row["train_loss"]]
 
 
-class Measured:
-    """Images/s and CPU seconds for 1,000 images, after the first epoch."""
-
-    def __init__(self, results, pids):
-        """`pids`: the processes that run now, children of this one."""
-        self._results = results
-        self._pids = pids
-        self._cpu = cpu_seconds(resource.RUSAGE_CHILDREN)
-
-    def await_first_epoch(self, server):
-        """Notes the CPU time that does not count."""
-        while server.poll() is None and not epochs_of(self._results):
-            time.sleep(0.01)
-        self._cpu += sum(map(cpu_of, self._pids))
-
-    def read(self):
-        """Call it before the results are deleted."""
-        rows = epochs_of(self._results)
-        first, last = rows[0], rows[-1]
-        self._images = int(last["samples"]) - int(first["samples"])
-        self._seconds = float(last["seconds"]) - float(first["seconds"])
-
-    def result(self):
-        """Call it when all processes have been waited for."""
-        cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - self._cpu
-        return self._images / self._seconds, 1000 * cpu / self._images
+def rate_of(options, worker, *server_flags):
+    """Images/s and CPU seconds for 1,000 images of a run, after the first epoch.
+    `worker`: rank and address of the server -> its command and variables."""
+    with tempfile.TemporaryDirectory() as results, Processes(600) as processes:
+        server, address = processes.start_server(
+            f"--workers={options.workers}", f"--results_dir={results}",
+            f"--epochs={options.epochs}", *server_flags)
+        pids = [server.pid]
+        for rank in range(options.workers):
+            command, variables = worker(rank, address)
+            pids.append(processes.start(f"worker {rank}", command,
+                                        **variables).pid)
+        processes.wait_until(lambda: server.poll() is not None
+                             or epochs_of(results))
+        cpu = (cpu_seconds(resource.RUSAGE_CHILDREN)
+               + sum(map(cpu_of, pids)))
+        processes.wait()
+        first, *_, last = epochs_of(results)
+    cpu = cpu_seconds(resource.RUSAGE_CHILDREN) - cpu
+    images = int(last["samples"]) - int(first["samples"])
+    return (images / (float(last["seconds"]) - float(first["seconds"])),
+            1000 * cpu / images)
 
 
 def cohort_rate(options, *server_flags):
-    """Images/s and CPU seconds for 1,000 images of cohort-worker."""
-    with Cohort(workers=options.workers,
-                server_flags=[f"--epochs={options.epochs}",
-                              "--optimizer=momentum", *server_flags],
-                worker_flags=[f"--model={options.model}",
-                              "--dataset=synthetic",
-                              f"--batch_size={options.batch_size}",
-                              f"--limit={options.images}",
-                              f"--threads={options.threads}"]) as cohort:
-        cohort.local = options.local
-        cohort.start()
-        measured = Measured(
-            cohort.results, [cohort.server.pid, *(
-                worker.pid for worker in cohort.workers.values())])
-        measured.await_first_epoch(cohort.server)
-        if cohort.finish(timeout_s=600) != 0:
-            raise SystemExit(cohort.log())
-        measured.read()
-        for worker in cohort.workers.values():
-            worker.wait(60)
-    return measured.result()
+    """That of cohort-worker."""
+    return rate_of(options, lambda rank, address: ([
+        BIN / "cohort-worker", f"--server={address}", f"--rank={rank}",
+        f"--local={options.local}", f"--model={options.model}",
+        "--dataset=synthetic", f"--batch_size={options.batch_size}",
+        f"--limit={options.images}", f"--threads={options.threads}"], {}),
+        "--optimizer=momentum", *server_flags)
+
+
+def script_command(python, options, kind, rank, *arguments):
+    """One rank of this script."""
+    return [python, "-B", __file__, kind, rank, *arguments,
+            *same_shape(options)]
 
 
 def script_rate(python, options, *server_flags):
-    """The same of this script over the Python front-end."""
-    with tempfile.TemporaryDirectory() as folder:
-        address = pathlib.Path(folder) / "address"
-        results = pathlib.Path(folder) / "results"
-        # pylint: disable=consider-using-with
-        server = subprocess.Popen(
-            [BIN / "cohort-server", f"--workers={options.workers}",
-             "--ops_listen=", "--listen=127.0.0.1:0",
-             f"--address_file={address}", f"--results_dir={results}",
-             f"--epochs={options.epochs}", *server_flags],
-            stderr=subprocess.DEVNULL)
-        while not address.exists():
-            time.sleep(0.01)
-        workers = start_all(python, "--script", options,
-                            COHORT_SERVER=address.read_text().strip(),
-                            COHORT_LOCAL=options.local)
-        measured = Measured(results,
-                            [server.pid, *(one.pid for one in workers)])
-        measured.await_first_epoch(server)
-        output_of_first(workers, "--script")
-        server.wait()
-        measured.read()
-        return measured.result()
-
-
-def start_all(python, kind, options, *arguments, **environment):
-    """The processes of this script, one a rank."""
-    return [subprocess.Popen(
-        [python, "-B", __file__, kind, str(rank), *map(str, arguments),
-         *same_shape(options)],
-        stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(PACKAGE), **environment})
-        for rank in range(options.workers)]
+    """That of this script over the Python front-end."""
+    return rate_of(options, lambda rank, address: (
+        script_command(python, options, "--script", rank),
+        {"PYTHONPATH": str(PACKAGE), "COHORT_SERVER": address,
+         "COHORT_LOCAL": options.local}), *server_flags)
 
 
 def same_shape(options):
@@ -148,33 +107,23 @@ def same_shape(options):
             ("workers", "model", "batch_size", "images", "epochs", "threads")]
 
 
-def output_of_first(started, kind):
-    """What the first of the processes prints, once all have ended."""
-    outputs = [process.communicate(timeout=600)[0] for process in started]
-    if any(process.returncode != 0 for process in started):
-        raise SystemExit(f"{kind} failed, see above")
-    return outputs[0]
-
-
 def ddp_rate(python, options):
     """The same of DDP, timed by its first process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rate, cpu = output_of_first(
-        start_all(python, "--ddp", options, port), "--ddp").split()
-    return float(rate), float(cpu)
+    numbers, port = Numbers(), named_ports(1)[0]
+    with Processes(600) as processes:
+        for rank in range(options.workers):
+            processes.start(
+                f"DDP, rank {rank},",
+                script_command(python, options, "--ddp", rank, port),
+                None if rank else numbers.add)
+        processes.wait()
+    return numbers["rate"][0]
 
 
 def tensorflow_rate(python, options):
     """The same of TensorFlow, timed by its coordinator."""
-    told = subprocess.run(
-        [python, "-B", TENSORFLOW, *same_shape(options)],
-        capture_output=True, text=True, timeout=600, check=False)
-    if told.returncode != 0:
-        raise SystemExit(f"TensorFlow failed:\n{told.stderr[-4000:]}")
-    rate, cpu = told.stdout.split()[-2:]
-    return float(rate), float(cpu)
+    return run("TensorFlow", python, "-B", TENSORFLOW,
+               *same_shape(options))["rate"][0]
 
 
 def has_tensorflow(python):
@@ -280,20 +229,7 @@ def ddp_process(options):
     cpu = torch.tensor(1000 * (cpu_seconds() - cpu) / trained)
     torch.distributed.all_reduce(cpu)
     if rank == 0:
-        print(rate, cpu.item())
-
-
-@contextlib.contextmanager
-def busy_processes(count):
-    """Processes that do nothing but take CPU time."""
-    started = [subprocess.Popen(["/bin/sh", "-c", "while :; do :; done"])
-               for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+        print("rate", rate, cpu.item())
 
 
 def contenders(python, options):
@@ -328,18 +264,17 @@ def print_table(rates, options):
           f"{options.threads} threads and {options.batch_size} images each, "
           f"gradients by {options.local},\n{options.load} busy processes "
           f"beside (medians of {options.rounds} turns)")
-    print(f"{'':<16}{'images/s':>10}{'cpu s/1000':>12}  x DDP")
-    def images(name):
-        return [rate for rate, _ in rates[name]]
-
+    table = Table(":<16", "images/s:>10.0f", "cpu s/1000:>12.2f",
+                  " x DDP:<20")
+    images = {name: [rate for rate, _ in values]
+              for name, values in rates.items()}
     for name, values in rates.items():
-        print(f"{name:<16}"
-              f"{statistics.median(images(name)):>10.0f}"
-              f"{statistics.median(cpu for _, cpu in values):>12.2f}  "
-              f"{over(images(name), images(DDP))}")
+        table.row(name, statistics.median(images[name]),
+                  statistics.median(cpu for _, cpu in values),
+                  over(images[name], images[DDP]))
     if "async" in rates:
         print("async, x TensorFlow PS: "
-              + over(images("async"), images("TensorFlow PS")))
+              + over(images["async"], images["TensorFlow PS"]))
 
 
 def read_options():

@@ -31,7 +31,7 @@ class DdpBench(unittest.TestCase):
                       told.stdout)
         for name in ("DDP over gloo", "local", "global"):
             self.assertRegex(
-                told.stdout, rf"\n{name} +[1-9]\d* +\d+\.\d\d  \d\.\d\d \(")
+                told.stdout, rf"\n{name} +[1-9]\d* +\d+\.\d\d +\d\.\d\d \(")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-// cohort-exchange-worker ADDRESS RANK SHAPE LOCAL: a worker of cohort-bench
-// that pushes a constant gradient for every training assignment. Prints the
-// seconds of each step and each rendezvous.
+// cohort-exchange-worker: a worker of cohort_bench.py that pushes a constant
+// gradient for every training assignment. Prints the seconds of each step and
+// each rendezvous.
 
 #include <stdlib.h>
 
@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
@@ -22,11 +22,31 @@
 #include "common/float_buffer.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
-#include "tests/bench/run_shape.h"
 #include "worker/client/client.h"
+
+ABSL_FLAG(std::string, server, "", "its address");
+ABSL_FLAG(int32_t, rank, 0, "of this worker");
+ABSL_FLAG(std::string, local, "tcp", "how gradients and weights travel");
+ABSL_FLAG(int32_t, workers, 1, "of the run");
+ABSL_FLAG(int32_t, steps, 1, "of the run");
+ABSL_FLAG(int64_t, elements, 1, "float32 weights, in parameters of 2 MiB");
+ABSL_FLAG(int64_t, channels, 0,
+          "of the one batch-norm layer; 0: there is none");
+ABSL_FLAG(int32_t, calls, 0, "rendezvous a step");
+ABSL_FLAG(int32_t, together, 1, "how many of them share a wait");
 
 namespace cohort::bench {
 namespace {
+
+// The work of all workers of a run. They do no arithmetic.
+struct RunShape {
+  int32_t workers = 1;
+  int32_t steps = 1;
+  int64_t elements = 1;
+  int64_t channels = 0;
+  int32_t calls = 0;
+  int32_t together = 1;
+};
 
 using SteadyTime = std::chrono::steady_clock::time_point;
 
@@ -43,10 +63,13 @@ std::string Variable(const char* name) {
 }
 
 ModelLayout LayoutOf(const RunShape& shape) {
+  // As in a typical network of 100 MB.
+  constexpr int64_t kParameter = int64_t{1} << 19;
   ModelLayout layout;
-  for (size_t i = 0; i < shape.parameters.size(); ++i) {
+  for (int64_t begin = 0; begin < shape.elements; begin += kParameter) {
     layout.parameters.push_back(
-        {.name = absl::StrCat("parameter", i), .shape = {shape.parameters[i]}});
+        {.name = absl::StrCat("parameter", begin),
+         .shape = {std::min(kParameter, shape.elements - begin)}});
   }
   if (shape.channels > 0) {
     layout.batch_norms.push_back(
@@ -93,8 +116,8 @@ class BenchWorker {
     const ModelLayout layout = LayoutOf(shape_);
     std::vector<std::vector<float>> values;
     std::vector<absl::Span<const float>> spans;
-    for (int64_t elements : shape_.parameters) {
-      values.emplace_back(static_cast<size_t>(elements), 0.0f);
+    for (const auto& parameter : layout.parameters) {
+      values.emplace_back(static_cast<size_t>(parameter.shape[0]), 0.0f);
     }
     for (const std::vector<float>& v : values) spans.emplace_back(v);
     COHORT_ASSIGN_OR_RETURN(
@@ -156,35 +179,34 @@ class BenchWorker {
 };
 
 int Main(absl::Span<char* const> arguments) {
-  int32_t rank = 0;
-  if (arguments.size() != 5 || !absl::SimpleAtoi(arguments[2], &rank)) {
-    absl::FPrintF(stderr,
-                  "usage: cohort-exchange-worker ADDRESS RANK SHAPE LOCAL\n");
-    return kExitUsage;
+  const absl::StatusOr<HelpRequest> read = SetFlags(arguments);
+  absl::Status status = read.status();
+  if (status.ok()) {
+    SetLogLevel(LogLevel::kWarning);
+    BenchWorker worker(absl::GetFlag(FLAGS_server),
+                       Rank(absl::GetFlag(FLAGS_rank)),
+                       {.workers = absl::GetFlag(FLAGS_workers),
+                        .steps = absl::GetFlag(FLAGS_steps),
+                        .elements = absl::GetFlag(FLAGS_elements),
+                        .channels = absl::GetFlag(FLAGS_channels),
+                        .calls = absl::GetFlag(FLAGS_calls),
+                        .together = absl::GetFlag(FLAGS_together)},
+                       LocalModeNamed(absl::GetFlag(FLAGS_local)));
+    status = worker.Run();
+    for (double s : worker.step_seconds) absl::PrintF("step %.9f\n", s);
+    for (double s : worker.rendezvous_seconds) {
+      absl::PrintF("rendezvous %.9f\n", s);
+    }
   }
-  const absl::StatusOr<RunShape> shape = ShapeFromText(arguments[3]);
-  if (!shape.ok()) {
-    absl::FPrintF(stderr, "%s\n", shape.status().message());
-    return kExitConfig;
-  }
-  SetLogLevel(LogLevel::kWarning);
-  BenchWorker worker(arguments[1], Rank(rank), *shape,
-                     LocalModeNamed(arguments[4]));
-  const absl::Status status = worker.Run();
-  if (!status.ok()) {
-    absl::FPrintF(stderr, "rank %d: %s\n", rank, status.message());
-    return kExitFailure;
-  }
-  for (double s : worker.step_seconds) absl::PrintF("step %.9f\n", s);
-  for (double s : worker.rendezvous_seconds) {
-    absl::PrintF("rendezvous %.9f\n", s);
-  }
-  return kExitOk;
+  if (status.ok()) return kExitOk;
+  absl::FPrintF(stderr, "cohort-exchange-worker: %s\n", status.message());
+  return kExitFailure;
 }
 
 }  // namespace
 }  // namespace cohort::bench
 
 int main(int argc, char** argv) {
-  return cohort::bench::Main(absl::MakeSpan(argv, static_cast<size_t>(argc)));
+  return cohort::bench::Main(
+      absl::MakeConstSpan(argv, static_cast<size_t>(argc)));
 }

@@ -19,9 +19,16 @@
 namespace cohort::bench {
 namespace {
 
+double SecondsOf(clockid_t clock) {
+  timespec now = {};
+  clock_gettime(clock, &now);
+  return static_cast<double>(now.tv_sec) +
+         static_cast<double>(now.tv_nsec) / 1e9;
+}
+
 // Elements of a partition.
 constexpr int64_t kPartition = 1 << 18;
-// 17 pieces a MiB, as seen in a server under cohort-bench --table=exchange:
+// 17 pieces a MiB, as seen in a server under cohort_bench.py --table=exchange:
 // frames of 64 KiB, and a shorter piece where gRPC began to read. Its length is
 // odd, so that every boundary after it cuts a float in two.
 constexpr int64_t kFirstPieceBytes = 32'259;
@@ -172,12 +179,8 @@ class FoldedModel {
 
 }  // namespace
 
-double ThreadSeconds() {
-  timespec now = {};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) +
-         static_cast<double>(now.tv_nsec) / 1e9;
-}
+double ThreadSeconds() { return SecondsOf(CLOCK_THREAD_CPUTIME_ID); }
+double ProcessSeconds() { return SecondsOf(CLOCK_PROCESS_CPUTIME_ID); }
 
 FoldTimes TimeFold(const FoldSetup& setup, int32_t rounds) {
   FoldedModel model(setup);

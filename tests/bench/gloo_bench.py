@@ -1,10 +1,8 @@
-"""Steps of PyTorch's gloo on this host, as a contender of cohort-bench.
+"""Steps of PyTorch's gloo on this host, as a contender of cohort_bench.py: one
+process, of one thread.
 
-  python3 tests/bench/gloo_bench.py --what=all_reduce --workers=2
-
-Starts one process of one thread for each worker and prints, from the first
-process, "step SECONDS" for each timed step, and "cpu SECONDS": CPU time of all
-processes a step, without their start. Needs PyTorch.
+The first prints "step SECONDS" for each timed step, and "cpu SECONDS": CPU time
+of all processes a step, without their start. Needs PyTorch.
 
 all_reduce: the sum of --elements float32 over all processes. ddp: a step of
 DistributedDataParallel with SGD and momentum on as many weights, in parameters
@@ -13,22 +11,13 @@ every process.
 """
 
 import argparse
-import os
-import resource
-import subprocess
-import sys
-import tempfile
 import time
+
+from frame import cpu_seconds
 
 # As in the exchange that Cohort times.
 PARAMETER = 1 << 19
 WARM_UP = 2
-
-
-def cpu_seconds():
-    """CPU time of this process so far."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def all_reduce(elements):
@@ -82,8 +71,13 @@ def ddp(elements):
     return step
 
 
-def process(options):
-    """One process; the first prints the times."""
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--what", choices=("all_reduce", "ddp"))
+    for name in ("workers", "elements", "steps", "rank"):
+        parser.add_argument(f"--{name}", type=int)
+    parser.add_argument("--store")
+    options = parser.parse_args()
     # pylint: disable=import-outside-toplevel
     import torch
     torch.set_num_threads(1)
@@ -105,40 +99,9 @@ def process(options):
     torch.distributed.all_reduce(cpu)
     if options.rank == 0:
         print("\n".join(f"step {value:.9f}" for value in seconds))
-        print(f"cpu {cpu.item():.9f}")
-
-
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--what", choices=("all_reduce", "ddp"),
-                        default="all_reduce", help="(default all_reduce)")
-    parser.add_argument("--workers", type=int, default=2,
-                        help="processes (default 2)")
-    parser.add_argument("--elements", type=int, default=25_600_000,
-                        help="float32 of a step (default 25600000)")
-    parser.add_argument("--steps", type=int, default=10,
-                        help="timed steps (default 10)")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--store", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.rank is not None:
-        process(options)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        started = [subprocess.Popen(
-            [sys.executable, "-B", __file__, *sys.argv[1:], f"--rank={rank}",
-             f"--store={folder}/store"], env=os.environ)
-            for rank in range(options.workers)]
-        for _ in started:
-            pid, status = os.wait()
-            if status == 0:
-                continue
-            # The others would wait for it.
-            for one in started:
-                if one.pid != pid:
-                    one.kill()
-            sys.exit("a process of gloo failed, see above")
+        print(f"cpu {cpu.item():.9f}", flush=True)
+    # Otherwise threads of gloo may still run when the interpreter ends.
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@
 namespace cohort::bench {
 
 // CPU time of the calling thread, so that other programs of the machine do not
-// count.
+// count; and of this process.
 double ThreadSeconds();
+double ProcessSeconds();
 
 // Median ThreadSeconds() of two contenders that took turns.
 struct Duel {

@@ -1,22 +1,20 @@
 """A server with up to thousands of clients of the real library, as processes of
 this machine: what the server spends on each.
 
-  COHORT_BIN_DIR=build/release/bin python3 tests/bench/load.py
+  python3 tests/bench/load.py
   ... load.py --table=deaths --clients=1000
 """
 
 import argparse
-import collections
 import math
 import os
 import pathlib
-import selectors
 import signal
-import subprocess
 import sys
 import time
 
-from frame import BIN, cpu_of
+from frame import (BIN, Failed, Numbers, Processes, Table, cpu_of,
+                   quantile)
 
 PATIENCE_S = 600
 KIB = 1024
@@ -38,44 +36,27 @@ class Costs:
         self.files = len(os.listdir(folder / "fd"))
 
 
-class Report:
+class Report(Numbers):
     """What the clients of a run have printed: see load_clients.cc. Instants are
     seconds of the machine's steady clock."""
 
-    def __init__(self):
-        self.registered = []
-        self.pulled = []
-        # By step: its beginnings, one a pack.
-        self.begun = collections.defaultdict(list)
-        # By rendezvous: first and last answers, one a pack.
-        self.answers = collections.defaultdict(list)
-        # By kind: CPU seconds of the server, seconds, and for how many.
-        self.costs = collections.defaultdict(lambda: (0, 0, 0))
-        self.repeated = 0
+    def begun(self, step):
+        """When it has begun, by pack."""
+        return [instant for of, instant in self["begun"] if of == step]
 
-    def add(self, line):
-        kind, *words = line.split()
-        if kind == "cost":
-            self.costs[words[0]] = [sum(pair) for pair in zip(
-                self.costs[words[0]], map(float, words[1:]))]
-            return
-        numbers = list(map(float, words))
-        if kind in ("registered", "pulled"):
-            getattr(self, kind).append(numbers)
-        elif kind in ("begun", "answers"):
-            getattr(self, kind)[int(numbers[0])].append(numbers[1:])
-        elif kind == "repeated":
-            self.repeated += int(numbers[0])
+    def _cost(self, kind):
+        """CPU seconds of the server, seconds, and for how many."""
+        return [sum(numbers) for numbers in zip(*self[kind])] or [0, 0, 0]
 
     def rest_us(self, workers):
         """CPU time of the server a second that a worker does nothing."""
-        cpu, seconds, _ = self.costs["rest"]
+        cpu, seconds, _ = self._cost("rest")
         return 1e6 * cpu / (seconds * workers) if seconds else 0
 
     def each_us(self, kind, workers):
         """CPU time for one of a worker: all, and without what the time that it
         takes would have cost at rest."""
-        cpu, seconds, count = self.costs[kind]
+        cpu, seconds, count = self._cost(kind)
         if not count:
             return 0, 0
         whole = 1e6 * cpu / (count * workers)
@@ -83,15 +64,18 @@ class Report:
 
     def spreads(self):
         """From the first to the last answer of each rendezvous, ascending."""
-        return sorted(max(last for _, last in packs) -
-                      min(first for first, _ in packs)
-                      for packs in self.answers.values()) or [0]
+        answers = {}
+        for call, *times in self["answers"]:
+            answers.setdefault(call, []).extend(times)
+        return sorted(max(times) - min(times)
+                      for times in answers.values()) or [0]
 
 
-class Run:
-    """A server, and packs of clients. Ends them all when it is left."""
+class Run(Processes):
+    """A server, and packs of clients."""
 
     def __init__(self, options, workers, push_steps, rendezvous_steps):
+        super().__init__(PATIENCE_S)
         self.options, self.workers = options, workers
         self.shape = {name: getattr(options, name) for name in (
             "layers", "channels", "elements", "repeats", "rest")}
@@ -102,46 +86,30 @@ class Run:
         self.report = Report()
         self.packs = []
         self._ranks = 0
-        self._may_fail = set()
-        self._last_line = {}
-        # Of each process: what is no whole line yet.
-        self._rest = {}
-        self._address = None
-        self._deadline = time.monotonic() + PATIENCE_S
-        self._outputs = selectors.DefaultSelector()
 
     def __enter__(self):
-        self.server = self._start(
-            self.options.server_program or BIN / "cohort-server",
-            "--listen=127.0.0.1:0", "--ops_listen=", "--local=tcp",
-            f"--workers={self.workers}", f"--max_steps={self.steps}",
-            "--on_worker_loss=continue", "--optimizer=sgd", "--weight_decay=0",
-            *self.options.server_flags.split())
-        self.wait_until(lambda: self._address)
-        self.before = Costs(self.server.pid)
+        try:
+            self.server, self._address = self.start_server(
+                "--local=tcp", f"--workers={self.workers}",
+                f"--max_steps={self.steps}", "--on_worker_loss=continue",
+                "--optimizer=sgd", "--weight_decay=0",
+                *self.options.server_flags.split(),
+                command=[self.options.server_program or BIN / "cohort-server"])
+        except BaseException:
+            self.__exit__()
+            raise
+        self.before = self.costs()
         return self
-
-    def __exit__(self, *_):
-        for process in (self.server, *self.packs):
-            process.kill()
-            process.wait()
-            process.stdout.close()
-
-    def _start(self, *words):
-        # pylint: disable=consider-using-with
-        process = subprocess.Popen(words, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT)
-        self._rest[process] = b""
-        self._outputs.register(process.stdout, selectors.EVENT_READ, process)
-        return process
 
     def add_pack(self, clients):
         """Starts a process with the next ranks."""
-        self.packs.append(self._start(
-            BIN / "cohort-load-clients", f"--address={self._address}",
-            f"--server_process={self.server.pid}",
-            f"--first_rank={self._ranks}", f"--clients={clients}",
-            *(f"--{name}={value}" for name, value in self.shape.items())))
+        self.packs.append(self.start(
+            f"pack {len(self.packs)}",
+            [BIN / "cohort-load-clients", f"--address={self._address}",
+             f"--server_process={self.server.pid}",
+             f"--first_rank={self._ranks}", f"--clients={clients}",
+             *(f"--{name}={value}" for name, value in self.shape.items())],
+            self.report.add))
         self._ranks += clients
 
     def add_packs(self, clients):
@@ -150,43 +118,13 @@ class Run:
             self.add_pack(min(share, clients))
             clients -= share
 
-    def wait_until(self, done):
-        """Reads what the processes print until `done` returns true."""
-        while not done():
-            for key, _ in self._outputs.select(timeout=0.02):
-                self._read(key.data)
-            if time.monotonic() > self._deadline:
-                raise SystemExit(f"not done after {PATIENCE_S} s; the server's "
-                                 "last line: "
-                                 f"{self._last_line.get(self.server)}")
-
-    def _read(self, process):
-        piece = os.read(process.stdout.fileno(), 1 << 16)
-        *lines, self._rest[process] = (self._rest[process] + piece).split(b"\n")
-        for line in map(bytes.decode, lines):
-            self._last_line[process] = line
-            if process is not self.server:
-                self.report.add(line)
-            elif self._address is None and "listening on " in line:
-                self._address = line.split("listening on ")[1].split(",")[0]
-        if piece:
-            return
-        self._outputs.unregister(process.stdout)
-        if process.wait() != 0 and process not in self._may_fail:
-            raise SystemExit(f"{process.args[0]} ended with "
-                             f"{process.returncode}: "
-                             f"{self._last_line.get(process)}")
-
     def await_step(self, version, packs):
         """Until so many packs have begun it; returns when the first did."""
-        self.wait_until(lambda: len(self.report.begun[version]) >= packs)
-        return min(self.report.begun[version])[0]
-
-    def await_end(self):
-        self.wait_until(lambda: not self._outputs.get_map())
+        self.wait_until(lambda: len(self.report.begun(version)) >= packs)
+        return min(self.report.begun(version))
 
     def kill(self, pack):
-        self._may_fail.add(pack)
+        self.may_fail.add(pack)
         pack.kill()
 
     def cpu(self):
@@ -198,10 +136,10 @@ class Run:
 
 def check(options, what, got, most):
     if options.check and got > most:
-        raise SystemExit(f"{what}: got {got}, want at most {most}")
+        raise Failed(f"{what}: got {got}, want at most {most}")
 
 
-def cost_row(options, workers):
+def cost_row(options, workers, table):
     pushes = options.push_steps or min(max(PUSHES // workers, 4), 400)
     meetings = options.rendezvous_steps or min(max(
         CONTRIBUTIONS // (2 * options.layers * workers), 2), 100)
@@ -212,23 +150,20 @@ def cost_row(options, workers):
         joined_cpu = run.cpu() - cpu
         run.await_step(run.steps - 1, 1)
         used = run.costs()
-        run.await_end()
+        run.wait()
     before, report = run.before, run.report
     spreads = report.spreads()
     files, threads = used.files - before.files, used.threads - before.threads
     memory = used.memory - before.memory
-    print("%-8d %8.0f %8.0f %8.0f %8.1f %8.1f %7.2f %7.2f %7.2f %7.2f %7.0f "
-          "%6.2f %4d" % (
-              workers, report.rest_us(workers),
+    table.row(workers, report.rest_us(workers),
               *report.each_us("push", workers),
               *report.each_us("rendezvous", workers),
-              1e3 * spreads[(len(spreads) - 1) // 2],
-              1e3 * spreads[int(0.99 * (len(spreads) - 1))], joined,
+              *(1e3 * quantile(spreads, q) for q in (0.5, 0.99)), joined,
               1e3 * joined_cpu / workers, memory / KIB / workers,
-              files / workers, threads), flush=True)
+              files / workers, threads)
     # Three connections each. One more of each may be on its way out.
     if options.check and files < 3 * workers:
-        raise SystemExit(f"got {files} further files, want 3 a worker")
+        raise Failed(f"got {files} further files, want 3 a worker")
     check(options, "further files", files, 3 * workers + 8)
     check(options, "further threads", threads, 16)
     check(options, "further memory", memory, (2 * workers + 64) << 20)
@@ -241,11 +176,12 @@ def cost_table(options):
           "rendezvous, with and without what the same time costs at rest; ms a\n"
           "join. Of a rendezvous: ms from the first to the last answer. Start: s\n"
           "until all have begun. A worker's further memory, files and threads.")
-    print("%-8s %8s %8s %8s %8s %8s %7s %7s %7s %7s %7s %6s %4s" % (
-        "workers", "rest", "push", "net", "rendez.", "net", "p50 ms", "p99 ms",
-        "start s", "join", "KiB", "files", "thr."))
+    table = Table("workers:<8", "rest:>8.0f", "push:>8.0f", "net:>8.0f",
+                  "rendez.:>8.1f", "net:>8.1f", "p50 ms:>7.2f",
+                  "p99 ms:>7.2f", "start s:>7.2f", "join:>7.2f", "KiB:>7.0f",
+                  "files:>6.2f", "thr.:>4d")
     for workers in options.clients:
-        cost_row(options, workers)
+        cost_row(options, workers, table)
 
 
 def lose(options, last, what, harm, mend=None):
@@ -264,14 +200,15 @@ def lose(options, last, what, harm, mend=None):
         spent, peak = run.cpu() - cpu, run.costs().peak
         if mend is not None:
             mend(run.packs[-1])
-        run.await_end()
+        run.wait()
+    repeated = int(sum(run.report.values("repeated")))
     print(f"{last} of {workers} workers {what} in step {step}: the next step "
           f"began after {took:.2f} s ({spent:.2f} s of the server's CPU time); "
-          f"{run.report.repeated} assignments were repeated; the server's "
+          f"{repeated} assignments were repeated; the server's "
           f"memory was at most {peak >> 20} MiB")
     # Each of the others has begun the step again at least once.
-    if options.check and run.report.repeated < workers - last:
-        raise SystemExit(f"got {run.report.repeated} repeated assignments, want "
+    if options.check and repeated < workers - last:
+        raise Failed(f"got {repeated} repeated assignments, want "
                          f"at least {workers - last}")
 
 
@@ -291,19 +228,19 @@ def pulls_table(options):
     with Run(options, workers, max(options.push_steps, 1),
              options.rendezvous_steps) as run:
         run.add_packs(workers)
-        run.wait_until(lambda: run.report.registered)
+        run.wait_until(lambda: run.report["registered"])
         cpu = run.cpu()
-        run.wait_until(lambda: len(run.report.pulled) == len(run.packs))
+        run.wait_until(lambda: len(run.report["pulled"]) == len(run.packs))
         spent, peak = run.cpu() - cpu, run.costs().peak
-        registered = max(run.report.registered)[0]
-        first = min(begin for begin, _ in run.report.pulled) - registered
-        last = max(end for _, end in run.report.pulled) - registered
+        registered = max(run.report.values("registered"))
+        first = min(begin for begin, _ in run.report["pulled"]) - registered
+        last = max(end for _, end in run.report["pulled"]) - registered
         print(f"{workers} workers read {options.elements} weights each: the "
               f"first had them {first:.2f} s after all had registered, the last "
               f"{last:.2f} s ({4e-6 * options.elements * workers / last:.0f} "
               f"MB/s, {spent:.2f} s of the server's CPU time); the server's "
               f"memory was at most {peak >> 20} MiB")
-        run.await_end()
+        run.wait()
     # The weights are not copied for each of those that read them.
     check(options, "further memory", peak - run.before.memory,
           8 * options.elements * 4 + (128 << 20))

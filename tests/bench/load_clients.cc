@@ -5,9 +5,9 @@
 //   pulled FIRST LAST            they have read the weights once
 //   begun VERSION INSTANT        the step of the process's lowest rank
 //   answers CALL FIRST LAST      the returns of one rendezvous of a timed step
-//   cost KIND CPU TIME COUNT     beside rank 0: CPU seconds of the server, and
-//                                seconds, for this many contributions or pushes
-//                                of each worker; kind "rest": none
+//   rest CPU TIME 0              beside rank 0: CPU seconds of the server, and
+//   push CPU TIME COUNT          seconds, for this many pushes or contributions
+//   rendezvous CPU TIME COUNT    of each worker
 //   repeated COUNT               assignments that were not carried through
 
 #include <sys/types.h>
@@ -202,7 +202,7 @@ class Pack {
       ABSL_LOCKS_EXCLUDED(mu_) {
     const Used end = Server();
     MutexLock lock(mu_);
-    PrintLocked("cost %s %.9f %.6f %.0f", kind, end.cpu - begin.cpu,
+    PrintLocked("%s %.9f %.6f %.0f", kind, end.cpu - begin.cpu,
                 end.time - begin.time, count);
   }
 

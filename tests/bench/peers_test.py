@@ -4,6 +4,7 @@ measured. Programs of ps-lite are replaced by ones that print given times."""
 import json
 import pathlib
 import re
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -11,8 +12,9 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "integration"))
 
 # pylint: disable=wrong-import-position
-from processes import python_with_torch, run  # noqa: E402
+from processes import python_with_torch  # noqa: E402
 
+BENCH = pathlib.Path(__file__).with_name("cohort_bench.py")
 TINY = ("--table=peers", "--elements=1000", "--steps=2", "--rounds=20",
         "--pairs=1")
 NO_TORCH = "--python=/bin/false"
@@ -56,7 +58,9 @@ class Peers(unittest.TestCase):
         return [json.loads(line) for line in text.splitlines()]
 
     def bench(self, *flags, code=0):
-        told = run("cohort-bench", *TINY, *flags, timeout_s=120)
+        told = subprocess.run(
+            [sys.executable, "-B", BENCH, *TINY, *flags], timeout=120,
+            capture_output=True, text=True, check=False)
         self.assertEqual(told.returncode, code, told.stdout + told.stderr)
         return told.stdout + told.stderr
 
@@ -136,7 +140,7 @@ class Peers(unittest.TestCase):
         for name in ("gloo all-reduce", "DDP over gloo"):
             self.assertGreater(rows[name, 2], 0)
             self.assertNotIn((name, 1), rows)
-        self.assertRegex(text, r"\nCohort shm +[\d.]+  1\.00")
+        self.assertRegex(text, r"\nCohort shm +[\d.]+ +1\.00")
         self.assertRegex(text.partition("rendezvous")[2],
                          r"\ngloo all-reduce +[\d.]+ ")
 

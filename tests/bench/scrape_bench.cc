@@ -1,7 +1,5 @@
 #include "tests/bench/scrape_bench.h"
 
-#include <time.h>
-
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,18 +15,12 @@
 #include "server/metrics/grpc_metrics.h"
 #include "server/metrics/run_metrics.h"
 #include "server/rpc/call_interceptor.h"
+#include "tests/bench/kernel_bench.h"
 #include "tests/bench/tcp_baseline.h"
 #include "tests/fakes/raw_http.h"
 
 namespace cohort::bench {
 namespace {
-
-double ProcessCpuSeconds() {
-  timespec time = {};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) +
-         static_cast<double>(time.tv_nsec) / 1e9;
-}
 
 absl::Status JoinAll(int32_t workers, Coordinator& core) {
   Effects ignored;
@@ -60,9 +52,9 @@ absl::StatusOr<ScrapeCost> TimeScrapes(int32_t workers, int32_t scrapes) {
   COHORT_RETURN_IF_ERROR(JoinAll(workers, core));
   ScrapeCost cost;
   SharedFigures figures;
-  const double gather_begin = ProcessCpuSeconds();
+  const double gather_begin = ProcessSeconds();
   for (int32_t i = 0; i < scrapes; ++i) figures = Gather(core, run);
-  cost.gather_cpu_seconds = (ProcessCpuSeconds() - gather_begin) / scrapes;
+  cost.gather_cpu_seconds = (ProcessSeconds() - gather_begin) / scrapes;
 
   const RunCollector collector([figures] { return figures; });
   const LogCollector log;
@@ -74,7 +66,7 @@ absl::StatusOr<ScrapeCost> TimeScrapes(int32_t workers, int32_t scrapes) {
                           HttpServer::Start(options));
   const SteadyClock clock;
   std::vector<double> seconds;
-  const double begin = ProcessCpuSeconds();
+  const double begin = ProcessSeconds();
   for (int32_t i = 0; i < scrapes; ++i) {
     const Instant asked = clock.Now();
     const HttpAnswer answer = HttpGet(server->address(), "/metrics");
@@ -82,7 +74,7 @@ absl::StatusOr<ScrapeCost> TimeScrapes(int32_t workers, int32_t scrapes) {
     if (answer.status != 200) return absl::InternalError("no page");
     cost.page_bytes = static_cast<int64_t>(answer.body.size());
   }
-  cost.cpu_seconds = (ProcessCpuSeconds() - begin) / scrapes;
+  cost.cpu_seconds = (ProcessSeconds() - begin) / scrapes;
   cost.seconds = Quantile(seconds, 0.5);
   return cost;
 }

@@ -1,6 +1,6 @@
 """Time of a step where the servers' network cards are the limit, by shards.
 
-  COHORT_BIN_DIR=build/release/bin python3 tests/bench/slow_network.py
+  python3 tests/bench/slow_network.py
   ... slow_network.py --shards=1,2,4 --rate_mbit=200 --workers=2
 
 Every server process (shard) has a host of its own: a network namespace with one
@@ -15,12 +15,10 @@ import contextlib
 import functools
 import os
 import shutil
-import statistics
 import subprocess
 import tempfile
-import time
 
-from frame import BIN, in_turns, over
+from frame import BIN, Numbers, Processes, Table, in_turns, median, over
 
 # Only inside the namespaces.
 NETWORK = "10.98.76"
@@ -28,7 +26,6 @@ PORT = 7070
 # Time that a queue may hold a packet; longer than TCP's buffers need.
 LATENCY = "20ms"
 BURST = "64kb"
-START_TIMEOUT_S = 60
 
 
 def missing_tool():
@@ -103,78 +100,44 @@ class Network:
     def address(host):
         return f"{NETWORK}.{host + 1}"
 
-    def start(self, host, *words, **options):
-        """A process on a host."""
-        # pylint: disable=consider-using-with
-        return subprocess.Popen(
-            ["ip", "netns", "exec", f"{self._prefix}host{host}", *words],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            **options)
-
-
-def stop(process):
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    def on(self, host, program):
+        """A command that starts a program on a host."""
+        return ["ip", "netns", "exec", f"{self._prefix}host{host}",
+                BIN / program]
 
 
 def step_seconds(options, shards, wire):
     """Mean time of a timed step of a run with so many shards."""
-    with contextlib.ExitStack() as stack:
-        network = stack.enter_context(Network(shards, options.rate_mbit))
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        addresses = [f"{network.address(i)}:{PORT}"
-                     for i in range(1, shards + 1)]
-
-        def start(host, *words):
-            process = network.start(host, *words)
-            stack.callback(stop, process)
-            return process
-
-        for shard in range(1, shards):
-            start(shard + 1, BIN / "cohort-server", "--data_shard",
-                  f"--listen={addresses[shard]}", "--ops_listen=",
-                  "--insecure")
-        # Two further steps begin, and one ends the run: see load_clients.cc.
-        steps = options.steps + 4
-        flags = [f"--listen={addresses[0]}", "--ops_listen=", "--insecure",
-                 f"--workers={options.workers}", f"--max_steps={steps}",
-                 "--optimizer=momentum", f"--wire={wire}", "--local=tcp"]
-        if shards > 1:
-            flags += ["--shard_addresses=" + ",".join(addresses[1:]),
-                      f"--checkpoint_dir={folder}"]
-        server = start(1, BIN / "cohort-server", *flags)
-        await_line(server, "listening on")
-        clients = start(0, BIN / "cohort-load-clients", f"--address={addresses[0]}",
-                        f"--server_process={server.pid}", "--first_rank=0",
-                        f"--clients={options.workers}", "--layers=1",
-                        "--channels=1", f"--elements={options.elements}",
-                        f"--push_steps={options.steps}",
-                        "--rendezvous_steps=1", "--rest=1ms")
-        seconds = None
-        lines = []
-        for line in clients.stdout:
-            lines.append(line)
-            words = line.split()
-            if words[:2] == ["cost", "push"]:
-                seconds = float(words[3]) / float(words[4])
-        if clients.wait() != 0 or seconds is None:
-            raise SystemExit("".join(lines))
-        return seconds
-
-
-def await_line(process, text):
-    """Reads what it prints until a line has `text`."""
-    lines = []
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline:
-        line = process.stdout.readline()
-        if not line:
-            break
-        lines.append(line)
-        if text in line:
-            return
-    raise SystemExit("".join(lines))
+    numbers = Numbers()
+    with Network(shards, options.rate_mbit) as network, \
+            tempfile.TemporaryDirectory() as folder, \
+            Processes() as processes:
+        addresses = []
+        # The first server comes last, as it connects to the others.
+        for shard in (*range(1, shards), 0):
+            # Two further steps begin, and one ends the run: see load_clients.cc.
+            flags = ["--data_shard"] if shard else [
+                f"--workers={options.workers}",
+                f"--max_steps={options.steps + 4}", "--optimizer=momentum",
+                f"--wire={wire}", "--local=tcp"]
+            if not shard and shards > 1:
+                flags += ["--shard_addresses=" + ",".join(addresses),
+                          f"--checkpoint_dir={folder}"]
+            server, address = processes.start_server(
+                "--insecure", *flags,
+                command=network.on(shard + 1, "cohort-server"),
+                listen=f"{network.address(shard + 1)}:{PORT}")
+            addresses.append(address)
+        processes.start("the clients", [
+            *network.on(0, "cohort-load-clients"),
+            f"--address={addresses[-1]}", f"--server_process={server.pid}",
+            "--first_rank=0", f"--clients={options.workers}", "--layers=1",
+            "--channels=1", f"--elements={options.elements}",
+            f"--push_steps={options.steps}", "--rendezvous_steps=1",
+            "--rest=1ms"], numbers.add)
+        processes.wait()
+    _, seconds, count = numbers["push"][0]
+    return seconds / count
 
 
 def print_table(times, options):
@@ -183,11 +146,10 @@ def print_table(times, options):
     print(f"a step of {megabytes:g} MB of float32 with {options.workers} "
           f"workers; {options.rate_mbit} Mbit/s a server\n"
           f"in each direction (medians of {options.turns} turns)")
-    print(f"{'shards':<8}{'wire':<10}{'s':>8}  x first")
+    table = Table("shards:<8", "wire:<10", "s:>8.3f", " x first:<18")
     first = next(iter(times.values()))
     for (shards, wire), values in times.items():
-        print(f"{shards:<8}{wire:<10}{statistics.median(values):>8.3f}  "
-              f"{over(values, first)}")
+        table.row(shards, wire, median(values), over(values, first))
 
 
 def read_options():

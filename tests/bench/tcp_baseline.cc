@@ -116,7 +116,7 @@ double Quantile(std::vector<double> values, double q) {
   return values[std::min(at, values.size() - 1)];
 }
 
-double MemcpySeconds(int64_t bytes, int32_t rounds) {
+std::vector<double> CopySeconds(int64_t bytes, int32_t rounds) {
   std::vector<char> from(static_cast<size_t>(bytes), 1);
   std::vector<char> to(static_cast<size_t>(bytes), 2);
   std::vector<double> seconds;
@@ -127,11 +127,12 @@ double MemcpySeconds(int64_t bytes, int32_t rounds) {
     std::swap(from, to);
     seconds.push_back(SecondsSince(start));
   }
-  return Quantile(seconds, 0.5);
+  return seconds;
 }
 
-absl::StatusOr<double> TcpExchangeSeconds(int32_t workers, int64_t bytes,
-                                          int32_t rounds) {
+absl::StatusOr<std::vector<double>> TcpExchangeSeconds(int32_t workers,
+                                                       int64_t bytes,
+                                                       int32_t rounds) {
   COHORT_ASSIGN_OR_RETURN(std::vector<Pair> pairs, ConnectAll(workers));
   std::vector<double> seconds;
   auto start = std::chrono::steady_clock::now();
@@ -161,7 +162,7 @@ absl::StatusOr<double> TcpExchangeSeconds(int32_t workers, int64_t bytes,
     }
   }
   seconds.erase(seconds.begin());  // The first round touches fresh memory.
-  return Quantile(seconds, 0.5);
+  return seconds;
 }
 
 absl::StatusOr<std::vector<double>> TcpRendezvousSeconds(int32_t workers,

@@ -12,34 +12,17 @@ optimizer are those of ddp_bench.py. Needs TensorFlow.
 import argparse
 import json
 import os
-import pathlib
-import socket
 import subprocess
 import sys
 import time
 
+from frame import cpu_of
+
+# Behind the frame, which says where it is.
+from ports import named_ports  # pylint: disable=C0411
+
 CLASSES, TEST_IMAGES = 10, 512
 CHANNELS = ((1, 32), (32, 64), (64, 128))
-
-
-def free_addresses(count):
-    """Addresses on loopback that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for free in sockets:
-        free.bind(("127.0.0.1", 0))
-    addresses = [f"127.0.0.1:{free.getsockname()[1]}" for free in sockets]
-    for free in sockets:
-        free.close()
-    return addresses
-
-
-def cpu_of(pids):
-    """CPU time of processes so far."""
-    seconds = 0
-    for pid in pids:
-        stat = pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
-        seconds += sum(map(int, stat.rpartition(")")[2].split()[11:13]))
-    return seconds / os.sysconf("SC_CLK_TCK")
 
 
 def resolver():
@@ -150,7 +133,7 @@ def train(options, pids):
     begin, cpu = None, None
     for epoch in range(options.epochs):
         if epoch == 1:
-            begin, cpu = time.perf_counter(), cpu_of(pids)
+            begin, cpu = time.perf_counter(), sum(map(cpu_of, pids))
         for _ in range(options.images // options.batch_size):
             coordinator.schedule(step)
         coordinator.join()
@@ -159,12 +142,13 @@ def train(options, pids):
         coordinator.join()
     trained = options.images * (options.epochs - 1)
     return (trained / (time.perf_counter() - begin),
-            1000 * (cpu_of(pids) - cpu) / trained)
+            1000 * (sum(map(cpu_of, pids)) - cpu) / trained)
 
 
 def run(options):
     """Starts the other processes, trains, and ends them."""
-    addresses = free_addresses(options.workers + 2)
+    addresses = [f"127.0.0.1:{port}"
+                 for port in named_ports(options.workers + 2)]
     cluster = {"chief": addresses[:1], "ps": addresses[1:2],
                "worker": addresses[2:]}
 
@@ -181,7 +165,7 @@ def run(options):
     try:
         os.environ.update(environment("chief", 0))
         rate, cpu = train(options, [os.getpid(), *(one.pid for one in started)])
-        print(rate, cpu, flush=True)
+        print("rate", rate, cpu, flush=True)
     finally:
         for one in started:
             one.kill()

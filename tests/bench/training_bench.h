@@ -9,13 +9,10 @@
 
 namespace cohort::bench {
 
-// Images of one worker and step, as in the quickstart.
-inline constexpr int64_t kTrainingBatch = 64;
-
 struct TrainingSetup {
   int32_t workers = 1;
   std::string model = "cnn";
-  int64_t batch_size = kTrainingBatch;
+  int64_t batch_size = 64;
   // Timed steps; a few more warm up.
   int32_t steps = 40;
   PolicyOptions policy;
