@@ -13,7 +13,7 @@ import termios
 import unittest
 
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
-DEADLINE_S = 60
+DEADLINE_S = 600
 
 HEAD = r"""#!/bin/bash
 cd "$(dirname "$0")"

@@ -9,7 +9,7 @@ import tempfile
 import unittest
 
 BIN = pathlib.Path(os.environ["COHORT_BIN_DIR"])
-DEADLINE_S = 60
+DEADLINE_S = 600
 # What a program of Cohort does once it has made a step.
 STEP = "echo -n + >&${COHORT_PROGRESS_FD%%:*}; "
 

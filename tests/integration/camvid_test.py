@@ -28,7 +28,7 @@ class CamVid(unittest.TestCase):
                           "--image_size=45x60"])
         with cohort:
             cohort.start()
-            cohort.complete(timeout_s=600)
+            cohort.complete()
             log = cohort.log()
             losses = [float(row["train_loss"]) for row in cohort.rows()
                       if row["train_loss"]]

@@ -140,7 +140,7 @@ class DamagedStreams(unittest.TestCase):
     def command(address: str, words: list[str], *flags: str):
         # Longer than the longest wait of cohortctl itself.
         return processes.run("cohortctl", f"--server={address}",
-                             "--output=json", *flags, *words, timeout_s=180)
+                             "--output=json", *flags, *words)
 
     def damaged_command(self, cohort, chance, number, words):
         """One command over a connection with one damage."""

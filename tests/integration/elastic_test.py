@@ -33,7 +33,7 @@ class Elastic(unittest.TestCase):
     def await_steps_of(self, cohort, workers):
         """Waits until all of `workers` train, and for a few steps then."""
         cohort.wait_until(lambda: self.trains_with(cohort, workers),
-                          f"{workers} workers", timeout_s=300)
+                          f"{workers} workers")
         cohort.await_version(cohort.status()["version"] + 5)
 
     def check_history(self, cohort, **bounds):
@@ -80,7 +80,7 @@ class Elastic(unittest.TestCase):
         """Until the epoch in progress is over."""
         epoch = cohort.status()["data_epoch"] + 1
         cohort.wait_until(lambda: cohort.status()["data_epoch"] >= epoch,
-                          f"epoch {epoch}", timeout_s=300)
+                          f"epoch {epoch}")
 
     def check_epochs(self, history, samples):
         """Each sample of an epoch that is over was used; history_check sees that

@@ -12,8 +12,6 @@ from processes import Cohort, kill
 # Much longer than the faults take; the rest is drained. Several partitions, so
 # that a version can arrive in parts.
 FLAGS = ("--epochs=1000", "--checkpoint_every=2", "--partition_kib=1")
-# Nothing depends on how fast the machine is.
-WAIT_SECONDS_MAX = 300
 
 
 class History(unittest.TestCase):
@@ -32,7 +30,7 @@ class History(unittest.TestCase):
     def await_steps(self, cohort):
         """A few versions more, so that faults fall into different moments."""
         wanted = cohort.newest_checkpoint() + self.random.randrange(3, 20)
-        cohort.await_checkpoint(wanted, WAIT_SECONDS_MAX)
+        cohort.await_checkpoint(wanted)
 
     def disturb(self, cohort, proxy):
         """Each kind of fault, twice, in a random order."""
@@ -51,7 +49,7 @@ class History(unittest.TestCase):
         # A worker that starts after the end would wait for another server.
         cohort.wait_until(lambda: all(worker["state"] == "live" for worker in
                                       cohort.status()["workers"]),
-                          "all workers to be back", WAIT_SECONDS_MAX)
+                          "all workers to be back")
 
     def check(self, *flags, workers=2, **bounds):
         with Cohort(workers=workers,
@@ -63,8 +61,8 @@ class History(unittest.TestCase):
                     self.start_worker(cohort, rank)
                 self.disturb(cohort, proxy)
                 cohort.ctl("run", "drain")
-                cohort.complete(timeout_s=WAIT_SECONDS_MAX)
-                cohort.await_workers(timeout_s=WAIT_SECONDS_MAX)
+                cohort.complete()
+                cohort.await_workers()
             events = history_check.load(cohort.dir.glob("*.jsonl"))
             found = history_check.check(events, **bounds)
             said = history_check.summary(events)

@@ -134,7 +134,7 @@ class KilledProcesses(unittest.TestCase):
                 cohort.start_server(*flags)
                 cohort.await_checkpoint(cohort.newest_checkpoint() + 8)
                 cohort.server.send_signal(signal.SIGTERM)
-                cohort.complete(code, timeout_s=60)
+                cohort.complete(code)
             cohort.start_server()
             self.assertEqual(cohort.complete(), self.digest)
 

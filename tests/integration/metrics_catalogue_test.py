@@ -9,7 +9,7 @@ import unittest
 
 import processes
 from monitored import samples
-from prometheus_test import PATIENCE_S, monitored_segmentation
+from prometheus_test import monitored_segmentation
 from shard_ops_test import Watched
 
 PAGE = (pathlib.Path(__file__).resolve().parents[2] /
@@ -80,7 +80,7 @@ def gathered(wanted=None):
     with monitored_segmentation() as cohort:
         cohort.start()
         gather(lambda: zip("SWW", cohort.pages()),
-               20 if wanted is None else PATIENCE_S)
+               20 if wanted is None else processes.PATIENCE_S)
     return catalogue.page()
 
 

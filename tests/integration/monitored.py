@@ -170,7 +170,7 @@ class Prometheus:
     def log(self):
         return self._log.read_text(errors="replace")
 
-    def wait_until(self, condition, what, timeout_s=60):
+    def wait_until(self, condition, what):
         """Polls, and returns what the condition returned."""
         def logs():
             return f"{self.log()}\n{self._cohort.log()}"
@@ -179,7 +179,7 @@ class Prometheus:
             if self._process.poll() is not None:
                 raise AssertionError(f"Prometheus ended:\n{logs()}")
             return condition()
-        return until(there, what, timeout_s, logs)
+        return until(there, what, logs)
 
     def api(self, path, **parameters):
         """Returns the data of an answer of the HTTP API."""

@@ -100,7 +100,7 @@ def train_inside():
                     f"worker {rank} to join")
             # A process that asks a second time gets no answer. (When the
             # server ends, gRPC asks once more; nothing waits for that.)
-            if cohort.finish(timeout_s=120) != 0:
+            if cohort.finish() != 0:
                 raise SystemExit(cohort.log())
 
 

@@ -25,6 +25,10 @@ _pki = None
 # How often a test repeats a kill at a random moment.
 KILLS = int(os.environ.get("COHORT_KILLS", "1"))
 
+# How long to wait for what has to come. It only bounds a hang: a machine that is
+# busy with other things may take long for all of it.
+PATIENCE_S = 900
+
 # Small and fast, but real: a network with three batch norms, two workers.
 WORKER_FLAGS = ["--model=smooth", "--dataset=synthetic", "--batch_size=32"]
 
@@ -151,7 +155,7 @@ class Cohort:
         kill(self.server)
         self.start_server("--resume")
 
-    def wait_until(self, condition, what, timeout_s=60):
+    def wait_until(self, condition, what):
         """Polls, and fails early if the server is gone."""
         def gone_or_there():
             gone = self.server.poll() is not None
@@ -161,11 +165,11 @@ class Cohort:
                 raise AssertionError(
                     f"the server ended while waiting for {what}:\n{self.log()}")
             return False
-        self.until(gone_or_there, f"{what}", timeout_s)
+        self.until(gone_or_there, what)
 
-    def until(self, poll, what, timeout_s=60):
+    def until(self, poll, what):
         """Polls until it gets something, and returns that."""
-        return until(poll, what, timeout_s, self.log)
+        return until(poll, what, self.log)
 
     def await_log(self, name, text):
         """Polls a log until it holds a text."""
@@ -198,9 +202,9 @@ class Cohort:
         self.wait_until(lambda: self.status()["version"] >= version,
                         f"version {version}")
 
-    def await_checkpoint(self, version=1, timeout_s=60):
+    def await_checkpoint(self, version=1):
         self.wait_until(lambda: self.newest_checkpoint() >= version,
-                        f"a checkpoint of version {version}", timeout_s)
+                        f"a checkpoint of version {version}")
 
     @property
     def ops(self):
@@ -218,17 +222,17 @@ class Cohort:
                     for path in self.checkpoints.glob("checkpoint-*")]
         return max(versions, default=0)
 
-    def finish(self, timeout_s=180):
+    def finish(self):
         """Waits for the server's end and returns its exit code."""
         try:
-            return self.server.wait(timeout_s)
+            return self.server.wait(PATIENCE_S)
         except subprocess.TimeoutExpired as error:
             raise AssertionError(f"no end in sight:\n{self.log()}") from error
 
-    def complete(self, code=0, timeout_s=180):
+    def complete(self, code=0):
         """Waits for the end of the run, which has to be with that exit code;
         returns the digest of the model."""
-        got = self.finish(timeout_s)
+        got = self.finish()
         if got != code:
             raise AssertionError(f"the server ended with {got}, want {code}:\n"
                                  f"{self.log()}\n{self.log('worker0')}")
@@ -241,16 +245,16 @@ class Cohort:
         self.ctl("run", "drain")
         return self.complete()
 
-    def await_worker(self, rank, code=0, timeout_s=60):
+    def await_worker(self, rank, code=0):
         """Waits for its end with that exit code."""
-        got = self.workers[rank].wait(timeout_s)
+        got = self.workers[rank].wait(PATIENCE_S)
         if got != code:
             raise AssertionError(f"worker {rank} ended with {got}, want {code}:\n"
                                  + self.log(f"worker{rank}"))
 
-    def await_workers(self, code=0, timeout_s=60):
+    def await_workers(self, code=0):
         for rank in self.workers:
-            self.await_worker(rank, code, timeout_s)
+            self.await_worker(rank, code)
 
     def rows(self, name="history.csv"):
         """A table of the results."""
@@ -267,9 +271,9 @@ class Cohort:
             (self.results / "model.safetensors").read_bytes()).hexdigest()
 
 
-def until(poll, what, timeout_s=60, log=lambda: ""):
+def until(poll, what, log=lambda: ""):
     """Polls until it gets something, and returns that."""
-    end = time.monotonic() + timeout_s
+    end = time.monotonic() + PATIENCE_S
     while not (result := poll()):
         if time.monotonic() > end:
             raise AssertionError(f"gave up waiting for {what}:\n{log()}")
@@ -277,12 +281,12 @@ def until(poll, what, timeout_s=60, log=lambda: ""):
     return result
 
 
-def get(url, timeout_s=10, context=None):
+def get(url, context=None):
     """The body of an answer over HTTP, without a proxy."""
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}),
         urllib.request.HTTPSHandler(context=context))
-    with opener.open(url, timeout=timeout_s) as answer:
+    with opener.open(url, timeout=PATIENCE_S) as answer:
         return answer.read().decode()
 
 
@@ -305,13 +309,13 @@ def kill(process):
     process.wait()
 
 
-def run(program, *flags, timeout_s=60, environment=None):
+def run(program, *flags, environment=None):
     """Runs a program that is expected to end by itself.
 
     `environment`: variables in addition to the present ones.
     """
     return subprocess.run([BIN / program, *flags], stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=timeout_s,
+                          capture_output=True, text=True, timeout=PATIENCE_S,
                           env={**os.environ, **tls_variables(_role_of(program)),
                                **(environment or {})},
                           check=False)

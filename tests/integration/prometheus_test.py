@@ -12,8 +12,6 @@ from monitored import (MonitoredCohort, Prometheus, faster, has_prometheus,
 SEGMENTATION = ["--model=unet", "--width=4", "--batch_size=32",
                 "--dataset=synthetic-segmentation"]
 EPOCHS = "--epochs=1000"
-# How long every metric and panel may take to appear on a busy machine.
-PATIENCE_S = 120
 # Values of these labels are all exported from the start, so a condition that
 # names another value would never be met.
 CLOSED_LABELS = frozenset({"action", "kind", "level", "phase", "reason",
@@ -103,7 +101,7 @@ def empty_panels(prometheus):
 
 def last_of(what):
     """Polls until nothing is wrong or time is up; returns the problems."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + processes.PATIENCE_S
     while True:
         result = what()
         if not result or time.monotonic() > end:

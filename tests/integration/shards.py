@@ -45,8 +45,8 @@ class Shards(Cohort):
             kill(self.data_shards[shard])
             self.start_data_shard(shard)
 
-    def complete(self, code=0, timeout_s=180):
-        digest = super().complete(code, timeout_s)
+    def complete(self, code=0):
+        digest = super().complete(code)
         for shard, process in self.data_shards.items():
             if process.wait(60) != 0:
                 raise AssertionError(self.log(f"shard{shard}"))

@@ -77,7 +77,7 @@ class ShardsTest(unittest.TestCase):
         with Shards(3) as cohort:
             # Otherwise it would end by itself before it is killed.
             cohort.start("--exit_when_done=false")
-            cohort.await_workers(timeout_s=180)
+            cohort.await_workers()
             kill(cohort.server)
             for name in ("model.safetensors", "report.html"):
                 (cohort.results / name).unlink(missing_ok=True)

@@ -138,7 +138,7 @@ class Soak(unittest.TestCase):
         """The run goes on, whatever was done to it."""
         begin = self.version()
         self.cohort.wait_until(lambda: self.version() >= begin + steps,
-                               f"version {begin + steps}", timeout_s=300)
+                               f"version {begin + steps}")
         self.versions += steps
 
     def start_worker(self, rank):
@@ -179,14 +179,14 @@ class Soak(unittest.TestCase):
         self.cohort.ctl("policy", "set", f"--workers={WORKERS}")
         self.cohort.until(
             lambda: self.cohort.workers[WORKERS].poll() is not None,
-            "the worker that is no longer needed to leave", timeout_s=300)
+            "the worker that is no longer needed to leave")
         del self.cohort.workers[WORKERS]
         self.cohort.size = WORKERS
 
     def read(self):
         """A reader of weights, and one of the metrics."""
         result = run("cohort-worker", f"--server={self.cohort.server_address}",
-                     "--evaluate", *self.cohort.worker_flags, timeout_s=300)
+                     "--evaluate", *self.cohort.worker_flags)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertTrue(self.version())
         self.assertIn("\ncohort_model_version{", self.cohort.page())
@@ -220,7 +220,7 @@ class Soak(unittest.TestCase):
                 self.await_steps()
                 # A server that is killed before its first checkpoint begins
                 # another run.
-                cohort.await_checkpoint(timeout_s=300)
+                cohort.await_checkpoint()
                 often = [self.replace_worker, self.cut, self.change_policy,
                          self.change_policy, self.resize, self.read, self.save]
                 with Sampler(cohort) as sampler:

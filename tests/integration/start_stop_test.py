@@ -13,7 +13,7 @@ from processes import WORKER_FLAGS, Cohort, run
 
 # Long enough that nothing ends before it is told to.
 LONG = "--epochs=10000"
-DEADLINE_S = 60
+DEADLINE_S = 600
 
 
 def stop(process):

@@ -77,7 +77,7 @@ class StudyTest(unittest.TestCase):
         written = {name: (self.out / "runs" / name / "run.json").stat().st_mtime
                    for name in first}
 
-        resumed = run("cohortctl", *self.command("--json"), timeout_s=300)
+        resumed = run("cohortctl", *self.command("--json"))
         self.assertEqual(resumed.returncode, 0, resumed.stderr)
         self.assertIn(f"4 runs, 1 at a time; {len(first)} are done already",
                       resumed.stderr)

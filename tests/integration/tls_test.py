@@ -326,7 +326,6 @@ class RunWithTls(unittest.TestCase):
                 "cohortctl", "run", "--workers=2", f"--tls={certificates}",
                 "--model=smooth", "--dataset=synthetic", "--batch_size=32",
                 "--epochs=1", f"--results_dir={cohort.dir}/results",
-                timeout_s=300,
                 # An operator's own, which the processes must not inherit.
                 environment={"COHORT_TLS_CERT": "/missing",
                              "COHORT_TLS_KEY": "/missing"})

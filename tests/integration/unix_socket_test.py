@@ -61,7 +61,7 @@ class UnixSocket(unittest.TestCase):
         with cohort_of() as cohort:
             result = run("cohortctl", "run", "--workers=1", EPOCHS,
                          f"--listen={cohort.address}", "--ops_listen=", "--",
-                         *cohort.worker_flags, timeout_s=180)
+                         *cohort.worker_flags)
             self.assertEqual(result.returncode, 0,
                              result.stdout + result.stderr)
             self.assertIn(f"watch --server={cohort.address}",

@@ -192,7 +192,7 @@ class Real(unittest.TestCase):
                 "--normalization=local", "--bn_statistics=async,after",
                 "--batch_size=8", "--workers=2", "--seed=1", "--epochs=2", "--json",
                 "--precise_batches=4", "--", "--model=smooth", "--dataset=synthetic",
-                "--limit=160", "--test_limit=64", timeout_s=300)
+                "--limit=160", "--test_limit=64")
             self.assertEqual(study.returncode, 0, study.stderr)
             self.assertEqual(json.loads(study.stdout)["done"], 2)
             told = io.StringIO()

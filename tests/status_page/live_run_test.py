@@ -64,7 +64,7 @@ class LiveRun(PageCase):
 
     def await_training(self, steps=20):
         self.browser.wait_until(lambda: self.last_step() >= steps,
-                                "curves", timeout_s=60)
+                                "curves")
 
     def picture(self, name):
         folder = os.environ.get("COHORT_SCREENSHOT_DIR")
@@ -113,7 +113,7 @@ class LiveRun(PageCase):
         self.cohort.start_worker(1)
         self.browser.wait_until(
             lambda: "Training, 2 of 2 workers" in self.say("h1"),
-            "the replacement", timeout_s=60)
+            "the replacement")
         # A page that returns later shows it as well.
         self.browser.wait_until(
             lambda: "a replacement joined" in self.say("#event-rows") and
@@ -148,7 +148,7 @@ class LiveRun(PageCase):
         self.open()
         # An open dialog would fail each later command.
         self.browser.wait_until(lambda: HOSTILE in self.say("#worker-rows"),
-                                "the name", timeout_s=60)
+                                "the name")
         self.assertEqual(self.browser.script(
             "return document.querySelectorAll('body img').length"), 0)
         self.assertNoComplaints()

@@ -455,7 +455,7 @@ class PageStates(page_case.PageCase):
         self.assertEqual(self.browser.text("h1"), "Training, 2 of 2 workers")
         server.asked_at.clear()
         self.browser.wait_until(lambda: len(server.asked_at) >= 4,
-                                "four attempts", timeout_s=60)
+                                "four attempts")
         gaps = [b - a for a, b in zip(server.asked_at, server.asked_at[1:])]
         self.assertGreater(gaps[-1], 4, "the page does not hold back")
         server.status = good
@@ -477,7 +477,7 @@ class PageStates(page_case.PageCase):
         server.pause_s = 1.5
         server.asked_at.clear()
         self.browser.wait_until(lambda: len(server.asked_at) >= 3,
-                                "three requests", timeout_s=60)
+                                "three requests")
         self.assertEqual(server.most_at_once, 1)
 
     def test_hostile_names_are_shown_and_inject_nothing(self):

@@ -159,11 +159,11 @@ class Browser:
                         move((begin + end) / 2), move(end),
                         {"type": "pointerUp", "button": 0}]}]})
 
-    def wait_until(self, condition, what, timeout_s=60):
-        """Polls until `condition()` is true."""
+    def wait_until(self, condition, what):
+        """Polls until `condition()` is true; 600 s bound a hang."""
         start = time.monotonic()
         while not condition():
-            if time.monotonic() - start > timeout_s:
+            if time.monotonic() - start > 600:
                 raise AssertionError(
                     f"gave up waiting for {what}; the page says:\n"
                     f"{self.text('body')[:2000]}")
