@@ -57,6 +57,7 @@ class FakeClient final : public Client {
   std::function<absl::Status()> on_pull;
   std::function<absl::Status(int32_t partition)> on_gradient;
   std::function<absl::Status()> on_close;
+  std::function<absl::StatusOr<PushVerdict>(const PushKey&)> on_repeat;
   // Verdicts of the pushes, in order; kApplied after the last.
   std::vector<Verdict> verdicts;
 
@@ -181,15 +182,20 @@ class FakeClient final : public Client {
     }
     const auto p = static_cast<size_t>(partition);
     const int64_t elements = partitions[p].elements;
-    if (gradient.size_bytes() != elements * 4 || !partitions[p].trainable ||
-        !current_.gradients[p].empty()) {
+    // Without any gradient, the bytes may be left out.
+    const bool none = gradient.size_bytes() == 0 &&
+                      absent_slices.size() == partitions[p].slices.size();
+    if ((gradient.size_bytes() != elements * 4 && !none) ||
+        !partitions[p].trainable || !current_.gradients[p].empty()) {
       return absl::InvalidArgumentError(
           absl::StrCat("partition ", partition, " with ", gradient.size_bytes(),
                        " bytes does not fit"));
     }
     std::vector<float> copy(static_cast<size_t>(elements));
-    gradient.CopyTo(absl::MakeSpan(reinterpret_cast<std::byte*>(copy.data()),
-                                   copy.size() * 4));
+    if (!none) {
+      gradient.CopyTo(absl::MakeSpan(reinterpret_cast<std::byte*>(copy.data()),
+                                     copy.size() * 4));
+    }
     current_.gradients[p] = std::move(copy);
     current_.absent_slices[p].assign(absent_slices.begin(),
                                      absent_slices.end());
@@ -220,8 +226,8 @@ class FakeClient final : public Client {
   }
 
   absl::StatusOr<PushVerdict> RepeatClosing(
-      const PushKey& /*key*/, const PushClosing& /*closing*/) override {
-    return absl::UnimplementedError("the trainer repeats no closing");
+      const PushKey& key, const PushClosing& /*closing*/) override {
+    return on_repeat(key);
   }
 
   absl::Status ReportEvaluation(const EvaluationSums& sums) override {

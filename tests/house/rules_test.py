@@ -100,6 +100,7 @@ class IncludeRulesTest(TreeTest):
         ("worker/client/a.h", "torch/torch.h", "no engine"),
         ("worker/client/a.h", "kernels/x.h", "no engine"),
         ("worker/client/a.h", "worker/x.h", "no engine"),
+        ("worker/session/a.h", "torch/torch.h", "no engine"),
         ("worker/metrics/a.h", "torch/torch.h", "a worker's metrics"),
         ("worker/metrics/a.h", "worker/x.h", "a worker's metrics"),
         ("worker/telemetry/a.h", "torch/torch.h", "other front-ends use it"),
@@ -139,6 +140,7 @@ class IncludeRulesTest(TreeTest):
         ("worker/train/a.cc", "worker/client/x.h"),
         ("worker/python/a.cc", "nanobind/nanobind.h"),
         ("worker/python/a.cc", "worker/client/x.h"),
+        ("worker/session/a.h", "worker/client/x.h"),
         ("tests/core/a.cc", "gtest/gtest.h"),
         ("tests/integration/a.cc", "worker/x.h"),
     )

@@ -97,9 +97,8 @@ std::vector<double> ToDoubles(const at::Tensor& tensor);
 void* DataOrNull(const at::Tensor& tensor);
 Parameters ParametersOf(const at::Tensor& weight, const at::Tensor& bias);
 
-// The moments of all members, in the same order, and counts the contributions.
-// Without a rendezvous, the local moments.
-// Throws: StepInterrupted.
+// The moments of all members, in the same order. Without a rendezvous, the
+// local moments. Throws: StepInterrupted.
 std::vector<Moments> Exchange(const BatchNormScope::Step& step,
                               std::vector<Contribution> local);
 

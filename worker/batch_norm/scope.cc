@@ -40,7 +40,6 @@ BatchNormScope::BatchNormScope(const BatchNormBinding& binding,
   COHORT_CHECK(context->backend != nullptr, "a step needs a backend");
   context->calls.assign(binding.layers().size(), 0);
   context->part = 0;
-  context->contributions = 0;
   context->moments.clear();
   context->status = absl::OkStatus();
   outer_ = std::exchange(

@@ -49,8 +49,6 @@ struct StepContext {
   // Out: forward calls, in the order of BatchNormBinding::layers(), part by
   // part.
   std::vector<int32_t> calls;
-  // Out: contributions to rendezvous.
-  int64_t contributions = 0;
   // Out, without a rendezvous: the moments of each call, ascending by
   // (layer, call) once the scope has ended.
   std::vector<CallMoments> moments;

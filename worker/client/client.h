@@ -175,7 +175,7 @@ class Client {
   // partition's slices concatenated, float32; it is sent without a copy, unless
   // the assignment asks for another type, and kept alive by its owners.
   // `absent_slices` are positions in Partition::slices without a gradient
-  // (their bytes must be zeros).
+  // (their bytes must be zeros). If all are, the bytes may be left out.
   virtual absl::Status OpenPush(const PushOpening& opening) = 0;
   virtual absl::Status SendGradient(
       int32_t partition, ByteRope gradient,

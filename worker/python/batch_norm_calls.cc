@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,10 +33,10 @@ double Distance(const Moments& a, const Moments& b) {
 
 }  // namespace
 
-BatchNormCalls::BatchNormCalls(WorkerSession& session,
+BatchNormCalls::BatchNormCalls(Rendezvous& rendezvous,
                                const kernels::Backend& backend,
                                std::vector<BatchNormSpec> layers)
-    : session_(session),
+    : rendezvous_(rendezvous),
       backend_(backend),
       layers_(std::move(layers)),
       buffers_(layers_),
@@ -49,6 +50,7 @@ void BatchNormCalls::Begin(const Assignment& assignment) {
   numbers_.clear();
   counts_.assign(layers_.size(), 0);
   made_.assign(layers_.size() + 1, {});
+  kept_.clear();
   buffers_.Begin(assignment.moves_statistics);
 }
 
@@ -61,6 +63,26 @@ void BatchNormCalls::BeginPart() {
 }
 
 std::vector<int32_t> BatchNormCalls::Counts() const { return counts_; }
+
+std::vector<CallMoments> BatchNormCalls::TakeMoments() {
+  std::vector<CallMoments> moments = std::exchange(kept_, {});
+  std::sort(moments.begin(), moments.end(),
+            [](const CallMoments& a, const CallMoments& b) {
+              return std::tie(a.layer, a.call) < std::tie(b.layer, b.call);
+            });
+  return moments;
+}
+
+std::vector<Moments> BatchNormCalls::Exchange(
+    absl::Span<const Contribution> local) {
+  if (meets_) {
+    absl::StatusOr<std::vector<Moments>> all = rendezvous_.Reduce(local);
+    if (all.ok()) return *std::move(all);
+  }
+  std::vector<Moments> own;
+  for (const Contribution& call : local) own.push_back(call.moments);
+  return own;
+}
 
 CallPlace BatchNormCalls::PlaceOf(const CallArgs& call) {
   // Where members do not meet, a name has no effect.
@@ -94,11 +116,16 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Meet(
                      .moments = std::move(call.moments),
                      .extents = call.call.extents});
   }
-  std::vector<Moments> all = session_.Reduce(local);
+  std::vector<Moments> all = Exchange(local);
   std::vector<SharedCall> result;
   for (size_t i = 0; i < calls.size(); ++i) {
     const CallArgs& call = calls[i].call;
     Moments& by = all[i];
+    if (!meets_ && call.layer >= 0) {
+      kept_.push_back({.layer = call.layer,
+                       .call = local[i].place.call,
+                       .moments = local[i].moments});
+    }
     buffers_.Move({.place = local[i].place,
                    .epsilon = call.epsilon,
                    .update = call.update,
@@ -172,7 +199,7 @@ BatchNormCalls::Meeting BatchNormCalls::Sum(const std::string& site,
                      .moments = {.count = 1,
                                  .first = std::move(own),
                                  .second = std::vector<double>(numbers)}};
-  const std::vector<Moments> all = session_.Reduce({&local, 1});
+  const std::vector<Moments> all = Exchange({&local, 1});
   Meeting met{.members = all[0].count};
   for (size_t i = 0; i < numbers; ++i) {
     met.sums.push_back(all[0].first[i] * static_cast<double>(met.members));
@@ -242,7 +269,7 @@ std::vector<Moments> BatchNormCalls::MeetBackward(
     one.place.phase = ReducePhase::kBackward;
     one.place.path = std::move(call.path);
   }
-  return session_.Reduce(sent);
+  return Exchange(sent);
 }
 
 Moments BatchNormCalls::BackwardSums(const BackwardArgs& call) const {

@@ -17,8 +17,8 @@
 #include "kernels/backend.h"
 #include "kernels/batch_norm_args.h"
 #include "kernels/data_type.h"
+#include "worker/batch_norm/rendezvous.h"
 #include "worker/python/moving_buffers.h"
-#include "worker/python/worker_session.h"
 
 namespace cohort {
 
@@ -26,6 +26,9 @@ namespace cohort {
 // both passes over tensors in host memory, given as raw pointers. The
 // arithmetic is that of the C++ worker (HostEngine), to the bit. For tensors
 // elsewhere the caller computes, and only meets here.
+//
+// The script cannot leave a pass: once its step is void, each call is answered
+// with its own moments, and the step's end says why.
 //
 // Thread safety: one thread at a time.
 class BatchNormCalls {
@@ -101,7 +104,7 @@ class BatchNormCalls {
   };
 
   // Both must outlive this object.
-  BatchNormCalls(WorkerSession& session, const kernels::Backend& backend,
+  BatchNormCalls(Rendezvous& rendezvous, const kernels::Backend& backend,
                  std::vector<BatchNormSpec> layers);
 
   MovingBuffers& buffers() { return buffers_; }
@@ -112,6 +115,9 @@ class BatchNormCalls {
   void BeginPart();
   // Forward calls in this step, by part and layer, for the closing.
   std::vector<int32_t> Counts() const;
+  // Moments of the calls so far that had no rendezvous, ascending by (layer,
+  // call).
+  std::vector<CallMoments> TakeMoments();
 
   // Calls that do not need each other's output; they meet in one rendezvous
   // request.
@@ -163,11 +169,13 @@ class BatchNormCalls {
 
   Moments LocalMoments(const ForwardArgs& call) const;
   CallPlace PlaceOf(const CallArgs& call);
+  // The moments of all members; without a rendezvous, the local ones.
+  std::vector<Moments> Exchange(absl::Span<const Contribution> local);
   void Normalize(const ForwardArgs& call, const Saved& saved) const;
   Moments BackwardSums(const BackwardArgs& call) const;
   void InputGradient(const BackwardArgs& call, const Moments& all) const;
 
-  WorkerSession& session_;
+  Rendezvous& rendezvous_;
   const kernels::Backend& backend_;
   const std::vector<BatchNormSpec> layers_;
   MovingBuffers buffers_;
@@ -179,6 +187,7 @@ class BatchNormCalls {
   std::map<Site, int32_t> numbers_;
   // By part and layer.
   std::vector<int32_t> counts_;
+  std::vector<CallMoments> kept_;
   // By layer; the last has those that are not registered.
   std::vector<std::vector<SharedCall>> made_;
 };

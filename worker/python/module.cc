@@ -37,7 +37,9 @@
 #include "worker/python/loader_process.h"
 #include "worker/python/moving_buffers.h"
 #include "worker/python/values.h"
-#include "worker/python/worker_session.h"
+#include "worker/session/host_model.h"
+#include "worker/session/worker_session.h"
+#include "worker/telemetry/observed_worker.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;  // NOLINT: nanobind's names of arguments
@@ -149,11 +151,28 @@ class ForkJoin {
   ThreadPool pool_;
 };
 
+// The memory of the script's parameters, and of their gradients in this step.
+struct ScriptMemory {
+  explicit ScriptMemory(std::vector<absl::Span<float>> parameters)
+      : gradients(parameters.size()),
+        model(std::move(parameters),
+              [this](size_t parameter) { return gradients[parameter]; }) {}
+
+  std::vector<HostModel::ParameterGradient> gradients;
+  HostModel model;
+};
+
 // One joined worker, with what computes its batch norm.
 class Worker {
  public:
-  Worker(const WorkerSession::Options& options, int32_t threads)
-      : session_(Take(WorkerSession::Make(options))) {
+  Worker(const ClientOptions& client, const ObservedWorkerOptions& observed,
+         int32_t threads)
+      : observed_(Take(ObservedWorker::Start(observed))),
+        session_(std::make_unique<WorkerSession>(
+            *Take(observed_->Connect(client)),
+            WorkerSession::Options{.observer = &observed_->telemetry(),
+                                   .timeline = observed_->trace(),
+                                   .with_statistics = true})) {
     if (threads > 1) {
       fork_join_ = std::make_unique<ForkJoin>(threads);
       threaded_ = kernels::NewCpuBackend(
@@ -166,7 +185,9 @@ class Worker {
   // A forked child has this object, but none of its threads.
   ~Worker() {
     if (getpid() == pid_) return;
+    static_cast<void>(observed_.release());
     static_cast<void>(session_.release());
+    static_cast<void>(memory_.release());
     static_cast<void>(fork_join_.release());
   }
   Worker(const Worker&) = delete;
@@ -175,35 +196,60 @@ class Worker {
   WorkerSession& session() { return *session_; }
   BatchNormCalls& batch_norms() { return *batch_norms_; }
 
-  void Register(ModelLayout layout, const RunPlan& plan,
-                std::vector<WorkerSession::ParameterMemory> memory,
-                std::vector<LayerStatistics> statistics) {
+  void Register(const ModelLayout& layout, const RunPlan& plan,
+                std::vector<absl::Span<float>> parameters,
+                const std::vector<LayerStatistics>& statistics) {
     batch_norms_ = std::make_unique<BatchNormCalls>(
         *session_, threaded_ == nullptr ? kernels::CpuBackend() : *threaded_,
         layout.batch_norms);
-    Check(session_->Register(std::move(layout), plan, std::move(memory),
-                             std::move(statistics)));
+    memory_ = std::make_unique<ScriptMemory>(std::move(parameters));
+    HostModel& model = memory_->model;
+    Check(session_->Register(layout, plan, model.Values(), statistics, model));
   }
 
   void BeginStep(const Assignment& assignment) {
-    session_->BeginStep(assignment);
+    ForgetGradients();
+    session_->Begin(assignment);
     batch_norms_->Begin(assignment);
+  }
+
+  void TakeGradient(size_t parameter, HostModel::ParameterGradient gradient) {
+    memory_->gradients[parameter] = std::move(gradient);
+    const absl::Status sent = session_->Finish(parameter);
+    // A void step is the business of its end.
+    if (!sent.ok() && session_->step_status().ok()) Check(sent);
   }
 
   absl::StatusOr<PushVerdict> CloseStep(PushClosing closing) {
     closing.batch_norm_calls = batch_norms_->Counts();
     COHORT_ASSIGN_OR_RETURN(closing.changes, batch_norms_->buffers().Close());
-    absl::StatusOr<PushVerdict> verdict =
-        session_->CloseStep(std::move(closing));
+    closing.moments = batch_norms_->TakeMoments();
+    absl::StatusOr<PushVerdict> verdict = session_->Close(std::move(closing));
+    End(verdict.status());
     if (verdict.ok() && IsApplied(verdict->verdict)) {
       batch_norms_->buffers().Committed();
     }
     return verdict;
   }
 
+  // Returns `status`, which the assignment has ended with.
+  absl::Status End(absl::Status status) {
+    ForgetGradients();
+    session_->End(status);
+    return status;
+  }
+
  private:
+  // Their memory is then released.
+  void ForgetGradients() {
+    memory_->gradients.assign(memory_->gradients.size(), {});
+  }
+
   const pid_t pid_ = getpid();
+  std::unique_ptr<ObservedWorker> observed_;
   std::unique_ptr<WorkerSession> session_;
+  // Set by Register.
+  std::unique_ptr<ScriptMemory> memory_;
   std::unique_ptr<ForkJoin> fork_join_;
   std::unique_ptr<kernels::Backend> threaded_;
   std::unique_ptr<BatchNormCalls> batch_norms_;
@@ -268,11 +314,11 @@ void DefineWorker(nb::module_& m) {
                                   fingerprint, description);
             client.tls = {.cert = tls_cert, .key = tls_key, .ca = tls_ca};
             client.local = LocalModeNamed(local);
-            new (self) Worker({.client = client,
-                               .observed = {.trace = trace,
-                                            .ops_listen = ops_listen,
-                                            .insecure = insecure,
-                                            .tls = client.tls}},
+            new (self) Worker(client,
+                              {.trace = trace,
+                               .ops_listen = ops_listen,
+                               .insecure = insecure,
+                               .tls = client.tls},
                               threads);
           },
           "server"_a, "rank"_a, "batch_size"_a, "server_timeout_s"_a,
@@ -288,14 +334,14 @@ void DefineWorker(nb::module_& m) {
              const std::vector<BatchNormSpec>& batch_norms, const RunPlan& plan,
              const std::vector<uintptr_t>& memory,
              const std::vector<LayerStatistics>& statistics) {
-            ModelLayout layout{.parameters = parameters,
-                               .batch_norms = batch_norms};
-            std::vector<WorkerSession::ParameterMemory> where;
+            std::vector<absl::Span<float>> where;
             for (size_t i = 0; i < memory.size(); ++i) {
-              where.push_back({.data = Pointer<float>(memory[i]),
-                               .elements = ElementCount(parameters[i])});
+              where.emplace_back(
+                  Pointer<float>(memory[i]),
+                  static_cast<size_t>(ElementCount(parameters[i])));
             }
-            w.Register(std::move(layout), plan, std::move(where), statistics);
+            w.Register({.parameters = parameters, .batch_norms = batch_norms},
+                       plan, std::move(where), statistics);
           },
           Released())
       .def("loss_reference",
@@ -323,7 +369,7 @@ void DefineWorker(nb::module_& m) {
           "version"_a.none(), "weights"_a, "kind"_a, Released())
       .def("version",
            [](Worker& w) -> std::optional<int64_t> {
-             const std::optional<Version>& version = w.session().version();
+             const std::optional<Version> version = w.session().version();
              if (!version.has_value()) return std::nullopt;
              return version->value();
            })
@@ -349,7 +395,7 @@ void DefineWorker(nb::module_& m) {
              w.batch_norms().buffers().Load(w.session().statistics());
            })
       .def("show_statistics",
-           [](Worker& w, const WorkerSession::Pulled& pulled) {
+           [](Worker& w, const PulledVersion& pulled) {
              w.batch_norms().buffers().Show(pulled.statistics);
            })
       .def("capture_statistics",
@@ -452,20 +498,23 @@ void DefineWorker(nb::module_& m) {
           [](Worker& w, int64_t samples, double loss_weight,
              double gradient_weight, const std::vector<double>& rates,
              uint64_t batch_digest) {
-            w.session().OpenStep({.samples = samples,
-                                  .loss_weight = loss_weight,
-                                  .gradient_weight = gradient_weight,
-                                  .learning_rates = rates,
-                                  .batch_digest = batch_digest});
+            // If the step is void, its end says so.
+            w.session()
+                .Open({.samples = samples,
+                       .loss_weight = loss_weight,
+                       .gradient_weight = gradient_weight,
+                       .learning_rates = rates,
+                       .batch_digest = batch_digest})
+                .IgnoreError();
           },
           Released())
       .def("take_gradient",
            [](Worker& w, size_t parameter, nb::object owner, uintptr_t data) {
              cohort::Released().Drop();
-             WorkerSession::Gradient gradient{.data = Pointer<float>(data),
-                                              .owner = Own(owner)};
+             HostModel::ParameterGradient gradient{.data = Pointer<float>(data),
+                                                   .owner = Own(owner)};
              const nb::gil_scoped_release released;
-             Check(w.session().TakeGradient(parameter, std::move(gradient)));
+             w.TakeGradient(parameter, std::move(gradient));
            })
       .def(
           "close_step",
@@ -500,25 +549,26 @@ void DefineWorker(nb::module_& m) {
           Released())
       .def("abandon_step",
            [](Worker& w, const std::string& reason) {
-             w.session().AbandonStep(reason);
+             w.End(absl::AbortedError(reason)).IgnoreError();
            })
       .def(
           "report_evaluation",
           [](Worker& w, const EvaluationSums& sums) {
-            Check(w.session().ReportEvaluation(sums));
+            Check(w.End(w.session().ReportEvaluation(sums)));
           },
           Released())
       .def(
           "report_moments",
           [](Worker& w) {
-            Check(w.session().ReportMoments(w.session().TakeMoments()));
+            Check(w.End(
+                w.session().ReportMoments(w.batch_norms().TakeMoments())));
           },
           Released())
       .def("enter_phase",
            [](Worker& w, int phase) {
-             w.session().EnterPhase(static_cast<StepPhase>(phase));
+             w.session().phases().Enter(static_cast<StepPhase>(phase));
            })
-      .def("leave_phase", [](Worker& w) { w.session().LeavePhase(); })
+      .def("leave_phase", [](Worker& w) { w.session().phases().Leave(); })
       .def(
           "leave",
           [](Worker& w, const std::string& reason, bool data_ended) {

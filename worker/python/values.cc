@@ -19,7 +19,6 @@
 #include "common/push.h"
 #include "kernels/optimizer_rules.h"
 #include "worker/client/client.h"
-#include "worker/python/worker_session.h"
 
 namespace nb = nanobind;
 
@@ -162,12 +161,11 @@ void DefineValues(nb::module_& m) {
                    [](const Membership& j) { return j.version.value(); })
       .def_ro("workers", &Membership::workers)
       .def_ro("policy", &Membership::policy);
-  nb::class_<WorkerSession::Pulled>(m, "Pulled")
-      .def_prop_ro(
-          "version",
-          [](const WorkerSession::Pulled& p) { return p.version.value(); })
-      .def_ro("statistics", &WorkerSession::Pulled::statistics)
-      .def_prop_ro("front_end_state", [](const WorkerSession::Pulled& p) {
+  nb::class_<PulledVersion>(m, "Pulled")
+      .def_prop_ro("version",
+                   [](const PulledVersion& p) { return p.version.value(); })
+      .def_ro("statistics", &PulledVersion::statistics)
+      .def_prop_ro("front_end_state", [](const PulledVersion& p) {
         return nb::bytes(p.front_end_state.data(), p.front_end_state.size());
       });
   nb::class_<KeptCall>(m, "KeptCall")

@@ -35,10 +35,14 @@ absl::StatusOr<std::unique_ptr<ObservedWorker>> ObservedWorker::Start(
   return worker;
 }
 
-absl::StatusOr<Client*> ObservedWorker::Logged(Client& client) {
-  if (exchange_log_path_.empty()) return &client;
+absl::StatusOr<Client*> ObservedWorker::Connect(ClientOptions options) {
+  options.hooks = telemetry_.get();
+  COHORT_ASSIGN_OR_RETURN(client_, MakeGrpcClient(options));
+  client_->SetObserver(
+      [](const std::string& text) { Log(LogLevel::kInfo, text); });
+  if (exchange_log_path_.empty()) return client_.get();
   absl::StatusOr<std::unique_ptr<ExchangeLog>> log =
-      ExchangeLog::Open(exchange_log_path_, client);
+      ExchangeLog::Open(exchange_log_path_, *client_);
   if (!log.ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat("--exchange_log: ", log.status().message()));
@@ -87,7 +91,11 @@ absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
   return absl::OkStatus();
 }
 
-ObservedWorker::~ObservedWorker() { watcher_.reset(); }
+// The threads of these report to the other members until they are gone.
+ObservedWorker::~ObservedWorker() {
+  client_.reset();
+  watcher_.reset();
+}
 
 absl::Status ObservedWorker::Serve(const TlsContent& tls) {
   MutexLock lock(mu_);

@@ -48,10 +48,11 @@ class ObservedWorker {
   WorkerTelemetry& telemetry() { return *telemetry_; }
   // Null if none was requested.
   TraceFile* trace() { return trace_.get(); }
-  // The client to drive: `client`, or one that also logs its exchange.
-  // Both must outlive all calls.
-  // Errors: FailedPrecondition (the log cannot be written).
-  absl::StatusOr<Client*> Logged(Client& client);
+  // Makes the client to drive, whose events are observed; it is owned by this
+  // object. Call it once.
+  // Errors: those of MakeGrpcClient; FailedPrecondition (the log of the
+  //   exchange cannot be written).
+  absl::StatusOr<Client*> Connect(ClientOptions options);
   // OK unless the timeline could not be written.
   absl::Status trace_status() const;
 
@@ -64,6 +65,7 @@ class ObservedWorker {
 
   // Empty: none.
   std::string exchange_log_path_;
+  std::unique_ptr<Client> client_;
   // Null unless requested.
   std::unique_ptr<ExchangeLog> exchange_log_;
   std::unique_ptr<TraceFile> trace_;

@@ -10,6 +10,7 @@ void StepPhases::Begin() {
 }
 
 PhaseTimes StepPhases::End(const std::string& name, Facts facts) {
+  LeaveAll();
   const Instant end = Switch(StepPhase::kWait);
   if (timeline_ != nullptr) {
     timeline_->Add(
@@ -24,6 +25,19 @@ Instant StepPhases::Switch(StepPhase to) {
   since_ = now;
   phase_ = to;
   return now;
+}
+
+void StepPhases::Enter(StepPhase phase) {
+  entered_.push_back(std::make_unique<Scope>(*this, phase));
+}
+
+void StepPhases::Leave() {
+  if (!entered_.empty()) entered_.pop_back();
+}
+
+void StepPhases::LeaveAll() {
+  // Inner ones first.
+  while (!entered_.empty()) Leave();
 }
 
 StepPhases::Scope::Scope(StepPhases& phases, StepPhase phase)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,6 +63,12 @@ class StepPhases {
     Facts facts_;
   };
 
+  // A scope from Enter to Leave, for callers whose scopes are not those of C++.
+  // The end of the step leaves all.
+  void Enter(StepPhase phase);
+  void Leave();
+  void LeaveAll();
+
  private:
   // Returns the present time.
   Instant Switch(StepPhase to);
@@ -74,6 +81,8 @@ class StepPhases {
   Instant begin_;
   // When `phase_` began.
   Instant since_;
+  // Scopes that were entered, the innermost last.
+  std::vector<std::unique_ptr<Scope>> entered_;
 };
 
 }  // namespace cohort

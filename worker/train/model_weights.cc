@@ -9,19 +9,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "common/check.h"
-#include "common/status_macros.h"
+#include "worker/session/host_model.h"
+#include "worker/train/weight_transfer.h"
 
 namespace cohort {
 namespace {
-
-constexpr int64_t kFloatBytes = 4;
-
-void AppendZeros(int64_t bytes, ByteRope& rope) {
-  auto zeros = std::make_shared<const std::vector<std::byte>>(
-      static_cast<size_t>(bytes));
-  rope.Append(absl::MakeConstSpan(*zeros), zeros);
-}
 
 // Such as "fc.bias", "bias" and, in a recurrent layer, "gru.bias_ih_l0".
 bool IsBias(absl::string_view name) {
@@ -71,66 +63,31 @@ std::vector<absl::Span<const float>> ModelWeights::Values() const {
   return values;
 }
 
-void ModelWeights::SetPartitions(std::vector<Partition> partitions) {
-  partitions_ = std::move(partitions);
-}
-
-ModelWeights::Gradient ModelWeights::GradientOf(int32_t partition) const {
-  Gradient gradient;
-  const Partition& shape = partitions_[static_cast<size_t>(partition)];
-  for (size_t i = 0; i < shape.slices.size(); ++i) {
-    const Slice& slice = shape.slices[i];
-    const at::Tensor& grad =
-        parameters_[static_cast<size_t>(slice.parameter)].grad();
-    if (!grad.defined()) {
-      gradient.absent_slices.push_back(static_cast<int32_t>(i));
-      AppendZeros(slice.count * kFloatBytes, gradient.bytes);
-      continue;
-    }
-    auto owner = std::make_shared<const at::Tensor>(grad.contiguous());
-    const float* from = owner->data_ptr<float>() + slice.offset;
-    gradient.bytes.Append(
-        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(from),
-                            static_cast<size_t>(slice.count * kFloatBytes)),
-        owner);
+absl::StatusOr<std::unique_ptr<ModelMemory>> ModelWeights::MakeMemory(
+    const Compute& compute) const {
+  if (compute.accelerator != nullptr) {
+    return WeightTransfer::Make(compute, parameters_);
   }
-  return gradient;
+  std::vector<absl::Span<float>> elements;
+  for (const at::Tensor& tensor : parameters_) {
+    elements.emplace_back(tensor.data_ptr<float>(),
+                          static_cast<size_t>(tensor.numel()));
+  }
+  // Autograd's memory, which is kept alive.
+  const auto gradient_of = [parameters = parameters_](size_t parameter) {
+    HostModel::ParameterGradient gradient;
+    const at::Tensor& grad = parameters[parameter].grad();
+    if (!grad.defined()) return gradient;
+    auto owner = std::make_shared<const at::Tensor>(grad.contiguous());
+    gradient.data = owner->data_ptr<float>();
+    gradient.owner = std::move(owner);
+    return gradient;
+  };
+  return std::make_unique<HostModel>(std::move(elements), gradient_of);
 }
 
 void ModelWeights::ClearGradients() {
   for (at::Tensor& tensor : parameters_) tensor.mutable_grad().reset();
-}
-
-absl::Status ModelWeights::CheckSizes(absl::Span<const ByteRope> ropes) const {
-  if (ropes.size() != partitions_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("weights: got ", ropes.size(), " partitions, want ",
-                     partitions_.size()));
-  }
-  for (size_t p = 0; p < ropes.size(); ++p) {
-    const int64_t wanted = partitions_[p].elements * kFloatBytes;
-    if (ropes[p].size_bytes() == 0 || ropes[p].size_bytes() == wanted) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("weights of partition ", p, ": got ",
-                     ropes[p].size_bytes(), " bytes, want ", wanted));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ModelWeights::Load(absl::Span<const ByteRope> ropes) {
-  COHORT_RETURN_IF_ERROR(CheckSizes(ropes));
-  const torch::NoGradGuard no_grad;
-  for (size_t p = 0; p < ropes.size(); ++p) {
-    if (ropes[p].size_bytes() == 0) continue;
-    RopeReader reader(ropes[p]);
-    for (const Slice& slice : partitions_[p].slices) {
-      float* to =
-          parameters_[static_cast<size_t>(slice.parameter)].data_ptr<float>() +
-          slice.offset;
-      reader.Read(to, slice.count * kFloatBytes);
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace cohort

@@ -2,15 +2,15 @@
 
 #include <torch/types.h>
 
-#include <cstdint>
+#include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/byte_rope.h"
 #include "common/model_layout.h"
 #include "worker/batch_norm/binding.h"
+#include "worker/device/compute_device.h"
+#include "worker/session/model_memory.h"
 
 namespace torch::nn {
 class Module;
@@ -18,8 +18,8 @@ class Module;
 
 namespace cohort {
 
-// A model's parameters as the server sees them: a layout, and partitions of
-// bytes. Parameters must be float32 and on one device. They keep their names.
+// A model's parameters as the server sees them. They must be float32 and on one
+// device. They keep their names.
 //
 // Thread safety: none.
 class ModelWeights {
@@ -40,34 +40,18 @@ class ModelWeights {
   // copy, made by Make. Valid as long as the weights and the model.
   std::vector<absl::Span<const float>> Values() const;
 
-  // Sets how the server splits the model.
-  void SetPartitions(std::vector<Partition> partitions);
-  const std::vector<Partition>& partitions() const { return partitions_; }
-
-  struct Gradient {
-    ByteRope bytes;
-    std::vector<int32_t> absent_slices;
-  };
-  // On the CPU: the gradient of one partition. It refers to autograd's memory
-  // and keeps it alive. A parameter without a gradient has zeros and a mark.
-  Gradient GradientOf(int32_t partition) const;
+  // Where they are, and their gradients: host memory, or an accelerator's.
+  // Errors: those of the accelerator.
+  absl::StatusOr<std::unique_ptr<ModelMemory>> MakeMemory(
+      const Compute& compute) const;
   // Releases all gradients; the next backward pass creates new ones.
   void ClearGradients();
-
-  // Checks that every rope has its partition's length, or is empty.
-  // Errors: InvalidArgument.
-  absl::Status CheckSizes(absl::Span<const ByteRope> ropes) const;
-  // On the CPU: overwrites the parameters of each partition whose rope is not
-  // empty.
-  // Errors: InvalidArgument if a rope has the wrong length.
-  absl::Status Load(absl::Span<const ByteRope> ropes);
 
  private:
   ModelLayout layout_;
   std::vector<at::Tensor> parameters_;
   // The parameters on the CPU: the same tensors, or copies.
   std::vector<at::Tensor> on_host_;
-  std::vector<Partition> partitions_;
 };
 
 }  // namespace cohort

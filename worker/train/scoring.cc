@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "worker/batch_norm/scope.h"
 #include "worker/device/out_of_memory.h"
 #include "worker/device/precision.h"
+#include "worker/session/model_memory.h"
 #include "worker/train/batch_reader.h"
 #include "worker/train/exception_text.h"
 #include "worker/train/model_weights.h"
@@ -184,8 +186,11 @@ absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
                           ModelWeights::Make(model, binding));
   COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
                           reader.Pull(weights.layout(), std::nullopt));
-  weights.SetPartitions(std::move(pulled.partitions));
-  COHORT_RETURN_IF_ERROR(weights.Load(pulled.weights));
+  // The model is not moved before.
+  COHORT_ASSIGN_OR_RETURN(const std::unique_ptr<ModelMemory> memory,
+                          weights.MakeMemory(/*compute=*/{}));
+  memory->SetPartitions(std::move(pulled.partitions));
+  COHORT_RETURN_IF_ERROR(memory->Load(pulled.weights));
   COHORT_RETURN_IF_ERROR(binding.LoadStatistics(pulled.statistics));
   std::vector<int64_t> indices(static_cast<size_t>(dataset.test_size()));
   std::iota(indices.begin(), indices.end(), int64_t{0});

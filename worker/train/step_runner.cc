@@ -21,23 +21,6 @@
 namespace cohort {
 namespace {
 
-// The rendezvous of one assignment, over the client.
-class ClientRendezvous final : public Rendezvous {
- public:
-  ClientRendezvous(Client& client, const Assignment& assignment)
-      : client_(client), assignment_(assignment) {}
-
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      absl::Span<const Contribution> local) override {
-    return client_.Reduce(
-        {.step = assignment_.version, .attempt = assignment_.attempt}, local);
-  }
-
- private:
-  Client& client_;
-  const Assignment& assignment_;
-};
-
 // The settings of the layers at each call. `calls` has one entry for each part
 // and layer.
 std::vector<LayerChanges> ChangesOf(const std::vector<int32_t>& calls,
@@ -65,19 +48,15 @@ std::vector<LayerChanges> ChangesOf(const std::vector<int32_t>& calls,
 
 }  // namespace
 
-StepRunner::StepRunner(Client& client, const Dataset& dataset,
-                       const TrainerOptions& options, StepPhases& phases,
-                       Parts parts)
+StepRunner::StepRunner(WorkerSession& session, const Dataset& dataset,
+                       const TrainerOptions& options, Parts parts)
     : dataset_(dataset),
       options_(options),
-      client_(client),
-      phases_(phases),
+      session_(session),
       parts_(std::move(parts)),
-      gradients_(parts_.weights->model(), client, parts_.weights->transfer(),
-                 std::move(parts_.send_order)) {}
+      hooks_(parts_.weights.parameters(), session) {}
 
 absl::Status StepRunner::Run(const Assignment& assignment) {
-  report_.reset();
   // LibTorch and the standard library throw; the exceptions stop here.
   try {
     switch (assignment.kind) {
@@ -100,22 +79,20 @@ absl::Status StepRunner::Run(const Assignment& assignment) {
 
 absl::Status StepRunner::Train(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
-  PushOpening opening{.version = *parts_.weights->version()};
+  PushOpening opening;
   COHORT_ASSIGN_OR_RETURN(const Batch batch,
                           ReadTrainingSamples(assignment, opening));
   const int64_t samples = opening.samples;
-  parts_.weights->model().ClearGradients();
-  gradients_.Begin();
+  parts_.weights.ClearGradients();
   parts_.model->train();
   // Dropout draws from the process-wide generator, so a repeated step must find
   // it in the same state.
-  torch::manual_seed(MixSeed(
-      parts_.seed, static_cast<uint64_t>(parts_.weights->version()->value()),
-      static_cast<uint64_t>(parts_.rank.value())));
+  torch::manual_seed(MixSeed(parts_.seed,
+                             static_cast<uint64_t>(session_.version()->value()),
+                             static_cast<uint64_t>(parts_.rank.value())));
 
-  ClientRendezvous rendezvous(client_, assignment);
   StepContext context{
-      .rendezvous = assignment.global_normalization ? &rendezvous : nullptr,
+      .rendezvous = assignment.global_normalization ? &session_ : nullptr,
       .backend = options_.backend,
       .compute = options_.compute,
       .reached = &reached_};
@@ -138,43 +115,35 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
     }
   }
   COHORT_RETURN_IF_ERROR(context.status);
-  COHORT_RETURN_IF_ERROR(gradients_.SendRest());
+  // Before the sums, which a device may still have to compute.
+  COHORT_RETURN_IF_ERROR(session_.SendRest());
   PushClosing closing;
   COHORT_RETURN_IF_ERROR(sums.AddTo(closing));
   closing.batch_norm_calls = context.calls;
   closing.moments = std::move(context.moments);
-  closing.contributions = context.contributions;
   closing.changes =
       ChangesOf(closing.batch_norm_calls, parts_.binding.layers());
-  COHORT_ASSIGN_OR_RETURN(const PushResult result, client_.ClosePush(closing));
-  report_ = {.version = result.verdict.version,
-             .verdict = result.verdict.verdict,
-             .samples = samples};
-  if (opening.loss_weight > 0) {
-    report_->loss = closing.loss_sum / opening.loss_weight;
-  }
-  const StepPhases::Scope push(phases_, StepPhase::kPush);
-  return parts_.weights->Take(result);
+  return session_.Close(std::move(closing)).status();
 }
 
 absl::Status StepRunner::TrainPart(const Part& part, StepSums& sums) {
   const Batch& batch = part.batch;
   COHORT_ASSIGN_OR_RETURN(const Losses losses, Forward(batch));
   if (part.opening != nullptr) {
-    COHORT_RETURN_IF_ERROR(client_.OpenPush(*part.opening));
+    COHORT_RETURN_IF_ERROR(session_.Open(*part.opening));
   }
-  if (part.last) gradients_.SendDuringNextPass();
+  hooks_.set_sending(part.last);
   {
-    const StepPhases::Scope backward(phases_, StepPhase::kBackward);
-    (losses.objective / parts_.loss_reference).backward();
+    const StepPhases::Scope backward(session_.phases(), StepPhase::kBackward);
+    (losses.objective / session_.loss_reference()).backward();
   }
   // After the backward pass, which overlaps with sending gradients.
-  const StepPhases::Scope forward(phases_, StepPhase::kForward);
+  const StepPhases::Scope forward(session_.phases(), StepPhase::kForward);
   return sums.Add(losses.loss_sum, losses.logits, batch);
 }
 
 absl::StatusOr<StepRunner::Losses> StepRunner::Forward(const Batch& batch) {
-  const StepPhases::Scope forward(phases_, StepPhase::kForward);
+  const StepPhases::Scope forward(session_.phases(), StepPhase::kForward);
   const PrecisionScope precision(options_.compute.torch.type(),
                                  options_.compute.precision);
   const ModelOutput output = parts_.model->forward(batch.images);
@@ -193,7 +162,7 @@ absl::StatusOr<StepRunner::Losses> StepRunner::Forward(const Batch& batch) {
 
 absl::StatusOr<Batch> StepRunner::ReadTrainingSamples(
     const Assignment& assignment, PushOpening& opening) {
-  const StepPhases::Scope data(phases_, StepPhase::kData);
+  const StepPhases::Scope data(session_.phases(), StepPhase::kData);
   COHORT_ASSIGN_OR_RETURN(Batch batch, parts_.samples->Read(assignment));
   COHORT_RETURN_IF_ERROR(parts_.samples->PrepareNext(assignment));
   opening.samples = batch.images.size(0);
@@ -224,7 +193,7 @@ absl::Status StepRunner::CollectMoments(const Assignment& assignment) {
     parts_.model->forward(batch.images);
   }
   COHORT_RETURN_IF_ERROR(context.status);
-  return client_.ReportMoments(context.moments);
+  return session_.ReportMoments(context.moments);
 }
 
 absl::Status StepRunner::Evaluate(const Assignment& assignment) {
@@ -247,7 +216,7 @@ absl::Status StepRunner::Evaluate(const Assignment& assignment) {
   COHORT_ASSIGN_OR_RETURN(
       const EvaluationSums sums,
       ScoreSamples(*parts_.model, dataset_, parts_.loss, request));
-  return client_.ReportEvaluation(sums);
+  return session_.ReportEvaluation(sums);
 }
 
 int64_t StepRunner::NormalisedTogether(bool global) const {
@@ -258,7 +227,7 @@ int64_t StepRunner::NormalisedTogether(bool global) const {
 
 absl::Status StepRunner::ReadWeights(const Assignment& assignment) {
   COHORT_RETURN_IF_ERROR(ReadFrozenStatistics());
-  return parts_.weights->Read(assignment);
+  return session_.ReadWeights(assignment).status();
 }
 
 absl::Status StepRunner::ReadFrozenStatistics() {
@@ -267,7 +236,7 @@ absl::Status StepRunner::ReadFrozenStatistics() {
     return absl::OkStatus();
   }
   COHORT_ASSIGN_OR_RETURN(const PulledVersion pulled,
-                          client_.Pull({.statistics = true}));
+                          session_.Read({.statistics = true}));
   COHORT_RETURN_IF_ERROR(parts_.binding.LoadStatistics(pulled.statistics));
   frozen_statistics_read_ = true;
   return absl::OkStatus();
@@ -277,9 +246,9 @@ absl::Status StepRunner::LoadStatistics(const Assignment& assignment) {
   if (NormalisesByBatch(assignment)) return ReadFrozenStatistics();
   COHORT_ASSIGN_OR_RETURN(
       const PulledVersion pulled,
-      client_.Pull({.version = assignment.version,
-                    .statistics = true,
-                    .statistics_kind = assignment.statistics}));
+      session_.Read({.version = assignment.version,
+                     .statistics = true,
+                     .statistics_kind = assignment.statistics}));
   return parts_.binding.LoadStatistics(pulled.statistics);
 }
 

@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,57 +13,49 @@
 #include "common/push.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
-#include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
-#include "worker/telemetry/step_phases.h"
-#include "worker/telemetry/trainer_observer.h"
+#include "worker/session/worker_session.h"
 #include "worker/train/assignment_samples.h"
-#include "worker/train/gradient_sender.h"
+#include "worker/train/gradient_hooks.h"
 #include "worker/train/loss.h"
-#include "worker/train/run_weights.h"
+#include "worker/train/model_weights.h"
 #include "worker/train/step_sums.h"
 #include "worker/train/trainer_options.h"
 
 namespace cohort {
 
-// Computes assignments, one after another: reads samples and weights, runs the
-// model, and passes the results to the client.
+// Computes assignments, one after another: reads samples, runs the model, and
+// passes the results to the session.
 //
 // Thread safety: one thread calls.
 class StepRunner {
  public:
   // Created once the worker has joined and registered.
   struct Parts {
+    // Neither pointer may be null.
     std::shared_ptr<Model> model;
     CrossEntropy loss;
     BatchNormBinding binding;
-    // Neither pointer may be null.
-    std::unique_ptr<RunWeights> weights;
+    ModelWeights weights;
     std::unique_ptr<AssignmentSamples> samples;
     // The seed of the run.
     uint64_t seed = 0;
     Rank rank;
     int32_t workers = 1;
-    double loss_reference = 1;
-    // See GradientSender.
-    std::vector<int32_t> send_order;
   };
 
   // All arguments except the parts must outlive it.
-  StepRunner(Client& client, const Dataset& dataset,
-             const TrainerOptions& options, StepPhases& phases, Parts parts);
+  StepRunner(WorkerSession& session, const Dataset& dataset,
+             const TrainerOptions& options, Parts parts);
   StepRunner(const StepRunner&) = delete;
   StepRunner& operator=(const StepRunner&) = delete;
 
-  // Trains, evaluates or collects moments. LibTorch's exceptions are returned
-  // as errors.
-  // Errors: those of the client; ResourceExhausted naming what there was no
+  // Trains, evaluates or collects moments. The session must have begun the
+  // assignment. LibTorch's exceptions are returned as errors.
+  // Errors: those of the session; ResourceExhausted naming what there was no
   //   memory for; Internal if LibTorch or the device fails.
   absl::Status Run(const Assignment& assignment);
-
-  // The step of the last call, if its verdict has arrived.
-  const std::optional<StepReport>& report() const { return report_; }
 
  private:
   // One part of an assignment.
@@ -107,14 +98,11 @@ class StepRunner {
   // Fixed after construction.
   const Dataset& dataset_;
   const TrainerOptions& options_;
-  Client& client_;
-  StepPhases& phases_;
+  WorkerSession& session_;
 
   Parts parts_;
-  // Refers to the weights.
-  GradientSender gradients_;
+  GradientHooks hooks_;
   bool frozen_statistics_read_ = false;
-  std::optional<StepReport> report_;
   // How far the pass in progress has come, and its batch; for NoMemory.
   LayerMark reached_;
   std::string batch_text_;

@@ -1,7 +1,6 @@
 #include "worker/train/trainer.h"
 
 #include <exception>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,55 +11,23 @@
 #include "worker/train/assignment_samples.h"
 #include "worker/train/exception_text.h"
 #include "worker/train/model_weights.h"
-#include "worker/train/run_weights.h"
 #include "worker/train/scoring.h"
 
 namespace cohort {
-namespace {
-
-TrainerState StateOf(AssignmentKind kind) {
-  switch (kind) {
-    case AssignmentKind::kEvaluate:
-      return TrainerState::kEvaluating;
-    case AssignmentKind::kCollectMoments:
-      return TrainerState::kCollecting;
-    default:
-      return TrainerState::kTraining;
-  }
-}
-
-const char* SpanNameOf(AssignmentKind kind) {
-  switch (kind) {
-    case AssignmentKind::kEvaluate:
-      return "evaluate";
-    case AssignmentKind::kCollectMoments:
-      return "collect moments";
-    default:
-      return "step";
-  }
-}
-
-// True for errors that void the assignment but not the worker.
-bool IsVoid(const absl::Status& status) {
-  return absl::IsAborted(status) || absl::IsUnavailable(status) ||
-         absl::IsOutOfRange(status);
-}
-
-}  // namespace
 
 Trainer::Trainer(Client& client, const Dataset& dataset,
                  const TrainerOptions& options)
     : dataset_(dataset),
       options_(options),
-      phases_(clock_, options.timeline),
-      client_(client, phases_) {}
+      session_(client,
+               {.observer = options.observer, .timeline = options.timeline}) {}
 
 Trainer::~Trainer() = default;
 
 absl::Status Trainer::Run() {
   absl::Status status = PrepareOrTell();
   if (status.ok()) status = Loop();
-  client_.Leave(
+  session_.Leave(
       {.reason = status.ok() ? "done" : std::string(status.message())});
   if (!absl::IsCancelled(status)) return status;
   // Cancelled without a stop request: the server no longer needs this rank.
@@ -94,7 +61,7 @@ absl::Status Trainer::Prepare() {
   COHORT_ASSIGN_OR_RETURN(
       CrossEntropy loss, CrossEntropy::Make(options_.loss, dataset_.classes()));
   loss.MoveTo(options_.compute.torch);
-  COHORT_ASSIGN_OR_RETURN(const Membership membership, client_.Join());
+  COHORT_ASSIGN_OR_RETURN(const Membership membership, session_.Join());
   COHORT_ASSIGN_OR_RETURN(DataOrder order,
                           DataOrder::Make(dataset_, options_.order,
                                           {.seed = membership.seed,
@@ -110,24 +77,19 @@ absl::Status Trainer::Prepare() {
   COHORT_ASSIGN_OR_RETURN(
       ModelWeights weights,
       ModelWeights::Make(*model, binding, options_.compute.torch));
+  COHORT_ASSIGN_OR_RETURN(memory_, weights.MakeMemory(options_.compute));
   ModelLayout layout = weights.layout();
   COHORT_RETURN_IF_ERROR(ApplyGroups(options_.groups, layout));
-  COHORT_ASSIGN_OR_RETURN(
-      Registration registration,
-      client_.Register(layout,
-                       {.dataset = PlanName(options_.order, dataset_),
-                        .dataset_digest = dataset_.digest(),
-                        .train_samples = order.epoch_size(),
-                        .test_samples = order.test_size(),
-                        .loss_reference = static_cast<double>(
-                            options_.batch_size * dataset_.labels_per_sample()),
-                        .loss = loss.text()},
-                       weights.Values(), binding.Statistics()));
-  weights.SetPartitions(std::move(registration.partitions));
-  COHORT_ASSIGN_OR_RETURN(
-      std::unique_ptr<RunWeights> run_weights,
-      RunWeights::Make(client_, options_.compute, std::move(weights),
-                       options_.observer));
+  COHORT_RETURN_IF_ERROR(session_.Register(
+      std::move(layout),
+      {.dataset = PlanName(options_.order, dataset_),
+       .dataset_digest = dataset_.digest(),
+       .train_samples = order.epoch_size(),
+       .test_samples = order.test_size(),
+       .loss_reference = static_cast<double>(options_.batch_size *
+                                             dataset_.labels_per_sample()),
+       .loss = loss.text()},
+      weights.Values(), binding.Statistics(), *memory_));
   auto samples = std::make_unique<AssignmentSamples>(
       dataset_, options_.compute,
       AssignmentSamples::Options{.run_seed = membership.seed,
@@ -135,78 +97,43 @@ absl::Status Trainer::Prepare() {
       std::move(order));
   COHORT_RETURN_IF_ERROR(samples->HoldOnDevice());
   steps_ = std::make_unique<StepRunner>(
-      client_, dataset_, options_, phases_,
+      session_, dataset_, options_,
       StepRunner::Parts{.model = std::move(model),
                         .loss = std::move(loss),
                         .binding = std::move(binding),
-                        .weights = std::move(run_weights),
+                        .weights = std::move(weights),
                         .samples = std::move(samples),
                         .seed = membership.seed,
                         .rank = membership.rank,
-                        .workers = membership.workers,
-                        .loss_reference = registration.loss_reference,
-                        .send_order = std::move(registration.send_order)});
+                        .workers = membership.workers});
   return absl::OkStatus();
 }
 
 absl::Status Trainer::Loop() {
   for (;;) {
-    Tell(TrainerState::kWaiting);
-    phases_.Begin();
-    const absl::StatusOr<Assignment> next = client_.NextAssignment();
-    if (IsVoid(next.status())) continue;
-    COHORT_RETURN_IF_ERROR(next.status());
-    if (next->kind == AssignmentKind::kFinished) {
-      left_early_ = next->unfinished;
+    COHORT_ASSIGN_OR_RETURN(const Assignment next, session_.NextAssignment());
+    if (next.kind == AssignmentKind::kFinished) {
+      left_early_ = next.unfinished;
       // One that a restarted server continues is no error of this worker.
-      if (next->failed && !next->unfinished) {
+      if (next.failed && !next.unfinished) {
         return absl::InternalError(
-            absl::StrCat("the run failed: ", next->reason));
+            absl::StrCat("the run failed: ", next.reason));
       }
       return absl::OkStatus();
     }
     if (!EnterStep()) return absl::CancelledError("stop requested");
-    const absl::Status status = Execute(*next);
+    session_.Begin(next);
+    const absl::Status status = steps_->Run(next);
+    session_.End(status);
     LeaveStep();
-    if (!IsVoid(status)) COHORT_RETURN_IF_ERROR(status);
+    if (!WorkerSession::IsVoid(status)) COHORT_RETURN_IF_ERROR(status);
   }
-}
-
-void Trainer::Tell(TrainerState state) {
-  if (options_.observer != nullptr) options_.observer->OnState(state);
-}
-
-absl::Status Trainer::Execute(const Assignment& assignment) {
-  const AssignmentKind kind = assignment.kind;
-  Tell(StateOf(kind));
-  const absl::Status status = steps_->Run(assignment);
-  const std::optional<StepReport>& report = steps_->report();
-  StepPhases::Facts facts;
-  if (phases_.traced()) {
-    facts = {{"sequence", assignment.sequence.value()},
-             {"attempt", int64_t{assignment.attempt.value()}},
-             {"version", assignment.version.value()},
-             {"samples", assignment.range.size()}};
-    if (!status.ok()) {
-      facts.emplace_back("ended", std::string(status.message()));
-    }
-    if (report.has_value()) {
-      facts.emplace_back("next_version", report->version.value());
-    }
-  }
-  const PhaseTimes times = phases_.End(SpanNameOf(kind), std::move(facts));
-  if (report.has_value() && options_.observer != nullptr) {
-    StepReport told = *report;
-    told.phases = times;
-    options_.observer->OnStep(told);
-  }
-  return status;
 }
 
 void Trainer::RequestStop() {
   MutexLock lock(mu_);
   stop_ = true;
-  if (!in_step_) client_.RequestStop();
+  if (!in_step_) session_.RequestStop();
 }
 
 bool Trainer::EnterStep() {
@@ -223,7 +150,7 @@ bool Trainer::Stopped() {
 void Trainer::LeaveStep() {
   MutexLock lock(mu_);
   in_step_ = false;
-  if (stop_) client_.RequestStop();
+  if (stop_) session_.RequestStop();
 }
 
 }  // namespace cohort

@@ -6,15 +6,12 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/assignment.h"
-#include "common/clock.h"
 #include "common/mutex.h"
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 #include "worker/models/model.h"
-#include "worker/telemetry/step_phases.h"
-#include "worker/telemetry/timed_client.h"
-#include "worker/telemetry/trainer_observer.h"
+#include "worker/session/model_memory.h"
+#include "worker/session/worker_session.h"
 #include "worker/train/loss.h"
 #include "worker/train/step_runner.h"
 #include "worker/train/trainer_options.h"
@@ -53,8 +50,6 @@ class Trainer {
   absl::StatusOr<std::shared_ptr<Model>> MakeModelOnDevice(
       uint64_t seed, const CrossEntropy& loss);
   absl::Status Loop();
-  absl::Status Execute(const Assignment& assignment);
-  void Tell(TrainerState state);
   bool EnterStep() ABSL_LOCKS_EXCLUDED(mu_);
   bool Stopped() ABSL_LOCKS_EXCLUDED(mu_);
   void LeaveStep() ABSL_LOCKS_EXCLUDED(mu_);
@@ -62,12 +57,11 @@ class Trainer {
   // Fixed after construction.
   const Dataset& dataset_;
   const TrainerOptions options_;
-  const SteadyClock clock_;
 
-  StepPhases phases_;
-  TimedClient client_;
+  WorkerSession session_;
   bool left_early_ = false;
   // Created in Prepare.
+  std::unique_ptr<ModelMemory> memory_;
   std::unique_ptr<StepRunner> steps_;
 
   Mutex mu_;

@@ -49,23 +49,23 @@ absl::Status CopyIn(Accelerator& accelerator, const float* packed,
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<WeightTransfer>> WeightTransfer::Make(
-    const Compute& compute, const ModelWeights& weights) {
+absl::StatusOr<std::unique_ptr<ModelMemory>> WeightTransfer::Make(
+    const Compute& compute, std::vector<at::Tensor> parameters) {
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<LaneEvent> computed,
                           compute.accelerator->NewEvent());
   COHORT_ASSIGN_OR_RETURN(std::unique_ptr<LaneEvent> copied,
                           compute.accelerator->NewEvent());
-  return std::unique_ptr<WeightTransfer>(new WeightTransfer(
-      compute, weights, std::move(computed), std::move(copied)));
+  return std::unique_ptr<ModelMemory>(new WeightTransfer(
+      compute, std::move(parameters), std::move(computed), std::move(copied)));
 }
 
 WeightTransfer::WeightTransfer(const Compute& compute,
-                               const ModelWeights& weights,
+                               std::vector<at::Tensor> parameters,
                                std::unique_ptr<LaneEvent> computed,
                                std::unique_ptr<LaneEvent> copied)
     : accelerator_(*compute.accelerator),
       pinned_(*compute.pinned),
-      weights_(weights),
+      parameters_(std::move(parameters)),
       computed_(std::move(computed)),
       copied_(std::move(copied)) {}
 
@@ -77,8 +77,7 @@ absl::Status WeightTransfer::CopyAfterCompute() {
 }
 
 absl::Status WeightTransfer::Fetch(int32_t partition) {
-  const Partition& shape =
-      weights_.partitions()[static_cast<size_t>(partition)];
+  const Partition& shape = partitions()[static_cast<size_t>(partition)];
   Pending pending{.partition = partition};
   COHORT_ASSIGN_OR_RETURN(pending.block,
                           pinned_.Take(shape.elements * kFloatBytes));
@@ -88,7 +87,7 @@ absl::Status WeightTransfer::Fetch(int32_t partition) {
   for (size_t i = 0; i < shape.slices.size(); ++i) {
     const Slice& slice = shape.slices[i];
     const at::Tensor& grad =
-        weights_.parameters()[static_cast<size_t>(slice.parameter)].grad();
+        parameters_[static_cast<size_t>(slice.parameter)].grad();
     if (grad.defined()) {
       pending.sources.push_back(grad.contiguous());
       segments.push_back(
@@ -109,26 +108,24 @@ absl::Status WeightTransfer::Fetch(int32_t partition) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<WeightTransfer::Fetched>> WeightTransfer::Take(
+absl::StatusOr<std::optional<ModelMemory::Gradient>> WeightTransfer::Take(
     bool wait) {
-  if (pending_.empty()) return std::optional<Fetched>();
+  if (pending_.empty()) return std::optional<Gradient>();
   Pending& first = pending_.front();
   if (wait) {
     COHORT_RETURN_IF_ERROR(accelerator_.Await(first.block->event()));
   } else {
     COHORT_ASSIGN_OR_RETURN(const bool there,
                             accelerator_.HasHappened(first.block->event()));
-    if (!there) return std::optional<Fetched>();
+    if (!there) return std::optional<Gradient>();
   }
   const int64_t bytes =
-      weights_.partitions()[static_cast<size_t>(first.partition)].elements *
-      kFloatBytes;
-  Fetched fetched{.partition = first.partition};
-  fetched.gradient.bytes.Append(
-      absl::MakeConstSpan(first.block->as<std::byte>(),
-                          static_cast<size_t>(bytes)),
-      first.block);
-  fetched.gradient.absent_slices = std::move(first.absent_slices);
+      partitions()[static_cast<size_t>(first.partition)].elements * kFloatBytes;
+  Gradient fetched{.partition = first.partition};
+  fetched.bytes.Append(absl::MakeConstSpan(first.block->as<std::byte>(),
+                                           static_cast<size_t>(bytes)),
+                       first.block);
+  fetched.absent_slices = std::move(first.absent_slices);
   pending_.pop_front();
   return std::make_optional(std::move(fetched));
 }
@@ -142,11 +139,11 @@ void WeightTransfer::Drop() {
 }
 
 absl::Status WeightTransfer::Load(absl::Span<const ByteRope> ropes) {
-  COHORT_RETURN_IF_ERROR(weights_.CheckSizes(ropes));
+  COHORT_RETURN_IF_ERROR(CheckSizes(ropes));
   COHORT_RETURN_IF_ERROR(CopyAfterCompute());
   for (size_t p = 0; p < ropes.size(); ++p) {
     if (ropes[p].size_bytes() == 0) continue;
-    const Partition& shape = weights_.partitions()[p];
+    const Partition& shape = partitions()[p];
     COHORT_ASSIGN_OR_RETURN(const std::shared_ptr<PinnedBlock> block,
                             pinned_.Take(ropes[p].size_bytes()));
     ropes[p].CopyTo(absl::MakeSpan(block->as<std::byte>(),
@@ -155,7 +152,7 @@ absl::Status WeightTransfer::Load(absl::Span<const ByteRope> ropes) {
     int64_t offset = 0;
     for (const Slice& slice : shape.slices) {
       const at::Tensor& parameter =
-          weights_.parameters()[static_cast<size_t>(slice.parameter)];
+          parameters_[static_cast<size_t>(slice.parameter)];
       segments.push_back({.tensor = parameter.data_ptr<float>() + slice.offset,
                           .count = slice.count,
                           .offset = offset});

@@ -14,41 +14,34 @@
 #include "common/byte_rope.h"
 #include "worker/device/compute_device.h"
 #include "worker/device/pinned_pool.h"
-#include "worker/train/model_weights.h"
+#include "worker/session/model_memory.h"
 
 namespace cohort {
 
-// Copies gradients from an accelerator and weights to it, through its copy lane
-// and pinned memory, while the compute lane goes on.
+// A model on an accelerator: gradients are copied from it and weights to it
+// through its copy lane and pinned memory, while the compute lane computes.
 //
 // Thread safety: one thread at a time, which may be one of autograd's.
 // Errors of every call: those of the accelerator.
-class WeightTransfer {
+class WeightTransfer final : public ModelMemory {
  public:
-  // `weights`, which must have partitions, and the accelerator must outlive it.
-  static absl::StatusOr<std::unique_ptr<WeightTransfer>> Make(
-      const Compute& compute, const ModelWeights& weights);
-  ~WeightTransfer();
+  // `parameters` are in the order of the layout. The accelerator must outlive
+  // it.
+  static absl::StatusOr<std::unique_ptr<ModelMemory>> Make(
+      const Compute& compute, std::vector<at::Tensor> parameters);
+  ~WeightTransfer() override;
   WeightTransfer(const WeightTransfer&) = delete;
   WeightTransfer& operator=(const WeightTransfer&) = delete;
 
   // Starts to fetch the gradient of a partition, as it is after the work given
   // to the compute lane so far. The gradient is kept alive until then.
-  absl::Status Fetch(int32_t partition);
+  absl::Status Fetch(int32_t partition) override;
+  absl::StatusOr<std::optional<Gradient>> Take(bool wait) override;
+  void Drop() override;
 
-  struct Fetched {
-    int32_t partition = 0;
-    ModelWeights::Gradient gradient;
-  };
-  // The gradient whose fetch started first, if it has arrived. With `wait`, the
-  // calling thread waits for it. Absent if none is available.
-  absl::StatusOr<std::optional<Fetched>> Take(bool wait);
-  // Waits for all fetches, and discards the results.
-  void Drop();
-
-  // Like ModelWeights::Load. Work given to the compute lane from now on sees
-  // the new values; earlier work sees the old ones.
-  absl::Status Load(absl::Span<const ByteRope> ropes);
+  // Work given to the compute lane from now on sees the new values; earlier
+  // work sees the old ones.
+  absl::Status Load(absl::Span<const ByteRope> ropes) override;
 
  private:
   struct Pending {
@@ -59,7 +52,7 @@ class WeightTransfer {
     std::vector<int32_t> absent_slices;
   };
 
-  WeightTransfer(const Compute& compute, const ModelWeights& weights,
+  WeightTransfer(const Compute& compute, std::vector<at::Tensor> parameters,
                  std::unique_ptr<LaneEvent> computed,
                  std::unique_ptr<LaneEvent> copied);
 
@@ -69,7 +62,7 @@ class WeightTransfer {
   // Fixed after construction.
   Accelerator& accelerator_;
   PinnedPool& pinned_;
-  const ModelWeights& weights_;
+  const std::vector<at::Tensor> parameters_;
   const std::unique_ptr<LaneEvent> computed_;
   const std::unique_ptr<LaneEvent> copied_;
 

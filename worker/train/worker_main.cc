@@ -315,20 +315,13 @@ int Train(const Task& task) {
                                        ? kExitFailure
                                        : kExitConfig);
   }
-  ClientOptions client_options =
-      ClientOptionsFromFlags(task.samples, task.device);
-  client_options.hooks = &(*observed)->telemetry();
-  absl::StatusOr<std::unique_ptr<Client>> client =
-      MakeGrpcClient(client_options);
+  const absl::StatusOr<Client*> client =
+      (*observed)->Connect(ClientOptionsFromFlags(task.samples, task.device));
   if (!client.ok()) return Fail(client.status(), kExitConfig);
-  const absl::StatusOr<Client*> logged = (*observed)->Logged(**client);
-  if (!logged.ok()) return Fail(logged.status(), kExitConfig);
-  (*client)->SetObserver(
-      [](const std::string& text) { Log(LogLevel::kInfo, text); });
   const std::unique_ptr<kernels::Backend> backend =
       kernels::NewCpuBackend(RunOnArithmeticThreads);
   Trainer trainer(
-      **logged, task.dataset,
+      **client, task.dataset,
       {.make_model =
            [&](uint64_t seed) { return ModelFor(task.dataset, seed, nullptr); },
        .batch_size = task.samples,

@@ -312,12 +312,6 @@ TEST(TrainerTest, FinalErrorEndsTheRun) {
   EXPECT_EQ(client.left, "another run");
 }
 
-TEST(TrainerTest, WeightsOfTheVerdictSaveThePull) {
-  FakeClient client(ThreeSteps());
-  ASSERT_TRUE(RunTrainer(client).ok());
-  EXPECT_EQ(client.weight_pulls, 1);
-}
-
 // The situation after a restart of the server from an older version.
 TEST(TrainerTest, NewIncarnationPullsAgain) {
   for (const bool sync : {true, false}) {
@@ -332,24 +326,6 @@ TEST(TrainerTest, NewIncarnationPullsAgain) {
     };
     ASSERT_TRUE(RunTrainer(client).ok());
     // Before the first step and before the second.
-    EXPECT_EQ(client.weight_pulls, 2);
-  }
-}
-
-TEST(TrainerTest, SkippedStepKeepsItsWeights) {
-  FakeClient client(ThreeSteps());
-  client.verdicts = {Verdict::kSkipped};
-  ASSERT_TRUE(RunTrainer(client).ok());
-  EXPECT_EQ(client.weight_pulls, 1);
-  EXPECT_EQ(client.pushes[1].opening.version, Version(1));
-}
-
-TEST(TrainerTest, DroppedPushPullsAgain) {
-  for (const Verdict verdict :
-       {Verdict::kDropped, Verdict::kRejectedNonfinite}) {
-    FakeClient client(ThreeSteps());
-    client.verdicts = {verdict};
-    ASSERT_TRUE(RunTrainer(client).ok());
     EXPECT_EQ(client.weight_pulls, 2);
   }
 }

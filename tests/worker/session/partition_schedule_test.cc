@@ -1,4 +1,4 @@
-#include "worker/client/partition_schedule.h"
+#include "worker/session/partition_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
