@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,10 +20,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
-#include "common/float_buffer.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "worker/client/client.h"
+#include "worker/session/host_model.h"
+#include "worker/session/worker_session.h"
 
 ABSL_FLAG(std::string, server, "", "its address");
 ABSL_FLAG(int32_t, rank, 0, "of this worker");
@@ -78,6 +80,15 @@ ModelLayout LayoutOf(const RunShape& shape) {
   return layout;
 }
 
+// Received weights are not copied.
+class BenchModel final : public HostModel {
+ public:
+  using HostModel::HostModel;
+  absl::Status Load(absl::Span<const ByteRope> /*weights*/) override {
+    return absl::OkStatus();
+  }
+};
+
 // Pushes a constant gradient for every training assignment.
 class BenchWorker {
  public:
@@ -94,17 +105,20 @@ class BenchWorker {
                                  .rank = rank_,
                                  .batch_size = 1,
                                  .local = local_}));
-    COHORT_RETURN_IF_ERROR(client_->Join().status());
+    session_.emplace(*client_, WorkerSession::Options());
+    COHORT_RETURN_IF_ERROR(session_->Join().status());
     COHORT_RETURN_IF_ERROR(Register());
     for (;;) {
       const SteadyTime start = Now();
-      COHORT_ASSIGN_OR_RETURN(const Assignment next, client_->NextAssignment());
+      COHORT_ASSIGN_OR_RETURN(const Assignment next,
+                              session_->NextAssignment());
       if (next.kind == AssignmentKind::kFinished) break;
-      COHORT_RETURN_IF_ERROR(Rendezvous(next));
-      COHORT_RETURN_IF_ERROR(Push(next));
+      session_->Begin(next);
+      COHORT_RETURN_IF_ERROR(Meet());
+      COHORT_RETURN_IF_ERROR(Push());
       step_seconds.push_back(Seconds(start, Now()));
     }
-    client_->Leave({.reason = "done"});
+    session_->Leave({.reason = "done"});
     return absl::OkStatus();
   }
 
@@ -113,30 +127,24 @@ class BenchWorker {
 
  private:
   absl::Status Register() {
-    const ModelLayout layout = LayoutOf(shape_);
-    std::vector<std::vector<float>> values;
-    std::vector<absl::Span<const float>> spans;
+    ModelLayout layout = LayoutOf(shape_);
+    std::vector<absl::Span<float>> parameters;
     for (const auto& parameter : layout.parameters) {
-      values.emplace_back(static_cast<size_t>(parameter.shape[0]), 0.0f);
+      numbers_.emplace_back(static_cast<size_t>(parameter.shape[0]), 1e-3f);
+      parameters.push_back(absl::MakeSpan(numbers_.back()));
     }
-    for (const std::vector<float>& v : values) spans.emplace_back(v);
-    COHORT_ASSIGN_OR_RETURN(
-        const Registration registration,
-        client_->Register(
-            layout,
-            {.dataset = "bench",
-             .dataset_digest = "0",
-             .train_samples = int64_t{shape_.steps} * shape_.workers},
-            spans, {}));
-    for (const Partition& partition : registration.partitions) {
-      auto buffer = std::make_shared<FloatBuffer>(partition.elements);
-      std::fill_n(buffer->data(), buffer->size(), 1e-3f);
-      gradients_.push_back(RopeOf(buffer));
-    }
-    return absl::OkStatus();
+    model_.emplace(std::move(parameters), [this](size_t parameter) {
+      return HostModel::ParameterGradient{.data = numbers_[parameter].data()};
+    });
+    return session_->Register(
+        std::move(layout),
+        {.dataset = "bench",
+         .dataset_digest = "0",
+         .train_samples = int64_t{shape_.steps} * shape_.workers},
+        model_->Values(), {}, *model_);
   }
 
-  absl::Status Rendezvous(const Assignment& step) {
+  absl::Status Meet() {
     const auto channels = static_cast<size_t>(shape_.channels);
     const Contribution one{
         .moments = {.count = 2,
@@ -146,36 +154,33 @@ class BenchWorker {
     for (int32_t call = 0; call < shape_.calls;) {
       for (Contribution& of : local) of.place.call = call++;
       const SteadyTime start = Now();
-      COHORT_RETURN_IF_ERROR(
-          client_
-              ->Reduce({.step = step.version, .attempt = step.attempt}, local)
-              .status());
+      COHORT_RETURN_IF_ERROR(session_->Reduce(local).status());
       rendezvous_seconds.push_back(Seconds(start, Now()));
     }
     return absl::OkStatus();
   }
 
-  absl::Status Push(const Assignment& step) {
-    COHORT_RETURN_IF_ERROR(client_->OpenPush(
-        {.version = step.version, .samples = 1, .loss_weight = 1}));
-    for (size_t p = 0; p < gradients_.size(); ++p) {
-      COHORT_RETURN_IF_ERROR(
-          client_->SendGradient(static_cast<int32_t>(p), gradients_[p], {}));
+  absl::Status Push() {
+    COHORT_RETURN_IF_ERROR(session_->Open({.samples = 1, .loss_weight = 1}));
+    for (size_t i = 0; i < numbers_.size(); ++i) {
+      COHORT_RETURN_IF_ERROR(session_->Finish(i));
     }
     PushClosing closing;
-    if (shape_.channels > 0) {
-      closing.batch_norm_calls = {shape_.calls};
-      closing.contributions = shape_.calls;
-    }
-    return client_->ClosePush(closing).status();
+    if (shape_.channels > 0) closing.batch_norm_calls = {shape_.calls};
+    const absl::Status status = session_->Close(std::move(closing)).status();
+    session_->End(status);
+    return status;
   }
 
   const std::string server_;
   const Rank rank_;
   const RunShape shape_;
   const LocalMode local_;
+  // By parameter: its values, and its gradient.
+  std::vector<std::vector<float>> numbers_;
   std::unique_ptr<Client> client_;
-  std::vector<ByteRope> gradients_;
+  std::optional<BenchModel> model_;
+  std::optional<WorkerSession> session_;
 };
 
 int Main(absl::Span<char* const> arguments) {
