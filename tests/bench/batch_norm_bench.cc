@@ -1,7 +1,6 @@
 #include <malloc.h>
 #include <torch/torch.h>
 
-#include <cmath>
 #include <limits>
 #include <tuple>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "kernels/backend.h"
 #include "tests/bench/kernel_bench.h"
 #include "tests/bench/tcp_baseline.h"
+#include "worker/batch_norm/host_batch_norm.h"
 
 namespace cohort::bench {
 namespace {
@@ -41,13 +41,7 @@ Layer MakeLayer(const BatchNormSetup& setup) {
 
 class CohortLayer {
  public:
-  CohortLayer(const Layer& layer, const BatchNormSetup& setup)
-      : layer_(layer),
-        channels_(static_cast<size_t>(setup.channels)),
-        mean_(channels_),
-        invstd_(channels_),
-        sum_dy_(channels_),
-        sum_dy_xmu_(channels_) {
+  CohortLayer(const Layer& layer, const BatchNormSetup& setup) : layer_(layer) {
     const int64_t area = setup.side * setup.side;
     shape_ = {.outer = setup.images, .channels = setup.channels, .inner = area};
     if (setup.channels_last) {
@@ -57,17 +51,14 @@ class CohortLayer {
   }
 
   at::Tensor Forward() {
-    backend_.Moments({.shape = shape_,
-                      .x = layer_.x.data_ptr(),
-                      .mean = mean_.data(),
-                      .m2 = invstd_.data()});
-    const auto count = static_cast<double>(shape_.count());
-    for (double& v : invstd_) v = 1 / std::sqrt(v / count + kEpsilon);
+    by_ = StatisticsOf(
+        LocalMoments(backend_, {.shape = shape_, .x = layer_.x.data_ptr()}),
+        kEpsilon);
     at::Tensor y = at::empty_like(layer_.x);
     backend_.Normalize({.shape = shape_,
                         .x = layer_.x.data_ptr(),
-                        .mean = mean_.data(),
-                        .invstd = invstd_.data(),
+                        .mean = by_.mean.data(),
+                        .invstd = by_.invstd.data(),
                         .gamma = layer_.gamma.data_ptr(),
                         .beta = layer_.beta.data_ptr(),
                         .y = y.data_ptr()});
@@ -75,21 +66,19 @@ class CohortLayer {
   }
 
   at::Tensor Backward() {
-    backend_.BackwardReduce({.shape = shape_,
-                             .x = layer_.x.data_ptr(),
-                             .dy = layer_.dy.data_ptr(),
-                             .mean = mean_.data(),
-                             .sum_dy = sum_dy_.data(),
-                             .sum_dy_xmu = sum_dy_xmu_.data()});
+    const Moments sums = BackwardSums(backend_, {.shape = shape_,
+                                                 .x = layer_.x.data_ptr(),
+                                                 .dy = layer_.dy.data_ptr(),
+                                                 .mean = by_.mean.data()});
     at::Tensor dx = at::empty_like(layer_.x);
     backend_.BackwardElementwise({.shape = shape_,
                                   .x = layer_.x.data_ptr(),
                                   .dy = layer_.dy.data_ptr(),
-                                  .mean = mean_.data(),
-                                  .invstd = invstd_.data(),
+                                  .mean = by_.mean.data(),
+                                  .invstd = by_.invstd.data(),
                                   .gamma = layer_.gamma.data_ptr(),
-                                  .sum_dy = sum_dy_.data(),
-                                  .sum_dy_xmu = sum_dy_xmu_.data(),
+                                  .sum_dy = sums.first.data(),
+                                  .sum_dy_xmu = sums.second.data(),
                                   .total_count = shape_.count(),
                                   .dx = dx.data_ptr()});
     return dx;
@@ -98,12 +87,8 @@ class CohortLayer {
  private:
   const kernels::Backend& backend_ = kernels::CpuBackend();
   const Layer& layer_;
-  const size_t channels_;
   kernels::BatchShape shape_;
-  std::vector<double> mean_;
-  std::vector<double> invstd_;
-  std::vector<double> sum_dy_;
-  std::vector<double> sum_dy_xmu_;
+  BatchStatistics by_;
 };
 
 class TorchLayer {

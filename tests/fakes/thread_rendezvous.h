@@ -105,4 +105,39 @@ class ThreadRendezvous {
   std::map<Key, Slot> slots_ ABSL_GUARDED_BY(mu_);
 };
 
+// Records a worker's calls, and fails those of one phase if a test sets it.
+class NotingRendezvous final : public Rendezvous {
+ public:
+  // Null: a cohort of one.
+  explicit NotingRendezvous(Rendezvous* next = nullptr) : next_(next) {}
+
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      absl::Span<const Contribution> local) override {
+    together.push_back(local.size());
+    std::vector<Moments> own;
+    for (const Contribution& call : local) {
+      const CallPlace& place = call.place;
+      keys.emplace_back(place.layer, place.call, place.phase);
+      own.push_back(call.moments);
+      if (place.phase != ReducePhase::kForward) continue;
+      forward.push_back(
+          {.layer = place.layer, .call = place.call, .moments = call.moments});
+    }
+    if (fail == local.front().place.phase) {
+      return absl::AbortedError("rank 3 is lost");
+    }
+    if (next_ == nullptr) return own;
+    return next_->Reduce(local);
+  }
+
+  std::vector<std::tuple<int32_t, int32_t, ReducePhase>> keys;
+  std::vector<CallMoments> forward;
+  // Number of contributions in each wait.
+  std::vector<size_t> together;
+  std::optional<ReducePhase> fail;
+
+ private:
+  Rendezvous* const next_;
+};
+
 }  // namespace cohort

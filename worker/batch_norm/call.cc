@@ -2,14 +2,27 @@
 
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "worker/batch_norm/step_interrupted.h"
 
 namespace cohort {
+namespace {
+
+// Of the normalizer, in the memory of the tensors.
+const double* MeanOf(const SavedCall& saved) {
+  const at::Tensor& values = saved.by->values;
+  return values.defined() ? values.data_ptr<double>() : saved.by->mean.data();
+}
+
+const double* InvstdOf(const SavedCall& saved) {
+  const at::Tensor& values = saved.by->values;
+  return values.defined() ? values.data_ptr<double>() + values.size(1)
+                          : saved.by->invstd.data();
+}
+
+}  // namespace
 
 const BatchNormSpec& SpecOf(const BatchNormCall& call) {
   return call.step->binding->layers()[static_cast<size_t>(call.layer)];
@@ -97,18 +110,64 @@ std::vector<Moments> Exchange(const BatchNormScope::Step& step,
   return *std::move(all);
 }
 
-std::shared_ptr<Normalizer> NormalizerOf(Moments moments, double epsilon) {
-  auto by = std::make_shared<Normalizer>();
-  by->count = moments.count;
-  by->invstd.resize(moments.second.size());
-  // If no member has samples, there is nothing to normalise; the divisor only
-  // keeps 0/0 out of the saved values.
-  const double count = static_cast<double>(std::max<int64_t>(moments.count, 1));
-  for (size_t c = 0; c < by->invstd.size(); ++c) {
-    by->invstd[c] = 1.0 / std::sqrt(moments.second[c] / count + epsilon);
-  }
-  by->mean = std::move(moments.first);
-  return by;
+kernels::NormalizeArgs NormalizeArgsOf(const SavedCall& saved,
+                                       const Parameters& parameters,
+                                       const at::Tensor& x,
+                                       const at::Tensor& addend,
+                                       const at::Tensor& y) {
+  return {.shape = saved.shape,
+          .type = TypeOf(x),
+          .x = x.data_ptr(),
+          .mean = MeanOf(saved),
+          .invstd = InvstdOf(saved),
+          .parameter_type = parameters.type,
+          .gamma = DataOrNull(parameters.gamma),
+          .beta = DataOrNull(parameters.beta),
+          .add = DataOrNull(addend),
+          .relu = saved.call.relu,
+          .y = y.data_ptr()};
+}
+
+kernels::BackwardReduceArgs ReduceArgsOf(const BackwardCall& call,
+                                         const Parameters& parameters) {
+  const SavedCall& saved = *call.saved;
+  const BackwardTensors& tensors = call.tensors;
+  return {.shape = saved.shape,
+          .type = TypeOf(tensors.x),
+          .x = tensors.x.data_ptr(),
+          .dy = tensors.dy.data_ptr(),
+          .mean = MeanOf(saved),
+          .relu = saved.call.relu,
+          .y = DataOrNull(tensors.y),
+          .invstd = InvstdOf(saved),
+          .parameter_type = parameters.type,
+          .gamma = DataOrNull(parameters.gamma),
+          .beta = DataOrNull(parameters.beta),
+          .dz = DataOrNull(tensors.dz)};
+}
+
+kernels::BackwardElementwiseArgs ElementwiseArgsOf(const BackwardCall& call,
+                                                   const Parameters& parameters,
+                                                   const double* sum_dy,
+                                                   const double* sum_dy_xmu,
+                                                   const at::Tensor& dx) {
+  const SavedCall& saved = *call.saved;
+  const BackwardTensors& tensors = call.tensors;
+  const bool masked = tensors.dz.defined();
+  return {.shape = saved.shape,
+          .type = TypeOf(tensors.x),
+          .x = tensors.x.data_ptr(),
+          .dy = (masked ? tensors.dz : tensors.dy).data_ptr(),
+          .mean = MeanOf(saved),
+          .invstd = InvstdOf(saved),
+          .parameter_type = parameters.type,
+          .gamma = DataOrNull(parameters.gamma),
+          .sum_dy = sum_dy,
+          .sum_dy_xmu = sum_dy_xmu,
+          .total_count = saved.by->count,
+          .relu = saved.call.relu && !masked,
+          .beta = DataOrNull(parameters.beta),
+          .dx = dx.data_ptr()};
 }
 
 }  // namespace cohort

@@ -111,7 +111,21 @@ Contribution At(const SavedCall& saved, const at::Tensor& x, Moments moments);
 // Its number through all parts of the step.
 int32_t NumberInStep(const BatchNormCall& call);
 
-// Mean and deviation to normalise a call by, in host memory.
-std::shared_ptr<Normalizer> NormalizerOf(Moments moments, double epsilon);
+// Arguments of the kernels for a call, on either device. Sums are pointers in
+// the memory of the tensors.
+kernels::NormalizeArgs NormalizeArgsOf(const SavedCall& saved,
+                                       const Parameters& parameters,
+                                       const at::Tensor& x,
+                                       const at::Tensor& addend,
+                                       const at::Tensor& y);
+// `parameters` are those of the call's tensors.
+kernels::BackwardReduceArgs ReduceArgsOf(const BackwardCall& call,
+                                         const Parameters& parameters);
+// Null sums: the statistics are constants.
+kernels::BackwardElementwiseArgs ElementwiseArgsOf(const BackwardCall& call,
+                                                   const Parameters& parameters,
+                                                   const double* sum_dy,
+                                                   const double* sum_dy_xmu,
+                                                   const at::Tensor& dx);
 
 }  // namespace cohort

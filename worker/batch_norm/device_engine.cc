@@ -144,23 +144,12 @@ std::shared_ptr<PinnedBlock> SendMoments(const ForwardCall& call) {
 // tensors.dz.
 void LaunchSums(const BackwardCall& call, double* first, double* second) {
   const SavedCall& saved = *call.saved;
-  const BackwardTensors& tensors = call.tensors;
-  const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
-  Expect(saved, ComputeOf(saved).accelerator->BackwardReduce(
-                    {.shape = saved.shape,
-                     .type = TypeOf(tensors.x),
-                     .x = tensors.x.data_ptr(),
-                     .dy = tensors.dy.data_ptr(),
-                     .mean = Row(saved.by->values, 0),
-                     .sum_dy = first,
-                     .sum_dy_xmu = second,
-                     .relu = saved.call.relu,
-                     .y = DataOrNull(tensors.y),
-                     .invstd = Row(saved.by->values, 1),
-                     .parameter_type = parameters.type,
-                     .gamma = DataOrNull(parameters.gamma),
-                     .beta = DataOrNull(parameters.beta),
-                     .dz = DataOrNull(tensors.dz)}));
+  const Parameters parameters =
+      ParametersOf(call.tensors.weight, call.tensors.bias);
+  kernels::BackwardReduceArgs args = ReduceArgsOf(call, parameters);
+  args.sum_dy = first;
+  args.sum_dy_xmu = second;
+  Expect(saved, ComputeOf(saved).accelerator->BackwardReduce(args));
 }
 
 std::shared_ptr<PinnedBlock> SendSums(const BackwardCall& call) {
@@ -184,8 +173,7 @@ struct Sums {
 
 Sums SumsOfAll(const SavedCall& saved, const Moments& local,
                const Moments& all) {
-  std::vector<double> dgamma = local.second;
-  for (size_t c = 0; c < dgamma.size(); ++c) dgamma[c] *= saved.by->invstd[c];
+  const std::vector<double> dgamma = ScaleGradient(local, *saved.by);
   const at::Tensor rows =
       Upload(saved, {&all.first, &all.second, &dgamma, &local.first});
   return {.all = rows.narrow(0, 0, 2), .dgamma = rows[2], .dbeta = rows[3]};
@@ -238,26 +226,14 @@ std::vector<Sums> SumsOf(absl::Span<const BackwardCall> calls) {
 
 at::Tensor InputGradient(const BackwardCall& call, const at::Tensor& sums) {
   const SavedCall& saved = *call.saved;
-  const BackwardTensors& tensors = call.tensors;
-  at::Tensor dx = at::empty_like(tensors.x);
+  at::Tensor dx = at::empty_like(call.tensors.x);
   if (saved.shape.count() == 0) return dx;
-  const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
-  const bool masked = tensors.dz.defined();
-  Expect(saved, ComputeOf(saved).accelerator->BackwardElementwise(
-                    {.shape = saved.shape,
-                     .type = TypeOf(tensors.x),
-                     .x = tensors.x.data_ptr(),
-                     .dy = (masked ? tensors.dz : tensors.dy).data_ptr(),
-                     .mean = Row(saved.by->values, 0),
-                     .invstd = Row(saved.by->values, 1),
-                     .parameter_type = parameters.type,
-                     .gamma = DataOrNull(parameters.gamma),
-                     .sum_dy = sums.defined() ? Row(sums, 0) : nullptr,
-                     .sum_dy_xmu = sums.defined() ? Row(sums, 1) : nullptr,
-                     .total_count = saved.by->count,
-                     .relu = saved.call.relu && !masked,
-                     .beta = DataOrNull(parameters.beta),
-                     .dx = dx.data_ptr()}));
+  const Parameters parameters =
+      ParametersOf(call.tensors.weight, call.tensors.bias);
+  Expect(saved,
+         ComputeOf(saved).accelerator->BackwardElementwise(ElementwiseArgsOf(
+             call, parameters, sums.defined() ? Row(sums, 0) : nullptr,
+             sums.defined() ? Row(sums, 1) : nullptr, dx)));
   return dx;
 }
 
@@ -284,8 +260,8 @@ class DeviceBatchNorm final : public BatchNormEngine {
     std::vector<Moments> all = Exchange(step, std::move(local));
     for (size_t i = 0; i < calls.size(); ++i) {
       const SavedCall& saved = *calls[i].saved;
-      std::shared_ptr<Normalizer> by =
-          NormalizerOf(std::move(all[i]), saved.call.epsilon);
+      auto by = std::make_shared<Normalizer>(
+          Normalizer{StatisticsOf(std::move(all[i]), saved.call.epsilon)});
       by->values = Upload(saved, {&by->mean, &by->invstd});
       normalizers.push_back(std::move(by));
     }
@@ -310,17 +286,7 @@ class DeviceBatchNorm final : public BatchNormEngine {
                  at::Tensor& y) const override {
     if (saved.shape.count() == 0) return;
     Expect(saved, ComputeOf(saved).accelerator->Normalize(
-                      {.shape = saved.shape,
-                       .type = TypeOf(x),
-                       .x = x.data_ptr(),
-                       .mean = Row(saved.by->values, 0),
-                       .invstd = Row(saved.by->values, 1),
-                       .parameter_type = parameters.type,
-                       .gamma = DataOrNull(parameters.gamma),
-                       .beta = DataOrNull(parameters.beta),
-                       .add = DataOrNull(addend),
-                       .relu = saved.call.relu,
-                       .y = y.data_ptr()}));
+                      NormalizeArgsOf(saved, parameters, x, addend, y)));
   }
 
   std::vector<BatchNormGradients> Backward(

@@ -11,73 +11,27 @@
 namespace cohort {
 namespace {
 
-Moments LocalMoments(const ForwardCall& call) {
-  const SavedCall& saved = *call.saved;
-  const auto channels = static_cast<size_t>(saved.shape.channels);
-  Moments local{.count = saved.shape.count(),
-                .first = std::vector<double>(channels),
-                .second = std::vector<double>(channels)};
-  if (local.count == 0) return local;
-  saved.call.step->context->backend->Moments({.shape = saved.shape,
-                                              .type = TypeOf(call.x),
-                                              .x = call.x.data_ptr(),
-                                              .mean = local.first.data(),
-                                              .m2 = local.second.data()});
-  return local;
-}
-
-// The backward sums over the local batch; fills tensors.dz.
-Moments BackwardSums(const BackwardCall& call) {
-  const SavedCall& saved = *call.saved;
-  const BackwardTensors& tensors = call.tensors;
-  const auto channels = static_cast<size_t>(saved.shape.channels);
-  Moments sums{.count = saved.shape.count(),
-               .first = std::vector<double>(channels),
-               .second = std::vector<double>(channels)};
-  if (sums.count == 0) return sums;
-  const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
-  saved.call.step->context->backend->BackwardReduce(
-      {.shape = saved.shape,
-       .type = TypeOf(tensors.x),
-       .x = tensors.x.data_ptr(),
-       .dy = tensors.dy.data_ptr(),
-       .mean = saved.by->mean.data(),
-       .sum_dy = sums.first.data(),
-       .sum_dy_xmu = sums.second.data(),
-       .relu = saved.call.relu,
-       .y = DataOrNull(tensors.y),
-       .invstd = saved.by->invstd.data(),
-       .parameter_type = parameters.type,
-       .gamma = DataOrNull(parameters.gamma),
-       .beta = DataOrNull(parameters.beta),
-       .dz = DataOrNull(tensors.dz)});
-  return sums;
+const kernels::Backend& BackendOf(const SavedCall& saved) {
+  return *saved.call.step->context->backend;
 }
 
 // `all` is null if the statistics are constants.
 at::Tensor InputGradient(const BackwardCall& call, const Moments* all) {
-  const SavedCall& saved = *call.saved;
-  const BackwardTensors& tensors = call.tensors;
-  at::Tensor dx = at::empty_like(tensors.x);
-  if (saved.shape.count() == 0) return dx;
-  const Parameters parameters = ParametersOf(tensors.weight, tensors.bias);
-  const bool masked = tensors.dz.defined();
-  saved.call.step->context->backend->BackwardElementwise(
-      {.shape = saved.shape,
-       .type = TypeOf(tensors.x),
-       .x = tensors.x.data_ptr(),
-       .dy = (masked ? tensors.dz : tensors.dy).data_ptr(),
-       .mean = saved.by->mean.data(),
-       .invstd = saved.by->invstd.data(),
-       .parameter_type = parameters.type,
-       .gamma = DataOrNull(parameters.gamma),
-       .sum_dy = all == nullptr ? nullptr : all->first.data(),
-       .sum_dy_xmu = all == nullptr ? nullptr : all->second.data(),
-       .total_count = saved.by->count,
-       .relu = saved.call.relu && !masked,
-       .beta = DataOrNull(parameters.beta),
-       .dx = dx.data_ptr()});
+  at::Tensor dx = at::empty_like(call.tensors.x);
+  const Parameters parameters =
+      ParametersOf(call.tensors.weight, call.tensors.bias);
+  BackendOf(*call.saved)
+      .BackwardElementwise(ElementwiseArgsOf(
+          call, parameters, all == nullptr ? nullptr : all->first.data(),
+          all == nullptr ? nullptr : all->second.data(), dx));
   return dx;
+}
+
+// The backward sums over the local batch; fills tensors.dz.
+Moments SumsOf(const BackwardCall& call) {
+  const Parameters parameters =
+      ParametersOf(call.tensors.weight, call.tensors.bias);
+  return BackwardSums(BackendOf(*call.saved), ReduceArgsOf(call, parameters));
 }
 
 at::Tensor FromDoubles(const std::vector<double>& values, at::ScalarType type) {
@@ -90,9 +44,8 @@ BatchNormGradients GradientsOf(const BackwardCall& call, const Moments& local,
   BatchNormGradients out;
   if (call.needed.dx) out.dx = InputGradient(call, all);
   if (call.needed.dgamma) {
-    std::vector<double> scaled = local.second;
-    for (size_t c = 0; c < scaled.size(); ++c) scaled[c] *= saved.by->invstd[c];
-    out.dgamma = FromDoubles(scaled, call.tensors.weight.scalar_type());
+    out.dgamma = FromDoubles(ScaleGradient(local, *saved.by),
+                             call.tensors.weight.scalar_type());
   }
   if (call.needed.dbeta) out.dbeta = FromDoubles(local.first, *saved.bias_type);
   return out;
@@ -104,7 +57,12 @@ class HostBatchNorm final : public BatchNormEngine {
       absl::Span<const ForwardCall> calls) const override {
     std::vector<Contribution> local;
     for (const ForwardCall& call : calls) {
-      local.push_back(At(*call.saved, call.x, LocalMoments(call)));
+      const SavedCall& saved = *call.saved;
+      local.push_back(
+          At(saved, call.x,
+             LocalMoments(BackendOf(saved), {.shape = saved.shape,
+                                             .type = TypeOf(call.x),
+                                             .x = call.x.data_ptr()})));
     }
     const BatchNormScope::Step& step = *calls.front().saved->call.step;
     if (step.context->rendezvous == nullptr) {
@@ -118,8 +76,8 @@ class HostBatchNorm final : public BatchNormEngine {
     std::vector<Moments> all = Exchange(step, std::move(local));
     std::vector<std::shared_ptr<const Normalizer>> by;
     for (size_t i = 0; i < calls.size(); ++i) {
-      by.push_back(
-          NormalizerOf(std::move(all[i]), calls[i].saved->call.epsilon));
+      by.push_back(std::make_shared<Normalizer>(Normalizer{
+          StatisticsOf(std::move(all[i]), calls[i].saved->call.epsilon)}));
     }
     return by;
   }
@@ -138,19 +96,8 @@ class HostBatchNorm final : public BatchNormEngine {
   void Normalize(const SavedCall& saved, const Parameters& parameters,
                  const at::Tensor& x, const at::Tensor& addend,
                  at::Tensor& y) const override {
-    if (saved.shape.count() == 0) return;
-    saved.call.step->context->backend->Normalize(
-        {.shape = saved.shape,
-         .type = TypeOf(x),
-         .x = x.data_ptr(),
-         .mean = saved.by->mean.data(),
-         .invstd = saved.by->invstd.data(),
-         .parameter_type = parameters.type,
-         .gamma = DataOrNull(parameters.gamma),
-         .beta = DataOrNull(parameters.beta),
-         .add = DataOrNull(addend),
-         .relu = saved.call.relu,
-         .y = y.data_ptr()});
+    BackendOf(saved).Normalize(
+        NormalizeArgsOf(saved, parameters, x, addend, y));
   }
 
   std::vector<BatchNormGradients> Backward(
@@ -158,7 +105,7 @@ class HostBatchNorm final : public BatchNormEngine {
     std::vector<Moments> local(calls.size());
     std::vector<Contribution> sent;
     for (size_t i = 0; i < calls.size(); ++i) {
-      if (calls[i].NeedsSums()) local[i] = BackwardSums(calls[i]);
+      if (calls[i].NeedsSums()) local[i] = SumsOf(calls[i]);
       if (!calls[i].NeedsAll()) continue;
       sent.push_back(At(*calls[i].saved, ReducePhase::kBackward, local[i]));
     }

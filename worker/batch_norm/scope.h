@@ -13,6 +13,7 @@
 #include "common/moments.h"
 #include "kernels/backend.h"
 #include "worker/batch_norm/binding.h"
+#include "worker/batch_norm/host_batch_norm.h"
 #include "worker/batch_norm/rendezvous.h"
 #include "worker/device/compute_device.h"
 #include "worker/device/pinned_pool.h"
@@ -56,14 +57,9 @@ struct StepContext {
   absl::Status status;
 };
 
-// Mean and deviation that one call is normalised by, float64, [channels] each.
-// Set in host memory on the CPU and after a rendezvous.
-struct Normalizer {
-  std::vector<double> mean;
-  // 1 / sqrt(variance + epsilon).
-  std::vector<double> invstd;
-  // Elements per channel of all members.
-  int64_t count = 0;
+// Mean and deviation that one call is normalised by. Set in host memory on the
+// CPU and after a rendezvous.
+struct Normalizer : BatchStatistics {
   // Mean and invstd, [2, channels], on the device; undefined on the CPU.
   at::Tensor values;
 };

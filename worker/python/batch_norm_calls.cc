@@ -101,7 +101,7 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Forward(
     absl::Span<const ForwardArgs> calls) {
   std::vector<LocalCall> local;
   for (const ForwardArgs& call : calls) {
-    local.push_back({.call = call.call, .moments = LocalMoments(call)});
+    local.push_back({.call = call.call, .moments = MomentsOf(call)});
   }
   std::vector<SharedCall> all = Meet(std::move(local));
   for (size_t i = 0; i < calls.size(); ++i) Normalize(calls[i], *all[i]);
@@ -133,15 +133,7 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Meet(
     auto saved = std::make_shared<Saved>();
     saved->place = std::move(local[i].place);
     saved->local = std::move(local[i].moments);
-    saved->mean = std::move(by.first);
-    saved->count = by.count;
-    // If no member has samples, there is nothing to normalise; the divisor only
-    // keeps 0/0 out of the saved values.
-    const auto count = static_cast<double>(std::max<int64_t>(by.count, 1));
-    for (const double m2 : by.second) {
-      saved->variance.push_back(m2 / count);
-      saved->invstd.push_back(1.0 / std::sqrt(m2 / count + call.epsilon));
-    }
+    saved->by = StatisticsOf(std::move(by), call.epsilon);
     const size_t at =
         call.layer < 0 ? layers_.size() : static_cast<size_t>(call.layer);
     made_[at].push_back(saved);
@@ -152,8 +144,7 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Meet(
 
 absl::StatusOr<BatchNormCalls::SharedCall> BatchNormCalls::Repeat(
     const ForwardArgs& call) {
-  absl::StatusOr<SharedCall> made =
-      Recall(call.call.layer, LocalMoments(call), 0);
+  absl::StatusOr<SharedCall> made = Recall(call.call.layer, MomentsOf(call), 0);
   if (made.ok()) Normalize(call, **made);
   return made;
 }
@@ -208,32 +199,18 @@ BatchNormCalls::Meeting BatchNormCalls::Sum(const std::string& site,
   return met;
 }
 
-Moments BatchNormCalls::LocalMoments(const ForwardArgs& call) const {
-  const auto channels = static_cast<size_t>(call.shape.channels);
-  Moments local{.count = call.shape.count(),
-                .first = std::vector<double>(channels),
-                .second = std::vector<double>(channels)};
-  if (local.count == 0) return local;
-  backend_.Moments({.shape = call.shape,
-                    .type = call.type,
-                    .x = call.x,
-                    .mean = local.first.data(),
-                    .m2 = local.second.data()});
-  return local;
+Moments BatchNormCalls::MomentsOf(const ForwardArgs& call) const {
+  const kernels::NormalizeArgs& tensors = call.tensors;
+  return LocalMoments(
+      backend_, {.shape = tensors.shape, .type = tensors.type, .x = tensors.x});
 }
 
 void BatchNormCalls::Normalize(const ForwardArgs& call,
                                const Saved& saved) const {
-  if (call.shape.count() == 0) return;
-  backend_.Normalize({.shape = call.shape,
-                      .type = call.type,
-                      .x = call.x,
-                      .mean = saved.mean.data(),
-                      .invstd = saved.invstd.data(),
-                      .parameter_type = call.affine.type,
-                      .gamma = call.affine.gamma,
-                      .beta = call.affine.beta,
-                      .y = call.y});
+  kernels::NormalizeArgs tensors = call.tensors;
+  tensors.mean = saved.by.mean.data();
+  tensors.invstd = saved.by.invstd.data();
+  backend_.Normalize(tensors);
 }
 
 std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
@@ -241,12 +218,15 @@ std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
   std::vector<AffineGradients> gradients;
   std::vector<LocalSums> met;
   for (const BackwardArgs& call : calls) {
-    Moments local = BackwardSums(call);
-    AffineGradients out{.gamma = local.second, .beta = local.first};
-    for (size_t c = 0; c < out.gamma.size(); ++c) {
-      out.gamma[c] *= call.saved->invstd[c];
-    }
-    gradients.push_back(std::move(out));
+    const kernels::BackwardElementwiseArgs& tensors = call.tensors;
+    const BatchStatistics& by = call.saved->by;
+    Moments local = BackwardSums(backend_, {.shape = tensors.shape,
+                                            .type = tensors.type,
+                                            .x = tensors.x,
+                                            .dy = tensors.dy,
+                                            .mean = by.mean.data()});
+    gradients.push_back(
+        {.gamma = ScaleGradient(local, by), .beta = local.first});
     if (!call.needs_dx) continue;
     met.push_back(
         {.saved = call.saved, .path = call.path, .sums = std::move(local)});
@@ -272,39 +252,16 @@ std::vector<Moments> BatchNormCalls::MeetBackward(
   return Exchange(sent);
 }
 
-Moments BatchNormCalls::BackwardSums(const BackwardArgs& call) const {
-  const Saved& saved = *call.saved;
-  const auto channels = static_cast<size_t>(call.shape.channels);
-  Moments sums{.count = call.shape.count(),
-               .first = std::vector<double>(channels),
-               .second = std::vector<double>(channels)};
-  if (sums.count == 0) return sums;
-  backend_.BackwardReduce({.shape = call.shape,
-                           .type = call.type,
-                           .x = call.x,
-                           .dy = call.dy,
-                           .mean = saved.mean.data(),
-                           .sum_dy = sums.first.data(),
-                           .sum_dy_xmu = sums.second.data()});
-  return sums;
-}
-
 void BatchNormCalls::InputGradient(const BackwardArgs& call,
                                    const Moments& all) const {
-  const Saved& saved = *call.saved;
-  if (call.shape.count() == 0) return;
-  backend_.BackwardElementwise({.shape = call.shape,
-                                .type = call.type,
-                                .x = call.x,
-                                .dy = call.dy,
-                                .mean = saved.mean.data(),
-                                .invstd = saved.invstd.data(),
-                                .parameter_type = call.affine.type,
-                                .gamma = call.affine.gamma,
-                                .sum_dy = all.first.data(),
-                                .sum_dy_xmu = all.second.data(),
-                                .total_count = saved.count,
-                                .dx = call.dx});
+  kernels::BackwardElementwiseArgs tensors = call.tensors;
+  const BatchStatistics& by = call.saved->by;
+  tensors.mean = by.mean.data();
+  tensors.invstd = by.invstd.data();
+  tensors.sum_dy = all.first.data();
+  tensors.sum_dy_xmu = all.second.data();
+  tensors.total_count = by.count;
+  backend_.BackwardElementwise(tensors);
 }
 
 }  // namespace cohort

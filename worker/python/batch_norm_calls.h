@@ -16,7 +16,7 @@
 #include "common/moments.h"
 #include "kernels/backend.h"
 #include "kernels/batch_norm_args.h"
-#include "kernels/data_type.h"
+#include "worker/batch_norm/host_batch_norm.h"
 #include "worker/batch_norm/rendezvous.h"
 #include "worker/python/moving_buffers.h"
 
@@ -24,7 +24,7 @@ namespace cohort {
 
 // Batch norm of one training step: moments of each call, their rendezvous, and
 // both passes over tensors in host memory, given as raw pointers. The
-// arithmetic is that of the C++ worker (HostEngine), to the bit. For tensors
+// arithmetic is that of the C++ worker (host_batch_norm.h). For tensors
 // elsewhere the caller computes, and only meets here.
 //
 // The script cannot leave a pass: once its step is void, each call is answered
@@ -40,24 +40,11 @@ class BatchNormCalls {
     // Moments of the local batch, to recognise the call when it is computed
     // again.
     Moments local;
-    // Statistics of all members; `variance` is 0 if no member has samples.
-    std::vector<double> mean;
-    std::vector<double> variance;
-    // 1 / sqrt(variance + epsilon).
-    std::vector<double> invstd;
-    // Elements per channel of all members.
-    int64_t count = 0;
+    BatchStatistics by;
     // How often the call was computed again.
     mutable int32_t repetitions = 0;
   };
   using SharedCall = std::shared_ptr<const Saved>;
-
-  // Scale and shift, of `type`; null if the layer has none.
-  struct Affine {
-    kernels::DataType type = kernels::DataType::kFloat32;
-    const void* gamma = nullptr;
-    const void* beta = nullptr;
-  };
 
   // Identifies a call, except for its numbers.
   struct CallArgs {
@@ -73,28 +60,19 @@ class BatchNormCalls {
 
   struct ForwardArgs {
     CallArgs call;
-    kernels::BatchShape shape;
-    kernels::DataType type = kernels::DataType::kFloat32;
-    const void* x = nullptr;
-    Affine affine;
-    // Out.
-    void* y = nullptr;
+    // Without mean and deviation, which are set here.
+    kernels::NormalizeArgs tensors;
   };
 
   struct BackwardArgs {
     SharedCall saved;
     // The visit of the call; see CallPlace.
     std::vector<int32_t> path;
-    kernels::BatchShape shape;
-    kernels::DataType type = kernels::DataType::kFloat32;
-    const void* x = nullptr;
-    const void* dy = nullptr;
-    Affine affine;
+    // Without mean, deviation and sums, which are set here.
+    kernels::BackwardElementwiseArgs tensors;
     // Whether the input's gradient is needed. This is a property of the model,
     // so all members agree on whether the rendezvous takes place.
     bool needs_dx = false;
-    // Out. An empty tensor has no address.
-    void* dx = nullptr;
   };
 
   // Gradients of scale and shift, [channels].
@@ -167,12 +145,11 @@ class BatchNormCalls {
     friend auto operator<=>(const Site&, const Site&) = default;
   };
 
-  Moments LocalMoments(const ForwardArgs& call) const;
+  Moments MomentsOf(const ForwardArgs& call) const;
   CallPlace PlaceOf(const CallArgs& call);
   // The moments of all members; without a rendezvous, the local ones.
   std::vector<Moments> Exchange(absl::Span<const Contribution> local);
   void Normalize(const ForwardArgs& call, const Saved& saved) const;
-  Moments BackwardSums(const BackwardArgs& call) const;
   void InputGradient(const BackwardArgs& call, const Moments& all) const;
 
   Rendezvous& rendezvous_;

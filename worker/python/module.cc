@@ -216,7 +216,7 @@ class Worker {
   void TakeGradient(size_t parameter, HostModel::ParameterGradient gradient) {
     memory_->gradients[parameter] = std::move(gradient);
     const absl::Status sent = session_->Finish(parameter);
-    // A void step is the business of its end.
+    // If the step is void, its end says so.
     if (!sent.ok() && session_->step_status().ok()) Check(sent);
   }
 
@@ -225,7 +225,7 @@ class Worker {
     COHORT_ASSIGN_OR_RETURN(closing.changes, batch_norms_->buffers().Close());
     closing.moments = batch_norms_->TakeMoments();
     absl::StatusOr<PushVerdict> verdict = session_->Close(std::move(closing));
-    End(verdict.status());
+    End(verdict.status()).IgnoreError();
     if (verdict.ok() && IsApplied(verdict->verdict)) {
       batch_norms_->buffers().Committed();
     }
@@ -422,11 +422,9 @@ void DefineWorker(nb::module_& m) {
            })
       .def(
           "forward",
-          [](Worker& w, const std::vector<NormCall>& calls) {
-            std::vector<BatchNormCalls::ForwardArgs> args;
-            for (const NormCall& call : calls) args.push_back(call.args());
+          [](Worker& w, const std::vector<BatchNormCalls::ForwardArgs>& calls) {
             std::vector<KeptCall> saved;
-            for (auto& call : w.batch_norms().Forward(args)) {
+            for (auto& call : w.batch_norms().Forward(calls)) {
               saved.push_back({.call = std::move(call)});
             }
             return saved;
@@ -434,18 +432,17 @@ void DefineWorker(nb::module_& m) {
           Released())
       .def(
           "repeat",
-          [](Worker& w, const NormCall& call) {
-            return KeptCall{Take(w.batch_norms().Repeat(call.args()))};
+          [](Worker& w, const BatchNormCalls::ForwardArgs& call) {
+            return KeptCall{Take(w.batch_norms().Repeat(call))};
           },
           Released())
       .def(
           "backward",
-          [](Worker& w, const std::vector<NormGradient>& calls) {
-            std::vector<BatchNormCalls::BackwardArgs> args;
-            for (const NormGradient& call : calls) args.push_back(call.args());
+          [](Worker& w,
+             const std::vector<BatchNormCalls::BackwardArgs>& calls) {
             std::vector<std::pair<std::vector<double>, std::vector<double>>>
                 gradients;
-            for (auto& one : w.batch_norms().Backward(args)) {
+            for (auto& one : w.batch_norms().Backward(calls)) {
               gradients.emplace_back(std::move(one.gamma), std::move(one.beta));
             }
             return gradients;
@@ -459,13 +456,13 @@ void DefineWorker(nb::module_& m) {
           [](Worker& w, int32_t layer, const std::string& site, double epsilon,
              int64_t count, size_t channels,
              const std::vector<int64_t>& extents, uintptr_t moments,
-             const BufferUpdate& update) {
+             const MovingBuffers::Update& update) {
             std::vector<BatchNormCalls::LocalCall> calls(1);
             calls[0] = {.call = {.layer = layer,
                                  .site = site,
                                  .epsilon = epsilon,
                                  .extents = extents,
-                                 .update = update.args()},
+                                 .update = update},
                         .moments = MomentsAt(moments, count, channels)};
             return KeptCall{w.batch_norms().Meet(std::move(calls))[0]};
           },

@@ -8,8 +8,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/assignment.h"
@@ -24,6 +26,9 @@ namespace nb = nanobind;
 
 namespace cohort {
 
+namespace {
+
+// "float32" and so on; float32 for any other name.
 kernels::DataType TypeNamed(const std::string& name) {
   if (name == "float64") return kernels::DataType::kFloat64;
   if (name == "float16") return kernels::DataType::kFloat16;
@@ -31,7 +36,82 @@ kernels::DataType TypeNamed(const std::string& name) {
   return kernels::DataType::kFloat32;
 }
 
-namespace {
+// From [outer, channels, inner].
+kernels::BatchShape ShapeOf(const std::vector<int64_t>& shape) {
+  return {.outer = shape[0], .channels = shape[1], .inner = shape[2]};
+}
+
+// A call of batch norm, its two passes and what it moves, as Python passes
+// them.
+void DefineBatchNormCalls(nb::module_& m) {
+  nb::class_<KeptCall>(m, "KeptCall")
+      // Identifies the call within the step.
+      .def_prop_ro("key",
+                   [](const KeptCall& s) {
+                     const CallPlace& place = s.call->place;
+                     return std::make_tuple(place.part, place.layer, place.site,
+                                            place.call);
+                   })
+      .def_prop_ro("count", [](const KeptCall& s) { return s.call->by.count; })
+      // Mean and variance of all members, as two rows of float64 numbers.
+      .def("write_to", [](const KeptCall& s, uintptr_t address) {
+        const BatchStatistics& by = s.call->by;
+        auto* out = Pointer<double>(address);
+        out = std::copy(by.mean.begin(), by.mean.end(), out);
+        std::copy(by.variance.begin(), by.variance.end(), out);
+      });
+  using Backward = BatchNormCalls::BackwardArgs;
+  nb::class_<Backward>(m, "NormGradient")
+      .def("__init__",
+           [](Backward* self, const KeptCall& saved, std::vector<int32_t> path,
+              const std::vector<int64_t>& shape, const std::string& type,
+              uintptr_t x, uintptr_t dy, const std::string& affine_type,
+              uintptr_t gamma, bool needs_dx, uintptr_t dx) {
+             new (self)
+                 Backward{.saved = saved.call,
+                          .path = std::move(path),
+                          .tensors = {.shape = ShapeOf(shape),
+                                      .type = TypeNamed(type),
+                                      .x = Pointer<void>(x),
+                                      .dy = Pointer<void>(dy),
+                                      .parameter_type = TypeNamed(affine_type),
+                                      .gamma = Pointer<void>(gamma),
+                                      .dx = Pointer<void>(dx)},
+                          .needs_dx = needs_dx};
+           });
+  // `momentum` is NaN for the cumulative average.
+  using Update = MovingBuffers::Update;
+  nb::class_<Update>(m, "BufferUpdate")
+      .def("__init__", [](Update* self, uintptr_t mean, uintptr_t variance,
+                          uintptr_t tracked, double momentum, bool own) {
+        new (self) Update{.place = {.mean = Pointer<float>(mean),
+                                    .variance = Pointer<float>(variance),
+                                    .tracked = Pointer<int64_t>(tracked)},
+                          .own = own};
+        if (!std::isnan(momentum)) self->momentum = momentum;
+      });
+  using Forward = BatchNormCalls::ForwardArgs;
+  nb::class_<Forward>(m, "NormCall")
+      .def("__init__", [](Forward* self, int32_t layer, std::string site,
+                          double epsilon, const std::vector<int64_t>& shape,
+                          std::vector<int64_t> extents, const std::string& type,
+                          uintptr_t x, const std::string& affine_type,
+                          uintptr_t gamma, uintptr_t beta, uintptr_t y,
+                          const Update& update) {
+        new (self) Forward{.call = {.layer = layer,
+                                    .site = std::move(site),
+                                    .epsilon = epsilon,
+                                    .extents = std::move(extents),
+                                    .update = update},
+                           .tensors = {.shape = ShapeOf(shape),
+                                       .type = TypeNamed(type),
+                                       .x = Pointer<void>(x),
+                                       .parameter_type = TypeNamed(affine_type),
+                                       .gamma = Pointer<void>(gamma),
+                                       .beta = Pointer<void>(beta),
+                                       .y = Pointer<void>(y)}};
+      });
+}
 
 // The server's rules, as _optimizer.py reads them.
 void DefineOptimizers(nb::module_& m) {
@@ -168,31 +248,7 @@ void DefineValues(nb::module_& m) {
       .def_prop_ro("front_end_state", [](const PulledVersion& p) {
         return nb::bytes(p.front_end_state.data(), p.front_end_state.size());
       });
-  nb::class_<KeptCall>(m, "KeptCall")
-      // Identifies the call within the step.
-      .def_prop_ro("key",
-                   [](const KeptCall& s) {
-                     const CallPlace& place = s.call->place;
-                     return std::make_tuple(place.part, place.layer, place.site,
-                                            place.call);
-                   })
-      .def_prop_ro("count", [](const KeptCall& s) { return s.call->count; })
-      // Mean and variance of all members, as two rows of float64 numbers.
-      .def("write_to", [](const KeptCall& s, uintptr_t address) {
-        auto* out = Pointer<double>(address);
-        out = std::copy(s.call->mean.begin(), s.call->mean.end(), out);
-        std::copy(s.call->variance.begin(), s.call->variance.end(), out);
-      });
-  nb::class_<NormGradient>(m, "NormGradient")
-      .def(nb::init<KeptCall, std::vector<int32_t>, std::vector<int64_t>,
-                    std::string, uintptr_t, uintptr_t, std::string, uintptr_t,
-                    bool, uintptr_t>());
-  nb::class_<BufferUpdate>(m, "BufferUpdate")
-      .def(nb::init<uintptr_t, uintptr_t, uintptr_t, double, bool>());
-  nb::class_<NormCall>(m, "NormCall")
-      .def(nb::init<int32_t, std::string, double, std::vector<int64_t>,
-                    std::vector<int64_t>, std::string, uintptr_t, std::string,
-                    uintptr_t, uintptr_t, uintptr_t, BufferUpdate>());
+  DefineBatchNormCalls(m);
   DefineOptimizers(m);
 }
 

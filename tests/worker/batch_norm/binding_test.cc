@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -16,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "tests/fakes/thread_rendezvous.h"
 #include "worker/batch_norm/functional.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
@@ -24,28 +24,6 @@ namespace cohort {
 namespace {
 
 using ::testing::ElementsAre;
-
-// A cohort of one that records its calls and fails where it is told to.
-class RecordingRendezvous final : public Rendezvous {
- public:
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      absl::Span<const Contribution> local) override {
-    ++waits;
-    std::vector<Moments> results;
-    for (const Contribution& call : local) {
-      keys.emplace_back(call.place.layer, call.place.call, call.place.phase);
-      results.push_back(call.moments);
-    }
-    if (fail_phase == local.front().place.phase) {
-      return absl::AbortedError("rank 3 is lost");
-    }
-    return results;
-  }
-
-  std::vector<std::tuple<int32_t, int32_t, ReducePhase>> keys;
-  int waits = 0;
-  std::optional<ReducePhase> fail_phase;
-};
 
 constexpr auto kForward = ReducePhase::kForward;
 constexpr auto kBackward = ReducePhase::kBackward;
@@ -138,7 +116,7 @@ TEST(BatchNormBindingTest, StatisticsGoThroughTheModel) {
 TEST(BatchNormScopeTest, RoutesEveryLayerAndCountsItsCalls) {
   MixedNet net;
   const auto binding = BatchNormBinding::Make(*net);
-  RecordingRendezvous rendezvous;
+  NotingRendezvous rendezvous;
   StepContext step = MakeStep(&rendezvous);
   {
     const BatchNormScope scope(*binding, &step);
@@ -207,7 +185,7 @@ TEST(BatchNormScopeTest, EvalModeNormalisesByMovingStatistics) {
   norm->running_mean.fill_(3);
   norm->running_var.fill_(4);
   norm->eval();
-  RecordingRendezvous rendezvous;
+  NotingRendezvous rendezvous;
   StepContext step = MakeStep(&rendezvous);
   const BatchNormScope scope(*binding, &step);
   const at::Tensor y = norm->forward(at::full({2, 2}, 7.0));
@@ -227,7 +205,7 @@ TEST(BatchNormScopeTest, FrozenLayerKeepsItsStatisticsInTrainingMode) {
   ASSERT_TRUE(binding.ok()) << binding.status();
   EXPECT_TRUE(binding->HasFrozen());
   EXPECT_FALSE(binding->IsFrozen(0));
-  RecordingRendezvous rendezvous;
+  NotingRendezvous rendezvous;
   StepContext step = MakeStep(&rendezvous);
   const BatchNormScope scope(*binding, &step);
   const at::Tensor x = at::randn({4, 2}).requires_grad_();
@@ -364,8 +342,8 @@ TEST(BatchNormScopeTest, InnerScopeCountsAndOuterComesBack) {
 TEST(BatchNormScopeTest, FailedRendezvousLeavesForwardWithItsType) {
   MixedNet net;
   const auto binding = BatchNormBinding::Make(*net);
-  RecordingRendezvous rendezvous;
-  rendezvous.fail_phase = kForward;
+  NotingRendezvous rendezvous;
+  rendezvous.fail = kForward;
   StepContext step = MakeStep(&rendezvous);
   const BatchNormScope scope(*binding, &step);
   try {
@@ -379,8 +357,8 @@ TEST(BatchNormScopeTest, FailedRendezvousLeavesForwardWithItsType) {
 TEST(BatchNormScopeTest, FailedRendezvousLeavesBackwardWithItsType) {
   MixedNet net;
   const auto binding = BatchNormBinding::Make(*net);
-  RecordingRendezvous rendezvous;
-  rendezvous.fail_phase = kBackward;
+  NotingRendezvous rendezvous;
+  rendezvous.fail = kBackward;
   StepContext step = MakeStep(&rendezvous);
   const BatchNormScope scope(*binding, &step);
   const at::Tensor loss = net->forward(at::randn({2, 1, 5, 5})).sum();
@@ -407,7 +385,7 @@ TEST(BatchNormScopeTest, BackwardAfterTheScopeIsInterrupted) {
 TEST(BatchNormScopeTest, BackwardRendezvousOnlyWhereTheInputNeedsIt) {
   torch::nn::BatchNorm1d norm(2);
   const auto binding = BatchNormBinding::Make(*norm);
-  RecordingRendezvous rendezvous;
+  NotingRendezvous rendezvous;
   StepContext step = MakeStep(&rendezvous);
   const BatchNormScope scope(*binding, &step);
   norm->forward(at::randn({4, 2})).sum().backward();
@@ -444,7 +422,7 @@ struct NoGradient : torch::autograd::Function<NoGradient> {
 TEST(BatchNormScopeTest, UndefinedGradientStillTakesPart) {
   torch::nn::BatchNorm1d norm(2);
   const auto binding = BatchNormBinding::Make(*norm);
-  RecordingRendezvous rendezvous;
+  NotingRendezvous rendezvous;
   StepContext step = MakeStep(&rendezvous);
   const BatchNormScope scope(*binding, &step);
   const at::Tensor x = at::randn({4, 2}).requires_grad_();

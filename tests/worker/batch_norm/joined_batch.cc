@@ -15,28 +15,6 @@ namespace {
 
 constexpr double kEpsilon = 1e-5;
 
-// Records its worker's contributions to forward rendezvous.
-class NotingRendezvous final : public Rendezvous {
- public:
-  explicit NotingRendezvous(Rendezvous& next) : next_(next) {}
-
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      absl::Span<const Contribution> local) override {
-    for (const Contribution& of : local) {
-      if (of.place.phase != ReducePhase::kForward) continue;
-      noted.push_back({.layer = of.place.layer,
-                       .call = of.place.call,
-                       .moments = of.moments});
-    }
-    return next_.Reduce(local);
-  }
-
-  std::vector<CallMoments> noted;
-
- private:
-  Rendezvous& next_;
-};
-
 // The sum of the layer's outputs for x, 2x, ...
 template <typename Forward>
 at::Tensor CallTimes(int32_t calls, const at::Tensor& x, Forward forward) {
@@ -165,12 +143,12 @@ std::vector<Outcome> RunCohort(const LayerConfig& config, const Case& values,
     threads.emplace_back([&, rank] {
       const Layer layer = MakeLayer(values.x[rank].dim(), config, values);
       const auto binding = BatchNormBinding::Make(*layer.module);
-      NotingRendezvous noting(rendezvous.OfRank(rank));
+      NotingRendezvous noting(&rendezvous.OfRank(rank));
       StepContext step{.rendezvous = &noting, .backend = &backend};
       const BatchNormScope scope(*binding, &step);
       outcomes[rank] = RunLayer(layer, layer.own, values.x[rank],
                                 values.z[rank], values.dy[rank], config.add);
-      outcomes[rank].moments = std::move(noting.noted);
+      outcomes[rank].moments = std::move(noting.forward);
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -108,22 +108,6 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-class KeyNotingRendezvous final : public Rendezvous {
- public:
-  explicit KeyNotingRendezvous(Rendezvous& next) : next_(next) {}
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      absl::Span<const Contribution> local) override {
-    for (const Contribution& call : local) {
-      keys.emplace_back(call.place.layer, call.place.call, call.place.phase);
-    }
-    return next_.Reduce(local);
-  }
-  std::vector<CallKey> keys;
-
- private:
-  Rendezvous& next_;
-};
-
 struct WorkerRun {
   at::Tensor dx;
   std::vector<at::Tensor> gradients;
@@ -148,7 +132,7 @@ std::vector<WorkerRun> RunWorkers(Mode mode) {
       Net& net = nets[rank];
       net->mode = mode;
       const auto binding = BatchNormBinding::Make(*net);
-      KeyNotingRendezvous noting(rendezvous.OfRank(rank));
+      NotingRendezvous noting(&rendezvous.OfRank(rank));
       StepContext step{.rendezvous = &noting,
                        .backend = &kernels::CpuBackend()};
       const BatchNormScope scope(*binding, &step);

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -33,24 +32,6 @@ using ::testing::HasSubstr;
 using torch::nn::BatchNorm2d;
 
 constexpr int64_t kChannels = 5;
-
-class CountingRendezvous final : public Rendezvous {
- public:
-  explicit CountingRendezvous(Rendezvous& next) : next_(next) {}
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      absl::Span<const Contribution> local) override {
-    together.push_back(local.size());
-    if (fail == local.front().place.phase)
-      return absl::AbortedError("rank 3 is lost");
-    return next_.Reduce(local);
-  }
-  // Number of contributions in each wait.
-  std::vector<size_t> together;
-  std::optional<ReducePhase> fail;
-
- private:
-  Rendezvous& next_;
-};
 
 // The default generator is shared by all threads.
 at::Generator Seeded(uint64_t seed) {
@@ -153,7 +134,7 @@ Seen RunRank(const Setting& setting, size_t layers, const Forward& forward,
   EXPECT_TRUE(binding.ok()) << binding.status();
   FakeAccelerator accelerator;
   PinnedPool pool(accelerator);
-  CountingRendezvous counting(rendezvous);
+  NotingRendezvous counting(&rendezvous);
   StepContext step{.rendezvous = setting.global ? &counting : nullptr,
                    .backend = &kernels::CpuBackend()};
   if (setting.device) {
@@ -352,8 +333,7 @@ TEST(BatchNormPairTest, FailedRendezvousInterruptsTheStep) {
        {ReducePhase::kForward, ReducePhase::kBackward}) {
     Norms net(2);
     const auto binding = BatchNormBinding::Make(*net);
-    ThreadRendezvous alone(1);
-    CountingRendezvous rendezvous(alone.OfRank(0));
+    NotingRendezvous rendezvous;
     rendezvous.fail = phase;
     StepContext step{.rendezvous = &rendezvous,
                      .backend = &kernels::CpuBackend()};
