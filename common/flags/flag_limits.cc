@@ -81,10 +81,12 @@ bool FlagLimits::Contains(absl::string_view value) const {
   }
   if (!bounded()) return words.empty();
   const std::optional<double> number = NumberIn(value);
-  if (!number.has_value()) return true;
-  // False for NaN.
-  return (above_least ? *number > least : *number >= least) &&
-         (below_most ? *number < most : *number <= most);
+  return !number.has_value() || Contains(*number);
+}
+
+bool FlagLimits::Contains(double value) const {
+  return (above_least ? value > least : value >= least) &&
+         (below_most ? value < most : value <= most);
 }
 
 FlagLimits AnyValue() { return {}; }

@@ -34,6 +34,8 @@ struct FlagLimits {
   // False if `value` is outside. A bounded value that is neither number,
   // duration nor word is left to the flag's own parser.
   bool Contains(absl::string_view value) const;
+  // Whether `value` is within the bounds, which NaN never is.
+  bool Contains(double value) const;
 };
 
 // All bounds are inclusive but for Above's and Below's, and durations are in

@@ -62,15 +62,8 @@ std::string Prose(absl::string_view text) {
 }
 
 absl::string_view LiveText(FlagChange change) {
-  switch (change) {
-    case FlagChange::kAtStart:
-      return "";
-    case FlagChange::kBetweenSteps:
-      return "between steps";
-    case FlagChange::kAtOnce:
-      return "at once";
-  }
-  return "";
+  constexpr absl::string_view kTexts[] = {"", "between steps", "at once"};
+  return kTexts[static_cast<size_t>(change)];
 }
 
 std::string ValuesText(const FlagInfo& flag) {

@@ -58,9 +58,10 @@ FlagInfo Row(const Subject& subject, absl::string_view name,
 #define COHORT_FLAG(type, name, default_value, limits, help)       \
   table.push_back(Row<type>(subject, #name, default_value, limits, \
                             FlagChange::kAtStart, help));
-#define COHORT_SETTING(type, name, default_value, limits, change, help) \
-  table.push_back(Row<type>(subject, #name, default_value, limits,      \
-                            FlagChange::change, help));
+#define COHORT_SETTING(type, name, member, value, limits, change, help) \
+  table.push_back(                                                      \
+      Row<type>(subject, #name, value, limits, FlagChange::change, help));
+#define COHORT_TEXT_SETTING(kind, ...) COHORT_SETTING(std::string, __VA_ARGS__)
 
 // Tables, not logic.
 // NOLINTBEGIN(readability-function-size)
@@ -82,6 +83,7 @@ FlagTable MakeWorkerFlagTable() {
 #undef COHORT_FLAG_SUBJECT
 #undef COHORT_FLAG
 #undef COHORT_SETTING
+#undef COHORT_TEXT_SETTING
 
 }  // namespace
 

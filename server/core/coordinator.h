@@ -146,6 +146,8 @@ class Coordinator {
   // registration.
   absl::StatusOr<RunState> State() const;
   StatusView Status(Instant now) const { return DescribeStatus(run_, now); }
+  // With the settings in force.
+  const CoordinatorOptions& options() const { return run_.settings.options(); }
   bool ended() const { return run_.phase.ended(); }
   // Gradients that wait until they are folded, and room reserved for more.
   int64_t inflight_bytes() const { return run_.flow.budget().inflight_bytes(); }

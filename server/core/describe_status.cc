@@ -392,7 +392,7 @@ PolicyView DescribePolicy(const Run& run, Instant now) {
                   .settings = SettingsOf(run.settings.options()),
                   .history = run.settings.history()};
   if (run.settings.pending().has_value()) {
-    view.pending = run.settings.pending()->changed;
+    view.pending = run.settings.pending_changes();
     view.pending_reason = WaitText(run, now);
   }
   return view;

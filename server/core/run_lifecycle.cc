@@ -78,8 +78,8 @@ absl::Status InstallModel(Run& run, const Sender& sender,
   COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
   COHORT_RETURN_IF_ERROR(run.model.Install(layout, plan, std::move(statistics),
                                            options, run.settings.policy()));
-  turn.out.push_back(effect::InstallModel{.model = run.model.model(),
-                                          .settings = SettingsOf(options)});
+  turn.out.push_back(
+      effect::InstallModel{.model = run.model.model(), .settings = options});
   run.ledger.cursor = CursorFor(plan, options);
   turn.Log(absl::StrCat("rank ", sender.rank.value(),
                         " registered the model: ", layout.parameters.size(),

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/check.h"
 #include "server/core/ledger/data_cursor.h"
 #include "server/core/optimizer/slots.h"
 #include "server/core/settings/settings.h"
@@ -18,19 +17,21 @@ DataCursor CursorFor(const RunPlan& plan, const CoordinatorOptions& options) {
 }
 
 RunState CaptureState(const Run& run) {
-  RunState state{.model = run.model.model(),
-                 .snapshot = SnapshotOf(run.model.current()),
-                 .samples = run.ledger.samples,
-                 .data_epoch = run.ledger.cursor.epoch(),
-                 .cursor = run.ledger.cursor.position(),
-                 .policy_epoch = run.settings.policy_epoch(),
-                 .settings = SettingsOf(run.settings.options()),
-                 .epochs = run.settings.options().epochs,
-                 .max_steps = run.settings.options().max_steps,
-                 .policy_history = run.settings.history(),
-                 .next_sequences = run.ranks.next_sequences(),
-                 .next_incarnation = run.roster.next_incarnation(),
-                 .call_order = run.ledger.call_order.state()};
+  RunState state{
+      .model = run.model.model(),
+      .snapshot = SnapshotOf(run.model.current()),
+      .samples = run.ledger.samples,
+      .data_epoch = run.ledger.cursor.epoch(),
+      .cursor = run.ledger.cursor.position(),
+      .policy_epoch = run.settings.policy_epoch(),
+      .settings = SettingsOf(run.settings.options()),
+      .slots = SlotsOf(run.settings.options().optimizer, run.settings.policy()),
+      .epochs = run.settings.options().epochs,
+      .max_steps = run.settings.options().max_steps,
+      .policy_history = run.settings.history(),
+      .next_sequences = run.ranks.next_sequences(),
+      .next_incarnation = run.roster.next_incarnation(),
+      .call_order = run.ledger.call_order.state()};
   for (const Worker& worker : run.ranks.all()) {
     state.batch_sizes.push_back(worker.batch_size);
     if (!worker.ever_registered) {
@@ -74,13 +75,9 @@ bool RestoreState(const RunState& restored, RunParts& run) {
 }
 
 RunState FittedToSettings(RunState state) {
-  CoordinatorOptions options;
-  const absl::Status set = SetSettings(state.settings, options);
-  COHORT_CHECK(set.ok(), set.ToString());
   auto fitted = std::make_shared<ModelSnapshot>(*state.snapshot);
-  fitted->slots =
-      FitSlots(state.model->partitions, fitted->weights, fitted->slots,
-               SlotsOf(options.optimizer, Resolve(options.policy)));
+  fitted->slots = FitSlots(state.model->partitions, fitted->weights,
+                           fitted->slots, state.slots);
   state.snapshot = std::move(fitted);
   return state;
 }

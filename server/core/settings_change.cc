@@ -65,11 +65,10 @@ std::string KeptText(const CoordinatorOptions& options,
   const absl::StatusOr<CoordinatorOptions> theirs =
       TakeWorkersOptimizer(open, plan);
   if (plan.optimizer.empty() || !theirs.ok()) return "";
-  const SettingValues ours = SettingsOf(target);
   std::string text;
-  for (const auto& [name, value] : Difference(ours, *theirs)) {
-    absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ", ours.at(name),
-                    " (theirs: ", value, ")");
+  for (const auto& [name, value] : Difference(target, *theirs)) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", name, " ",
+                    SettingText(name, target), " (theirs: ", value, ")");
   }
   if (text.empty()) return "";
   return absl::StrCat(
@@ -139,10 +138,11 @@ std::string PauseText(const CoordinatorOptions& target, int32_t present) {
 void RequestChange(Run& run, const CoordinatorOptions& target,
                    const ChangeNote& note, Turn& turn) {
   RunSettings& settings = run.settings;
-  const SettingValues before = SettingsOf(settings.options());
-  const SettingValues at_once = settings.AdoptAtOnce(target);
+  const CoordinatorOptions before = settings.options();
+  settings.AdoptAtOnce(target);
+  const SettingValues at_once = Difference(before, settings.options());
   if (!at_once.empty()) {
-    Record(run, at_once, ChangeText(before, at_once), note, turn);
+    Record(run, at_once, ChangeText(before, settings.options()), note, turn);
   }
   if (at_once.contains("on_worker_loss") && !settings.waits_for_lost()) {
     WithdrawFromLost(run, "the others continue without it", turn);
@@ -160,39 +160,39 @@ void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,
   if (!kept.empty()) {
     turn.Warn(kept);
   }
-  const SettingValues before = SettingsOf(run.settings.options());
+  const CoordinatorOptions before = run.settings.options();
   const SettingValues changed = Difference(before, target);
   run.settings.AdoptOptimizer(target);
   if (plan.optimizer.empty() || changed.empty()) return;
   Record(run, changed,
-         absl::StrCat("the workers' optimizer: ", ChangeText(before, changed)),
+         absl::StrCat("the workers' optimizer: ", ChangeText(before, target)),
          {}, turn);
 }
 
 void PutChangeInForce(Run& run, Turn& turn) {
   RunSettings& settings = run.settings;
-  const SettingValues changed = settings.pending()->changed;
   const ChangeNote note = settings.pending()->note;
   // No push is in flight, so no rank is paused; those that were told to go on
   // may not be there after the change.
   run.flow.ResumeAll(turn);
-  std::string text = ChangeText(SettingsOf(settings.options()), changed);
-  const PolicyOptions before = settings.policy();
-  const int32_t workers = settings.options().workers;
+  const CoordinatorOptions before = settings.options();
+  const PolicyOptions policy_before = settings.policy();
   settings.AdoptPending();
   const CoordinatorOptions& options = settings.options();
   const PolicyOptions& policy = settings.policy();
+  std::string text = ChangeText(before, options);
   run.model.AdoptOptimizer(options, policy);
   absl::StrAppend(&text, run.model.AdoptStatistics(options.optimizer, policy));
-  if (before != policy) {
+  if (policy_before != policy) {
     absl::StrAppend(&text, ": ", PolicyText(policy),
-                    OptimizerText(before, policy, options.optimizer));
+                    OptimizerText(policy_before, policy, options.optimizer));
   }
   if (options.elastic()) run.roster.ForgetVacantShares();
-  if (options.workers != workers) ResizeCohort(run, options.workers, turn);
+  if (options.workers != before.workers)
+    ResizeCohort(run, options.workers, turn);
   // No push under way has read an older version.
   run.model.HoldNone();
-  Record(run, changed, std::move(text), note, turn);
+  Record(run, Difference(before, options), std::move(text), note, turn);
   // They may wait for others now.
   if (!run.phase.started()) turn.repeat_waits = true;
 }

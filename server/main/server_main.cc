@@ -43,12 +43,14 @@
 #define COHORT_FLAG_SUBJECT(name, heading)
 #define COHORT_FLAG(type, name, default_value, limits, help) \
   ABSL_FLAG(type, name, default_value, help);
-#define COHORT_SETTING(type, name, default_value, limits, change, help) \
-  ABSL_FLAG(type, name, default_value, help);
+#define COHORT_SETTING(type, name, member, value, limits, change, help) \
+  ABSL_FLAG(type, name, value, help);
+#define COHORT_TEXT_SETTING(kind, ...) COHORT_SETTING(std::string, __VA_ARGS__)
 #include "common/flags/server_flags.inc"
 #undef COHORT_FLAG_SUBJECT
 #undef COHORT_FLAG
 #undef COHORT_SETTING
+#undef COHORT_TEXT_SETTING
 
 namespace cohort {
 namespace {

@@ -45,7 +45,7 @@ absl::Status CheckBuffers(const std::vector<Partition>& partitions,
 
 Installation InstallationOf(const ShardPlace& place, const SharedModel& model,
                             const SharedSnapshot& whole,
-                            const SettingValues& settings) {
+                            const CoordinatorOptions& settings) {
   SharedSnapshot part = PartOf(whole, place);
   if (part->slots.empty()) {
     auto fitted = std::make_shared<ModelSnapshot>(*part);
@@ -64,7 +64,7 @@ absl::StatusOr<Partitions> Partitions::Install(const Installation& install) {
   node.model_ = install.model;
   COHORT_RETURN_IF_ERROR(CheckBuffers(install.model->partitions, install.place,
                                       *install.snapshot));
-  COHORT_RETURN_IF_ERROR(SetSettings(install.settings, node.options_));
+  node.options_ = install.settings;
   node.data_ = FoldStage(install.place);
   node.Publish(install.snapshot, {});
   COHORT_RETURN_IF_ERROR(node.Fit());

@@ -34,14 +34,14 @@ struct Installation {
   ShardPlace place;
   SharedModel model;
   SharedSnapshot snapshot;
-  // All of them.
-  SettingValues settings;
+  // Only the settings count.
+  CoordinatorOptions settings;
 };
 
 // What is installed at `place`, from a version with all partitions.
 Installation InstallationOf(const ShardPlace& place, const SharedModel& model,
                             const SharedSnapshot& whole,
-                            const SettingValues& settings);
+                            const CoordinatorOptions& settings);
 
 // The state of a shard, beside a FoldStage: the model, the settings, and the
 // versions of its partitions that may still be read. It does what the core

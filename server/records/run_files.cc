@@ -375,32 +375,9 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
   COHORT_RETURN_IF_ERROR(CheckPlanFits(options, state.model->plan));
   COHORT_RETURN_IF_ERROR(
       CheckSlots(SlotsHeld(state.snapshot->slots), options.optimizer.kind));
-  COHORT_RETURN_IF_ERROR(
-      MaskFor(options.optimizer, state.model->layout, state.model->partitions)
-          .status());
-  // Otherwise the difference becomes a change of policy, which is logged.
-  if (!state.settings.empty()) return absl::OkStatus();
-  const std::string policy = PolicyText(options.policy);
-  if (policy != checkpoint.identity.policy) {
-    Log(LogLevel::kWarning,
-        absl::StrCat("the run continues with a different policy: ", policy,
-                     "; previously ", checkpoint.identity.policy));
-  }
-  const StatisticsSets& held = *state.snapshot->statistics;
-  const std::vector<StatisticsKind> anew =
-      NotHeld(held, Resolve(options.policy).statistics);
-  if (!anew.empty()) {
-    Log(LogLevel::kWarning,
-        absl::StrCat("the checkpoint has no ", StatisticsNames(anew),
-                     " statistics; they start from the ",
-                     StatisticsName(held.front().kind), " statistics"));
-  }
-  if (static_cast<int32_t>(state.batch_sizes.size()) != options.workers) {
-    Log(LogLevel::kWarning,
-        absl::StrCat("the run continues with ", options.workers,
-                     " workers; previously ", state.batch_sizes.size()));
-  }
-  return absl::OkStatus();
+  return MaskFor(options.optimizer, state.model->layout,
+                 state.model->partitions)
+      .status();
 }
 
 }  // namespace cohort

@@ -205,8 +205,8 @@ void EncodeInstallation(const Installation& install,
   ToProto(install.model->plan, proto->mutable_plan());
   ToProto(install.model->partitions, proto->mutable_partitions());
   proto->set_version(install.snapshot->version.value());
-  proto->mutable_settings()->insert(install.settings.begin(),
-                                    install.settings.end());
+  const SettingValues settings = SettingsOf(install.settings);
+  proto->mutable_settings()->insert(settings.begin(), settings.end());
   send(begin);
   for (size_t p = 0; p < install.snapshot->weights.size(); ++p) {
     EncodePartition(*install.snapshot, p, [&send](v1::ShardPartition& buffer) {
@@ -236,10 +236,12 @@ absl::Status InstallationReader::Begin(const v1::InstallModel& message) {
   snapshot_->version = Version(message.version());
   snapshot_->weights.resize(model->partitions.size());
   snapshot_->slots.resize(model->partitions.size());
-  install_ = Installation{
-      .place = place_,
-      .model = std::move(model),
-      .settings = {message.settings().begin(), message.settings().end()}};
+  CoordinatorOptions settings;
+  COHORT_RETURN_IF_ERROR(SetSettings(
+      {message.settings().begin(), message.settings().end()}, settings));
+  install_ = Installation{.place = place_,
+                          .model = std::move(model),
+                          .settings = std::move(settings)};
   return absl::OkStatus();
 }
 

@@ -138,7 +138,7 @@ RunHost::RunHost(const RunHostOptions& options, const RunState* restored,
   if (restored == nullptr) return;
   restored_model_ = restored->model;
   restored_snapshot_ = restored->snapshot;
-  Install(0, restored_model_, restored_snapshot_, Policy().settings);
+  Install(0, restored_model_, restored_snapshot_, this->options());
 }
 
 RunHost::~RunHost() { Stop(); }
@@ -146,7 +146,7 @@ RunHost::~RunHost() { Stop(); }
 void RunHost::Start(const std::string& address) {
   // A run that was drained before needs no data shards.
   if (restored_model_ != nullptr && !ended()) {
-    const SettingValues settings = Policy().settings;
+    const CoordinatorOptions settings = options();
     for (int32_t i = 1; i < shards(); ++i) {
       Install(i, restored_model_, restored_snapshot_, settings);
     }
@@ -504,10 +504,8 @@ absl::StatusOr<Version> RunHost::Drain(const std::string& reason) {
 }
 
 CoordinatorOptions RunHost::options() const {
-  CoordinatorOptions options = options_.coordinator;
-  const absl::Status set = SetSettings(Policy().settings, options);
-  COHORT_CHECK(set.ok(), set.message());
-  return options;
+  MutexLock lock(mu_);
+  return core_.options();
 }
 
 absl::Duration RunHost::heartbeat_interval() const {
@@ -556,7 +554,7 @@ absl::StatusOr<Version> RunHost::Dismiss(const std::string& run_id, Rank rank,
 
 void RunHost::Install(int32_t shard, const SharedModel& model,
                       const SharedSnapshot& whole,
-                      const SettingValues& settings) {
+                      const CoordinatorOptions& settings) {
   links_[static_cast<size_t>(shard)]->Install(InstallationOf(
       {.index = shard, .count = shards()}, model, whole, settings));
 }

@@ -270,7 +270,7 @@ class RunHost {
   void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
   // ---- shards
   void Install(int32_t shard, const SharedModel& model,
-               const SharedSnapshot& whole, const SettingValues& settings);
+               const SharedSnapshot& whole, const CoordinatorOptions& settings);
   template <typename Command>
   void Send(Command command);
   // `version` with the weights and slots of this process; null if it is not

@@ -65,12 +65,12 @@ FakeSetup AsyncSetup() {
 FakeCohort::FakeCohort(const FakeSetup& setup, const RunState* restored)
     : setup_(setup), core_(setup.options, restored) {
   if (restored == nullptr) return;
-  Install(restored->model, restored->snapshot, core_.Policy(now_).settings);
+  Install(restored->model, restored->snapshot, core_.options());
 }
 
 void FakeCohort::Install(const SharedModel& model,
                          const SharedSnapshot& snapshot,
-                         const SettingValues& settings) {
+                         const CoordinatorOptions& settings) {
   absl::StatusOr<Partitions> node =
       Partitions::Install(InstallationOf({}, model, snapshot, settings));
   COHORT_CHECK(node.ok(), node.status().ToString());

@@ -182,7 +182,7 @@ class FakeCohort {
   void SendValuesWhereAsked();
   void Note(const Effect& effect);
   void Install(const SharedModel& model, const SharedSnapshot& snapshot,
-               const SettingValues& settings);
+               const CoordinatorOptions& settings);
   void CarryOut(const ShardCommand& command);
   RunState WithWeights(RunState state) const;
   void Begin(std::vector<FoldJob> folds);

@@ -24,12 +24,12 @@ PushId OfRank(int32_t rank) {
   return {.rank = Rank(rank), .key = {.sequence = Sequence(3)}};
 }
 
-SettingValues SgdSettings() {
+CoordinatorOptions SgdSettings() {
   CoordinatorOptions options;
   options.optimizer = {.kind = OptimizerKind::kSgd,
                        .weight_decay = 0,
                        .schedule = ScheduleKind::kConstant};
-  return SettingsOf(options);
+  return options;
 }
 
 // Shard 1 of 2 of a model of three partitions with one element each: it owns
@@ -207,7 +207,7 @@ TEST_F(PartitionsTest, AChangeLeavesTheCommittedVersionAsItWas) {
   auto before = std::make_shared<ModelSnapshot>(*install_.snapshot);
   before->slots[1].velocity = BufferOf({3});
   install_.snapshot = before;
-  install_.settings["optimizer"] = "momentum";
+  install_.settings.optimizer.kind = OptimizerKind::kMomentum;
   Partitions node = *Partitions::Install(install_);
   ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "sgd"}}}).ok());
   const SharedSnapshot committed = node.Read(Version(7));

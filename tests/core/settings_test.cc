@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/assignment.h"
 #include "common/flags/flag_table.h"
 
 namespace cohort {
@@ -15,9 +16,13 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using ::testing::EndsWith;
 using ::testing::HasSubstr;
-using ::testing::UnorderedElementsAreArray;
+
+struct Case {
+  const char* name;
+  const char* value;
+  const char* wanted;
+};
 
 TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
   CoordinatorOptions options;
@@ -47,22 +52,6 @@ TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
   EXPECT_EQ(SettingsOf(read), SettingsOf(options));
 }
 
-TEST(SettingsTest, EveryNameIsPrinted) {
-  const SettingValues values = SettingsOf({});
-  EXPECT_EQ(values.size(), SettingNames().size());
-  for (const std::string& name : SettingNames()) {
-    EXPECT_FALSE(values.at(name).empty()) << name;
-  }
-}
-
-TEST(SettingsTest, AreTheFlagsThatCanBeChangedLive) {
-  std::vector<std::string> live;
-  for (const FlagInfo& flag : ServerFlagTable()) {
-    if (flag.is_setting()) live.emplace_back(flag.name);
-  }
-  EXPECT_THAT(SettingNames(), UnorderedElementsAreArray(live));
-}
-
 TEST(SettingsTest, DefaultsOfFlagsAreThoseOfTheOptions) {
   CoordinatorOptions options;
   options.workers = 0;
@@ -75,30 +64,7 @@ TEST(SettingsTest, DefaultsOfFlagsAreThoseOfTheOptions) {
   EXPECT_TRUE(CheckSettingLimits({}).ok());
 }
 
-TEST(SettingsTest, WordsOfTheFlagTableAreThoseThatAreRead) {
-  for (const std::string& name : SettingNames()) {
-    const FlagLimits& limits = FindFlag(ServerFlagTable(), name)->limits;
-    for (const auto& words : {limits.words, limits.entries}) {
-      for (absl::string_view word : words) {
-        CoordinatorOptions options;
-        EXPECT_TRUE(SetSetting(name, word, options).ok())
-            << name << " " << word;
-      }
-    }
-    if (limits.words.empty() || limits.bounded()) continue;
-    // A word that is missing in the table would show up here.
-    CoordinatorOptions options;
-    const absl::Status status = SetSetting(name, "no such word", options);
-    EXPECT_THAT(std::string(status.message()), EndsWith(limits.ToString()));
-  }
-}
-
 TEST(SettingsTest, ValuesOutsideTheLimitsOfTheirFlagsAreRefused) {
-  struct Case {
-    const char* name;
-    const char* value;
-    const char* wanted;
-  };
   for (const Case& c : {Case{"workers", "0", "1 to 4096"},
                         Case{"learning_rate", "0", "above 0, up to 1000"},
                         Case{"momentum", "1", "in [0, 1)"},
@@ -113,27 +79,63 @@ TEST(SettingsTest, ValuesOutsideTheLimitsOfTheirFlagsAreRefused) {
   }
 }
 
-TEST(SettingsTest, LeasesActAtOnceAndPoliciesAtAVersion) {
-  EXPECT_TRUE(ActsAtOnce("lease"));
-  EXPECT_TRUE(ActsAtOnce("on_worker_loss"));
-  EXPECT_FALSE(ActsAtOnce("aggregation"));
-  EXPECT_FALSE(ActsAtOnce("learning_rate"));
+// Those that are neither the first nor the default.
+TEST(SettingsTest, EnumeratorsHaveTheirOwnWords) {
+  CoordinatorOptions options;
+  options.policy = {.aggregation = AggregationKind::kBounded,
+                    .staleness = {.rule = StalenessRule::kScale},
+                    .normalization = NormalizationKind::kGlobal,
+                    .statistics = {StatisticsKind::kChief},
+                    .wire = ElementType::kBFloat16};
+  options.optimizer.schedule = ScheduleKind::kStep;
+  options.on_worker_loss = OnWorkerLoss::kContinue;
+  EXPECT_EQ(ChangeText({}, options),
+            "aggregation sync -> bounded, bn_statistics auto -> chief, "
+            "normalization auto -> global, on_worker_loss wait -> continue, "
+            "schedule cosine -> step, staleness keep -> scale, wire float32 -> "
+            "bf16");
+  EXPECT_EQ(StatisticsName(StatisticsKind::kBatch), kBatchStatistics);
+  EXPECT_EQ(StatisticsKindOf("after"), StatisticsKind::kAfter);
+  EXPECT_EQ(StatisticsKindOf("average"), StatisticsKind::kAverage);
+  EXPECT_EQ(StatisticsKindOf("never"), std::nullopt);
+}
+
+TEST(SettingsTest, ADifferenceHasOnlyWhatChangedAndAllOfIt) {
+  CoordinatorOptions before;
+  CoordinatorOptions after;
+  EXPECT_TRUE(Difference(before, after).empty());
+  EXPECT_EQ(ChangeText(before, after), "");
+  // Not a setting.
+  after.seed = 9;
+  after.workers = 8;
+  after.workers_min = 2;
+  after.optimizer.schedule = ScheduleKind::kConstant;
+  EXPECT_EQ(Difference(before, after),
+            (SettingValues{{"schedule", "constant"}, {"workers", "2:8"}}));
+  EXPECT_EQ(ChangeText(before, after),
+            "schedule cosine -> constant, workers 2 -> 2:8");
+}
+
+TEST(SettingsTest, ACopyTakesWhatActsAtOnceOrTheRest) {
+  CoordinatorOptions from{.workers = 8, .workers_min = 2, .seed = 9};
+  from.lease = absl::Seconds(3);
+  CoordinatorOptions to;
+  CopySettings(from, /*at_once=*/true, to);
+  EXPECT_EQ(Difference({}, to), (SettingValues{{"lease", "3s"}}));
+  CopySettings(from, /*at_once=*/false, to);
+  EXPECT_TRUE(Difference(from, to).empty());
+  EXPECT_EQ(to.seed, CoordinatorOptions().seed);
 }
 
 TEST(SettingsTest, UnknownNameListsTheKnownOnes) {
   CoordinatorOptions options;
   const absl::Status status = SetSetting("agregation", "sync", options);
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("--agregation"), HasSubstr("aggregation,")));
 }
 
 TEST(SettingsTest, BadValueIsNamedAndChangesNothing) {
-  struct Case {
-    const char* name;
-    const char* value;
-    const char* wanted;
-  };
   for (const Case& c :
        {Case{"aggregation", "sometimes", "one of sync, bounded, async"},
         Case{"min_pushes", "two", "a whole number"},
@@ -170,13 +172,6 @@ TEST(SettingsTest, ListsMayHaveBlanksAndMayBeEmpty) {
             "--step_epochs: got '30,x', want none, or a list separated by ',': "
             "a number");
   EXPECT_FALSE(SetSetting("no_decay", "a,,b", options).ok());
-}
-
-TEST(SettingsTest, SeveralStatisticsKeepTheirOrder) {
-  CoordinatorOptions options;
-  ASSERT_TRUE(SetSetting("bn_statistics", "chief,sync", options).ok());
-  EXPECT_THAT(options.policy.statistics,
-              ElementsAre(StatisticsKind::kChief, StatisticsKind::kSync));
 }
 
 }  // namespace

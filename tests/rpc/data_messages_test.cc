@@ -49,7 +49,7 @@ Installation SmallModel() {
   return {.place = kPlace,
           .model = std::move(model),
           .snapshot = std::move(first),
-          .settings = {{"optimizer", "adam"}}};
+          .settings = {.optimizer = {.kind = OptimizerKind::kAdam}}};
 }
 
 TEST(DataMessagesTest, AModelArrivesWithItsBuffersAndSettings) {
@@ -68,7 +68,7 @@ TEST(DataMessagesTest, AModelArrivesWithItsBuffersAndSettings) {
   EXPECT_EQ(*install.snapshot->weights[1]->data(), 20);
   EXPECT_EQ(*install.snapshot->slots[1].first_moment->data(), 3);
   EXPECT_THAT(install.snapshot->slots[1].updates, ElementsAre(5));
-  EXPECT_EQ(install.settings.at("optimizer"), "adam");
+  EXPECT_EQ(install.settings.optimizer.kind, OptimizerKind::kAdam);
   EXPECT_EQ(install.model->partitions.size(), 2u);
 }
 

@@ -137,7 +137,7 @@ class PartitionsHostTest : public ::testing::Test {
     return {.place = {.index = 1, .count = 2},
             .model = std::move(model),
             .snapshot = std::move(first),
-            .settings = SettingsOf(options)};
+            .settings = std::move(options)};
   }
 
   // A link of this generation with a model.

@@ -65,9 +65,8 @@ class CoreHost {
   // Gives a shard its partitions of `whole`.
   void Install(int32_t shard, const SharedModel& model,
                const SharedSnapshot& whole) {
-    const Installation installation =
-        InstallationOf({.index = shard, .count = shards_}, model, whole,
-                       core_->Policy(Instant()).settings);
+    const Installation installation = InstallationOf(
+        {.index = shard, .count = shards_}, model, whole, core_->options());
     if (shard != 0) return self().InstallAt(installation);
     absl::StatusOr<Partitions> node = Partitions::Install(installation);
     COHORT_CHECK(node.ok(), node.status().ToString());

@@ -153,7 +153,7 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
                              static_cast<int32_t>(random.Below(2)));
   FitTo(run.workers, target.policy);
   // Settings that it does not change stay as they were before the last change.
-  SettingValues values = Difference({}, target);
+  SettingValues values = SettingsOf(target);
   std::erase_if(values, [](const auto& value) {
     static const std::set<std::string> kOfPolicy = {
         "aggregation",   "min_pushes",    "max_lead",

@@ -71,12 +71,9 @@ void SimServer::Join(const SharedConnection& connection,
 // Before there is a model, the server would accept a change that the model will
 // not fit, and then refuse the model, which would end the simulation.
 bool SimServer::LeavesRoom(const SettingValues& values) const {
-  CoordinatorOptions target = world_.scenario.run.coordinator;
-  for (const auto& settings :
-       {core_->Policy(world_.scheduler.now()).settings, values}) {
-    for (const auto& [name, value] : settings) {
-      SetSetting(name, value, target).IgnoreError();
-    }
+  CoordinatorOptions target = core_->options();
+  for (const auto& [name, value] : values) {
+    SetSetting(name, value, target).IgnoreError();
   }
   const RunSpec& run = world_.scenario.run;
   return CheckInflight(target, run.layout).ok() &&

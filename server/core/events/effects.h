@@ -19,7 +19,9 @@
 #include "common/rank_list.h"
 #include "server/core/model/commands.h"
 #include "server/core/model/model_snapshot.h"
+#include "server/core/optimizer/slots.h"
 #include "server/core/policy/call_order.h"
+#include "server/core/settings/options.h"
 #include "server/core/settings/settings.h"
 #include "server/core/statistics/observation.h"
 #include "server/core/statistics/rendezvous.h"
@@ -56,6 +58,9 @@ struct RunState {
   int64_t policy_epoch = 0;
   // In force; what the process was started with may differ.
   SettingValues settings;
+  // The slots that they have: what FittedToSettings fits the snapshot to. Not
+  // on disk.
+  std::vector<SlotKind> slots;
   // --epochs and --max_steps.
   int64_t epochs = 0;
   int64_t max_steps = 0;
@@ -225,7 +230,7 @@ struct ResumeGradients {
 // The model is registered: each shard takes its partitions of version 0.
 struct InstallModel {
   SharedModel model;
-  SettingValues settings;
+  CoordinatorOptions settings;
 };
 // Run on a pool; hand the result to Coordinator::MomentsFolded.
 struct FoldMoments {

@@ -4,23 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
 #include "common/status_macros.h"
 
 namespace cohort {
-namespace {
-
-// Copies from `target` what acts at once, or what does not.
-void CopySettings(const CoordinatorOptions& target, bool at_once,
-                  CoordinatorOptions& options) {
-  for (const auto& [name, value] : SettingsOf(target)) {
-    if (ActsAtOnce(name) != at_once) continue;
-    const absl::Status read = SetSetting(name, value, options);
-    COHORT_CHECK(read.ok(), read.message());
-  }
-}
-
-}  // namespace
 
 RunSettings::RunSettings(const CoordinatorOptions& options,
                          const RunState* restored)
@@ -34,18 +20,22 @@ RunSettings::RunSettings(const CoordinatorOptions& options,
   }
   policy_epoch_ = restored->policy_epoch;
   history_ = restored->policy_history;
-  const SettingValues changed = Difference(restored->settings, options_);
-  if (restored->settings.empty() || changed.empty()) return;
+  // A setting that the checkpoint does not have is not a change.
+  CoordinatorOptions before = options_;
+  for (const auto& [name, value] : restored->settings) {
+    SetSetting(name, value, before).IgnoreError();
+  }
+  const SettingValues changed = Difference(before, options_);
+  if (changed.empty()) return;
   ++policy_epoch_;
-  history_.push_back(
-      {.policy_epoch = policy_epoch_,
-       .version = restored->snapshot->version,
-       .samples = restored->samples,
-       .changed = changed,
-       .text = absl::StrCat("continued with changed flags: ",
-                            ChangeText(restored->settings, changed), ": ",
-                            PolicyText(policy_)),
-       .by_flags = true});
+  history_.push_back({.policy_epoch = policy_epoch_,
+                      .version = restored->snapshot->version,
+                      .samples = restored->samples,
+                      .changed = changed,
+                      .text = absl::StrCat("continued with changed flags: ",
+                                           ChangeText(before, options_), ": ",
+                                           PolicyText(policy_)),
+                      .by_flags = true});
 }
 
 bool RunSettings::HadRank(Rank rank) const {
@@ -63,8 +53,7 @@ bool RunSettings::HadRank(Rank rank) const {
 
 RunSettings::Outlook RunSettings::OutlookOn(
     const SettingValues& values, const CoordinatorOptions& target) const {
-  const SettingValues before = SettingsOf(options_);
-  const SettingValues changed = Difference(before, target);
+  const SettingValues changed = Difference(options_, target);
   Outlook outlook{
       .changes = !changed.empty(),
       .at_version = std::any_of(changed.begin(), changed.end(),
@@ -73,25 +62,29 @@ RunSettings::Outlook RunSettings::OutlookOn(
                                          !ActsAtOnce(change.first);
                                 }),
       .text = changed.empty() ? "the settings are already in force"
-                              : ChangeText(before, changed)};
+                              : ChangeText(options_, target)};
   // The value that a setting on auto takes is part of the change.
   if (Resolve(target.policy) != policy_) {
     absl::StrAppend(&outlook.text, ": ", PolicyText(target.policy));
   }
   if (!pending_.has_value()) return outlook;
-  const SettingValues wanted = SettingsOf(target);
-  for (const auto& [name, value] : pending_->changed) {
-    if (wanted.at(name) == value) continue;
+  for (const auto& [name, value] : pending_changes()) {
+    if (SettingText(name, target) == value) continue;
     absl::StrAppend(&outlook.text, "; replaces the pending ", name, "=", value);
   }
   return outlook;
 }
 
+SettingValues RunSettings::pending_changes() const {
+  if (!pending_.has_value()) return {};
+  return Difference(options_, pending_->target);
+}
+
 bool RunSettings::IsPending(const SettingValues& values) const {
-  return pending_.has_value() &&
-         std::any_of(values.begin(), values.end(), [this](const auto& value) {
-           return pending_->changed.contains(value.first);
-         });
+  const SettingValues pending = pending_changes();
+  return std::any_of(values.begin(), values.end(), [&](const auto& value) {
+    return pending.contains(value.first);
+  });
 }
 
 absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
@@ -115,23 +108,20 @@ absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
   return target;
 }
 
-SettingValues RunSettings::AdoptAtOnce(const CoordinatorOptions& target) {
+void RunSettings::AdoptAtOnce(const CoordinatorOptions& target) {
   CoordinatorOptions next = options_;
   CopySettings(target, /*at_once=*/true, next);
-  if (WorkersText(target) != WorkersText(options_)) {
+  if (target.workers != options_.workers ||
+      target.workers_min != options_.workers_min) {
     next.on_worker_loss = options_.on_worker_loss;
   }
-  const SettingValues changed = Difference(SettingsOf(options_), next);
   options_ = std::move(next);
-  return changed;
 }
 
 void RunSettings::Request(CoordinatorOptions target, const ChangeNote& note) {
-  SettingValues changed = Difference(SettingsOf(options_), target);
   pending_.reset();
-  if (changed.empty()) return;
-  pending_ = {
-      .target = std::move(target), .changed = std::move(changed), .note = note};
+  if (Difference(options_, target).empty()) return;
+  pending_ = {.target = std::move(target), .note = note};
 }
 
 void RunSettings::AdoptOptimizer(const CoordinatorOptions& target) {

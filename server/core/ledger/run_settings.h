@@ -20,7 +20,6 @@ class RunSettings {
   // A request that is pending until nothing is in flight.
   struct Pending {
     CoordinatorOptions target;
-    SettingValues changed;
     // From the newest request.
     ChangeNote note;
   };
@@ -59,6 +58,8 @@ class RunSettings {
   int64_t policy_epoch() const { return policy_epoch_; }
   const std::vector<PolicyRecord>& history() const { return history_; }
   const std::optional<Pending>& pending() const { return pending_; }
+  // What the pending request changes; empty if there is none.
+  SettingValues pending_changes() const;
 
   // The settings that are pending, or in force, with `values` set.
   // Errors: InvalidArgument naming the setting.
@@ -77,10 +78,10 @@ class RunSettings {
                     const CoordinatorOptions& target) const;
   // One of these values is pending.
   bool IsPending(const SettingValues& values) const;
-  // Puts in force what acts at once. Returns what that changes. A change of the
-  // size takes the reaction to losses with it at its version: one that fits
-  // only the new size must not be in force before.
-  SettingValues AdoptAtOnce(const CoordinatorOptions& target);
+  // Puts in force what acts at once. A change of the size takes the reaction to
+  // losses with it at its version: one that fits only the new size must not be
+  // in force before.
+  void AdoptAtOnce(const CoordinatorOptions& target);
   // Makes `target` the pending request; none if it is what is in force.
   void Request(CoordinatorOptions target, const ChangeNote& note);
   // Before the run has a model: takes the optimizer of `target`. The first

@@ -106,7 +106,7 @@ absl::Status CheckRatesUnchanged(const CoordinatorOptions& before,
                                  const CoordinatorOptions& target,
                                  const RunPlan& plan) {
   if (!plan.rates_by_workers) return absl::OkStatus();
-  for (const auto& [name, value] : Difference(SettingsOf(before), target)) {
+  for (const auto& [name, value] : Difference(before, target)) {
     if (!Contains(kRateSettings, name)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "--", name, ": got ", value,

@@ -8,13 +8,20 @@
 #include "absl/strings/string_view.h"
 #include "common/assignment.h"
 #include "common/dns_label.h"
+#include "common/flags/flag_table.h"
 #include "common/limits.h"
 #include "common/status_macros.h"
 #include "server/core/settings/freeze_spec.h"
+#include "server/core/settings/setting_kinds.h"
 #include "server/core/settings/settings.h"
 
 namespace cohort {
 namespace {
+
+// The limits of the flag `name`, which have its words.
+const FlagLimits& WordsOf(absl::string_view name) {
+  return FindFlag(ServerFlagTable(), name)->limits;
+}
 
 absl::Status Bad(absl::string_view option, absl::string_view seen,
                  absl::string_view wanted) {
@@ -164,9 +171,7 @@ void TakeImplied(CoordinatorOptions& options) {
 }
 
 std::string WorkersText(const CoordinatorOptions& options) {
-  return options.elastic()
-             ? absl::StrCat(options.workers_min, ":", options.workers)
-             : absl::StrCat(options.workers);
+  return setting_kinds::CohortSize::Print(options.size());
 }
 
 absl::Status Validate(const CoordinatorOptions& o) {
@@ -196,15 +201,7 @@ absl::Status Validate(const CoordinatorOptions& o) {
 }
 
 absl::string_view AggregationName(AggregationKind kind) {
-  switch (kind) {
-    case AggregationKind::kSync:
-      return "sync";
-    case AggregationKind::kBounded:
-      return "bounded";
-    case AggregationKind::kAsync:
-      return "async";
-  }
-  return "";
+  return WordsOf("aggregation").words[static_cast<size_t>(kind)];
 }
 
 bool MovesInTraining(StatisticsKind kind) {
@@ -212,37 +209,25 @@ bool MovesInTraining(StatisticsKind kind) {
 }
 
 absl::string_view StatisticsName(StatisticsKind kind) {
-  switch (kind) {
-    case StatisticsKind::kSync:
-      return "sync";
-    case StatisticsKind::kAsync:
-      return "async";
-    case StatisticsKind::kChief:
-      return "chief";
-    case StatisticsKind::kAfter:
-      return "after";
-    case StatisticsKind::kBatch:
-      return kBatchStatistics;
-    case StatisticsKind::kAverage:
-      return kAverageStatistics;
-  }
-  return "";
+  if (kind == StatisticsKind::kAverage) return kAverageStatistics;
+  return WordsOf("bn_statistics").entries[static_cast<size_t>(kind)];
 }
 
 std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name) {
-  for (StatisticsKind kind :
-       {StatisticsKind::kSync, StatisticsKind::kAsync, StatisticsKind::kChief,
-        StatisticsKind::kAfter, StatisticsKind::kBatch,
-        StatisticsKind::kAverage}) {
-    if (StatisticsName(kind) == name) return kind;
+  StatisticsKind kind = StatisticsKind::kAverage;
+  if (name == kAverageStatistics ||
+      setting_kinds::ReadWord(name, WordsOf("bn_statistics").entries, kind)) {
+    return kind;
   }
   return std::nullopt;
 }
 
-std::string StatisticsNames(const std::vector<StatisticsKind>& kinds) {
-  return absl::StrJoin(kinds, ",", [](std::string* out, StatisticsKind kind) {
-    absl::StrAppend(out, StatisticsName(kind));
-  });
+std::string StatisticsNames(const std::vector<StatisticsKind>& kinds,
+                            absl::string_view separator) {
+  return absl::StrJoin(kinds, separator,
+                       [](std::string* out, StatisticsKind kind) {
+                         absl::StrAppend(out, StatisticsName(kind));
+                       });
 }
 
 bool RoundsChanges(const PolicyOptions& policy) {
@@ -273,12 +258,7 @@ std::string PolicyText(const PolicyOptions& policy) {
       p.normalization_group == 0
           ? ""
           : absl::StrCat(" in groups of ", p.normalization_group),
-      ", ",
-      absl::StrJoin(p.statistics, " and ",
-                    [](std::string* out, StatisticsKind kind) {
-                      absl::StrAppend(out, StatisticsName(kind));
-                    }),
-      " statistics");
+      ", ", StatisticsNames(p.statistics, " and "), " statistics");
   if (p.mixture_variance) absl::StrAppend(&text, " with mixture variance");
   if (p.wire == ElementType::kBFloat16) {
     absl::StrAppend(&text, ", gradients",

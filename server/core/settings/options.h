@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@
 
 namespace cohort {
 
+// The words of each stand in server_flags.inc, in this order.
 enum class AggregationKind { kSync, kBounded, kAsync };
 enum class StalenessRule { kKeep, kDrop, kScale, kCompensate };
 enum class NormalizationKind { kAuto, kGlobal, kLocal };
@@ -27,7 +29,7 @@ enum class StatisticsKind {
   // the first, for there is nothing to export.
   kBatch,
   // Moving average of the first kind, beside that of the weights. With
-  // OptimizerOptions::ema_decay, after all others.
+  // OptimizerOptions::ema_decay, after all others. Not a word of the setting.
   kAverage,
 };
 enum class ScheduleKind { kConstant, kStep, kCosine, kPolynomial };
@@ -155,6 +157,9 @@ struct CoordinatorOptions {
   Incarnation first_incarnation{1};
 
   bool elastic() const { return workers_min > 0; }
+  // The setting --workers.
+  auto size() { return std::tie(workers_min, workers); }
+  auto size() const { return std::tie(workers_min, workers); }
   // The number of workers that training starts with.
   int32_t workers_needed() const { return elastic() ? workers_min : workers; }
 
@@ -189,7 +194,8 @@ absl::string_view StatisticsName(StatisticsKind kind);
 // Absent if no kind has that name.
 std::optional<StatisticsKind> StatisticsKindOf(absl::string_view name);
 // Such as "sync,chief".
-std::string StatisticsNames(const std::vector<StatisticsKind>& kinds);
+std::string StatisticsNames(const std::vector<StatisticsKind>& kinds,
+                            absl::string_view separator = ",");
 
 // In words, such as "sync, global normalisation, sync statistics".
 std::string PolicyText(const PolicyOptions& policy);

@@ -1,6 +1,9 @@
 #include "server/core/settings/settings.h"
 
-#include <utility>
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -11,182 +14,102 @@
 namespace cohort {
 namespace {
 
-using setting_kinds::Choice;
-using setting_kinds::Choices;
-using setting_kinds::CohortSize;
-using setting_kinds::GlobalBatch;
-using setting_kinds::List;
-using setting_kinds::Names;
-using setting_kinds::Number;
-using setting_kinds::OptionalNumber;
-using setting_kinds::Setting;
+using Options = CoordinatorOptions;
 
-std::vector<Setting> PolicySettings() {
-  return {
-      Choice<AggregationKind>(
-          "aggregation",
-          {{"sync", AggregationKind::kSync},
-           {"bounded", AggregationKind::kBounded},
-           {"async", AggregationKind::kAsync}},
-          [](auto& o) -> auto& { return o.policy.aggregation; }),
-      Number(
-          "min_pushes", [](auto& o) -> auto& { return o.policy.pushes_min; }),
-      GlobalBatch("global_batch"),
-      Number(
-          "max_lead", [](auto& o) -> auto& { return o.policy.lead_max; }),
-      Choice<StalenessRule>(
-          "staleness",
-          {{"keep", StalenessRule::kKeep},
-           {"drop", StalenessRule::kDrop},
-           {"scale", StalenessRule::kScale},
-           {"compensate", StalenessRule::kCompensate}},
-          [](auto& o) -> auto& { return o.policy.staleness.rule; }),
-      Number(
-          "max_staleness",
-          [](auto& o) -> auto& { return o.policy.staleness.versions_max; }),
-      OptionalNumber(
-          "staleness_free",
-          [](auto& o) -> auto& { return o.policy.staleness.versions_free; }),
-      Number(
-          "compensation",
-          [](auto& o) -> auto& { return o.policy.staleness.compensation; }),
-      Number(
-          "compensation_adaptive", [](auto& o) -> auto& {
-            return o.policy.staleness.compensation_adaptive;
-          }),
-      Choice<NormalizationKind>(
-          "normalization",
-          {{"auto", NormalizationKind::kAuto},
-           {"global", NormalizationKind::kGlobal},
-           {"local", NormalizationKind::kLocal}},
-          [](auto& o) -> auto& { return o.policy.normalization; }),
-      Number(
-          "normalization_group",
-          [](auto& o) -> auto& { return o.policy.normalization_group; }),
-      Choices<StatisticsKind>(
-          "bn_statistics",
-          {{"sync", StatisticsKind::kSync},
-           {"async", StatisticsKind::kAsync},
-           {"chief", StatisticsKind::kChief},
-           {"after", StatisticsKind::kAfter},
-           {"batch", StatisticsKind::kBatch}},
-          [](auto& o) -> auto& { return o.policy.statistics; }),
-      Number(
-          "bn_mixture_variance",
-          [](auto& o) -> auto& { return o.policy.mixture_variance; }),
-      Number(
-          "precise_batches",
-          [](auto& o) -> auto& { return o.policy.precise_batches; }),
-      Choice<ElementType>(
-          "wire",
-          {{"float32", ElementType::kFloat32},
-           {"bf16", ElementType::kBFloat16}},
-          [](auto& o) -> auto& { return o.policy.wire; })};
-}
+// A row of server_flags.inc, bound to its member of the options.
+struct Setting {
+  const FlagInfo* flag;
+  // Returns what was wanted, or nothing if `value` was read.
+  std::string (*read)(absl::string_view value, const FlagLimits& limits,
+                      Options& options);
+  std::string (*print)(const Options& options, const FlagLimits& limits);
+  std::optional<double> (*number)(const Options& options);
+  bool (*is_same)(const Options& a, const Options& b);
+  void (*copy)(const Options& from, Options& to);
 
-Names<OptimizerKind> OptimizerKinds() {
-  Names<OptimizerKind> kinds;
-  for (const absl::string_view name : OptimizerNames()) {
-    kinds.emplace_back(name, static_cast<OptimizerKind>(kinds.size()));
+  absl::string_view name() const { return flag->name; }
+  bool acts_at_once() const { return flag->change == FlagChange::kAtOnce; }
+  std::string Print(const Options& options) const {
+    return print(options, flag->limits);
   }
-  return kinds;
+};
+
+// The number that bounds apply to, if the value has one.
+template <typename T>
+std::optional<double> NumberIn(const T& value) {
+  if constexpr (std::is_same_v<T, absl::Duration>) {
+    return absl::ToDoubleSeconds(value);
+  } else if constexpr (std::is_convertible_v<T, std::optional<double>>) {
+    return value;
+  } else {
+    return std::nullopt;
+  }
+}
+// Of the size of a cohort: MIN:MAX has been checked when it was read.
+std::optional<double> NumberIn(
+    const std::tuple<const int32_t&, const int32_t&>& size) {
+  if (std::get<0>(size) > 0) return std::nullopt;
+  return std::get<1>(size);
 }
 
-std::vector<Setting> OptimizerSettings() {
+// `Member` is the type of a lambda from the options to a reference to the
+// value.
+template <typename Kind, typename Member>
+Setting Row(absl::string_view name, Member /*member*/) {
   return {
-      Choice<OptimizerKind>(
-          "optimizer", OptimizerKinds(),
-          [](auto& o) -> auto& { return o.optimizer.kind; }),
-      Number(
-          "learning_rate",
-          [](auto& o) -> auto& { return o.optimizer.learning_rate; }),
-#define COHORT_OPTIMIZER_NUMBER(type, name, default_value, limits, help) \
-  Number(                                                                \
-      #name, [](auto& o) -> auto& { return o.optimizer.numbers.name; }),
-#include "common/optimizers.inc"
-      Number(
-          "weight_decay",
-          [](auto& o) -> auto& { return o.optimizer.weight_decay; }),
-      Number(
-          "decay_everything",
-          [](auto& o) -> auto& { return o.optimizer.decay_everything; }),
-      List(
-          "no_decay", ',',
-          [](auto& o) -> auto& { return o.optimizer.no_decay; }),
-      Number(
-          "clip_norm", [](auto& o) -> auto& { return o.optimizer.clip_norm; }),
-      Number(
-          "ema_decay", [](auto& o) -> auto& { return o.optimizer.ema_decay; }),
-      List(
-          "freeze", ';', [](auto& o) -> auto& { return o.optimizer.freeze; })};
+      .flag = FindFlag(ServerFlagTable(), name),
+      .read = [](absl::string_view value, const FlagLimits& limits,
+                 Options& o) -> std::string {
+        if constexpr (requires { Kind::Read(value, Member()(o)); }) {
+          return Kind::Read(value, Member()(o));
+        } else {
+          return Kind::Read(value, limits, Member()(o));
+        }
+      },
+      .print = [](const Options& o, const FlagLimits& limits) -> std::string {
+        if constexpr (requires { Kind::Print(Member()(o)); }) {
+          return Kind::Print(Member()(o));
+        } else {
+          return Kind::Print(Member()(o), limits);
+        }
+      },
+      .number = [](const Options& o) { return NumberIn(Member()(o)); },
+      .is_same = [](const Options& a,
+                    const Options& b) { return Member()(a) == Member()(b); },
+      .copy = [](const Options& from,
+                 Options& to) { Member()(to) = Member()(from); }};
 }
 
-std::vector<Setting> ScheduleSettings() {
-  return {Choice<ScheduleKind>(
-              "schedule",
-              {{"constant", ScheduleKind::kConstant},
-               {"step", ScheduleKind::kStep},
-               {"cosine", ScheduleKind::kCosine},
-               {"polynomial", ScheduleKind::kPolynomial}},
-              [](auto& o) -> auto& { return o.optimizer.schedule; }),
-          List(
-              "step_epochs", ',',
-              [](auto& o) -> auto& { return o.optimizer.step_epochs; }),
-          Number(
-              "step_gamma",
-              [](auto& o) -> auto& { return o.optimizer.step_gamma; }),
-          Number(
-              "poly_power",
-              [](auto& o) -> auto& { return o.optimizer.poly_power; }),
-          Number(
-              "warmup_epochs",
-              [](auto& o) -> auto& { return o.optimizer.warmup_epochs; }),
-          Number(
-              "final_learning_rate", [](auto& o) -> auto& {
-                return o.optimizer.final_learning_rate;
-              })};
+// In the order of their names, in which texts list them too.
+std::vector<Setting> MakeSettings() {
+  std::vector<Setting> all = {
+#define COHORT_FLAG_SUBJECT(name, heading)
+#define COHORT_FLAG(type, name, value, limits, help)
+#define COHORT_TEXT_SETTING(kind, name, member, ...) \
+  Row<setting_kinds::kind>(                          \
+      #name, [](auto& o) -> decltype(auto) { return (o.member); }),
+#define COHORT_SETTING(type, ...) COHORT_TEXT_SETTING(Number<type>, __VA_ARGS__)
+#include "common/flags/server_flags.inc"
+#undef COHORT_FLAG_SUBJECT
+#undef COHORT_FLAG
+#undef COHORT_TEXT_SETTING
+#undef COHORT_SETTING
+  };
+  std::sort(all.begin(), all.end(), [](const Setting& a, const Setting& b) {
+    return a.name() < b.name();
+  });
+  return all;
 }
 
-std::vector<Setting> MembershipSettings() {
-  return {
-      CohortSize("workers"),
-      Choice<OnWorkerLoss>(
-          "on_worker_loss",
-          {{"wait", OnWorkerLoss::kWait},
-           {"continue", OnWorkerLoss::kContinue}},
-          [](auto& o) -> auto& { return o.on_worker_loss; }),
-      Number(
-          "lease", [](auto& o) -> auto& { return o.lease; }),
-      Number(
-          "reconnect_grace",
-          [](auto& o) -> auto& { return o.reconnect_grace; }),
-      Number(
-          "step_deadline", [](auto& o) -> auto& { return o.step_deadline; }),
-      Number(
-          "replacement_deadline",
-          [](auto& o) -> auto& { return o.replacement_deadline; }),
-      Number(
-          "checkpoint_every",
-          [](auto& o) -> auto& { return o.checkpoint_every; })};
-}
-
+// Built once, never changed; leaked, so that no order of destruction matters.
 const std::vector<Setting>& All() {
-  // Built once, never changed; leaked, so that no order of destruction
-  // matters.
-  static const std::vector<Setting>& all = *[] {
-    auto* list = new std::vector<Setting>;
-    for (auto* part : {&PolicySettings, &OptimizerSettings, &ScheduleSettings,
-                       &MembershipSettings}) {
-      for (Setting& setting : part()) list->push_back(std::move(setting));
-    }
-    return list;
-  }();
+  static const auto& all = *new auto(MakeSettings());
   return all;
 }
 
 const Setting* FindSetting(absl::string_view name) {
   for (const Setting& setting : All()) {
-    if (setting.name == name) return &setting;
+    if (setting.name() == name) return &setting;
   }
   return nullptr;
 }
@@ -195,72 +118,83 @@ const Setting* FindSetting(absl::string_view name) {
 
 std::vector<std::string> SettingNames() {
   std::vector<std::string> names;
-  for (const Setting& setting : All()) names.emplace_back(setting.name);
+  for (const Setting& setting : All()) names.emplace_back(setting.name());
   return names;
 }
 
 bool ActsAtOnce(absl::string_view name) {
-  return FindFlag(ServerFlagTable(), name)->change == FlagChange::kAtOnce;
+  return FindSetting(name)->acts_at_once();
 }
 
-absl::Status CheckSettingLimits(const CoordinatorOptions& options) {
+absl::Status CheckSettingLimits(const Options& options) {
   for (const Setting& setting : All()) {
-    const FlagInfo& flag = *FindFlag(ServerFlagTable(), setting.name);
-    COHORT_RETURN_IF_ERROR(CheckLimits(flag, setting.print(options),
-                                       absl::StrCat("--", setting.name)));
+    const FlagInfo& flag = *setting.flag;
+    const std::optional<double> number = setting.number(options);
+    if (!number.has_value() || flag.limits.Contains(*number)) continue;
+    // A word may stand for the number.
+    COHORT_RETURN_IF_ERROR(CheckLimits(flag, setting.Print(options),
+                                       absl::StrCat("--", flag.name)));
   }
   return absl::OkStatus();
 }
 
 absl::Status SetSetting(absl::string_view name, absl::string_view value,
-                        CoordinatorOptions& options) {
+                        Options& options) {
   const Setting* setting = FindSetting(name);
   if (setting == nullptr) {
-    return absl::NotFoundError(
+    return absl::InvalidArgumentError(
         absl::StrCat("--", name, ": no such setting, want one of ",
                      absl::StrJoin(SettingNames(), ", ")));
   }
-  const std::string wanted = setting->read(value, options);
+  const std::string wanted =
+      setting->read(value, setting->flag->limits, options);
   if (wanted.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--", name, ": got '", value, "', want ", wanted));
 }
 
-absl::Status SetSettings(const SettingValues& values,
-                         CoordinatorOptions& options) {
+absl::Status SetSettings(const SettingValues& values, Options& options) {
   for (const auto& [name, value] : values) {
     COHORT_RETURN_IF_ERROR(SetSetting(name, value, options));
   }
   return absl::OkStatus();
 }
 
-SettingValues SettingsOf(const CoordinatorOptions& options) {
+std::string SettingText(absl::string_view name, const Options& options) {
+  return FindSetting(name)->Print(options);
+}
+
+SettingValues SettingsOf(const Options& options) {
   SettingValues values;
   for (const Setting& setting : All()) {
-    values[std::string(setting.name)] = setting.print(options);
+    values[std::string(setting.name())] = setting.Print(options);
   }
   return values;
 }
 
-SettingValues Difference(const SettingValues& before,
-                         const CoordinatorOptions& after) {
+void CopySettings(const Options& from, bool at_once, Options& to) {
+  for (const Setting& setting : All()) {
+    if (setting.acts_at_once() == at_once) setting.copy(from, to);
+  }
+}
+
+SettingValues Difference(const Options& before, const Options& after) {
   SettingValues changed;
-  for (const auto& [name, value] : SettingsOf(after)) {
-    const auto old = before.find(name);
-    if (old == before.end() || old->second != value) changed[name] = value;
+  for (const Setting& setting : All()) {
+    if (setting.is_same(before, after)) continue;
+    changed[std::string(setting.name())] = setting.Print(after);
   }
   return changed;
 }
 
-std::string ChangeText(const SettingValues& before,
-                       const SettingValues& changed) {
-  return absl::StrJoin(
-      changed, ", ", [&before](std::string* out, const auto& change) {
-        const auto old = before.find(change.first);
-        absl::StrAppend(out, change.first, " ",
-                        old == before.end() ? "(new)" : old->second, " -> ",
-                        change.second);
-      });
+std::string ChangeText(const Options& before, const Options& after) {
+  std::string text;
+  for (const Setting& setting : All()) {
+    if (setting.is_same(before, after)) continue;
+    absl::StrAppend(&text, text.empty() ? "" : ", ", setting.name(), " ",
+                    setting.Print(before), " -> ", setting.Print(after));
+  }
+  return text;
 }
 
 std::string NoteText(const ChangeNote& note) {

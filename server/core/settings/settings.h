@@ -10,12 +10,13 @@
 
 namespace cohort {
 
-// Settings by name, as texts: "learning_rate" -> "0.1".
+// Settings by name, as texts: "learning_rate" -> "0.1". For people, files and
+// the wire; the server itself works with CoordinatorOptions.
 using SettingValues = std::map<std::string, std::string>;
 
 // The names of all settings of a run: the rows of ServerFlagTable() that can be
-// changed while it goes on. Flags, Admin.SetPolicy, checkpoints and the history
-// of changes use them.
+// changed while it continues. Flags, Admin.SetPolicy, checkpoints and the
+// history of changes use them.
 std::vector<std::string> SettingNames();
 
 // True if a change acts at once (leases, deadlines), false if it takes effect
@@ -31,8 +32,8 @@ absl::Status CheckSettingLimits(const CoordinatorOptions& options);
 
 // Reads `value` into `options`. Checks the text, not how it fits the others:
 // call Validate afterwards.
-// Errors: NotFound (unknown name; lists the known ones), InvalidArgument
-//   naming the setting, the value seen and the values wanted.
+// Errors: InvalidArgument: an unknown name, with the known ones; or naming the
+//   setting, the value seen and the values wanted.
 absl::Status SetSetting(absl::string_view name, absl::string_view value,
                         CoordinatorOptions& options);
 
@@ -40,16 +41,24 @@ absl::Status SetSetting(absl::string_view name, absl::string_view value,
 absl::Status SetSettings(const SettingValues& values,
                          CoordinatorOptions& options);
 
+// The value of the setting `name`, which must be known.
+std::string SettingText(absl::string_view name,
+                        const CoordinatorOptions& options);
+
 // All settings; reading them back gives equal options.
 SettingValues SettingsOf(const CoordinatorOptions& options);
 
+// Copies the settings that act at once, or those that do not.
+void CopySettings(const CoordinatorOptions& from, bool at_once,
+                  CoordinatorOptions& to);
+
 // The settings of `after` that are not the same in `before`.
-SettingValues Difference(const SettingValues& before,
+SettingValues Difference(const CoordinatorOptions& before,
                          const CoordinatorOptions& after);
 
-// "learning_rate 0.1 -> 0.01, schedule cosine -> constant".
-std::string ChangeText(const SettingValues& before,
-                       const SettingValues& changed);
+// The same in words: "learning_rate 0.1 -> 0.01, schedule cosine -> constant".
+std::string ChangeText(const CoordinatorOptions& before,
+                       const CoordinatorOptions& after);
 
 // The author of a change and the reason for it, as the client states them; both
 // may be empty.
