@@ -468,7 +468,11 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
       CheckChange(run_.settings.options(), target, run_.model, run_.ranks));
   const RunSettings::Outlook outlook =
       run_.settings.OutlookOn(request.values, target);
-  ChangeAnswer answer = AnswerTo(outlook, run_.settings, run_.model.version());
+  ChangeAnswer answer{
+      .policy_epoch = run_.settings.policy_epoch() + (outlook.changes ? 1 : 0),
+      .version = run_.model.version(),
+      .pending = outlook.at_version,
+      .text = outlook.text};
   if (outlook.changes && run_.phase.started()) {
     answer.text += PauseText(target, run_.ranks.present());
   }
@@ -480,9 +484,9 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   Settle(turn);
   if (outlook.changes) {
     // A change that acts at once does not wait for others that are pending.
-    answer.pending = run_.settings.IsPending(request.values);
-    answer.policy_epoch =
-        run_.settings.policy_epoch() + (answer.pending ? 1 : 0);
+    answer.awaited = run_.settings.Awaited(request.values);
+    answer.policy_epoch = answer.awaited.policy_epoch;
+    answer.pending = answer.policy_epoch > run_.settings.policy_epoch();
   }
   return answer;
 }

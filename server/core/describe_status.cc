@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/status_macros.h"
 #include "server/core/ledger/run_progress.h"
 #include "server/core/statistics/call_names.h"
 #include "server/core/step/push_outcome.h"
@@ -395,7 +396,41 @@ PolicyView DescribePolicy(const Run& run, Instant now) {
     view.pending = run.settings.pending_changes();
     view.pending_reason = WaitText(run, now);
   }
+  if (run.phase.ended()) {
+    view.over = absl::StrCat("the run has ended: ", run.phase.end_reason());
+  }
   return view;
+}
+
+absl::StatusOr<std::optional<PolicyRecord>> OutcomeOf(
+    const PolicyView& policy, const AwaitedChange& change) {
+  // Errors: Aborted: `others` does not have the same values.
+  const auto check = [&](const SettingValues& others, absl::string_view is) {
+    // Those that are not in it stay as they are.
+    SettingValues all = others;
+    all.insert(policy.settings.begin(), policy.settings.end());
+    for (const auto& [name, value] : change.values) {
+      if (others.contains(name) && all[name] == value) continue;
+      return absl::AbortedError(absl::StrCat(
+          "the change was replaced by another one before it took effect: ",
+          name, " ", is, " ", all[name], ", not ", value));
+    }
+    return absl::OkStatus();
+  };
+  for (const PolicyRecord& record : policy.history) {
+    if (record.policy_epoch < change.policy_epoch) continue;
+    for (const auto& [name, value] : change.values) {
+      if (!record.changed.contains(name)) continue;
+      COHORT_RETURN_IF_ERROR(check(record.changed, "is"));
+      return record;
+    }
+  }
+  if (!policy.over.empty()) {
+    return absl::AbortedError(
+        absl::StrCat("the change did not take effect: ", policy.over));
+  }
+  COHORT_RETURN_IF_ERROR(check(policy.pending, "is to be"));
+  return std::nullopt;
 }
 
 }  // namespace cohort

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/ids.h"
@@ -23,6 +25,11 @@ absl::Duration WaitLeft(const Run& run, const std::vector<Rank>& ranks,
 std::string WaitText(const Run& run, Instant now);
 
 StatusView DescribeStatus(const Run& run, Instant now);
+// The record of a change that was accepted; absent while it is pending.
+// Errors: Aborted: why it does not take effect.
+absl::StatusOr<std::optional<PolicyRecord>> OutcomeOf(
+    const PolicyView& policy, const AwaitedChange& change);
+
 PolicyView DescribePolicy(const Run& run, Instant now);
 
 }  // namespace cohort

@@ -118,14 +118,6 @@ absl::Status CheckChange(const CoordinatorOptions& before,
       .status();
 }
 
-ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
-                      const RunSettings& settings, Version version) {
-  return {.policy_epoch = settings.policy_epoch() + (outlook.changes ? 1 : 0),
-          .version = version,
-          .pending = outlook.at_version,
-          .text = outlook.text};
-}
-
 std::string PauseText(const CoordinatorOptions& target, int32_t present) {
   const int32_t more = target.workers_min - present;
   if (more <= 0) return "";

@@ -17,10 +17,6 @@ absl::Status CheckChange(const CoordinatorOptions& before,
                          const CoordinatorOptions& target,
                          const ModelStore& model, const RankTable& ranks);
 
-// The answer to a request that would have this effect.
-ChangeAnswer AnswerTo(const RunSettings::Outlook& outlook,
-                      const RunSettings& settings, Version version);
-
 // The consequence for `present` workers if the cohort is too small for
 // `target`:
 // "; training pauses until ..."; otherwise empty.

@@ -111,6 +111,8 @@ struct PolicyView {
   // The change under way, and whom it waits for.
   SettingValues pending;
   std::string pending_reason;
+  // Why nothing that is pending takes effect any more; empty if it does.
+  std::string over;
   std::vector<PolicyRecord> history;
 };
 

@@ -160,7 +160,11 @@ absl::Status AdminClient::CallOnce(Method method, const Request& request,
     if (request.has_message_xxh3())
       context.AddMetadata(kChecksumAnnounced, "1");
   }
-  context.set_deadline(DeadlineIn(timeout_));
+  absl::Duration timeout = timeout_;
+  if constexpr (requires { request.wait_ms(); }) {
+    timeout += absl::Milliseconds(request.wait_ms());
+  }
+  context.set_deadline(DeadlineIn(timeout));
   return FromGrpcStatus(
       ((*connection_->stub).*method)(&context, request, &reply));
 }

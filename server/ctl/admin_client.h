@@ -26,7 +26,8 @@ inline constexpr char kPassThatAddress[] = "Pass that address as --server";
 // soon. Thread safety: none.
 class AdminClient {
  public:
-  // `timeout` applies to each call. Errors of the target's files come with each
+  // `timeout` applies to each call, and does not include SetPolicyRequest's
+  // wait. Errors of the target's files come with each
   // call.
   AdminClient(ServerTarget target, absl::Duration timeout);
   ~AdminClient();

@@ -22,7 +22,8 @@ using Json = nlohmann::ordered_json;
 using Settings = std::map<std::string, std::string>;
 using ProtoSettings = google::protobuf::Map<std::string, std::string>;
 
-constexpr absl::Duration kPoll = absl::Milliseconds(100);
+// The server answers after so long at the latest, so that Ctrl-C is noticed.
+constexpr absl::Duration kWaitMax = absl::Seconds(1);
 // The reason for a wait is printed once the wait is noticeable, then at
 // intervals.
 constexpr absl::Duration kFirstWord = absl::Seconds(1);
@@ -77,38 +78,28 @@ absl::Status CheckNames(const Settings& settings,
   return absl::OkStatus();
 }
 
-bool HaveCommonName(const ProtoSettings& a, const Settings& b) {
-  return std::any_of(b.begin(), b.end(), [&a](const auto& setting) {
-    return a.contains(setting.first);
-  });
+// The wait that a request asks for, if `left` is left.
+int64_t WaitMs(absl::Duration left) {
+  return absl::ToInt64Milliseconds(
+      absl::Ceil(std::min(left, kWaitMax), absl::Milliseconds(1)));
 }
 
-// The change that set `settings`, which has `policy_epoch` or a later one:
-// another change that takes effect at once may come in between.
-const v1::PolicyChange* FindChange(const v1::GetPolicyReply& policy,
-                                   int64_t policy_epoch,
-                                   const Settings& settings) {
-  const auto found =
-      std::find_if(policy.history().begin(), policy.history().end(),
-                   [&](const v1::PolicyChange& change) {
-                     return change.policy_epoch() >= policy_epoch &&
-                            HaveCommonName(change.settings(), settings);
-                   });
-  return found == policy.history().end() ? nullptr : &*found;
-}
-
-// A change in a few words; old values come from the changes before it.
-std::string Headline(const v1::GetPolicyReply& policy,
-                     const v1::PolicyChange& wanted) {
-  Settings before;
+// The settings that were in force after the change `epoch`.
+Settings SettingsAfter(const v1::GetPolicyReply& policy, int64_t epoch) {
+  Settings settings;
   for (const v1::PolicyChange& change : policy.history()) {
-    if (&change == &wanted) break;
-    for (const auto& [name, value] : change.settings()) before[name] = value;
+    if (change.policy_epoch() > epoch) break;
+    for (const auto& [name, value] : change.settings()) settings[name] = value;
   }
-  return Printable(ChangeHeadline(before, Sorted(wanted.settings())));
+  return settings;
 }
 
-void PrintInForce(Context& context, const v1::GetPolicyReply& policy,
+// A change in a few words.
+std::string Headline(const Settings& before, const v1::PolicyChange& change) {
+  return Printable(ChangeHeadline(before, Sorted(change.settings())));
+}
+
+void PrintInForce(Context& context, const v1::GetPolicyReply& before,
                   const v1::PolicyChange& change) {
   if (context.json) {
     Json json = ChangeJson(change);
@@ -116,8 +107,8 @@ void PrintInForce(Context& context, const v1::GetPolicyReply& policy,
     context.io.out << JsonLine(json);
     return;
   }
-  context.io.out << "policy " << Headline(policy, change) << " at step "
-                 << change.version() << "\n";
+  context.io.out << "policy " << Headline(Sorted(before.settings()), change)
+                 << " at step " << change.version() << "\n";
 }
 
 // Prints a change that was accepted but is not, or not known to be, in force.
@@ -133,67 +124,26 @@ void PrintAccepted(Context& context, const v1::SetPolicyReply& reply,
   }
 }
 
-absl::Status Withdrawn() {
-  return absl::AbortedError(
-      "the change did not take effect: the run has ended, the change was taken "
-      "back, or the server was started anew\n`cohortctl status` tells");
-}
-
-// The server's values of `settings`: pending, or in force.
-Settings AsAccepted(const v1::GetPolicyReply& policy,
-                    const Settings& settings) {
-  Settings accepted;
-  for (const auto& [name, value] : settings) {
-    const auto pending = policy.pending().find(name);
-    const auto in_force = policy.settings().find(name);
-    if (pending != policy.pending().end()) {
-      accepted[name] = pending->second;
-    } else if (in_force != policy.settings().end()) {
-      accepted[name] = in_force->second;
-    }
-  }
-  return accepted;
-}
-
-// Errors: Aborted: `change` has values other than the accepted ones.
-absl::Status CheckNotReplaced(const v1::PolicyChange& change,
-                              const Settings& accepted) {
-  for (const auto& [name, value] : accepted) {
-    const auto found = change.settings().find(name);
-    if (found == change.settings().end() || found->second == value) continue;
-    return absl::AbortedError(absl::StrCat(
-        "the change was replaced by another one before it took effect: ", name,
-        " is ", Printable(found->second), " since step ", change.version(),
-        ", not ", Printable(value),
-        "\n`cohortctl policy history` lists all changes"));
-  }
-  return absl::OkStatus();
-}
-
-// Waits until the change `wanted` (a policy epoch) is in force, and prints what
-// it waits for.
-absl::Status AwaitChange(Context& context, int64_t wanted) {
+// Waits until the change that `request` has asked for is in force, and prints
+// what it waits for. `reply` is the server's latest.
+// Errors: Aborted: it does not take effect.
+absl::Status AwaitChange(Context& context, const v1::GetPolicyReply& before,
+                         v1::SetPolicyRequest request, v1::SetPolicyReply reply,
+                         Instant start) {
+  constexpr absl::string_view kStays =
+      "\nThe change stays asked for; `cohortctl policy get` tells when it is in"
+      " force";
   CtlIo& io = context.io;
-  const Instant start = io.clock.Now();
   Instant word_due = start + kFirstWord;
-  std::optional<Settings> accepted;
-  for (;;) {
-    COHORT_ASSIGN_OR_RETURN(const v1::GetPolicyReply policy,
-                            context.server.GetPolicy());
-    const v1::PolicyChange* change =
-        FindChange(policy, wanted, context.settings);
-    if (!accepted.has_value()) accepted = AsAccepted(policy, context.settings);
-    if (change != nullptr) {
-      COHORT_RETURN_IF_ERROR(CheckNotReplaced(*change, *accepted));
-      PrintInForce(context, policy, *change);
-      return absl::OkStatus();
+  Instant answer_due = start + absl::Milliseconds(request.wait_ms());
+  while (!reply.has_change()) {
+    // Nothing is left unless the server could not let another call wait.
+    const absl::Duration left = answer_due - io.clock.Now();
+    if (!io.pause(std::max(left, absl::ZeroDuration()))) {
+      return absl::CancelledError(absl::StrCat("interrupted", kStays));
     }
-    if (policy.pending().empty()) return Withdrawn();
     const Instant now = io.clock.Now();
-    const std::string reason = Printable(policy.pending_reason());
-    constexpr absl::string_view kStays =
-        "\nThe change stays asked for; `cohortctl policy get` tells when it is "
-        "in force";
+    const std::string reason = Printable(reply.pending_reason());
     if (now - start >= context.timeout) {
       return absl::DeadlineExceededError(
           absl::StrCat("not in force after ", SecondsText(context.timeout),
@@ -201,17 +151,22 @@ absl::Status AwaitChange(Context& context, int64_t wanted) {
     }
     if (now >= word_due) {
       word_due = now + kNextWord;
-      COHORT_ASSIGN_OR_RETURN(const v1::Status status,
-                              context.server.GetStatus());
-      if (status.ended()) return Withdrawn();
       io.err << "not in force yet after " << SecondsText(now - start) << " of "
              << SecondsText(context.timeout) << " (--timeout): " << reason
              << std::endl;
     }
-    if (!io.pause(std::min(kPoll, context.timeout - (now - start)))) {
-      return absl::CancelledError(absl::StrCat("interrupted", kStays));
-    }
+    *request.mutable_awaited() = reply.awaited();
+    request.set_wait_ms(WaitMs(context.timeout - (now - start)));
+    answer_due = now + absl::Milliseconds(request.wait_ms());
+    absl::StatusOr<v1::SetPolicyReply> next = context.server.SetPolicy(request);
+    COHORT_RETURN_IF_ERROR(
+        WithNext(next.status(), absl::StatusCode::kUnavailable,
+                 "`cohortctl policy history` shows whether the change took "
+                 "effect, once the server is back"));
+    reply = *std::move(next);
   }
+  PrintInForce(context, before, reply.change());
+  return absl::OkStatus();
 }
 
 // Settings that differ from their defaults.
@@ -268,7 +223,10 @@ absl::Status RunPolicyHistory(Context& context) {
     const bool first = &change == &policy.history(0);
     table.Add({absl::StrCat(change.policy_epoch()),
                absl::StrCat(change.version()), absl::StrCat(change.samples()),
-               first ? Printable(change.text()) : Headline(policy, change),
+               first
+                   ? Printable(change.text())
+                   : Headline(SettingsAfter(policy, change.policy_epoch() - 1),
+                              change),
                Printable(change.author()), Printable(change.reason())});
   }
   context.io.out << table.ToString(context.io.color);
@@ -287,6 +245,13 @@ absl::Status RunPolicySet(Context& context) {
   request.set_reason(context.arguments.Value("reason").value_or(""));
   request.mutable_settings()->insert(context.settings.begin(),
                                      context.settings.end());
+  const Instant start = context.io.clock.Now();
+  const bool waits = !request.dry_run() && !context.arguments.Has("nowait");
+  if (waits) {
+    // From now on Ctrl-C does not end the process.
+    context.io.pause(absl::ZeroDuration());
+    request.set_wait_ms(WaitMs(context.timeout));
+  }
   const absl::StatusOr<v1::SetPolicyReply> reply =
       context.server.SetPolicy(request);
   COHORT_RETURN_IF_ERROR(WithNext(
@@ -299,22 +264,12 @@ absl::Status RunPolicySet(Context& context) {
     PrintAccepted(context, *reply, "");
   } else if (request.dry_run()) {
     PrintAccepted(context, *reply, "would change ");
-  } else if (context.arguments.Has("nowait")) {
+  } else if (!waits) {
     PrintAccepted(context, *reply, "asked for: ");
   } else {
-    return AwaitChange(context, reply->policy_epoch());
+    return AwaitChange(context, before, request, *reply, start);
   }
   return absl::OkStatus();
-}
-
-// The settings that were in force after the change `epoch`.
-Settings SettingsAfter(const v1::GetPolicyReply& policy, int64_t epoch) {
-  Settings settings;
-  for (const v1::PolicyChange& change : policy.history()) {
-    if (change.policy_epoch() > epoch) break;
-    for (const auto& [name, value] : change.settings()) settings[name] = value;
-  }
-  return settings;
 }
 
 // --to, or the change before the newest.

@@ -279,6 +279,10 @@ void Server::MakeRun() {
           .shard_stats = shards_->stats().get(),
           .weights_memory = local_weights_,
           .timeline = trace_.get(),
+          .on_policy_moved =
+              [this](const PolicyView& policy) {
+                change_waits_.Check(policy, clock_.Now());
+              },
           .on_denied_rank =
               [access = security_->access()](const std::string& who) {
                 if (access != nullptr) access->NoteRank(who);
@@ -362,7 +366,8 @@ absl::Status Server::Listen() {
                },
            .audit = security_->audit(),
            .ops_address = [this] { return ops_address(); },
-           .certificate_end = [this] { return security_->not_after(); }}));
+           .certificate_end = [this] { return security_->not_after(); },
+           .change_waits = &change_waits_}));
   COHORT_RETURN_IF_ERROR(doors_.ListenForAdmin(std::move(admin)));
   COHORT_RETURN_IF_ERROR(doors_.Listen(std::move(services),
                                        options_.coordinator.inflight_bytes_max,

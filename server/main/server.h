@@ -28,6 +28,7 @@
 #include "server/metrics/run_stats.h"
 #include "server/ops/watchers.h"
 #include "server/records/run_files.h"
+#include "server/rpc/change_waits.h"
 #include "server/run/run_host.h"
 
 namespace cohort {
@@ -132,6 +133,7 @@ class Server : private RunListener {
   RunStats stats_;
   GrpcMetrics grpc_metrics_;
   Watchers watchers_{clock_};
+  ChangeWaits change_waits_;
   // Used by OnCommitted only.
   ProgressReport progress_;
 

@@ -14,12 +14,14 @@
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "common/printable.h"
+#include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/thread_pool.h"
 #include "common/wire/announced_checksum.h"
 #include "common/wire/status.h"
 #include "server/metrics/rate_meter.h"
 #include "server/rpc/caller.h"
+#include "server/rpc/change_waits.h"
 #include "server/rpc/queued_writes.h"
 #include "server/rpc/services.h"
 #include "server/status/run_status.h"
@@ -228,12 +230,33 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* SetPolicy(grpc::CallbackServerContext* context,
                                       const v1::SetPolicyRequest* request,
                                       v1::SetPolicyReply* reply) override {
-    return Apply(context, "SetPolicy", *request,
-                 [this, request, reply, caller = CallerOf(*context),
-                  announced = AnnouncesChecksum(*context)]() -> absl::Status {
-                   COHORT_RETURN_IF_ERROR(CheckUndamaged(*request, announced));
-                   return Change(caller, *request, *reply);
-                 });
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const auto serve = [=, this, caller = CallerOf(*context),
+                        announced = AnnouncesChecksum(*context)] {
+      const auto body = [&]() -> absl::Status {
+        COHORT_RETURN_IF_ERROR(CheckUndamaged(*request, announced));
+        if (!request->has_awaited()) return Change(caller, *request, *reply);
+        *reply->mutable_awaited() = request->awaited();
+        return CheckRunId(request->run_id(), run_.facts().run_id);
+      };
+      const absl::Status status = Checked(*request, [&] {
+        return request->has_awaited()
+                   ? body()
+                   : Audited(caller.name, "SetPolicy", *request, body);
+      });
+      if (!status.ok() || !reply->has_awaited()) {
+        return reactor->Finish(ToGrpcStatus(status));
+      }
+      AwaitChange(*context, *request, *reactor, *reply);
+    };
+    // A call that only waits writes no record.
+    if (request->has_awaited()) {
+      serve();
+      return reactor;
+    }
+    const absl::Status accepted = blocking_.Submit(serve);
+    if (!accepted.ok()) reactor->Finish(ToGrpcStatus(accepted));
+    return reactor;
   }
 
   grpc::ServerUnaryReactor* GetPolicy(grpc::CallbackServerContext* context,
@@ -360,7 +383,47 @@ class AdminService final : public v1::Admin::CallbackService {
     reply.set_version(answer.version.value());
     reply.set_pending(answer.pending);
     reply.set_text(answer.text);
+    if (answer.awaited.values.empty()) return absl::OkStatus();
+    v1::AwaitedChange* awaited = reply.mutable_awaited();
+    awaited->set_generation(run_.facts().generation);
+    awaited->set_policy_epoch(answer.awaited.policy_epoch);
+    awaited->mutable_settings()->insert(answer.awaited.values.begin(),
+                                        answer.awaited.values.end());
     return absl::OkStatus();
+  }
+
+  // Finishes a call once the change that `reply` names is in force, or will not
+  // be.
+  void AwaitChange(const grpc::CallbackServerContext& context,
+                   const v1::SetPolicyRequest& request,
+                   grpc::ServerUnaryReactor& call, v1::SetPolicyReply& reply) {
+    const v1::AwaitedChange& name = reply.awaited();
+    const bool restarted = name.generation() != run_.facts().generation;
+    const Instant now = run_.partitions().clock().Now();
+    actions_.change_waits->Add(
+        {.change = {.policy_epoch = name.policy_epoch(),
+                    .values = {name.settings().begin(), name.settings().end()}},
+         .due = now + std::min(absl::Milliseconds(request.wait_ms()),
+                               absl::Hours(24)),
+         .is_cancelled = [&context] { return context.IsCancelled(); },
+         .done =
+             [&call, &reply, restarted](const PolicyView& policy,
+                                        const auto& outcome) {
+               reply.set_pending(outcome.ok() && !outcome->has_value());
+               if (reply.pending()) {
+                 reply.set_pending_reason(policy.pending_reason);
+               } else if (outcome.ok()) {
+                 *reply.mutable_change() = PolicyChangeStatus(**outcome);
+                 reply.clear_awaited();
+               }
+               call.Finish(ToGrpcStatus(
+                   restarted && absl::IsAborted(outcome.status())
+                       ? absl::AbortedError("the change did not take effect: "
+                                            "the server was restarted")
+                       : outcome.status()));
+             }});
+    // It may be in force already.
+    actions_.change_waits->Check(run_.Policy(), now);
   }
 
   static absl::Status ChangeLogLevel(const v1::SetLogLevelRequest& request,
@@ -397,6 +460,9 @@ class AdminService final : public v1::Admin::CallbackService {
 
   void Poll() ABSL_LOCKS_EXCLUDED(mu_) {
     const Instant now = run_.partitions().clock().Now();
+    if (actions_.change_waits->IsDue(now)) {
+      actions_.change_waits->Check(run_.Policy(), now);
+    }
     std::optional<StatusView> status;
     if (now >= rate_due_) {
       rate_due_ = now + kRateInterval;

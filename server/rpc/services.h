@@ -14,6 +14,7 @@
 #include "server/local/local_inbox.h"
 #include "server/local/local_peer.h"
 #include "server/metrics/run_figures.h"
+#include "server/rpc/change_waits.h"
 #include "server/run/run_host.h"
 
 namespace grpc {
@@ -62,6 +63,8 @@ struct AdminActions {
   // When the server's certificate expires; InfiniteFuture without one. May be
   // null.
   std::function<absl::Time()> certificate_end;
+  // Calls that wait for a change; RunHostOptions::on_policy_moved checks them.
+  ChangeWaits* change_waits = nullptr;
 };
 
 std::unique_ptr<grpc::Service> MakeAdminService(RunHost& run,

@@ -526,9 +526,17 @@ absl::StatusOr<ChangeAnswer> RunHost::Change(const ChangeRequest& request) {
         absl::FormatDuration(heartbeat_interval()),
         ", so all of them would count as lost"));
   }
-  return Handle([&](Coordinator& core, Instant now, Effects& out) {
-    return core.Change(request, now, out);
-  });
+  absl::StatusOr<ChangeAnswer> answer =
+      Handle([&](Coordinator& core, Instant now, Effects& out) {
+        return core.Change(request, now, out);
+      });
+  // It may have replaced another one.
+  NotePolicyMoved();
+  return answer;
+}
+
+void RunHost::NotePolicyMoved() const {
+  if (options_.on_policy_moved != nullptr) options_.on_policy_moved(Policy());
 }
 
 PolicyView RunHost::Policy() const {
@@ -706,6 +714,11 @@ ModelNeeds RunHost::model_needs() const {
 }
 
 void RunHost::CloseStreams() {
+  if (options_.on_policy_moved != nullptr) {
+    PolicyView last = Policy();
+    if (last.over.empty()) last.over = "the server is stopping";
+    options_.on_policy_moved(last);
+  }
   host_.CloseStreams(absl::UnavailableError("the server is stopping"));
 }
 
@@ -840,6 +853,7 @@ struct RunHost::Dispatcher {
       changed.state = run.WithWeights(*std::move(changed.state));
     }
     run.listener_.OnPolicyChanged(changed.record, std::move(changed.state));
+    run.NotePolicyMoved();
   }
   void operator()(effect::Evaluated& evaluated) const {
     run.listener_.OnEvaluated(evaluated.record);
@@ -857,6 +871,7 @@ struct RunHost::Dispatcher {
     run.listener_.OnEnded(ended, ended.version == nullptr
                                      ? nullptr
                                      : run.WithWeights(ended.version));
+    run.NotePolicyMoved();
   }
   template <typename Command>
   void operator()(Command& command) const {

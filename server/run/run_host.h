@@ -88,6 +88,9 @@ struct RunHostOptions {
   // Receives spans for folds, commits and rendezvous. May be null. Must outlive
   // the host.
   Timeline* timeline = nullptr;
+  // Called when a change of settings was asked for or has taken effect, and
+  // when nothing pending will, on any thread; must not block. May be null.
+  std::function<void(const PolicyView&)> on_policy_moved;
   // Called with the client of a message that was refused because it names a
   // rank that is not its own, on any thread; must not block. May be null.
   std::function<void(const std::string& client)> on_denied_rank;
@@ -244,6 +247,7 @@ class RunHost {
 
   StreamRegistry& streams() { return host_.streams(); }
   ServiceCounters& counters() { return host_.counters(); }
+  void NotePolicyMoved() const ABSL_LOCKS_EXCLUDED(mu_);
   SharedModel model() const ABSL_LOCKS_EXCLUDED(mu_);
   bool ended() const ABSL_LOCKS_EXCLUDED(mu_);
   const std::string& run_id() const { return options_.coordinator.run_id; }

@@ -253,6 +253,18 @@ void AddEvents(const RunFigures& figures, v1::Status& proto) {
 
 }  // namespace
 
+v1::PolicyChange PolicyChangeStatus(const PolicyRecord& record) {
+  v1::PolicyChange change;
+  change.set_policy_epoch(record.policy_epoch);
+  change.set_version(record.version.value());
+  change.set_samples(record.samples);
+  FillMap(record.changed, change.mutable_settings());
+  change.set_text(record.text);
+  change.set_author(record.note.author);
+  change.set_reason(record.note.reason);
+  return change;
+}
+
 v1::GetPolicyReply PolicyStatus(const PolicyView& policy, StatusParts parts) {
   v1::GetPolicyReply proto;
   proto.set_policy_epoch(policy.policy_epoch);
@@ -265,14 +277,7 @@ v1::GetPolicyReply PolicyStatus(const PolicyView& policy, StatusParts parts) {
   }
   if (parts == StatusParts::kNone) return proto;
   for (const PolicyRecord& record : policy.history) {
-    v1::PolicyChange* change = proto.add_history();
-    change->set_policy_epoch(record.policy_epoch);
-    change->set_version(record.version.value());
-    change->set_samples(record.samples);
-    FillMap(record.changed, change->mutable_settings());
-    change->set_text(record.text);
-    change->set_author(record.note.author);
-    change->set_reason(record.note.reason);
+    *proto.add_history() = PolicyChangeStatus(record);
   }
   return proto;
 }

@@ -11,6 +11,7 @@ namespace cohort {
 v1::Status RunStatus(const RunFigures& figures, StatusParts parts);
 
 // The policy without its run.
+v1::PolicyChange PolicyChangeStatus(const PolicyRecord& record);
 v1::GetPolicyReply PolicyStatus(const PolicyView& policy, StatusParts parts);
 
 }  // namespace cohort

@@ -16,7 +16,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-using testing::Pair;
 
 // Two workers with batches of 2 and 40 samples an epoch.
 FakeSetup LongSetup(AggregationKind kind = AggregationKind::kSync) {
@@ -353,16 +352,6 @@ TEST(CoordinatorChangeTest, ADryRunOnlyAnswers) {
   EXPECT_THAT(cohort.core().Policy({}).pending, IsEmpty());
 }
 
-TEST(CoordinatorChangeTest, AskingForWhatIsInForceChangesNothing) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
-  const auto answer = cohort.Change(kToSync);
-  ASSERT_TRUE(answer.ok());
-  EXPECT_FALSE(answer->pending);
-  EXPECT_EQ(answer->policy_epoch, 1);
-  EXPECT_EQ(cohort.counter("policy_changes"), 0);
-}
-
 TEST(CoordinatorChangeTest, ASecondRequestAddsToTheFirstOrTakesItBack) {
   FakeCohort cohort(LongSetup());
   cohort.Start();
@@ -379,29 +368,52 @@ TEST(CoordinatorChangeTest, ASecondRequestAddsToTheFirstOrTakesItBack) {
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank1));
 }
 
-TEST(CoordinatorChangeTest, WhatActsAtOnceIsInForceThoughAnotherChangeWaits) {
+TEST(CoordinatorChangeTest, AChangeIsPendingUntilItIsRecorded) {
   FakeCohort cohort(LongSetup());
   cohort.Start();
-  ASSERT_TRUE(cohort.Change(kToAsync).ok());
-  const auto answer = cohort.Change({{"lease", "3s"}});
-  ASSERT_TRUE(answer.ok());
-  EXPECT_FALSE(answer->pending);
-  // The epoch of its own entry in the history.
-  EXPECT_EQ(answer->policy_epoch, 2);
-  EXPECT_EQ(cohort.core().Policy({}).settings.at("lease"), "3s");
-  EXPECT_THAT(cohort.core().Policy({}).pending,
-              ElementsAre(Pair("aggregation", "async")));
+  const auto outcome_of = [&](const AwaitedChange& change) {
+    return *OutcomeOf(cohort.core().Policy(cohort.now()), change);
+  };
+  const ChangeAnswer answer = *cohort.Change(kToAsync);
+  EXPECT_EQ(answer.awaited.values, kToAsync);
+  EXPECT_EQ(outcome_of(answer.awaited), std::nullopt);
+  // What acts at once is in force though another change waits, under the epoch
+  // of its own entry in the history.
+  const SettingValues values = {{"lease", "3s"}};
+  const ChangeAnswer lease = *cohort.Change(values);
+  EXPECT_FALSE(lease.pending);
+  EXPECT_EQ(lease.policy_epoch, 2);
+  EXPECT_EQ(outcome_of(lease.awaited)->changed, values);
+  // Asking for what is in force changes nothing.
+  EXPECT_THAT(cohort.Change(values)->awaited.values, IsEmpty());
+  EXPECT_EQ(cohort.counter("policy_changes"), 1);
+  EXPECT_EQ(cohort.core().Policy({}).pending, kToAsync);
+  for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
+  EXPECT_EQ(outcome_of(answer.awaited)->policy_epoch, 3);
 }
 
-TEST(CoordinatorChangeTest, ARequestTellsWhatPendingOneItReplaces) {
+TEST(CoordinatorChangeTest, AChangeThatAnotherOneReplacesIsLost) {
   FakeCohort cohort(LongSetup());
   cohort.Start();
-  ASSERT_TRUE(cohort.Change({{"learning_rate", "0.1"}}).ok());
-  const auto answer = cohort.Change({{"learning_rate", "0.2"}});
-  ASSERT_TRUE(answer.ok());
-  EXPECT_TRUE(answer->pending);
-  EXPECT_EQ(answer->text,
+  const ChangeAnswer first = *cohort.Change({{"learning_rate", "0.1"}});
+  const ChangeAnswer next = *cohort.Change({{"learning_rate", "0.2"}});
+  EXPECT_TRUE(next.pending);
+  EXPECT_EQ(next.text,
             "learning_rate 0.5 -> 0.2; replaces the pending learning_rate=0.1");
+  PolicyView policy = cohort.core().Policy(cohort.now());
+  EXPECT_EQ(
+      OutcomeOf(policy, first.awaited).status(),
+      absl::AbortedError("the change was replaced by another one before "
+                         "it took effect: learning_rate is to be 0.2, not "
+                         "0.1"));
+  policy.over = "the server is stopping";
+  EXPECT_EQ(OutcomeOf(policy, next.awaited).status(),
+            absl::AbortedError(
+                "the change did not take effect: the server is stopping"));
+  for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
+  policy = cohort.core().Policy(cohort.now());
+  EXPECT_TRUE(absl::IsAborted(OutcomeOf(policy, first.awaited).status()));
+  EXPECT_TRUE(OutcomeOf(policy, next.awaited).ok());
 }
 
 TEST(CoordinatorChangeTest, TakingARequestBackWakesThoseWhoWaitForIt) {

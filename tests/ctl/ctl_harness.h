@@ -63,6 +63,8 @@ class CtlHarness {
   CtlResult RunPlain(const std::string& arguments);
 
   absl::Duration paused() const { return now_; }
+  // Time passes while a hook answers.
+  void Pass(absl::Duration time) { now_ += time; }
 
   FakeAdmin server;
   // When Ctrl-C comes.

@@ -208,16 +208,10 @@ class Operator {
     grpc::ClientContext context;
     v1::SetPolicyRequest request;
     request.mutable_settings()->insert(settings.begin(), settings.end());
+    request.set_wait_ms(absl::ToInt64Milliseconds(absl::Hours(1)));
     v1::SetPolicyReply reply;
     if (!admin_->SetPolicy(&context, request, &reply).ok()) return -1;
-    for (;;) {
-      grpc::ClientContext get;
-      v1::GetPolicyReply policy;
-      if (!admin_->GetPolicy(&get, {}, &policy).ok()) return -1;
-      if (policy.policy_epoch() >= reply.policy_epoch()) {
-        return policy.history(policy.history_size() - 1).version();
-      }
-    }
+    return reply.change().version();
   }
 
  private:

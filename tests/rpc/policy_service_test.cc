@@ -4,7 +4,9 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
+#include <future>
 #include <iterator>
 #include <map>
 #include <string>
@@ -21,6 +23,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Settings = std::map<std::string, std::string>;
+
+// For what comes before.
+constexpr int64_t kLong = 60'000;
 
 class PolicyServiceTest : public ServiceTest {
  protected:
@@ -46,22 +51,59 @@ class PolicyServiceTest : public ServiceTest {
     server_.reset();
   }
 
+  // A run that was changed after its first step, to be resumed.
+  void StopAfterAChange() {
+    StartTwoSteps();
+    v1::SetPolicyReply reply;
+    ASSERT_TRUE(
+        Set({{"aggregation", "async"}, {"learning_rate", "0.25"}}, reply).ok());
+    CommitOneStep();
+    StopAll();
+    options_.files.resume = true;
+    out_.str("");
+  }
+
   std::unique_ptr<v1::Admin::Stub> Admin() {
     return v1::Admin::NewStub(grpc::CreateChannel(
         server_->address(), grpc::InsecureChannelCredentials()));
   }
 
+  grpc::Status Send(const v1::SetPolicyRequest& request,
+                    v1::SetPolicyReply& reply, int64_t deadline_ms = kLong,
+                    bool announces = false) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::milliseconds(deadline_ms));
+    if (announces) context.AddMetadata(kChecksumAnnounced, "1");
+    return Admin()->SetPolicy(&context, request, &reply);
+  }
+
   grpc::Status Set(const Settings& settings, v1::SetPolicyReply& reply,
                    const std::string& run_id = "", bool dry_run = false) {
-    grpc::ClientContext context;
-    SetDeadline(context);
     v1::SetPolicyRequest request;
     request.set_run_id(run_id);
     request.set_dry_run(dry_run);
     request.set_author("ana@host");
     request.set_reason("one node is slow");
     request.mutable_settings()->insert(settings.begin(), settings.end());
-    return Admin()->SetPolicy(&context, request, &reply);
+    return Send(request, reply);
+  }
+
+  // The same with a wait, in another thread; returns once it is pending.
+  std::future<grpc::Status> SetAndWait(const Settings& settings,
+                                       v1::SetPolicyReply& reply,
+                                       int64_t wait_ms,
+                                       int64_t deadline_ms = kLong) {
+    const int pending = Policy().pending_size();
+    v1::SetPolicyRequest request;
+    request.set_wait_ms(wait_ms);
+    request.mutable_settings()->insert(settings.begin(), settings.end());
+    auto status = std::async(std::launch::async, [=, this, &reply] {
+      return Send(request, reply, deadline_ms);
+    });
+    while (Policy().pending_size() == pending) {
+    }
+    return status;
   }
 
   v1::GetPolicyReply Policy() {
@@ -96,7 +138,7 @@ class PolicyServiceTest : public ServiceTest {
 
 // One flipped bit of the length of an entry of the settings, found by the fuzz
 // target "convert": the entry swallows all that follows, and drops it.
-TEST_F(PolicyServiceTest, RequestThatHasLostItsChecksumChangesNothing) {
+TEST_F(PolicyServiceTest, RequestThatIsDamagedChangesNothing) {
   StartTwoSteps();
   const auto settings = Policy().settings();
   v1::SetPolicyRequest change;
@@ -112,28 +154,12 @@ TEST_F(PolicyServiceTest, RequestThatHasLostItsChecksumChangesNothing) {
   ASSERT_FALSE(change.has_message_xxh3() || change.dry_run());
   ASSERT_EQ(change.settings().at("learning_rate"), "0.3");
   v1::SetPolicyReply changed;
-  grpc::ClientContext context;
-  SetDeadline(context);
-  context.AddMetadata(kChecksumAnnounced, "1");
-  EXPECT_EQ(Admin()->SetPolicy(&context, change, &changed).error_code(),
+  EXPECT_EQ(Send(change, changed, kLong, /*announces=*/true).error_code(),
             grpc::StatusCode::DATA_LOSS);
-  EXPECT_EQ(Policy().settings().at("learning_rate"),
-            settings.at("learning_rate"));
-}
-
-TEST_F(PolicyServiceTest, RequestWithAWrongChecksumChangesNothing) {
-  StartTwoSteps();
-  const auto settings = Policy().settings();
-  v1::SetPolicyRequest change;
-  (*change.mutable_settings())["learning_rate"] = "0.3";
   AddMessageChecksum(&change);
   // One bit of the value: 0.1 in place of 0.3.
   (*change.mutable_settings())["learning_rate"] = "0.1";
-  v1::SetPolicyReply changed;
-  grpc::ClientContext first;
-  SetDeadline(first);
-  EXPECT_EQ(Admin()->SetPolicy(&first, change, &changed).error_code(),
-            grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(Send(change, changed).error_code(), grpc::StatusCode::DATA_LOSS);
   EXPECT_EQ(Policy().settings().at("learning_rate"),
             settings.at("learning_rate"));
   v1::EvictRequest evict;
@@ -141,9 +167,9 @@ TEST_F(PolicyServiceTest, RequestWithAWrongChecksumChangesNothing) {
   AddMessageChecksum(&evict);
   evict.set_rank(0);
   v1::EvictReply evicted;
-  grpc::ClientContext second;
-  SetDeadline(second);
-  EXPECT_EQ(Admin()->Evict(&second, evict, &evicted).error_code(),
+  grpc::ClientContext context;
+  SetDeadline(context);
+  EXPECT_EQ(Admin()->Evict(&context, evict, &evicted).error_code(),
             grpc::StatusCode::DATA_LOSS);
 }
 
@@ -199,6 +225,51 @@ TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
   EXPECT_THAT(history[1], HasSubstr("\"sync, global"));
 }
 
+TEST_F(PolicyServiceTest, ACallWaitsUntilItsChangeIsInForceOrReplaced) {
+  StartTwoSteps();
+  v1::SetPolicyReply lost;
+  auto replaced = SetAndWait({{"aggregation", "async"}}, lost, kLong);
+  v1::SetPolicyReply reply;
+  auto in_force = SetAndWait({{"learning_rate", "0.25"}}, reply, kLong);
+  // Others do not wait for them.
+  EXPECT_EQ(Evict(2).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  v1::SetPolicyReply other;
+  ASSERT_TRUE(Set({{"lease", "4s"}}, other).ok());
+  EXPECT_EQ(other.change().settings().at("lease"), "4s");
+  ASSERT_TRUE(Set({{"aggregation", "bounded"}}, other).ok());
+  const grpc::Status status = replaced.get();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_THAT(status.error_message(),
+              HasSubstr("aggregation is to be bounded, not async"));
+  CommitOneStep();
+  ASSERT_TRUE(in_force.get().ok());
+  EXPECT_FALSE(reply.pending());
+  EXPECT_EQ(reply.change().version(), 1);
+  EXPECT_EQ(reply.change().settings().at("learning_rate"), "0.25");
+}
+
+TEST_F(PolicyServiceTest, AWaitEndsWithItsTimeOrTheServerByName) {
+  StartTwoSteps();
+  v1::SetPolicyReply late;
+  ASSERT_TRUE(SetAndWait({{"aggregation", "async"}}, late, 500).get().ok());
+  EXPECT_TRUE(late.pending());
+  EXPECT_THAT(late.pending_reason(), HasSubstr("waiting for workers 0, 1"));
+  v1::SetPolicyReply reply;
+  auto cut = SetAndWait({{"learning_rate", "0.25"}}, reply, kLong, 1500);
+  EXPECT_EQ(cut.get().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(Policy().pending_size(), 2);
+  auto stopped = SetAndWait({{"momentum", "0.5"}}, reply, kLong);
+  StopAll();
+  options_.files.resume = true;
+  Start(options_);
+  EXPECT_EQ(stopped.get().error_code(), grpc::StatusCode::ABORTED);
+  v1::SetPolicyRequest again;
+  *again.mutable_awaited() = late.awaited();
+  const grpc::Status restarted = Send(again, reply);
+  EXPECT_EQ(restarted.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_THAT(restarted.error_message(), HasSubstr("the server was restarted"));
+}
+
 TEST_F(PolicyServiceTest, RefusalsAreExactAndChangeNothing) {
   StartTwoSteps();
   struct Case {
@@ -212,8 +283,6 @@ TEST_F(PolicyServiceTest, RefusalsAreExactAndChangeNothing) {
       {{{"aggregation", "sometimes"}}, "want one of sync"},
       {{{"aggregation", "async"}, {"normalization", "global"}},
        "--normalization: got global"},
-      // The valid value of a pair is refused with the invalid one.
-      {{{"learning_rate", "0.25"}, {"momentum", "2"}}, "--momentum: got 2"},
       {{{"lease", "100ms"}}, "--lease: got 100ms, want at least 2.4s"},
       {many, "number of settings: got 65, want at most 64"},
       {{{std::string(65, 'n'), "x"}}, "length of a setting's name: got 65"},
@@ -275,15 +344,8 @@ TEST_F(PolicyServiceTest, EvictedRankIsVacantAndItsSessionOver) {
 }
 
 TEST_F(PolicyServiceTest, ResumedRunGoesOnWithThePolicyItHad) {
-  StartTwoSteps();
-  v1::SetPolicyReply reply;
-  ASSERT_TRUE(
-      Set({{"aggregation", "async"}, {"learning_rate", "0.25"}}, reply).ok());
-  CommitOneStep();
-  StopAll();
-
+  StopAfterAChange();
   // The same command line as before, with sync and the default 0.5.
-  options_.files.resume = true;
   options_.given = {"aggregation", "workers"};
   Start(options_);
   const v1::GetPolicyReply policy = Policy();
@@ -298,15 +360,7 @@ TEST_F(PolicyServiceTest, ResumedRunGoesOnWithThePolicyItHad) {
 }
 
 TEST_F(PolicyServiceTest, FlagThatIsGivenOnResumingIsAChangeOfPolicy) {
-  StartTwoSteps();
-  v1::SetPolicyReply reply;
-  ASSERT_TRUE(
-      Set({{"aggregation", "async"}, {"learning_rate", "0.25"}}, reply).ok());
-  CommitOneStep();
-  StopAll();
-  out_.str("");
-
-  options_.files.resume = true;
+  StopAfterAChange();
   options_.given = {"aggregation", "workers"};
   options_.coordinator.policy.aggregation = AggregationKind::kBounded;
   Start(options_);
@@ -327,12 +381,7 @@ TEST_F(PolicyServiceTest, FlagThatIsGivenOnResumingIsAChangeOfPolicy) {
 }
 
 TEST_F(PolicyServiceTest, FlagsThatDoNotFitTheSettingsOfBeforeAreRefused) {
-  StartTwoSteps();
-  v1::SetPolicyReply reply;
-  ASSERT_TRUE(Set({{"aggregation", "async"}}, reply).ok());
-  CommitOneStep();
-  StopAll();
-  options_.files.resume = true;
+  StopAfterAChange();
   options_.given = {"normalization"};
   options_.coordinator.policy.normalization = NormalizationKind::kGlobal;
   const absl::Status status = StartServer(options_, out_).status();

@@ -74,6 +74,16 @@ struct ChangeRequest {
   ChangeNote note;
 };
 
+// Names a change that was accepted, to find out what became of it.
+struct AwaitedChange {
+  // As in the answer.
+  int64_t policy_epoch = 0;
+  // Those of its values that take effect together; never empty.
+  SettingValues values;
+
+  friend bool operator==(const AwaitedChange&, const AwaitedChange&) = default;
+};
+
 struct ChangeAnswer {
   // In force once the change is.
   int64_t policy_epoch = 0;
@@ -81,6 +91,8 @@ struct ChangeAnswer {
   // False: it is in force, or nothing differs from what was.
   bool pending = false;
   std::string text;
+  // For OutcomeOf; without values if nothing has changed, or will.
+  AwaitedChange awaited;
 };
 
 // A collection of precise statistics that is under way.

@@ -80,11 +80,21 @@ SettingValues RunSettings::pending_changes() const {
   return Difference(options_, pending_->target);
 }
 
-bool RunSettings::IsPending(const SettingValues& values) const {
-  const SettingValues pending = pending_changes();
-  return std::any_of(values.begin(), values.end(), [&](const auto& value) {
-    return pending.contains(value.first);
-  });
+AwaitedChange RunSettings::Awaited(const SettingValues& values) const {
+  const auto among = [&values](SettingValues changed) {
+    std::erase_if(changed, [&values](const auto& change) {
+      return !values.contains(change.first);
+    });
+    return changed;
+  };
+  AwaitedChange awaited{.policy_epoch = policy_epoch_ + 1,
+                        .values = among(pending_changes())};
+  // What acted at once may have let an earlier request take effect.
+  for (auto record = history_.rbegin();
+       awaited.values.empty() && record != history_.rend(); ++record) {
+    awaited = {record->policy_epoch, among(record->changed)};
+  }
+  return awaited;
 }
 
 absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
@@ -92,11 +102,7 @@ absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
   CoordinatorOptions target =
       pending_.has_value() ? pending_->target : options_;
   for (const auto& [name, value] : values) {
-    const absl::Status read = SetSetting(name, value, target);
-    if (absl::IsNotFound(read)) {
-      return absl::InvalidArgumentError(read.message());
-    }
-    COHORT_RETURN_IF_ERROR(read);
+    COHORT_RETURN_IF_ERROR(SetSetting(name, value, target));
     target.given.insert(name);
   }
   TakeImplied(target);

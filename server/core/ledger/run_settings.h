@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/ids.h"
 #include "server/core/events/effects.h"
+#include "server/core/events/requests.h"
 #include "server/core/settings/options.h"
 #include "server/core/settings/settings.h"
 
@@ -76,8 +77,9 @@ class RunSettings {
   };
   Outlook OutlookOn(const SettingValues& values,
                     const CoordinatorOptions& target) const;
-  // One of these values is pending.
-  bool IsPending(const SettingValues& values) const;
+  // What a request for `values` has led to: those of them that are pending,
+  // under the next policy epoch; or else those in the newest entry with any.
+  AwaitedChange Awaited(const SettingValues& values) const;
   // Puts in force what acts at once. A change of the size takes the reaction to
   // losses with it at its version: one that fits only the new size must not be
   // in force before.
