@@ -9,6 +9,7 @@
 #include "common/ids.h"
 #include "common/model_layout.h"
 #include "common/moments.h"
+#include "common/push.h"
 #include "server/core/settings/settings.h"
 
 // Arguments and answers of the coordinator.
