@@ -52,22 +52,31 @@ const char* EffectName(const Effect& effect) {
 
 template <typename Call>
 auto RunHost::Handle(Call call, const char* doing) {
-  const auto locked = [this, &call, doing] {
+  Duty duty;
+  const auto locked = [this, &call, &duty, doing] {
     MutexLock lock(mu_);
     // Like AllOrExit, but inside the lock, so that no other thread continues
     // with a partial change.
     try {
-      return call(core_, clock_.Now(), outbox_);
+      if constexpr (std::is_void_v<decltype(call(core_, clock_.Now(),
+                                                 outbox_))>) {
+        call(core_, clock_.Now(), outbox_);
+        duty = TakeDuty();
+      } else {
+        auto answer = call(core_, clock_.Now(), outbox_);
+        duty = TakeDuty();
+        return answer;
+      }
     } catch (...) {
       ExitHalfDone(doing);
     }
   };
   if constexpr (std::is_void_v<decltype(locked())>) {
     locked();
-    DispatchAll();
+    Dispatch(std::move(duty));
   } else {
     auto answer = locked();
-    DispatchAll();
+    Dispatch(std::move(duty));
     return answer;
   }
 }
@@ -153,12 +162,14 @@ void RunHost::Start(const std::string& address) {
   }
   restored_model_ = nullptr;
   restored_snapshot_ = nullptr;
+  Duty duty;
   {
     MutexLock lock(mu_);
     address_ = address;
     started_ = true;
+    duty = TakeDuty();
   }
-  DispatchAll();
+  Dispatch(std::move(duty));
   ticker_ = std::make_unique<PeriodicTask>(
       "tick", kTickInterval, [this, ticks = int64_t{0}]() mutable {
         Handle([](Coordinator& core, Instant now,
@@ -879,32 +890,22 @@ struct RunHost::Dispatcher {
   }
 };
 
-void RunHost::DispatchAll() {
-  bool early = false;
-  {
-    MutexLock lock(mu_);
-    early = !started_;
-    if (dispatching_ || (early && outbox_.empty())) return;
-    dispatching_ = !early;
-  }
-  if (early) return listener_.OnChangedBeforeStart();
-  for (;;) {
-    Effects batch;
-    {
-      MutexLock lock(mu_);
-      if (stopped_) outbox_.clear();
-      if (outbox_.empty()) {
-        dispatching_ = false;
-        dispatched_.NotifyAll();
-        return;
-      }
-      batch.swap(outbox_);
-    }
+RunHost::Duty RunHost::TakeDuty() {
+  if (stopped_) outbox_.clear();
+  if (dispatching_ || outbox_.empty()) return {};
+  if (!started_) return {.early = true};
+  dispatching_ = true;
+  return {.batch = std::exchange(outbox_, {})};
+}
+
+void RunHost::Dispatch(Duty duty) {
+  if (duty.early) return listener_.OnChangedBeforeStart();
+  while (!duty.batch.empty()) {
     // A lost effect would leave the run and its workers inconsistent for good,
     // and dispatching_ set; so an exception ends the process.
     Dispatcher dispatcher{.run = *this};
-    for (Effect& effect : batch) {
-      AllOrExit(EffectName(effect), [this, &dispatcher, &effect] {
+    for (Effect& effect : duty.batch) {
+      AllOrExit(EffectName(effect), [&dispatcher, &effect] {
         if (!std::holds_alternative<effect::ReduceResult>(effect)) {
           dispatcher.SendResults();
         }
@@ -912,6 +913,12 @@ void RunHost::DispatchAll() {
       });
     }
     AllOrExit("reduce result", [&dispatcher] { dispatcher.SendResults(); });
+    // What the effects hold must not be freed inside the lock.
+    duty.batch.clear();
+    MutexLock lock(mu_);
+    dispatching_ = false;
+    duty = TakeDuty();
+    if (!dispatching_) dispatched_.NotifyAll();
   }
 }
 

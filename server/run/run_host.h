@@ -269,9 +269,16 @@ class RunHost {
                           Call call, const char* doing = __builtin_FUNCTION());
   // Counts `status`, the answer to a message of a push, and returns it.
   absl::Status CountRefusal(absl::Status status);
-  // Carries out the effects of changes. Before Start only the listener is told
-  // that there are some.
-  void DispatchAll() ABSL_LOCKS_EXCLUDED(mu_);
+  // What a thread that has changed the core does once it has left the lock.
+  struct Duty {
+    // Before Start: the listener is notified that there are effects.
+    bool early = false;
+    // Effects to carry out; empty if there are none, or another thread does it.
+    Effects batch = {};
+  };
+  Duty TakeDuty() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Carries out the effects, and those that are added until it is done.
+  void Dispatch(Duty duty) ABSL_LOCKS_EXCLUDED(mu_);
   // ---- shards
   void Install(int32_t shard, const SharedModel& model,
                const SharedSnapshot& whole, const CoordinatorOptions& settings);
