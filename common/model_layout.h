@@ -127,6 +127,13 @@ struct RunPlan {
   std::map<std::string, std::string> optimizer;
 };
 
+// Layout and plan of a run, fixed by the first complete registration.
+struct RegisteredModel {
+  ModelLayout layout;
+  std::vector<Partition> partitions;
+  RunPlan plan;
+};
+
 // Groups of parameters with a separate learning rate: the highest
 // rate_group and one.
 int32_t RateGroups(const ModelLayout& layout);

@@ -112,27 +112,6 @@ absl::StatusOr<BatchNormSpec> BatchNormFromProto(
   return bn;
 }
 
-// One slice of a partition, checked against the parameter it points into.
-absl::Status CheckSlice(const v1::Slice& slice, const ModelLayout& layout) {
-  const auto parameters = static_cast<int64_t>(layout.parameters.size());
-  if (slice.parameter() < 0 || slice.parameter() >= parameters) {
-    return Refuse("slice.parameter", slice.parameter(),
-                  absl::StrCat("an index below ", parameters));
-  }
-  const ParameterSpec& parameter =
-      layout.parameters[static_cast<size_t>(slice.parameter())];
-  const int64_t elements = ElementCount(parameter);
-  if (slice.offset_elements() < 0 || slice.count_elements() <= 0 ||
-      slice.offset_elements() > elements ||
-      slice.count_elements() > elements - slice.offset_elements()) {
-    return Refuse(absl::StrCat(parameter.name, ": slice"),
-                  absl::StrCat(slice.count_elements(), " elements from ",
-                               slice.offset_elements()),
-                  absl::StrCat("a part of ", elements, " elements"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckChannels(absl::string_view field, int seen, int64_t wanted) {
   if (seen == wanted) return absl::OkStatus();
   return Refuse(field, absl::StrCat(seen, " channels"), absl::StrCat(wanted));
@@ -356,34 +335,61 @@ void ToProto(absl::Span<const Partition> partitions, PartitionProtos* protos) {
 
 absl::StatusOr<std::vector<Partition>> FromProto(const PartitionProtos& protos,
                                                  const ModelLayout& layout) {
-  int64_t wanted = 0;
-  for (const ParameterSpec& p : layout.parameters) wanted += ElementCount(p);
+  const std::vector<ParameterSpec>& parameters = layout.parameters;
   std::vector<Partition> partitions;
   partitions.reserve(static_cast<size_t>(protos.size()));
-  int64_t seen = 0;
+  // Where the next slice begins.
+  size_t parameter = 0;
+  int64_t offset = 0;
   for (const v1::Partition& from : protos) {
-    Partition to;
-    to.trainable = from.trainable();
+    Partition to{.trainable = from.trainable()};
     for (const v1::Slice& slice : from.slices()) {
-      COHORT_RETURN_IF_ERROR(CheckSlice(slice, layout));
-      to.slices.push_back({.parameter = slice.parameter(),
-                           .offset = slice.offset_elements(),
-                           .count = slice.count_elements()});
-      to.elements += slice.count_elements();
-      seen += slice.count_elements();
-      // Checked at once, so that no number of slices can overflow the sum.
-      if (seen > wanted) {
-        return Refuse("partitions", "overlapping slices",
-                      absl::StrCat(wanted, " elements, each once"));
+      const int64_t rest = parameter < parameters.size()
+                               ? ElementCount(parameters[parameter]) - offset
+                               : 0;
+      const int64_t count = slice.count_elements();
+      if (slice.parameter() != static_cast<int64_t>(parameter) ||
+          slice.offset_elements() != offset || count <= 0 || count > rest ||
+          to.trainable != parameters[parameter].trainable) {
+        return Refuse(
+            "partitions",
+            absl::StrCat(count, " elements from ", slice.offset_elements(),
+                         " of parameter ", slice.parameter(), ", trainable ",
+                         to.trainable),
+            absl::StrCat("each element once, next ", rest, " from ", offset,
+                         " of parameter ", parameter));
       }
+      to.slices.push_back(
+          {.parameter = slice.parameter(), .offset = offset, .count = count});
+      to.elements += count;
+      parameter += count == rest ? 1 : 0;
+      offset = count == rest ? 0 : offset + count;
+    }
+    if (to.slices.empty()) {
+      return Refuse("partitions", "one without elements", "at least one each");
     }
     partitions.push_back(std::move(to));
   }
-  if (seen != wanted) {
-    return Refuse("partitions", absl::StrCat(seen, " elements"),
-                  absl::StrCat(wanted));
+  if (parameter != parameters.size()) {
+    return Refuse("partitions", absl::StrCat(parameter, " parameters"),
+                  absl::StrCat(parameters.size()));
   }
   return partitions;
+}
+
+void ToProto(const RegisteredModel& model, v1::RegisteredModel* proto) {
+  ToProto(model.layout, proto->mutable_layout());
+  ToProto(model.partitions, proto->mutable_partitions());
+  ToProto(model.plan, proto->mutable_plan());
+}
+
+absl::StatusOr<RegisteredModel> FromProto(const v1::RegisteredModel& proto) {
+  RegisteredModel model;
+  COHORT_ASSIGN_OR_RETURN(model.layout, FromProto(proto.layout()));
+  COHORT_ASSIGN_OR_RETURN(model.partitions,
+                          FromProto(proto.partitions(), model.layout));
+  COHORT_ASSIGN_OR_RETURN(model.plan, FromProto(proto.plan()));
+  return model;
 }
 
 void ToProto(absl::Span<const LayerStatistics> statistics,

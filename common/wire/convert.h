@@ -48,10 +48,13 @@ void ToProto(const RunPlan& plan, v1::RunPlan* proto);
 absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto);
 
 void ToProto(absl::Span<const Partition> partitions, PartitionProtos* protos);
-// Also checks that the slices lie inside the parameters of `layout` and
-// together have as many elements as it has.
+// Also checks that they hold every element of every parameter of `layout` once,
+// in its order.
 absl::StatusOr<std::vector<Partition>> FromProto(const PartitionProtos& protos,
                                                  const ModelLayout& layout);
+
+void ToProto(const RegisteredModel& model, v1::RegisteredModel* proto);
+absl::StatusOr<RegisteredModel> FromProto(const v1::RegisteredModel& proto);
 
 void ToProto(absl::Span<const LayerStatistics> statistics,
              StatisticsProtos* protos);

@@ -201,9 +201,7 @@ void EncodeInstallation(const Installation& install,
                         absl::FunctionRef<void(v1::ShardCommand&)> send) {
   v1::ShardCommand begin;
   v1::InstallModel* proto = begin.mutable_install();
-  ToProto(install.model->layout, proto->mutable_layout());
-  ToProto(install.model->plan, proto->mutable_plan());
-  ToProto(install.model->partitions, proto->mutable_partitions());
+  ToProto(*install.model, proto->mutable_model());
   proto->set_version(install.snapshot->version.value());
   const SettingValues settings = SettingsOf(install.settings);
   proto->mutable_settings()->insert(settings.begin(), settings.end());
@@ -227,21 +225,18 @@ v1::ShardCommand EncodeCommand(const ShardCommand& command) {
 }
 
 absl::Status InstallationReader::Begin(const v1::InstallModel& message) {
-  auto model = std::make_shared<RegisteredModel>();
-  COHORT_ASSIGN_OR_RETURN(model->layout, FromProto(message.layout()));
-  COHORT_ASSIGN_OR_RETURN(model->plan, FromProto(message.plan()));
-  COHORT_ASSIGN_OR_RETURN(model->partitions,
-                          FromProto(message.partitions(), model->layout));
+  COHORT_ASSIGN_OR_RETURN(RegisteredModel model, FromProto(message.model()));
   snapshot_ = std::make_shared<ModelSnapshot>();
   snapshot_->version = Version(message.version());
-  snapshot_->weights.resize(model->partitions.size());
-  snapshot_->slots.resize(model->partitions.size());
+  snapshot_->weights.resize(model.partitions.size());
+  snapshot_->slots.resize(model.partitions.size());
   CoordinatorOptions settings;
   COHORT_RETURN_IF_ERROR(SetSettings(
       {message.settings().begin(), message.settings().end()}, settings));
-  install_ = Installation{.place = place_,
-                          .model = std::move(model),
-                          .settings = std::move(settings)};
+  install_ = Installation{
+      .place = place_,
+      .model = std::make_shared<const RegisteredModel>(std::move(model)),
+      .settings = std::move(settings)};
   return absl::OkStatus();
 }
 

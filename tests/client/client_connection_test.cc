@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/convert.h"
 #include "common/wire/security.h"
 #include "tests/client/fake_server.h"
 #include "tests/security/test_authority.h"
@@ -402,11 +403,7 @@ TEST(ClientConnectionTest, ServerThatLostTheRunEndsTheWorker) {
     io.Read(&request);
     EXPECT_TRUE(request.statistics().empty());
     v1::RegisterReply reply;
-    for (int i = 0; i < 3; ++i) {
-      v1::Slice* slice = reply.add_partitions()->add_slices();
-      slice->set_parameter(i);
-      slice->set_count_elements(i == 1 ? 1 : 2);
-    }
+    ToProto(TestPartitions(), reply.mutable_partitions());
     reply.set_loss_reference(8);
     reply.set_send_values(true);
     io.Write(reply);

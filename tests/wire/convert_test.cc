@@ -284,6 +284,10 @@ TEST(ConvertTest, PartitionsOutsideTheModelAreRefused) {
   v1::RegisterReply twice = good;
   *twice.add_partitions() = good.partitions(0);
   EXPECT_FALSE(FromProto(twice.partitions(), layout).ok());
+  v1::RegisterReply turned;
+  ToProto(MakePartitions(layout, 8), turned.mutable_partitions());
+  turned.mutable_partitions()->SwapElements(0, 1);
+  EXPECT_FALSE(FromProto(turned.partitions(), layout).ok());
 }
 
 TEST(ConvertTest, StatisticsComeBackInAnyOrder) {

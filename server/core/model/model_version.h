@@ -12,13 +12,6 @@ namespace cohort {
 
 using SharedText = std::shared_ptr<const std::string>;
 
-// Layout and plan of the run, fixed by the first complete registration.
-struct RegisteredModel {
-  ModelLayout layout;
-  std::vector<Partition> partitions;
-  RunPlan plan;
-};
-
 using SharedModel = std::shared_ptr<const RegisteredModel>;
 
 // One version of what training changes, without weights and slots: these are
