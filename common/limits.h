@@ -38,8 +38,13 @@ inline constexpr int64_t kMomentsCountMax = int64_t{1} << 44;
 
 inline constexpr int64_t kPreciseBatchesMax = int64_t{1} << 18;
 
-// Batches that moving statistics have seen: one more each step.
+// Batches that moving statistics have seen when they are registered. Each step
+// adds one.
 inline constexpr int64_t kBatchesTrackedMax = int64_t{1} << 50;
+
+// Any counter: far above any real one, and small enough that sums and products
+// of a few cannot overflow.
+inline constexpr int64_t kCountMax = int64_t{1} << 53;
 
 // The weight of a push's loss and the divisor of all losses, unless the weight
 // is 0. Their quotient scales gradients in float32, whose largest power of two

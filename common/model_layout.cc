@@ -66,49 +66,75 @@ absl::Status ValidateBatchNorm(const BatchNormSpec& bn) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateStatistics(const BatchNormSpec& layer,
+                                const LayerStatistics& statistics,
+                                int64_t tracked_max) {
+  const auto channels = static_cast<size_t>(layer.channels);
+  if (statistics.mean.size() != channels ||
+      statistics.variance.size() != channels) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        layer.name, ": got statistics of ", statistics.mean.size(), " and ",
+        statistics.variance.size(), " channels, want ", channels));
+  }
+  for (size_t c = 0; c < channels; ++c) {
+    const double mean = statistics.mean[c];
+    const double variance = statistics.variance[c];
+    // As float32, in which they are exported. False for NaN.
+    constexpr double kMax = std::numeric_limits<float>::max();
+    if (std::abs(mean) <= kMax && variance >= 0 && variance <= kMax) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(layer.name, ": got the mean ", mean, " and variance ",
+                     variance, " in channel ", c,
+                     ", want values that are finite in float32 and a variance "
+                     "of at least 0"));
+  }
+  const int64_t tracked = statistics.num_batches_tracked;
+  if (tracked >= 0 && tracked <= tracked_max) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(layer.name, ": got ", tracked,
+                                                 " batches tracked, want 0 to ",
+                                                 tracked_max));
+}
+
 absl::Status Differs(absl::string_view name, absl::string_view what,
                      absl::string_view seen, absl::string_view wanted) {
   return absl::FailedPreconditionError(
       absl::StrCat(name, ": got ", what, " ", seen, ", want ", wanted));
 }
 
-absl::string_view YesNo(bool value) { return value ? "yes" : "no"; }
+std::string Text(bool value) { return value ? "yes" : "no"; }
+std::string Text(const std::vector<int64_t>& shape) { return ShapeText(shape); }
+template <typename Value>
+std::string Text(const Value& value) {
+  return absl::StrCat(value);
+}
+
+// Compares one field of what `name` names.
+template <typename Value>
+absl::Status CheckSame(absl::string_view name, absl::string_view what,
+                       const Value& seen, const Value& wanted) {
+  if (seen == wanted) return absl::OkStatus();
+  return Differs(name, what, Text(seen), Text(wanted));
+}
 
 absl::Status CheckReadableParameter(const ParameterSpec& seen,
                                     const ParameterSpec& wanted) {
-  if (seen.shape != wanted.shape) {
-    return Differs(seen.name, "shape", ShapeText(seen.shape),
-                   ShapeText(wanted.shape));
-  }
-  if (seen.trainable != wanted.trainable) {
-    return Differs(seen.name, "trainable", YesNo(seen.trainable),
-                   YesNo(wanted.trainable));
-  }
-  return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(
+      CheckSame(seen.name, "shape", seen.shape, wanted.shape));
+  return CheckSame(seen.name, "trainable", seen.trainable, wanted.trainable);
 }
 
 absl::Status CheckSameParameter(const ParameterSpec& seen,
                                 const ParameterSpec& wanted) {
   COHORT_RETURN_IF_ERROR(CheckReadableParameter(seen, wanted));
-  if (seen.decay_exempt != wanted.decay_exempt) {
-    return Differs(seen.name, "decay_exempt", YesNo(seen.decay_exempt),
-                   YesNo(wanted.decay_exempt));
-  }
-  if (seen.rate_multiplier != wanted.rate_multiplier) {
-    return Differs(seen.name, "a rate multiplier of",
-                   absl::StrCat(seen.rate_multiplier),
-                   absl::StrCat(wanted.rate_multiplier));
-  }
-  if (seen.decay_multiplier != wanted.decay_multiplier) {
-    return Differs(seen.name, "a decay multiplier of",
-                   absl::StrCat(seen.decay_multiplier),
-                   absl::StrCat(wanted.decay_multiplier));
-  }
-  if (seen.rate_group != wanted.rate_group) {
-    return Differs(seen.name, "rate group", absl::StrCat(seen.rate_group),
-                   absl::StrCat(wanted.rate_group));
-  }
-  return absl::OkStatus();
+  COHORT_RETURN_IF_ERROR(CheckSame(seen.name, "decay_exempt", seen.decay_exempt,
+                                   wanted.decay_exempt));
+  COHORT_RETURN_IF_ERROR(CheckSame(seen.name, "a rate multiplier of",
+                                   seen.rate_multiplier,
+                                   wanted.rate_multiplier));
+  COHORT_RETURN_IF_ERROR(CheckSame(seen.name, "a decay multiplier of",
+                                   seen.decay_multiplier,
+                                   wanted.decay_multiplier));
+  return CheckSame(seen.name, "rate group", seen.rate_group, wanted.rate_group);
 }
 
 // Names the first setting that differs.
@@ -121,8 +147,8 @@ absl::Status CheckSameOptimizer(
   };
   for (const auto* settings : {&wanted, &seen}) {
     for (const auto& [name, value] : *settings) {
-      if (text(seen, name) == text(wanted, name)) continue;
-      return Differs("optimizer", name, text(seen, name), text(wanted, name));
+      COHORT_RETURN_IF_ERROR(
+          CheckSame("optimizer", name, text(seen, name), text(wanted, name)));
     }
   }
   return absl::OkStatus();
@@ -130,10 +156,8 @@ absl::Status CheckSameOptimizer(
 
 absl::Status CheckSameBatchNorm(const BatchNormSpec& seen,
                                 const BatchNormSpec& wanted) {
-  if (seen.channels != wanted.channels) {
-    return Differs(seen.name, "channels", absl::StrCat(seen.channels),
-                   absl::StrCat(wanted.channels));
-  }
+  COHORT_RETURN_IF_ERROR(
+      CheckSame(seen.name, "channels", seen.channels, wanted.channels));
   // Momentum and epsilon may change at any call; each call carries its own.
   if (seen.affine != wanted.affine ||
       seen.track_statistics != wanted.track_statistics ||
@@ -263,35 +287,39 @@ std::vector<Partition> MakePartitions(const ModelLayout& layout,
   return partitions;
 }
 
+absl::Status Validate(const RunPlan& plan) {
+  const auto check = [](absl::string_view field, auto seen, auto least,
+                        auto most) {
+    // False for NaN.
+    if (seen >= least && seen <= most) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "plan.", field, ": got ", seen, ", want ", least, " to ", most));
+  };
+  const int64_t most = plan.own_data ? 0 : limits::kSplitSamplesMax;
+  COHORT_RETURN_IF_ERROR(check("train_samples", plan.train_samples,
+                               int64_t{!plan.own_data}, most));
+  COHORT_RETURN_IF_ERROR(
+      check("test_samples", plan.test_samples, int64_t{0}, most));
+  return check("loss_reference", plan.loss_reference, limits::kLossWeightMin,
+               limits::kLossWeightMax);
+}
+
 absl::Status CheckSamePlan(const RunPlan& seen, const RunPlan& wanted) {
-  if (seen.dataset != wanted.dataset) {
-    return Differs("run plan", "data set", seen.dataset, wanted.dataset);
-  }
-  if (seen.dataset_digest != wanted.dataset_digest) {
-    return Differs("run plan", "data set digest", seen.dataset_digest,
-                   wanted.dataset_digest);
-  }
-  if (seen.train_samples != wanted.train_samples) {
-    return Differs("run plan", "train samples",
-                   absl::StrCat(seen.train_samples),
-                   absl::StrCat(wanted.train_samples));
-  }
-  if (seen.test_samples != wanted.test_samples) {
-    return Differs("run plan", "test samples", absl::StrCat(seen.test_samples),
-                   absl::StrCat(wanted.test_samples));
-  }
-  if (seen.loss != wanted.loss) {
-    return Differs("run plan", "loss", seen.loss, wanted.loss);
-  }
-  if (seen.own_data != wanted.own_data) {
-    return Differs("run plan", "data of the workers' own", YesNo(seen.own_data),
-                   YesNo(wanted.own_data));
-  }
-  if (seen.rates_by_workers != wanted.rates_by_workers) {
-    return Differs("run plan", "learning rates from the workers",
-                   YesNo(seen.rates_by_workers),
-                   YesNo(wanted.rates_by_workers));
-  }
+  constexpr char kName[] = "run plan";
+  COHORT_RETURN_IF_ERROR(
+      CheckSame(kName, "data set", seen.dataset, wanted.dataset));
+  COHORT_RETURN_IF_ERROR(CheckSame(kName, "data set digest",
+                                   seen.dataset_digest, wanted.dataset_digest));
+  COHORT_RETURN_IF_ERROR(CheckSame(kName, "train samples", seen.train_samples,
+                                   wanted.train_samples));
+  COHORT_RETURN_IF_ERROR(
+      CheckSame(kName, "test samples", seen.test_samples, wanted.test_samples));
+  COHORT_RETURN_IF_ERROR(CheckSame(kName, "loss", seen.loss, wanted.loss));
+  COHORT_RETURN_IF_ERROR(CheckSame(kName, "data of the workers' own",
+                                   seen.own_data, wanted.own_data));
+  COHORT_RETURN_IF_ERROR(CheckSame(kName, "learning rates from the workers",
+                                   seen.rates_by_workers,
+                                   wanted.rates_by_workers));
   return CheckSameOptimizer(seen.optimizer, wanted.optimizer);
 }
 
@@ -301,6 +329,21 @@ int32_t RateGroups(const ModelLayout& layout) {
     groups = std::max(groups, parameter.rate_group + 1);
   }
   return groups;
+}
+
+absl::Status Validate(const std::vector<LayerStatistics>& statistics,
+                      const ModelLayout& layout, int64_t tracked_max) {
+  if (statistics.empty()) return absl::OkStatus();
+  if (statistics.size() != layout.batch_norms.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "got statistics of ", statistics.size(), " batch-norm layers, want ",
+        layout.batch_norms.size(), " or none"));
+  }
+  for (size_t i = 0; i < statistics.size(); ++i) {
+    COHORT_RETURN_IF_ERROR(
+        ValidateStatistics(layout.batch_norms[i], statistics[i], tracked_max));
+  }
+  return absl::OkStatus();
 }
 
 std::vector<LayerStatistics> InitialStatistics(const ModelLayout& layout) {

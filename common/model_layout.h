@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/limits.h"
 
 namespace cohort {
 
@@ -127,6 +128,10 @@ struct RunPlan {
   std::map<std::string, std::string> optimizer;
 };
 
+// Errors: InvalidArgument naming the field: a number that no data set or loss
+// has.
+absl::Status Validate(const RunPlan& plan);
+
 // Layout and plan of a run, fixed by the first complete registration.
 struct RegisteredModel {
   ModelLayout layout;
@@ -151,6 +156,13 @@ struct LayerStatistics {
   friend bool operator==(const LayerStatistics&,
                          const LayerStatistics&) = default;
 };
+
+// `statistics` has one entry a layer or none, of at most `tracked_max` batches.
+// Errors: InvalidArgument naming the layer: wrong number of channels, a mean or
+//   variance that is not finite in float32, a negative variance or count.
+absl::Status Validate(const std::vector<LayerStatistics>& statistics,
+                      const ModelLayout& layout,
+                      int64_t tracked_max = limits::kCountMax);
 
 // Mean 0, variance 1, nothing tracked, one entry a layer.
 std::vector<LayerStatistics> InitialStatistics(const ModelLayout& layout);

@@ -1,6 +1,5 @@
 #include "common/wire/convert.h"
 
-#include <cmath>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -84,19 +83,6 @@ absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
   }
 }
 
-absl::StatusOr<StatisticsConvention> ConventionFromProto(
-    absl::string_view layer, v1::StatisticsConvention convention) {
-  switch (convention) {
-    case v1::STATISTICS_CONVENTION_PYTORCH:
-      return StatisticsConvention::kPyTorch;
-    case v1::STATISTICS_CONVENTION_KERAS:
-      return StatisticsConvention::kKeras;
-    default:
-      return Refuse(absl::StrCat(layer, ": convention"),
-                    static_cast<int>(convention), "pytorch or keras");
-  }
-}
-
 absl::StatusOr<BatchNormSpec> BatchNormFromProto(
     const v1::BatchNormSpec& proto) {
   BatchNormSpec bn;
@@ -107,36 +93,15 @@ absl::StatusOr<BatchNormSpec> BatchNormFromProto(
   if (proto.has_momentum()) bn.momentum = proto.momentum();
   bn.affine = proto.affine();
   bn.track_statistics = proto.track_statistics();
-  COHORT_ASSIGN_OR_RETURN(
-      bn.convention, ConventionFromProto(proto.name(), proto.convention()));
-  return bn;
-}
-
-absl::Status CheckChannels(absl::string_view field, int seen, int64_t wanted) {
-  if (seen == wanted) return absl::OkStatus();
-  return Refuse(field, absl::StrCat(seen, " channels"), absl::StrCat(wanted));
-}
-
-absl::StatusOr<LayerStatistics> LayerFromProto(
-    const v1::MovingStatistics& proto, const BatchNormSpec& bn) {
-  COHORT_RETURN_IF_ERROR(CheckChannels(absl::StrCat(bn.name, ": mean"),
-                                       proto.mean_size(), bn.channels));
-  COHORT_RETURN_IF_ERROR(CheckChannels(absl::StrCat(bn.name, ": variance"),
-                                       proto.variance_size(), bn.channels));
-  for (double variance : proto.variance()) {
-    // False for NaN.
-    if (!(variance >= 0)) {
-      return Refuse(absl::StrCat(bn.name, ": variance"), variance,
-                    "at least 0");
-    }
+  if (proto.convention() != v1::STATISTICS_CONVENTION_PYTORCH &&
+      proto.convention() != v1::STATISTICS_CONVENTION_KERAS) {
+    return Refuse(absl::StrCat(proto.name(), ": convention"),
+                  static_cast<int>(proto.convention()), "pytorch or keras");
   }
-  COHORT_RETURN_IF_ERROR(
-      CheckNotNegative(absl::StrCat(bn.name, ": num_batches_tracked"),
-                       proto.num_batches_tracked()));
-  return LayerStatistics{
-      .mean = {proto.mean().begin(), proto.mean().end()},
-      .variance = {proto.variance().begin(), proto.variance().end()},
-      .num_batches_tracked = proto.num_batches_tracked()};
+  bn.convention = proto.convention() == v1::STATISTICS_CONVENTION_KERAS
+                      ? StatisticsConvention::kKeras
+                      : StatisticsConvention::kPyTorch;
+  return bn;
 }
 
 }  // namespace
@@ -294,14 +259,6 @@ void ToProto(const RunPlan& plan, v1::RunPlan* proto) {
 }
 
 absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
-  COHORT_RETURN_IF_ERROR(
-      CheckNotNegative("plan.train_samples", proto.train_samples()));
-  COHORT_RETURN_IF_ERROR(
-      CheckNotNegative("plan.test_samples", proto.test_samples()));
-  if (!std::isfinite(proto.loss_reference()) || proto.loss_reference() <= 0) {
-    return Refuse("plan.loss_reference", proto.loss_reference(),
-                  "a finite number above 0");
-  }
   RunPlan plan{.dataset = proto.dataset(),
                .dataset_digest = proto.dataset_digest(),
                .train_samples = proto.train_samples(),
@@ -317,6 +274,7 @@ absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
                     "each setting once");
     }
   }
+  COHORT_RETURN_IF_ERROR(Validate(plan));
   return plan;
 }
 
@@ -421,9 +379,12 @@ absl::StatusOr<std::vector<LayerStatistics>> FromProto(
                     absl::StrCat("each index below ", layers, " once"));
     }
     seen[layer] = true;
-    COHORT_ASSIGN_OR_RETURN(statistics[layer],
-                            LayerFromProto(from, layout.batch_norms[layer]));
+    statistics[layer] = {
+        .mean = {from.mean().begin(), from.mean().end()},
+        .variance = {from.variance().begin(), from.variance().end()},
+        .num_batches_tracked = from.num_batches_tracked()};
   }
+  COHORT_RETURN_IF_ERROR(Validate(statistics, layout));
   return statistics;
 }
 

@@ -21,8 +21,8 @@
 #include "common/push.h"
 #include "common/wire/encoding.h"
 
-// Converts domain types to and from the generated ones. Only this folder and
-// the two gRPC adapters use generated types.
+// Converts domain types to and from the generated ones. Only this folder, the
+// two gRPC adapters and server/checkpoint use generated types.
 //
 // ToProto writes every field of `proto`, which must be empty. FromProto checks
 // everything it can without knowing the run. Errors of every FromProto:
@@ -45,6 +45,7 @@ void ToProto(const ModelLayout& layout, v1::ModelLayout* proto);
 absl::StatusOr<ModelLayout> FromProto(const v1::ModelLayout& proto);
 
 void ToProto(const RunPlan& plan, v1::RunPlan* proto);
+// Errors also: those of Validate(RunPlan).
 absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto);
 
 void ToProto(absl::Span<const Partition> partitions, PartitionProtos* protos);

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/limits.h"
 #include "common/status_macros.h"
 #include "server/core/assignments.h"
 #include "server/core/lost_ranks.h"
-#include "server/core/membership/initial_values.h"
 #include "server/core/run_state.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
@@ -75,7 +75,8 @@ absl::Status InstallModel(Run& run, const Sender& sender,
         absl::StrCat("register: rank ", sender.rank.value(),
                      " sent values that were not requested"));
   }
-  COHORT_RETURN_IF_ERROR(CheckInitialStatistics(layout, statistics));
+  COHORT_RETURN_IF_ERROR(
+      Validate(statistics, layout, limits::kBatchesTrackedMax));
   COHORT_RETURN_IF_ERROR(run.model.Install(layout, plan, std::move(statistics),
                                            options, run.settings.policy()));
   turn.out.push_back(

@@ -319,7 +319,7 @@ TEST(CoordinatorRegistrationTest, RefusesPlansAndStatisticsOfTheWrongShape) {
   plan.loss_reference = 0;
   EXPECT_EQ(cohort.core().BeginRegister(cohort.sender(kRank0), setup.layout,
                                         plan, cohort.now(), out),
-            absl::InvalidArgumentError("run plan: got loss reference 0, want "
+            absl::InvalidArgumentError("plan.loss_reference: got 0, want "
                                        "8.88178e-16 to 1.1259e+15"));
   const std::vector<LayerStatistics> wide = {
       {.mean = {0, 0}, .variance = {1, 1}}};
@@ -327,13 +327,13 @@ TEST(CoordinatorRegistrationTest, RefusesPlansAndStatisticsOfTheWrongShape) {
                 .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
                                 wide, cohort.now(), out)
                 .status(),
-            absl::InvalidArgumentError("bn: got initial statistics of 2 and 2 "
+            absl::InvalidArgumentError("bn: got statistics of 2 and 2 "
                                        "channels, want 1"));
   EXPECT_EQ(cohort.core()
                 .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
                                 {wide[0], wide[0]}, cohort.now(), out)
                 .status(),
-            absl::InvalidArgumentError("got initial statistics of 2 "
+            absl::InvalidArgumentError("got statistics of 2 "
                                        "batch-norm layers, want 1 or none"));
   EXPECT_EQ(cohort.core().model(), nullptr);
 }

@@ -94,7 +94,7 @@ TEST(LimitsTest, InitialStatisticsMustBeFiniteAndTheirVarianceNotNegative) {
                            .message());
   };
   EXPECT_EQ(refusal({.mean = {kNotANumber}, .variance = {1}}),
-            "bn: got the initial mean nan and variance 1 in channel 0, want "
+            "bn: got the mean nan and variance 1 in channel 0, want "
             "values that are finite in float32 and a variance of at least 0");
   EXPECT_THAT(refusal({.mean = {1e40}, .variance = {1}}),
               HasSubstr("finite in float32"));

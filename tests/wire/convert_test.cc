@@ -220,7 +220,7 @@ TEST(ConvertTest, PlanComesBackAndIsChecked) {
                   .ok());
   EXPECT_EQ(back->loss_reference, 8);
   ExpectRefused<v1::RunPlan>(
-      good, {{"train_samples", [](auto& p) { p.set_train_samples(-1); }},
+      good, {{"train_samples", [](auto& p) { p.set_train_samples(0); }},
              {"test_samples", [](auto& p) { p.set_test_samples(-1); }},
              {"loss_reference", [](auto& p) { p.set_loss_reference(0); }},
              {"loss_reference", [](auto& p) { p.set_loss_reference(kNan); }}});
@@ -245,7 +245,8 @@ TEST(ConvertTest, APlanOfATrainingProgramComesBackAndIsChecked) {
                                      }}});
 
   // A client may leave all of it out.
-  const auto earlier = FromProto(v1::RunPlan(Encoded<v1::RunPlan>(RunPlan())));
+  const auto earlier =
+      FromProto(v1::RunPlan(Encoded<v1::RunPlan>(RunPlan{.train_samples = 1})));
   ASSERT_TRUE(earlier.ok()) << earlier.status();
   EXPECT_FALSE(earlier->own_data);
   EXPECT_FALSE(earlier->rates_by_workers);

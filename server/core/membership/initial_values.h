@@ -1,7 +1,5 @@
 #pragma once
 
-#include <vector>
-
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/model_layout.h"
@@ -15,14 +13,5 @@ namespace cohort {
 absl::Status CheckInitialValues(const ModelLayout& layout,
                                 const Partition& partition,
                                 absl::Span<const float> values);
-
-// Errors: InvalidArgument: numbers that no data set or loss has.
-absl::Status CheckRunPlan(const RunPlan& plan);
-
-// `statistics` has one entry a batch-norm layer, or none.
-// Errors: InvalidArgument naming the layer: wrong number of channels, not
-//   finite, a negative variance or count.
-absl::Status CheckInitialStatistics(
-    const ModelLayout& layout, const std::vector<LayerStatistics>& statistics);
 
 }  // namespace cohort

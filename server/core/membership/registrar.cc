@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/core/ledger/gradient_budget.h"
-#include "server/core/membership/initial_values.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/workers_optimizer.h"
 
@@ -26,7 +25,7 @@ void Answer(const Worker& worker, absl::StatusOr<RegisterAnswer> answer,
 absl::Status Registrar::Check(Rank rank, const ModelLayout& layout,
                               const RunPlan& plan) const {
   COHORT_RETURN_IF_ERROR(Validate(layout));
-  COHORT_RETURN_IF_ERROR(CheckRunPlan(plan));
+  COHORT_RETURN_IF_ERROR(Validate(plan));
   if (model_.registered()) {
     return CheckSameModel(layout, plan, model_.layout(), model_.model()->plan,
                           "the run's");
