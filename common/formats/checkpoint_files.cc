@@ -1,9 +1,7 @@
 #include "common/formats/checkpoint_files.h"
 
 #include <algorithm>
-#include <exception>
-#include <nlohmann/json.hpp>
-#include <stdexcept>
+#include <cstddef>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -12,17 +10,17 @@
 #include "absl/strings/strip.h"
 #include "common/byte_rope.h"
 #include "common/checksum.h"
-#include "common/formats/json_depth.h"
 #include "common/status_macros.h"
 
 namespace cohort {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr char kPrefix[] = "checkpoint-";
-// Format 3 has several sets of moving statistics.
-constexpr int64_t kFormat = 3;
+constexpr char kMagic[] = "cohort-checkpoint";
+// Format 4 is the first whose manifest begins with a line.
+constexpr int64_t kFormat = 4;
+// The manifest of the formats before.
+constexpr char kFormerManifest[] = "manifest.json";
 
 absl::Status DamagedCheckpoint(const std::string& path,
                                absl::string_view what) {
@@ -30,33 +28,21 @@ absl::Status DamagedCheckpoint(const std::string& path,
       absl::StrCat(path, ": not a valid manifest: ", what));
 }
 
-uint64_t ChecksumOf(const std::string& text) {
-  return Xxh3(absl::MakeConstSpan(
-      reinterpret_cast<const std::byte*>(text.data()), text.size()));
+absl::Status OtherFormat(const std::string& path, absl::string_view seen) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      path, ": got format ", seen, ", want ", kFormat,
+      ": another release of Cohort wrote it; continue the run with that "
+      "release, or begin another in a new folder"));
 }
 
-std::string WholeText(const Json& whole) { return whole.dump(1) + "\n"; }
-
-// nlohmann's accessors would convert 1e300 to a whole number, which is
-// undefined. Throws, as those do on another wrong type.
-const Json& WholeNumber(const Json& body, const char* name) {
-  const Json& number = body.at(name);
-  if (number.is_number_integer()) return number;
-  throw std::out_of_range(absl::StrCat(name, " is not a whole number"));
-}
-
-// nlohmann's accessors throw on a wrong type; the caller catches.
-CheckpointManifest ManifestFrom(const Json& body) {
-  CheckpointManifest manifest{
-      .identity = {.run_id = body.at("run_id"),
-                   .seed = WholeNumber(body, "seed"),
-                   .policy = body.at("policy"),
-                   .run_name = body.at("run_name")},
-      .version = WholeNumber(body, "version"),
-      .tensors_xxh3 =
-          std::stoull(body.at("tensors_xxh3").get<std::string>(), nullptr, 16),
-      .tensors_bytes = WholeNumber(body, "tensors_bytes")};
-  return manifest;
+// The sum of a manifest: of the text before it, and of what follows its line.
+std::string SumText(absl::string_view before, absl::string_view after) {
+  StreamingXxh3 sum;
+  for (const absl::string_view text : {before, after}) {
+    sum.Update(absl::MakeConstSpan(
+        reinterpret_cast<const std::byte*>(text.data()), text.size()));
+  }
+  return ChecksumText(sum.Digest());
 }
 
 // Reads in pieces, so that a large model does not need as much memory again
@@ -110,75 +96,66 @@ absl::StatusOr<std::vector<CheckpointName>> ListCheckpoints(
 }
 
 std::string EncodeCheckpointManifest(const CheckpointManifest& manifest) {
-  Json body = {{"format", kFormat},
-               {"run_id", manifest.identity.run_id},
-               {"seed", manifest.identity.seed},
-               {"policy", manifest.identity.policy},
-               {"run_name", manifest.identity.run_name},
-               {"version", manifest.version},
-               {"tensors_xxh3", ChecksumText(manifest.tensors_xxh3)},
-               {"tensors_bytes", manifest.tensors_bytes}};
-  body.update(Json::parse(manifest.state));
-  const Json whole = {{"body", body},
-                      {"xxh3", ChecksumText(ChecksumOf(body.dump()))}};
-  return WholeText(whole);
+  const std::string line =
+      absl::StrCat(kMagic, " ", kFormat, " ", manifest.tensors.bytes, " ",
+                   ChecksumText(manifest.tensors.xxh3), " ");
+  return absl::StrCat(line, SumText(line, manifest.state), "\n",
+                      manifest.state);
 }
 
 absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
-    const std::string& path, const std::string& text) {
-  // The JSON writer recurses once a level, so a file could exhaust the stack.
-  if (NestsDeeperThan(text, kJsonNestingMax)) {
-    return DamagedCheckpoint(path, absl::StrCat("it nests deeper than ",
-                                                kJsonNestingMax, " levels"));
+    const std::string& path, absl::string_view text) {
+  const size_t end = text.find('\n');
+  const absl::string_view line = text.substr(0, end);
+  const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
+  CheckpointManifest manifest;
+  int64_t format = 0;
+  if (end == absl::string_view::npos || words.size() != 5 ||
+      words[0] != kMagic || !absl::SimpleAtoi(words[1], &format) ||
+      !absl::SimpleAtoi(words[2], &manifest.tensors.bytes) ||
+      !absl::SimpleHexAtoi(words[3], &manifest.tensors.xxh3)) {
+    return DamagedCheckpoint(path, "its first line is not one of a manifest");
   }
-  try {
-    const Json whole = Json::parse(text);
-    const Json& body = whole.at("body");
-    std::string state = body.dump();
-    const std::string sum = ChecksumText(ChecksumOf(state));
-    if (whole.at("xxh3").get<std::string>() != sum) {
-      return absl::DataLossError(
-          absl::StrCat(path, ": checksum: got ", sum, ", want ",
-                       whole.at("xxh3").get<std::string>()));
-    }
-    // The checksum covers the body as this code writes it. Only this comparison
-    // covers every byte of the file, including spaces, order and spelling.
-    if (WholeText(whole) != text) {
-      return DamagedCheckpoint(path,
-                               "its bytes have changed since it was written");
-    }
-    if (WholeNumber(body, "format").get<int64_t>() != kFormat) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          path, ": got format ", body.at("format").get<int64_t>(), ", want ",
-          kFormat, ": another release of Cohort wrote it"));
-    }
-    CheckpointManifest manifest = ManifestFrom(body);
-    manifest.state = std::move(state);
-    return manifest;
-  } catch (const std::exception& e) {
-    return DamagedCheckpoint(path, e.what());
+  const absl::string_view state = text.substr(end + 1);
+  if (words[4] !=
+      SumText(line.substr(0, line.size() - words[4].size()), state)) {
+    return DamagedCheckpoint(path,
+                             "its bytes have changed since it was written");
   }
+  if (format != kFormat) return OtherFormat(path, words[1]);
+  manifest.state = std::string(state);
+  return manifest;
 }
 
 absl::StatusOr<CheckpointManifest> ReadCheckpointManifest(
     FileSystem& files, const std::string& path) {
   const std::string manifest = absl::StrCat(path, "/", kCheckpointManifest);
-  COHORT_ASSIGN_OR_RETURN(const ByteRope text,
-                          files.ReadFile(manifest, kManifestBytesMax));
-  return DecodeCheckpointManifest(manifest, text.ToString());
+  const absl::StatusOr<ByteRope> text =
+      files.ReadFile(manifest, kManifestBytesMax);
+  if (text.ok()) return DecodeCheckpointManifest(manifest, text->ToString());
+  if (absl::IsNotFound(text.status())) {
+    COHORT_ASSIGN_OR_RETURN(const std::vector<std::string> entries,
+                            files.List(path));
+    if (std::find(entries.begin(), entries.end(), kFormerManifest) !=
+        entries.end()) {
+      return OtherFormat(absl::StrCat(path, "/", kFormerManifest),
+                         absl::StrCat("below ", kFormat));
+    }
+  }
+  return text.status();
 }
 
 absl::Status CheckTensorFile(const std::string& path,
-                             const CheckpointManifest& manifest,
+                             const TensorFileSum& wanted,
                              const TensorFileSum& seen) {
-  if (seen.bytes != manifest.tensors_bytes) {
-    return absl::DataLossError(absl::StrCat(
-        path, ": got ", seen.bytes, " bytes, want ", manifest.tensors_bytes));
+  if (seen.bytes != wanted.bytes) {
+    return absl::DataLossError(absl::StrCat(path, ": got ", seen.bytes,
+                                            " bytes, want ", wanted.bytes));
   }
-  if (seen.xxh3 != manifest.tensors_xxh3) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": checksum: got ", ChecksumText(seen.xxh3),
-                     ", want ", ChecksumText(manifest.tensors_xxh3)));
+  if (seen.xxh3 != wanted.xxh3) {
+    return absl::DataLossError(absl::StrCat(path, ": checksum: got ",
+                                            ChecksumText(seen.xxh3), ", want ",
+                                            ChecksumText(wanted.xxh3)));
   }
   return absl::OkStatus();
 }
@@ -188,8 +165,8 @@ absl::Status VerifyCheckpoint(FileSystem& files, const std::string& path) {
                           ReadCheckpointManifest(files, path));
   const std::string tensors = absl::StrCat(path, "/", kCheckpointTensors);
   COHORT_ASSIGN_OR_RETURN(const TensorFileSum sum,
-                          SumOf(tensors, manifest.tensors_bytes));
-  return CheckTensorFile(tensors, manifest, sum);
+                          SumOf(tensors, manifest.tensors.bytes));
+  return CheckTensorFile(tensors, manifest.tensors, sum);
 }
 
 }  // namespace cohort

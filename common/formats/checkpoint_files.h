@@ -18,23 +18,27 @@ namespace cohort {
 // It holds
 //   state.safetensors  weights/<parameter> (float32),
 //                      <slot>/<parameter> (float32) of those slots of the
-//                      optimizer that there are, such as velocity,
-//                      updates/<parameter> (int64, one a slice, adam only),
-//                      statistics/<kind>/<layer>/mean|variance (float64)
-//   manifest.json      everything else that a restart needs, XXH3-64 sums
-//                      of the tensor file and of the manifest itself; its
-//                      text is that of EncodeCheckpointManifest to the byte
-// It is written under a temporary name, synced and renamed, so that it either
-// exists as a whole or not at all.
+//                      optimizer that there are, such as velocity
+//   manifest           a line, and after it everything else that a restart
+//                      needs, as a cohort.v1.RunState
+// The line is
+//   cohort-checkpoint <format> <bytes of the tensor file> <its XXH3-64> <sum>
+// with the sums in hexadecimal. The last one is the XXH3-64 of the manifest
+// without this sum, so it covers every byte. It is compared before anything
+// else is read: a message that was cut where a field ends is another valid
+// message. Later formats keep the line, so that each release recognises them.
+//
+// A checkpoint is written under a temporary name, synced and renamed, so that
+// it either exists as a whole or not at all.
 //
 // This file covers what can be known without the server's code: a checkpoint's
-// name, whether its bytes are those that were written, and which run it belongs
-// to. Only the server interprets the state.
+// name, and whether its bytes are those that were written. Only the server
+// interprets the state.
 
 inline constexpr char kCheckpointTensors[] = "state.safetensors";
-inline constexpr char kCheckpointManifest[] = "manifest.json";
-// Ample for any model; a larger file is damaged and is not read.
-inline constexpr int64_t kManifestBytesMax = int64_t{64} << 20;
+inline constexpr char kCheckpointManifest[] = "manifest";
+// What protobuf can read; a larger file is damaged and is not read.
+inline constexpr int64_t kManifestBytesMax = INT32_MAX;
 // Prefix of the names of checkpoints that are being written, or that a crash
 // left behind.
 inline constexpr char kCheckpointTemporary[] = ".tmp-";
@@ -58,50 +62,35 @@ struct CheckpointName {
 absl::StatusOr<std::vector<CheckpointName>> ListCheckpoints(
     FileSystem& files, const std::string& dir);
 
-// The run that a checkpoint's state belongs to.
-struct RunIdentity {
-  std::string run_id;
-  uint64_t seed = 0;
-  // The policy that the process started with; for people. RunState::settings
-  // holds the settings in force.
-  std::string policy;
-  // The run's name for people.
-  std::string run_name;
+// Size and checksum of a tensor file.
+struct TensorFileSum {
+  int64_t bytes = 0;
+  uint64_t xxh3 = 0;
 };
 
 struct CheckpointManifest {
-  RunIdentity identity;
-  int64_t version = 0;
-  uint64_t tensors_xxh3 = 0;
-  int64_t tensors_bytes = 0;
-  // A JSON object that the server defines. If the manifest was read from a
-  // file, the object also has the fields above.
+  TensorFileSum tensors;
+  // Bytes that the server defines.
   std::string state;
 };
 
-// The text of manifest.json.
+// The bytes of the manifest.
 std::string EncodeCheckpointManifest(const CheckpointManifest& manifest);
 
 // `path` names the file in errors.
 // Errors: DataLoss (damaged); FailedPrecondition (written in another format).
 absl::StatusOr<CheckpointManifest> DecodeCheckpointManifest(
-    const std::string& path, const std::string& text);
+    const std::string& path, absl::string_view text);
 
 // Reads and decodes the manifest of the checkpoint `path`.
 // Errors: those of DecodeCheckpointManifest and FileSystem.
 absl::StatusOr<CheckpointManifest> ReadCheckpointManifest(
     FileSystem& files, const std::string& path);
 
-// Size and checksum of a tensor file as found.
-struct TensorFileSum {
-  int64_t bytes = 0;
-  uint64_t xxh3 = 0;
-};
-
 // Checks whether the file is what was written; `path` is the tensor file's.
 // Errors: DataLoss, with the value seen and the value wanted.
 absl::Status CheckTensorFile(const std::string& path,
-                             const CheckpointManifest& manifest,
+                             const TensorFileSum& wanted,
                              const TensorFileSum& seen);
 
 // Reads every byte of the checkpoint `path`, with little memory.

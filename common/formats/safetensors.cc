@@ -261,14 +261,4 @@ absl::StatusOr<SafetensorsContent> DecodeSafetensors(const std::string& path,
   return content;
 }
 
-NamedTensor Float64Tensor(const std::string& name,
-                          const std::vector<double>& values) {
-  return {.name = name,
-          .type = TensorType::kFloat64,
-          .shape = {static_cast<int64_t>(values.size())},
-          .bytes = ByteRope::Copy(absl::MakeConstSpan(
-              reinterpret_cast<const std::byte*>(values.data()),
-              values.size() * sizeof(double)))};
-}
-
 }  // namespace cohort

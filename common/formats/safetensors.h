@@ -49,8 +49,4 @@ absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
 absl::StatusOr<SafetensorsContent> DecodeSafetensors(const std::string& path,
                                                      const ByteRope& file);
 
-// A tensor over a private copy of `values`.
-NamedTensor Float64Tensor(const std::string& name,
-                          const std::vector<double>& values);
-
 }  // namespace cohort

@@ -11,9 +11,9 @@
 #include "common/byte_rope.h"
 #include "common/checksum.h"
 
-namespace cohort::wire_internal {
+namespace cohort {
 
-uint64_t DigestOf(const google::protobuf::Message& message) {
+std::string SortedEncoding(const google::protobuf::Message& message) {
   std::string bytes;
   {
     google::protobuf::io::StringOutputStream out(&bytes);
@@ -22,6 +22,13 @@ uint64_t DigestOf(const google::protobuf::Message& message) {
     coded.SetSerializationDeterministic(true);
     message.SerializePartialToCodedStream(&coded);
   }
+  return bytes;
+}
+
+namespace wire_internal {
+
+uint64_t DigestOf(const google::protobuf::Message& message) {
+  const std::string bytes = SortedEncoding(message);
   return Xxh3(absl::MakeConstSpan(
       reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()));
 }
@@ -43,4 +50,5 @@ absl::Status NoDigest(const google::protobuf::Message& message) {
       "the message was damaged in transit"));
 }
 
-}  // namespace cohort::wire_internal
+}  // namespace wire_internal
+}  // namespace cohort

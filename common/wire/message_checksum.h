@@ -3,6 +3,7 @@
 #include <google/protobuf/message.h>
 
 #include <cstdint>
+#include <string>
 
 #include "absl/status/status.h"
 
@@ -14,6 +15,10 @@
 // bytes: only the parsed message is used, and generated code does not keep the
 // bytes. A message whose fields were sent in another order still matches.
 namespace cohort {
+
+// The encoding with maps sorted by key: equal messages have equal bytes.
+std::string SortedEncoding(const google::protobuf::Message& message);
+
 namespace wire_internal {
 
 uint64_t DigestOf(const google::protobuf::Message& message);

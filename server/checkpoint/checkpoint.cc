@@ -13,56 +13,26 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/byte_rope.h"
 #include "common/check.h"
-#include "common/checksum.h"
 #include "common/formats/safetensors.h"
 #include "common/status_macros.h"
 #include "server/checkpoint/manifest.h"
 #include "server/checkpoint/model_tensors.h"
-#include "server/checkpoint/state_checks.h"
 #include "server/core/optimizer/slots.h"
 
 namespace cohort {
 namespace {
 
-constexpr char kUpdates[] = "updates";
 constexpr int kFileMode = 0600;
 constexpr int kDirectoryMode = 0700;
 constexpr char kIndeterminatePayload[] = "cohort/checkpoint-indeterminate";
-
-std::string StatisticsPath(StatisticsKind kind, const BatchNormSpec& layer) {
-  return absl::StrCat("statistics/", StatisticsName(kind), "/", layer.name);
-}
 
 std::vector<SharedFloats> BuffersOf(const std::vector<Slots>& slots,
                                     const SlotKind& kind) {
   std::vector<SharedFloats> buffers;
   for (const Slots& one : slots) buffers.push_back(one.*kind.buffer);
   return buffers;
-}
-
-// How often each parameter was updated, one number a slice, because slices are
-// skipped one by one.
-void AddUpdates(const RegisteredModel& model, const std::vector<Slots>& slots,
-                SafetensorsContent& content) {
-  std::vector<std::vector<int64_t>> updates(model.layout.parameters.size());
-  for (size_t p = 0; p < slots.size(); ++p) {
-    for (size_t i = 0; i < slots[p].updates.size(); ++i) {
-      const Slice& slice = model.partitions[p].slices[i];
-      updates[static_cast<size_t>(slice.parameter)].push_back(
-          slots[p].updates[i]);
-    }
-  }
-  for (size_t k = 0; k < updates.size(); ++k) {
-    if (updates[k].empty()) continue;
-    content.tensors.push_back(
-        {.name = absl::StrCat(kUpdates, "/", model.layout.parameters[k].name),
-         .type = TensorType::kInt64,
-         .shape = {static_cast<int64_t>(updates[k].size())},
-         .bytes = ByteRope::Copy(absl::MakeConstSpan(
-             reinterpret_cast<const std::byte*>(updates[k].data()),
-             updates[k].size() * sizeof(int64_t)))});
-  }
 }
 
 SafetensorsContent TensorsOf(const RunState& state) {
@@ -83,31 +53,17 @@ SafetensorsContent TensorsOf(const RunState& state) {
   for (const SlotKind& kind : AllSlots()) {
     add(kind.name, BuffersOf(state.snapshot->slots, kind));
   }
-  AddUpdates(model, state.snapshot->slots, content);
-  for (const StatisticsSet& set : *state.snapshot->statistics) {
-    for (size_t i = 0; i < set.layers.size(); ++i) {
-      const std::string name =
-          StatisticsPath(set.kind, model.layout.batch_norms[i]);
-      content.tensors.push_back(
-          Float64Tensor(absl::StrCat(name, "/mean"), set.layers[i].mean));
-      content.tensors.push_back(Float64Tensor(absl::StrCat(name, "/variance"),
-                                              set.layers[i].variance));
-    }
-  }
   return content;
 }
 
 TensorFileSum SumOf(const std::vector<ByteRope>& parts) {
-  TensorFileSum sum;
-  StreamingXxh3 checksum;
+  ByteRope whole;
   for (const ByteRope& part : parts) {
     for (const ByteRope::Piece& piece : part.pieces()) {
-      checksum.Update(piece.bytes);
+      whole.Append(piece.bytes, piece.owner);
     }
-    sum.bytes += part.size_bytes();
   }
-  sum.xxh3 = checksum.Digest();
-  return sum;
+  return {.bytes = whole.size_bytes(), .xxh3 = whole.Checksum()};
 }
 
 absl::Status RemoveTemporaries(FileSystem& files, const std::string& dir) {
@@ -159,32 +115,23 @@ absl::Status WriteFiles(FileSystem& files, const std::string& dir,
                         const RunIdentity& identity, const RunState& state) {
   COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> tensors,
                           EncodeSafetensors(TensorsOf(state)));
-  Manifest manifest{.identity = identity,
-                    .state = state,
-                    .version = state.snapshot->version,
-                    .tensors = SumOf(tensors),
-                    .front_end_state = state.snapshot->front_end_state};
-  for (const StatisticsSet& set : *state.snapshot->statistics) {
-    KeptSet kept{.kind = set.kind, .collected = set.collected};
-    for (const LayerStatistics& layer : set.layers) {
-      kept.batches_tracked.push_back(layer.num_batches_tracked);
-    }
-    manifest.statistics.push_back(std::move(kept));
-  }
-  const std::string text = EncodeManifest(manifest);
+  const std::string path = absl::StrCat(dir, "/", kCheckpointManifest);
+  const std::string bytes = EncodeState(identity, state);
+  // A state that could not be read back must not replace one that can.
+  COHORT_RETURN_IF_ERROR(DecodeState(path, bytes).status());
+  const std::string text =
+      EncodeCheckpointManifest({.tensors = SumOf(tensors), .state = bytes});
   // A larger manifest could not be read again.
   if (static_cast<int64_t>(text.size()) > kManifestBytesMax) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(dir, "/", kCheckpointManifest, ": got ", text.size(),
-                     " bytes, want at most ", kManifestBytesMax,
-                     "; a larger --partition_kib makes it smaller"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        path, ": got ", text.size(), " bytes, want at most ", kManifestBytesMax,
+        "; a larger --partition_kib makes it smaller"));
   }
   const std::vector<ByteRope> manifest_bytes = {ByteRope::CopyText(text)};
   COHORT_RETURN_IF_ERROR(files.MakeDirectory(dir, kDirectoryMode));
   COHORT_RETURN_IF_ERROR(files.WriteFile(
       absl::StrCat(dir, "/", kCheckpointTensors), kFileMode, tensors));
-  COHORT_RETURN_IF_ERROR(files.WriteFile(
-      absl::StrCat(dir, "/", kCheckpointManifest), kFileMode, manifest_bytes));
+  COHORT_RETURN_IF_ERROR(files.WriteFile(path, kFileMode, manifest_bytes));
   return files.SyncDirectory(dir);
 }
 
@@ -212,91 +159,10 @@ absl::StatusOr<std::vector<ByteRope>> RopesOf(const std::string& path,
   return ropes;
 }
 
-absl::StatusOr<std::vector<double>> DoublesOf(const std::string& path,
-                                              const std::string& name,
-                                              int64_t channels,
-                                              const TensorMap& tensors) {
-  const auto it = tensors.find(name);
-  if (it == tensors.end() || it->second->type != TensorType::kFloat64 ||
-      it->second->shape != std::vector<int64_t>{channels}) {
-    return absl::DataLossError(absl::StrCat(
-        path, ": ", name, " is missing or has the wrong type or shape"));
-  }
-  std::vector<double> values(static_cast<size_t>(channels));
-  it->second->bytes.CopyTo(
-      absl::MakeSpan(reinterpret_cast<std::byte*>(values.data()),
-                     values.size() * sizeof(double)));
-  return values;
-}
-
-absl::StatusOr<StatisticsSet> SetFrom(const std::string& path,
-                                      const RegisteredModel& model,
-                                      const KeptSet& kept,
-                                      const TensorMap& tensors) {
-  StatisticsSet set{.kind = kept.kind, .collected = kept.collected};
-  for (size_t i = 0; i < model.layout.batch_norms.size(); ++i) {
-    const BatchNormSpec& bn = model.layout.batch_norms[i];
-    const std::string name = StatisticsPath(kept.kind, bn);
-    LayerStatistics layer;
-    COHORT_ASSIGN_OR_RETURN(
-        layer.mean,
-        DoublesOf(path, absl::StrCat(name, "/mean"), bn.channels, tensors));
-    COHORT_ASSIGN_OR_RETURN(
-        layer.variance,
-        DoublesOf(path, absl::StrCat(name, "/variance"), bn.channels, tensors));
-    layer.num_batches_tracked = kept.batches_tracked.at(i);
-    set.layers.push_back(std::move(layer));
-  }
-  return set;
-}
-
-// By parameter; empty where no counts were written.
-absl::StatusOr<std::vector<std::vector<int64_t>>> UpdatesOf(
-    const std::string& path, const RegisteredModel& model,
-    const TensorMap& tensors) {
-  std::vector<std::vector<int64_t>> updates;
-  for (const ParameterSpec& p : model.layout.parameters) {
-    std::vector<int64_t>& counts = updates.emplace_back();
-    const auto it = tensors.find(absl::StrCat(kUpdates, "/", p.name));
-    if (it == tensors.end()) continue;
-    if (it->second->type != TensorType::kInt64) {
-      return absl::DataLossError(
-          absl::StrCat(path, ": ", it->first, " has the wrong type"));
-    }
-    counts.resize(static_cast<size_t>(it->second->bytes.size_bytes()) /
-                  sizeof(int64_t));
-    it->second->bytes.CopyTo(
-        absl::MakeSpan(reinterpret_cast<std::byte*>(counts.data()),
-                       counts.size() * sizeof(int64_t)));
-  }
-  return updates;
-}
-
-absl::Status ReadUpdates(const std::string& path, const RegisteredModel& model,
-                         const TensorMap& tensors, std::vector<Slots>& slots) {
-  COHORT_ASSIGN_OR_RETURN(const auto updates, UpdatesOf(path, model, tensors));
-  // How many slices of each parameter have been read.
-  std::vector<size_t> done(updates.size());
-  for (size_t p = 0; p < slots.size(); ++p) {
-    if (!CountsUpdates(slots[p])) continue;
-    for (const Slice& slice : model.partitions[p].slices) {
-      const auto k = static_cast<size_t>(slice.parameter);
-      if (done[k] >= updates[k].size()) {
-        return absl::DataLossError(absl::StrCat(
-            path, ": ", kUpdates, "/", model.layout.parameters[k].name,
-            ": got ", updates[k].size(), " numbers, want one per slice"));
-      }
-      slots[p].updates.push_back(updates[k][done[k]++]);
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Slots that were not written are null.
-absl::StatusOr<std::vector<Slots>> SlotsFrom(const std::string& path,
-                                             const RegisteredModel& model,
-                                             const TensorMap& tensors) {
-  std::vector<Slots> slots(model.partitions.size());
+// Adds the slots that were written, and checks the counts of updates against
+// them.
+absl::Status ReadSlots(const std::string& path, const RegisteredModel& model,
+                       const TensorMap& tensors, std::vector<Slots>& slots) {
   for (const SlotKind& kind : AllSlots()) {
     COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> ropes,
                             RopesOf(path, model, kind.name, tensors));
@@ -305,50 +171,52 @@ absl::StatusOr<std::vector<Slots>> SlotsFrom(const std::string& path,
       slots[p].*kind.buffer = buffers[p];
     }
   }
-  COHORT_RETURN_IF_ERROR(ReadUpdates(path, model, tensors, slots));
-  return slots;
+  for (size_t p = 0; p < slots.size(); ++p) {
+    const size_t slices = model.partitions[p].slices.size();
+    if (!CountsUpdates(slots[p])) {
+      slots[p].updates.clear();
+    } else if (slots[p].updates.size() != slices) {
+      return absl::DataLossError(absl::StrCat(
+          path, ": updates of partition ", p, ": got ", slots[p].updates.size(),
+          " numbers, want one for each of ", slices, " slices"));
+    }
+  }
+  return absl::OkStatus();
 }
 
+// `state` with the weights and slots of `tensors`.
 absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
-                                            const Manifest& manifest,
+                                            const RunState& state,
                                             const TensorMap& tensors) {
-  const RegisteredModel& model = *manifest.state.model;
-  auto snapshot = std::make_shared<ModelSnapshot>();
-  snapshot->version = manifest.version;
-  snapshot->front_end_state = manifest.front_end_state;
+  const RegisteredModel& model = *state.model;
+  auto snapshot = std::make_shared<ModelSnapshot>(*state.snapshot);
   COHORT_ASSIGN_OR_RETURN(const std::vector<ByteRope> weights,
                           RopesOf(path, model, "weights", tensors));
   snapshot->weights = PartitionBuffers(model, weights);
-  COHORT_ASSIGN_OR_RETURN(snapshot->slots, SlotsFrom(path, model, tensors));
   for (size_t p = 0; p < snapshot->weights.size(); ++p) {
     if (snapshot->weights[p] == nullptr) {
       return absl::DataLossError(
           absl::StrCat(path, ": weights of partition ", p, " are missing"));
     }
   }
-  StatisticsSets statistics;
-  for (const KeptSet& kept : manifest.statistics) {
-    COHORT_ASSIGN_OR_RETURN(StatisticsSet set,
-                            SetFrom(path, model, kept, tensors));
-    statistics.push_back(std::move(set));
-  }
-  snapshot->statistics =
-      std::make_shared<const StatisticsSets>(std::move(statistics));
+  COHORT_RETURN_IF_ERROR(ReadSlots(path, model, tensors, snapshot->slots));
   return snapshot;
 }
 
 absl::StatusOr<Checkpoint> LoadWhole(FileSystem& files,
                                      const std::string& path) {
-  const std::string tensor_path = absl::StrCat(path, "/", kCheckpointTensors);
-  COHORT_ASSIGN_OR_RETURN(const CheckpointManifest read,
+  COHORT_ASSIGN_OR_RETURN(const CheckpointManifest manifest,
                           ReadCheckpointManifest(files, path));
   COHORT_ASSIGN_OR_RETURN(
-      Manifest manifest,
-      DecodeManifest(absl::StrCat(path, "/", kCheckpointManifest), read));
+      Checkpoint checkpoint,
+      DecodeState(absl::StrCat(path, "/", kCheckpointManifest),
+                  manifest.state));
+  checkpoint.path = path;
+  const std::string tensor_path = absl::StrCat(path, "/", kCheckpointTensors);
   COHORT_ASSIGN_OR_RETURN(const ByteRope bytes,
-                          files.ReadFile(tensor_path, read.tensors_bytes));
+                          files.ReadFile(tensor_path, manifest.tensors.bytes));
   COHORT_RETURN_IF_ERROR(
-      CheckTensorFile(tensor_path, read,
+      CheckTensorFile(tensor_path, manifest.tensors,
                       {.bytes = bytes.size_bytes(), .xxh3 = bytes.Checksum()}));
   COHORT_ASSIGN_OR_RETURN(const SafetensorsContent content,
                           DecodeSafetensors(tensor_path, bytes));
@@ -356,12 +224,8 @@ absl::StatusOr<Checkpoint> LoadWhole(FileSystem& files,
   for (const NamedTensor& tensor : content.tensors) {
     tensors[tensor.name] = &tensor;
   }
-  Checkpoint checkpoint{
-      .identity = manifest.identity, .state = manifest.state, .path = path};
   COHORT_ASSIGN_OR_RETURN(checkpoint.state.snapshot,
-                          SnapshotFrom(tensor_path, manifest, tensors));
-  COHORT_RETURN_IF_ERROR(
-      CheckRestored(path, checkpoint.identity, checkpoint.state));
+                          SnapshotFrom(tensor_path, checkpoint.state, tensors));
   return checkpoint;
 }
 
@@ -399,8 +263,6 @@ absl::Status WriteCheckpoint(FileSystem& files, const std::string& dir,
     name.repetition = other.repetition + 1;
   }
   const std::string final_path = absl::StrCat(dir, "/", name.Text());
-  // A state that could not be read back must not replace one that can.
-  COHORT_RETURN_IF_ERROR(CheckRestored(final_path, identity, state));
   const std::string temporary =
       absl::StrCat(dir, "/", kCheckpointTemporary, name.Text());
   const absl::Status written = WriteFiles(files, temporary, identity, state);

@@ -14,6 +14,14 @@
 
 namespace cohort {
 
+// The run that a checkpoint's state belongs to.
+struct RunIdentity {
+  std::string run_id;
+  uint64_t seed = 0;
+  // The run's name for people.
+  std::string run_name;
+};
+
 // A run's state as a checkpoint of common/formats/checkpoint_files.h.
 struct Checkpoint {
   RunIdentity identity;

@@ -1,38 +1,33 @@
 #include "server/checkpoint/state_checks.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/dns_label.h"
+#include "common/limits.h"
 #include "common/status_macros.h"
+#include "common/wire/field_checks.h"
 
 namespace cohort {
 namespace {
 
-// Limit on sizes of data sets and batches and on counters: far above any real
-// one, and small enough that sums and products of a few cannot overflow.
+using limits::kCountMax;
+
+// Far above any real batch.
 constexpr int64_t kSamplesMax = int64_t{1} << 40;
-constexpr int64_t kCountMax = int64_t{1} << 53;
-constexpr size_t kRanksMax = 4096;
 constexpr size_t kTextLengthMax = 1024;
 
-absl::Status Refuse(absl::string_view field, const std::string& seen,
-                    absl::string_view wanted) {
-  return absl::DataLossError(
-      absl::StrCat(field, ": got ", seen, ", want ", wanted));
-}
+using wire_internal::Refuse;
 
 absl::Status CheckWithin(absl::string_view field, int64_t seen, int64_t least,
                          int64_t most) {
   if (seen >= least && seen <= most) return absl::OkStatus();
-  return Refuse(field, absl::StrCat(seen), absl::StrCat(least, " to ", most));
+  return Refuse(field, seen, absl::StrCat(least, " to ", most));
 }
 
 absl::Status CheckIdentity(const RunIdentity& identity) {
@@ -41,21 +36,7 @@ absl::Status CheckIdentity(const RunIdentity& identity) {
                   absl::StrCat("1 to ", kTextLengthMax));
   }
   if (identity.run_name.empty()) return absl::OkStatus();
-  const absl::Status name = CheckDnsLabel("run_name", identity.run_name);
-  return name.ok() ? name : absl::DataLossError(name.message());
-}
-
-absl::Status CheckPlan(const RunPlan& plan) {
-  COHORT_RETURN_IF_ERROR(CheckWithin("plan.train_samples", plan.train_samples,
-                                     plan.own_data ? 0 : 1,
-                                     plan.own_data ? 0 : kSamplesMax));
-  COHORT_RETURN_IF_ERROR(
-      CheckWithin("plan.test_samples", plan.test_samples, 0, kSamplesMax));
-  if (!std::isfinite(plan.loss_reference) || plan.loss_reference <= 0) {
-    return Refuse("plan.loss_reference", absl::StrCat(plan.loss_reference),
-                  "a finite number above 0");
-  }
-  return absl::OkStatus();
+  return CheckDnsLabel("run_name", identity.run_name);
 }
 
 absl::Status CheckReissue(const RunState& state) {
@@ -104,10 +85,11 @@ absl::Status CheckRanks(const RunState& state) {
   const size_t ranks = state.next_sequences.size();
   // A run that has shrunk still knows the assignments of the ranks that it had,
   // which may come back.
-  if (ranks > kRanksMax || ranks < state.batch_sizes.size()) {
-    return Refuse("next_sequences and batch_sizes",
-                  absl::StrCat(ranks, " and ", state.batch_sizes.size()),
-                  absl::StrCat("one entry per rank, at most ", kRanksMax));
+  if (ranks > limits::kWorkersMax || ranks < state.batch_sizes.size()) {
+    return Refuse(
+        "next_sequences and batch_sizes",
+        absl::StrCat(ranks, " and ", state.batch_sizes.size()),
+        absl::StrCat("one entry per rank, at most ", limits::kWorkersMax));
   }
   for (const Sequence sequence : state.next_sequences) {
     COHORT_RETURN_IF_ERROR(
@@ -135,46 +117,6 @@ absl::Status CheckHistory(const RunState& state) {
   return CheckWithin("policy_epoch", state.policy_epoch, 0, kCountMax);
 }
 
-absl::Status CheckLayer(const std::string& name, const LayerStatistics& layer) {
-  // Exported as float32. The comparisons are false for NaN.
-  constexpr double kMax = std::numeric_limits<float>::max();
-  for (const double mean : layer.mean) {
-    if (!(std::abs(mean) <= kMax)) {
-      return Refuse(absl::StrCat(name, "/mean"), absl::StrCat(mean),
-                    "finite float32 numbers");
-    }
-  }
-  for (const double variance : layer.variance) {
-    if (!(variance >= 0 && variance <= kMax)) {
-      return Refuse(absl::StrCat(name, "/variance"), absl::StrCat(variance),
-                    "finite float32 numbers of at least 0");
-    }
-  }
-  return CheckWithin(absl::StrCat(name, ": batches_tracked"),
-                     layer.num_batches_tracked, 0, kCountMax);
-}
-
-absl::Status CheckStatistics(const RunState& state) {
-  for (const StatisticsSet& set : *state.snapshot->statistics) {
-    const absl::string_view kind = StatisticsName(set.kind);
-    if (set.kind == StatisticsKind::kBatch) {
-      return Refuse("statistics", absl::StrCat("kind ", kind),
-                    "only kinds that checkpoints keep");
-    }
-    if (set.collected.has_value()) {
-      COHORT_RETURN_IF_ERROR(CheckWithin("statistics.collected",
-                                         set.collected->value(), 0, kCountMax));
-    }
-    for (size_t i = 0; i < set.layers.size(); ++i) {
-      COHORT_RETURN_IF_ERROR(
-          CheckLayer(absl::StrCat("statistics/", kind, "/",
-                                  state.model->layout.batch_norms[i].name),
-                     set.layers[i]));
-    }
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckUpdates(const RunState& state) {
   for (const Slots& slots : state.snapshot->slots) {
     for (const int64_t updates : slots.updates) {
@@ -184,24 +126,14 @@ absl::Status CheckUpdates(const RunState& state) {
   return absl::OkStatus();
 }
 
-absl::Status CheckAll(const RunIdentity& identity, const RunState& state) {
+}  // namespace
+
+absl::Status CheckState(const RunIdentity& identity, const RunState& state) {
   COHORT_RETURN_IF_ERROR(CheckIdentity(identity));
-  COHORT_RETURN_IF_ERROR(CheckPlan(state.model->plan));
   COHORT_RETURN_IF_ERROR(CheckProgress(state));
   COHORT_RETURN_IF_ERROR(CheckRanks(state));
   COHORT_RETURN_IF_ERROR(CheckHistory(state));
-  COHORT_RETURN_IF_ERROR(CheckStatistics(state));
   return CheckUpdates(state);
-}
-
-}  // namespace
-
-absl::Status CheckRestored(const std::string& path, const RunIdentity& identity,
-                           const RunState& state) {
-  const absl::Status status = CheckAll(identity, state);
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(path, ": ", status.message()));
 }
 
 }  // namespace cohort

@@ -82,8 +82,8 @@ absl::Status LookAt(FileSystem& files, const std::string& path) {
     return absl::DataLossError(absl::StrCat(tensors, ": ", error.message()));
   }
   return CheckTensorFile(
-      tensors, manifest,
-      {.bytes = static_cast<int64_t>(bytes), .xxh3 = manifest.tensors_xxh3});
+      tensors, manifest.tensors,
+      {.bytes = static_cast<int64_t>(bytes), .xxh3 = manifest.tensors.xxh3});
 }
 
 // Reads only sizes and age; nullopt if the directory no longer exists.

@@ -248,7 +248,6 @@ void Server::NameRun() {
   }
   files_->BeginRun({.run_id = coordinator.run_id,
                     .seed = coordinator.seed,
-                    .policy = PolicyText(coordinator.policy),
                     .run_name = coordinator.run_name},
                    std::move(complete));
   if (security_->audit() != nullptr) {

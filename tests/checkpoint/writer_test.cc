@@ -27,6 +27,15 @@ void HoldFirst(FaultyFileSystem& files, std::promise<void>& go) {
   };
 }
 
+void ExpectHolds(const TempDir& dir, const RunState& state) {
+  std::vector<std::string> problems;
+  const auto loaded =
+      LoadNewestCheckpoint(RealFileSystem(), dir.path(), problems);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_TRUE(loaded->has_value());
+  ExpectSameState((*loaded)->state, state);
+}
+
 TEST(CheckpointWriterTest, WritesAndTells) {
   const TempDir dir;
   std::promise<absl::Status> told;
@@ -39,12 +48,7 @@ TEST(CheckpointWriterTest, WritesAndTells) {
                           })
                   .ok());
   EXPECT_EQ(told.get_future().get(), absl::OkStatus());
-  std::vector<std::string> problems;
-  const auto loaded =
-      LoadNewestCheckpoint(RealFileSystem(), dir.path(), problems);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_TRUE(loaded->has_value());
-  ExpectSameState((*loaded)->state, ExampleState(4));
+  ExpectHolds(dir, ExampleState(4));
 }
 
 // With several shards the state has only a part of the weights at first.
@@ -66,12 +70,7 @@ TEST(CheckpointWriterTest, WaitsForWhatOtherProcessesHold) {
           .ok());
   writer.WaitIdle();
   EXPECT_EQ(told, absl::OkStatus());
-  std::vector<std::string> problems;
-  const auto loaded =
-      LoadNewestCheckpoint(RealFileSystem(), dir.path(), problems);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_TRUE(loaded->has_value());
-  ExpectSameState((*loaded)->state, whole);
+  ExpectHolds(dir, whole);
 }
 
 TEST(CheckpointWriterTest, WritesNothingWithoutWhatOtherProcessesHold) {

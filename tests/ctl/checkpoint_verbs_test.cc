@@ -74,9 +74,9 @@ TEST_F(CheckpointVerbsTest, ListTellsVersionAgeSizeAndWhetherComplete) {
   EXPECT_EQ(first["name"], kFirst);
   EXPECT_EQ(first["version"], 7);
   EXPECT_GE(first["age_ms"], 125 * 60 * 1000);
-  EXPECT_EQ(first["bytes"], fs::file_size(Tensors(kFirst)) +
-                                fs::file_size(dir_.File(std::string(kFirst) +
-                                                        "/manifest.json")));
+  EXPECT_EQ(first["bytes"],
+            fs::file_size(Tensors(kFirst)) +
+                fs::file_size(dir_.File(std::string(kFirst) + "/manifest")));
   EXPECT_EQ(first["complete"], true);
   EXPECT_EQ(first["problem"], nullptr);
   EXPECT_EQ(json["checkpoints"][1]["version"], 1200);
@@ -136,15 +136,25 @@ TEST_F(CheckpointVerbsTest, VerifyNamesTheDamagedFileAndIsExitCode7) {
   EXPECT_EQ(json["checkpoints"][0]["result"], "ok");
   EXPECT_EQ(json["checkpoints"][1]["result"], "damaged");
 
-  WriteText(dir_.File(std::string(kFirst) + "/manifest.json"), "{}");
+  WriteText(dir_.File(std::string(kFirst) + "/manifest"), "{}");
   EXPECT_THAT(Run("checkpoint verify").err,
               HasSubstr("None is whole: a server with --resume ends with exit "
                         "code 7\n"));
 }
 
+TEST_F(CheckpointVerbsTest, VerifyNamesWhatAnEarlierReleaseWrote) {
+  const std::string path = dir_.File(kSecond) + "/manifest";
+  fs::rename(path, path + ".json");
+  EXPECT_THAT(Run("checkpoint verify").err,
+              StartsWith(absl::StrCat(kSecond, ": ", path,
+                                      ".json: got format below 4, want 4")));
+  EXPECT_EQ(Json("checkpoint verify")["checkpoints"][1]["result"],
+            "other_release");
+}
+
 // `verify` reports what a server would find.
 TEST_F(CheckpointVerbsTest, VerifyAgreesWithTheServer) {
-  for (const char* file : {"/manifest.json", "/state.safetensors"}) {
+  for (const char* file : {"/manifest", "/state.safetensors"}) {
     const std::string path = dir_.File(kSecond) + file;
     const std::string good = ReadText(path);
     for (size_t i = 0; i < good.size(); i += 97) {

@@ -48,11 +48,15 @@ std::vector<std::string> SafetensorsSeeds() {
   const NamedTensor count = {.name = "bn.num_batches_tracked",
                              .type = TensorType::kInt64,
                              .bytes = ByteRope::CopyText("87654321")};
+  const NamedTensor mean = {.name = "mean",
+                            .type = TensorType::kFloat64,
+                            .shape = {1},
+                            .bytes = ByteRope::CopyText("12344321")};
   const NamedTensor none = {.name = "none", .shape = {0, 3}};
   return {Whole(*EncodeSafetensors({})),
           Whole(*EncodeSafetensors({.tensors = {weights}})),
           Whole(*EncodeSafetensors(
-              {.tensors = {weights, none, count, Float64Tensor("mean", {0.5})},
+              {.tensors = {weights, none, count, mean},
                .metadata = {{"format", "pt"}, {"run", "\"a\""}}}))};
 }
 

@@ -128,7 +128,7 @@ RULES = (
          folders=("common/mutex.h", "common/periodic_task.h",
                   "common/thread_pool.h")),
     Rule("server/checkpoint", "checkpoints see the core's snapshots only",
-         libraries=("grpc", "protobuf"),
+         libraries=("grpc",),
          folders=("server",),
          except_folders=("server/checkpoint", "server/core")),
     Rule("server/metrics", "metrics see the core's snapshots only",

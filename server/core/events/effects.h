@@ -78,6 +78,8 @@ struct RunState {
   struct Range {
     int64_t epoch = 0;
     IndexRange range;
+
+    friend bool operator==(const Range&, const Range&) = default;
   };
   std::vector<Range> reissue;
   // The order of batch-norm calls, as learnt from repeated attempts.

@@ -143,7 +143,11 @@ TEST_F(StateDictTest, OtherShapesAreNamedWithBoth) {
 
 TEST_F(StateDictTest, OtherTypesAreNamedWithBoth) {
   const std::string text = RefusedWith([](std::vector<NamedTensor>& tensors) {
-    Find(tensors, "fc.bias") = Float64Tensor("fc.bias", {1, 2, 3});
+    Find(tensors, "fc.bias") = {
+        .name = "fc.bias",
+        .type = TensorType::kFloat64,
+        .shape = {3},
+        .bytes = ByteRope::CopyText(std::string(24, '\0'))};
     Find(tensors, "bn1.num_batches_tracked") =
         FromTensor("bn1.num_batches_tracked", torch::zeros({}));
   });
