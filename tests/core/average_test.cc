@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "server/core/model/model_snapshot.h"
@@ -18,7 +17,6 @@ namespace cohort {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 constexpr double kDecay = 0.8;
 
@@ -150,17 +148,6 @@ TEST(AverageTest, StatisticsFollowTheFirstKind) {
 
 // ---- in a run
 
-FakeSetup AverageSetup() {
-  FakeSetup setup = SmallSetup();
-  setup.plan.train_samples = 40;
-  return setup;
-}
-
-void TrainOnce(FakeCohort& cohort) {
-  cohort.Push(kRank0, PushOf(0));
-  cohort.Push(kRank1, PushOf(1));
-}
-
 std::vector<float> AverageWeights(const FakeCohort& cohort) {
   const SharedSnapshot average = AverageOf(*cohort.snapshot());
   return {average->weights[0]->data(),
@@ -168,19 +155,18 @@ std::vector<float> AverageWeights(const FakeCohort& cohort) {
 }
 
 TEST(AverageTest, TurnedOnInARunItStartsFromTheWeightsOfThatVersion) {
-  FakeCohort cohort(AverageSetup());
-  cohort.Start();
-  TrainOnce(cohort);
-  TrainOnce(cohort);
+  StartedCohort cohort(Long(SmallSetup()));
+  cohort.PushBoth(PushOf(0), PushOf(1));
+  cohort.PushBoth(PushOf(0), PushOf(1));
   const std::vector<float> before = cohort.weights(0);
   ASSERT_TRUE(cohort.Change({{"ema_decay", "0.5"}}).ok());
   // It takes effect after the step under way.
-  TrainOnce(cohort);
+  cohort.PushBoth(PushOf(0), PushOf(1));
   const std::vector<float> start = cohort.weights(0);
   EXPECT_NE(start, before);
   EXPECT_EQ(AverageWeights(cohort), start);
-  EXPECT_THAT(cohort.log(), HasSubstr("the statistics average start from"));
-  TrainOnce(cohort);
+
+  cohort.PushBoth(PushOf(0), PushOf(1));
   const std::vector<float> now = cohort.weights(0);
   const std::vector<float> average = AverageWeights(cohort);
   // 4 / 13 at version 3.
@@ -188,16 +174,16 @@ TEST(AverageTest, TurnedOnInARunItStartsFromTheWeightsOfThatVersion) {
     EXPECT_NEAR(average[i], start[i] * 4 / 13 + now[i] * 9 / 13, 1e-6);
   }
   ASSERT_TRUE(cohort.Change({{"ema_decay", "0"}}).ok());
-  TrainOnce(cohort);
+  cohort.PushBoth(PushOf(0), PushOf(1));
   EXPECT_EQ(AverageOf(*cohort.snapshot()), nullptr);
 }
 
 TEST(AverageTest, IsEvaluatedBesideTheWeights) {
   FakeSetup setup = SmallSetup();
   setup.options.optimizer.ema_decay = kDecay;
-  FakeCohort cohort(setup);
-  cohort.Start();
-  while (cohort.told(kRank0).kind == AssignmentKind::kTrain) TrainOnce(cohort);
+  StartedCohort cohort(setup);
+  while (cohort.told(kRank0).kind == AssignmentKind::kTrain)
+    cohort.PushBoth(PushOf(0), PushOf(1));
   cohort.EvaluateAll();
   const auto evaluated = cohort.All<effect::Evaluated>();
   ASSERT_FALSE(evaluated.empty());

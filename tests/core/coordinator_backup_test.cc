@@ -12,30 +12,11 @@ namespace cohort {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
+
 using testing::IsEmpty;
 
-// Three workers with batches of 2; two of them make a step.
-FakeSetup BackupSetup() {
-  FakeSetup setup = SmallSetup();
-  setup.options.workers = 3;
-  setup.options.policy.pushes_min = 2;
-  setup.batch_sizes = {2, 2, 2};
-  setup.plan.train_samples = 12;
-  return setup;
-}
-
-FakeSetup GlobalBackupSetup() {
-  FakeSetup setup = BackupSetup();
-  setup.options.policy.normalization = NormalizationKind::kGlobal;
-  return setup;
-}
-
-ReduceKey Forward(int64_t step) { return {.step = Version(step)}; }
-
 TEST(CoordinatorBackupTest, TheFirstKCompletePushesMakeTheStep) {
-  FakeCohort cohort(BackupSetup());
-  cohort.Start();
+  StartedCohort cohort(FirstTwo(SmallSetup()));
   cohort.Push(kRank2, PushOf(1));
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
   cohort.Push(kRank0, PushOf(3));
@@ -49,15 +30,13 @@ TEST(CoordinatorBackupTest, TheFirstKCompletePushesMakeTheStep) {
 }
 
 TEST(CoordinatorBackupTest, WhoIsLateIsToldAndGetsTheNextStep) {
-  FakeCohort cohort(BackupSetup());
-  cohort.Start();
+  StartedCohort cohort(FirstTwo(SmallSetup()));
   const PushKey late = cohort.key(kRank1);
   cohort.Push(kRank0, PushOf(1));
   cohort.Push(kRank2, PushOf(1));
-  const auto aborted = cohort.All<effect::StepAborted>();
-  ASSERT_EQ(aborted.size(), 1);
-  EXPECT_EQ(aborted[0].session, cohort.session(kRank1));
-  EXPECT_EQ(aborted[0].reason, "step 0 commits with the first 2 pushes");
+  const auto aborted = cohort.Only<effect::StepAborted>();
+  EXPECT_EQ(aborted.session, cohort.session(kRank1));
+  EXPECT_EQ(aborted.reason, "step 0 commits with the first 2 pushes");
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kTrain);
   EXPECT_EQ(cohort.told(kRank1).version, Version(1));
 
@@ -65,25 +44,16 @@ TEST(CoordinatorBackupTest, WhoIsLateIsToldAndGetsTheNextStep) {
   // answered.
   cohort.Clear();
   Effects out;
-  const Sender sender = cohort.sender(kRank1);
-  const Instant now = absl::Seconds(101);
-  ASSERT_TRUE(cohort.core().Open(sender, late, {.samples = 2}, now, out).ok());
-  ASSERT_TRUE(cohort.core()
-                  .Close(sender, late,
-                         {.batch_norm_calls = {1},
-                          .moments = {{.moments = PushOf(1).moments}}},
-                         now, out)
-                  .ok());
-  const auto* sent = std::get_if<effect::SendVerdict>(&out.back());
-  ASSERT_NE(sent, nullptr);
-  EXPECT_EQ(sent->verdict.verdict, Verdict::kDropped);
-  EXPECT_THAT(sent->verdict.reason, HasSubstr("commits with"));
+  ASSERT_TRUE(
+      cohort.core()
+          .Open(cohort.sender(kRank1), late, {.samples = 2}, cohort.now(), out)
+          .ok());
+  EXPECT_EQ(cohort.CloseAgain(kRank1, late).verdict.verdict, Verdict::kDropped);
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }
 
 TEST(CoordinatorBackupTest, ALatePushThatHadBegunIsAnsweredOnce) {
-  FakeCohort cohort(BackupSetup());
-  cohort.Start();
+  StartedCohort cohort(FirstTwo(SmallSetup()));
   ASSERT_TRUE(cohort.Open(kRank1, PushOf(9)).ok());
   const PushKey late = cohort.key(kRank1);
   cohort.Push(kRank0, PushOf(1));
@@ -99,13 +69,11 @@ TEST(CoordinatorBackupTest, ALatePushThatHadBegunIsAnsweredOnce) {
 }
 
 TEST(CoordinatorBackupTest, DroppedRangesAreNotIssuedAgain) {
-  FakeCohort cohort(BackupSetup());
-  cohort.Start();
+  StartedCohort cohort(FirstTwo(SmallSetup()));
   std::vector<int64_t> begins;
   while (cohort.told(kRank0).kind == AssignmentKind::kTrain) {
     begins.push_back(cohort.told(kRank0).range.begin);
-    cohort.Push(kRank0, PushOf(0));
-    cohort.Push(kRank1, PushOf(0));
+    cohort.PushBoth(PushOf(0));
   }
   EXPECT_THAT(begins, ElementsAre(0, 6));
   // Schedules count the samples that were handed out.
@@ -114,13 +82,12 @@ TEST(CoordinatorBackupTest, DroppedRangesAreNotIssuedAgain) {
 }
 
 TEST(CoordinatorBackupTest, UnderGlobalNormalisationTheFirstMomentsDecide) {
-  FakeCohort cohort(GlobalBackupSetup());
-  cohort.Start();
+  StartedCohort cohort(FirstTwo(GlobalSetup()));
   const Moments one{.count = 2, .first = {1}, .second = {0}};
   const Moments three{.count = 2, .first = {3}, .second = {0}};
-  ASSERT_TRUE(cohort.Reduce(kRank2, Forward(0), three).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank2, {}, three).ok());
   EXPECT_THAT(cohort.All<effect::ReduceResult>(), IsEmpty());
-  ASSERT_TRUE(cohort.Reduce(kRank1, Forward(0), one).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, one).ok());
   const auto results = cohort.All<effect::ReduceResult>();
   ASSERT_EQ(results.size(), 2);
   EXPECT_EQ(results[0].rank, kRank1);
@@ -131,7 +98,7 @@ TEST(CoordinatorBackupTest, UnderGlobalNormalisationTheFirstMomentsDecide) {
 
   // The third worker is too late for the rendezvous and for the push.
   cohort.Clear();
-  ASSERT_TRUE(cohort.Reduce(kRank0, Forward(0), one).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, one).ok());
   ASSERT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
   cohort.Push(kRank1, PushOf(1));
   cohort.Push(kRank2, PushOf(1));
@@ -140,8 +107,7 @@ TEST(CoordinatorBackupTest, UnderGlobalNormalisationTheFirstMomentsDecide) {
 }
 
 TEST(CoordinatorBackupTest, ALateRankIsNotWaitedFor) {
-  FakeCohort cohort(BackupSetup());
-  cohort.Start();
+  StartedCohort cohort(FirstTwo(SmallSetup()));
   cohort.Push(kRank0, PushOf(0));
   EXPECT_EQ(cohort.core().Status(absl::Seconds(100)).state,
             "training, 3 of 3 workers");
@@ -154,10 +120,7 @@ TEST(CoordinatorBackupTest, ALateRankIsNotWaitedFor) {
 }
 
 TEST(CoordinatorBackupTest, ALostCandidateLeavesTheStepToTheOthers) {
-  FakeSetup setup = BackupSetup();
-  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(Continuing(FirstTwo(SmallSetup())));
   cohort.Push(kRank0, PushOf(1));
   cohort.Leave(kRank1);
   cohort.Leave(kRank2);
@@ -167,13 +130,10 @@ TEST(CoordinatorBackupTest, ALostCandidateLeavesTheStepToTheOthers) {
 }
 
 TEST(CoordinatorBackupTest, ALostMemberEndsTheAttempt) {
-  FakeSetup setup = GlobalBackupSetup();
-  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(Continuing(FirstTwo(GlobalSetup())));
   const Moments moments{.count = 2, .first = {1}, .second = {0}};
-  ASSERT_TRUE(cohort.Reduce(kRank0, Forward(0), moments).ok());
-  ASSERT_TRUE(cohort.Reduce(kRank1, Forward(0), moments).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, moments).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, moments).ok());
   cohort.Leave(kRank1);
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
   // All remaining ranks take part in the repetition, including the dropped one.

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <limits>
 #include <string>
 #include <vector>
@@ -31,21 +30,6 @@ FakeSetup WithRates(FakeSetup setup) {
   return setup;
 }
 
-FakeSetup LongSetup() {
-  FakeSetup setup = SmallSetup();
-  setup.plan.train_samples = 40;
-  return setup;
-}
-
-// Three workers, two of which make a step.
-FakeSetup FirstTwo(FakeSetup setup) {
-  setup.options.workers = 3;
-  setup.options.policy.pushes_min = 2;
-  setup.batch_sizes = {2, 2, 2};
-  setup.plan.train_samples = 12;
-  return setup;
-}
-
 std::string StateOf(FakeCohort& cohort) {
   const SharedText state = cohort.snapshot()->front_end_state;
   return state == nullptr ? "(none)" : *state;
@@ -63,8 +47,7 @@ double Reference(double weight, double rate, double gradients, double losses) {
 }
 
 TEST(WorkersRatesTest, EachGroupMovesByItsRateOfTheLowestRank) {
-  FakeCohort cohort(WithRates(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(WithRates(SmallSetup()));
   // The higher rank opens first.
   cohort.Push(kRank1, {.w = {2, -1},
                        .b = {0.5f},
@@ -79,19 +62,18 @@ TEST(WorkersRatesTest, EachGroupMovesByItsRateOfTheLowestRank) {
   EXPECT_FLOAT_EQ(cohort.weights(0)[1], Reference(2, 0.125, 2, 4));
   EXPECT_FLOAT_EQ(cohort.weights(1)[0], Reference(3, 0.0625, 0.75, 4));
   EXPECT_EQ(cohort.All<effect::Committed>()[0].record.learning_rate, 0.125);
-  EXPECT_EQ(cohort.core().Status(cohort.now()).learning_rate, 0.125);
+  EXPECT_EQ(cohort.Status().learning_rate, 0.125);
 
   // A rate of 0 leaves the group's weights as they are.
   const std::vector<float> before = cohort.weights(0);
-  cohort.Push(kRank0, {.w = {1, 1}, .b = {1}, .learning_rates = {0, 1}});
-  cohort.Push(kRank1, {.w = {1, 1}, .b = {1}, .learning_rates = {1, 1}});
+  cohort.PushBoth({.w = {1, 1}, .b = {1}, .learning_rates = {0, 1}},
+                  {.w = {1, 1}, .b = {1}, .learning_rates = {1, 1}});
   EXPECT_EQ(cohort.weights(0), before);
   EXPECT_NE(cohort.weights(1)[0], before[0]);
 }
 
 TEST(WorkersRatesTest, OfTheFirstKTheLowestRankDecides) {
-  FakeCohort cohort(WithRates(FirstTwo(SmallSetup())));
-  cohort.Start();
+  StartedCohort cohort(WithRates(FirstTwo(SmallSetup())));
   ASSERT_TRUE(cohort.Open(kRank0, {.learning_rates = {0.5, 0.5}}).ok());
   cohort.Push(kRank2, {.w = {1, 0}, .learning_rates = {0.9, 0.9}});
   cohort.Push(kRank1, {.w = {1, 0}, .learning_rates = {0.25, 0.25}});
@@ -102,8 +84,7 @@ TEST(WorkersRatesTest, OfTheFirstKTheLowestRankDecides) {
 TEST(WorkersRatesTest, APushThatIsAppliedAloneCountsByItsShare) {
   FakeSetup setup = WithRates(AsyncSetup());
   setup.batch_sizes = {1, 3};
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Push(
       kRank1,
       {.w = {1, 0}, .b = {1}, .loss_weight = 3, .learning_rates = {0.5, 0.25}});
@@ -113,8 +94,7 @@ TEST(WorkersRatesTest, APushThatIsAppliedAloneCountsByItsShare) {
 }
 
 TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
-  FakeCohort cohort(WithRates(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(WithRates(SmallSetup()));
   for (const std::vector<double>& rates :
        std::vector<std::vector<double>>{{},
                                         {0.1},
@@ -131,15 +111,13 @@ TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
       cohort.Open(kRank0, {.learning_rates = {0, limits::kLearningRateMax}})
           .ok());
 
-  FakeCohort without(SmallSetup());
-  without.Start();
+  StartedCohort without(SmallSetup());
   EXPECT_TRUE(
       absl::IsInvalidArgument(without.Open(kRank0, {.learning_rates = {0.1}})));
 }
 
 TEST(WorkersRatesTest, TheRateCannotBeChangedOnTheServer) {
-  FakeCohort cohort(WithRates(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(WithRates(SmallSetup()));
   const absl::Status status =
       cohort.Change({{"learning_rate", "0.01"}}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
@@ -151,53 +129,42 @@ TEST(WorkersRatesTest, TheRateCannotBeChangedOnTheServer) {
 // ---- the state of the program
 
 TEST(FrontEndStateTest, AVersionHasTheStateOfItsLowestRank) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
+  StartedCohort cohort(Long(SmallSetup()));
   EXPECT_EQ(StateOf(cohort), "(none)");
   cohort.Push(kRank1, WithState("b1"));
   cohort.Push(kRank0, WithState("a1"));
   ASSERT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(StateOf(cohort), "a1");
   // Any bytes, and none, are a state.
-  cohort.Push(kRank0, WithState(std::string("\0\xff", 2)));
-  cohort.Push(kRank1, WithState("b2"));
+  cohort.PushBoth(WithState(std::string("\0\xff", 2)), WithState("b2"));
   EXPECT_EQ(StateOf(cohort), std::string("\0\xff", 2));
-  cohort.Push(kRank0, WithState(""));
-  cohort.Push(kRank1, WithState("b3"));
+  cohort.PushBoth(WithState(""), WithState("b3"));
   EXPECT_EQ(StateOf(cohort), "");
 }
 
 TEST(FrontEndStateTest, IsKeptWhereTheLowestRankSendsNone) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
-  cohort.Push(kRank0, WithState("a1"));
-  cohort.Push(kRank1, {});
-  cohort.Push(kRank0, {});
-  cohort.Push(kRank1, WithState("b2"));
+  StartedCohort cohort(Long(SmallSetup()));
+  cohort.PushBoth(WithState("a1"), {});
+  cohort.PushBoth({}, WithState("b2"));
   ASSERT_EQ(cohort.snapshot()->version, Version(2));
   EXPECT_EQ(StateOf(cohort), "a1");
 }
 
 TEST(FrontEndStateTest, ASkippedStepIsAVersionOfTheProgramToo) {
-  FakeSetup setup = LongSetup();
+  FakeSetup setup = Long(SmallSetup());
   setup.options.nonfinite_max = 9;
-  FakeCohort cohort(setup);
-  cohort.Start();
-  cohort.Push(kRank0, WithState("a1"));
-  cohort.Push(kRank1, {});
-  cohort.Push(kRank0, {.w = {kNan, 0}, .front_end_state = "a2"});
-  cohort.Push(kRank1, {});
+  StartedCohort cohort(setup);
+  cohort.PushBoth(WithState("a1"), {});
+  cohort.PushBoth({.w = {kNan, 0}, .front_end_state = "a2"}, {});
   ASSERT_TRUE(cohort.All<effect::Committed>()[1].record.skipped);
   EXPECT_EQ(StateOf(cohort), "a2");
-  cohort.Push(kRank0, {.w = {kNan, 0}});
-  cohort.Push(kRank1, {});
+  cohort.PushBoth({.w = {kNan, 0}}, {});
   ASSERT_EQ(cohort.snapshot()->version, Version(3));
   EXPECT_EQ(StateOf(cohort), "a2");
 }
 
 TEST(FrontEndStateTest, OfTheFirstKTheLowestRankDecides) {
-  FakeCohort cohort(FirstTwo(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(FirstTwo(SmallSetup()));
   ASSERT_TRUE(cohort.Open(kRank0, WithState("a1")).ok());
   cohort.Push(kRank2, WithState("c1"));
   cohort.Push(kRank1, WithState("b1"));
@@ -209,8 +176,7 @@ TEST(FrontEndStateTest, APushThatIsAppliedAloneBringsItsOwn) {
   FakeSetup setup = AsyncSetup();
   setup.options.policy.staleness = {.rule = StalenessRule::kDrop,
                                     .versions_max = 0};
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Push(kRank1, WithState("b1"));
   EXPECT_EQ(StateOf(cohort), "b1");
   // Read before version 1, so it is dropped.
@@ -223,10 +189,7 @@ TEST(FrontEndStateTest, APushThatIsAppliedAloneBringsItsOwn) {
 }
 
 TEST(FrontEndStateTest, AnAbortedAttemptLeavesNoState) {
-  FakeSetup setup = LongSetup();
-  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(Continuing(Long(SmallSetup())));
   cohort.Push(kRank0, WithState("a1"));
   cohort.Leave(kRank1);
   EXPECT_EQ(StateOf(cohort), "(none)");
@@ -235,15 +198,11 @@ TEST(FrontEndStateTest, AnAbortedAttemptLeavesNoState) {
 }
 
 TEST(FrontEndStateTest, ARestoredRunContinuesWithIt) {
-  FakeSetup setup = LongSetup();
-  setup.options.checkpoint_every = 1;
-  FakeCohort cohort(setup);
-  cohort.Start();
-  cohort.Push(kRank0, WithState("a1"));
-  cohort.Push(kRank1, {});
+  FakeSetup setup = Checkpointing(Long(SmallSetup()));
+  StartedCohort cohort(setup);
+  cohort.PushBoth(WithState("a1"), {});
   const RunState state = cohort.All<effect::WriteCheckpoint>()[0].state;
-  FakeCohort restored(setup, &state);
-  restored.Start();
+  StartedCohort restored(setup, &state);
   EXPECT_EQ(StateOf(restored), "a1");
 }
 
@@ -251,13 +210,10 @@ TEST(FrontEndStateTest, SurvivesPreciseStatistics) {
   FakeSetup setup = SmallSetup();
   setup.options.policy.statistics = {StatisticsKind::kSync,
                                      StatisticsKind::kAfter};
-  FakeCohort cohort(setup);
-  cohort.Start();
-  cohort.Push(kRank0, WithState("a1"));
-  cohort.Push(kRank1, {});
+  StartedCohort cohort(setup);
+  cohort.PushBoth(WithState("a1"), {});
   ASSERT_TRUE(cohort.Collect().ok());
-  cohort.Push(kRank0, {});
-  cohort.Push(kRank1, {});
+  cohort.PushBoth({});
   for (Rank rank : {kRank0, kRank1}) {
     while (cohort.told(rank).kind == AssignmentKind::kCollectMoments) {
       ASSERT_TRUE(
@@ -272,14 +228,11 @@ TEST(FrontEndStateTest, SurvivesPreciseStatistics) {
 }
 
 TEST(FrontEndStateTest, HasALimit) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
+  StartedCohort cohort(Long(SmallSetup()));
   std::string state(limits::kFrontEndStateMax, 'x');
   cohort.Push(kRank1, WithState(state));
   state.push_back('x');
-  ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank0, 1, {0}).ok());
+  cohort.Send(kRank0, {}, {0, 1});
   const absl::Status status = cohort.Close(kRank0, WithState(state));
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_EQ(status.message(),
@@ -290,40 +243,34 @@ TEST(FrontEndStateTest, HasALimit) {
 // ---- measures
 
 TEST(FrontEndMeasuresTest, OfAStepAreSummedByName) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
+  StartedCohort cohort(Long(SmallSetup()));
   cohort.Push(kRank1, {.measures = {{"a", 1, 2}, {"c", -3, 1}}});
   cohort.Push(kRank0, {.measures = {{"b/x", 8, 4}, {"c", 5, 3}}});
   EXPECT_THAT(cohort.All<effect::Committed>()[0].record.measures,
               ElementsAre(Measure{"a", 1, 2}, Measure{"b/x", 8, 4},
                           Measure{"c", 2, 4}));
-  cohort.Push(kRank0, {});
-  cohort.Push(kRank1, {});
+  cohort.PushBoth({});
   EXPECT_THAT(cohort.All<effect::Committed>()[1].record.measures, IsEmpty());
 }
 
 TEST(FrontEndMeasuresTest, TheStatusHasTheNewestMeanOfEach) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
-  cohort.Push(kRank0, {.measures = {{"a", 1, 2}, {"b", 3, 1}}});
-  cohort.Push(kRank1, {.measures = {{"a", 2, 2}}});
-  cohort.Push(kRank0, {.measures = {{"a", 4, 2}}});
-  cohort.Push(kRank1, {});
-  EXPECT_THAT(cohort.core().Status(cohort.now()).measures,
+  StartedCohort cohort(Long(SmallSetup()));
+  cohort.PushBoth({.measures = {{"a", 1, 2}, {"b", 3, 1}}},
+                  {.measures = {{"a", 2, 2}}});
+  cohort.PushBoth({.measures = {{"a", 4, 2}}}, {});
+  EXPECT_THAT(cohort.Status().measures,
               ElementsAre(::testing::Pair("a", 2), ::testing::Pair("b", 3)));
 }
 
 TEST(FrontEndMeasuresTest, APushThatIsAppliedAloneHasItsOwn) {
-  FakeCohort cohort(AsyncSetup());
-  cohort.Start();
+  StartedCohort cohort(AsyncSetup());
   cohort.Push(kRank1, {.measures = {{"a", 1, 2}}});
   EXPECT_THAT(cohort.All<effect::Committed>()[0].record.measures,
               ElementsAre(Measure{"a", 1, 2}));
 }
 
 TEST(FrontEndMeasuresTest, BadOnesAreRefused) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
+  StartedCohort cohort(Long(SmallSetup()));
   ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
   std::vector<Measure> many;
   for (int i = 0; i <= limits::kMeasuresMax; ++i) {
@@ -358,15 +305,14 @@ TEST(FrontEndMeasuresTest, BadOnesAreRefused) {
 
 // One of them would hide those of all other ranks and steps.
 TEST(FrontEndMeasuresTest, WhatIsNotFiniteIsNamedAndLeftOut) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
+  StartedCohort cohort(Long(SmallSetup()));
   const double nan = kNan;
-  cohort.Push(kRank0, {.measures = {{"a", nan, 1},
-                                    {"b", kInfinity, 1},
-                                    {"c", 1e300, 1},
-                                    {"d", 1, 1e-310},
-                                    {"e", 4, 2}}});
-  cohort.Push(kRank1, {.measures = {{"a", 3, 1}}});
+  cohort.PushBoth({.measures = {{"a", nan, 1},
+                                {"b", kInfinity, 1},
+                                {"c", 1e300, 1},
+                                {"d", 1, 1e-310},
+                                {"e", 4, 2}}},
+                  {.measures = {{"a", 3, 1}}});
   const CommitRecord record = cohort.All<effect::Committed>()[0].record;
   EXPECT_FALSE(record.skipped);
   EXPECT_THAT(record.measures,
@@ -381,10 +327,8 @@ TEST(FrontEndMeasuresTest, WhatIsNotFiniteIsNamedAndLeftOut) {
 
 // A model that diverges must show.
 TEST(FrontEndMeasuresTest, ALossThatIsNotFiniteIsNamedAndReported) {
-  FakeCohort cohort(LongSetup());
-  cohort.Start();
-  cohort.Push(kRank0, {.loss_sum = kInfinity});
-  cohort.Push(kRank1, {});
+  StartedCohort cohort(Long(SmallSetup()));
+  cohort.PushBoth({.loss_sum = kInfinity}, {});
   const CommitRecord record = cohort.All<effect::Committed>()[0].record;
   EXPECT_FALSE(record.skipped);
   EXPECT_EQ(record.loss, kInfinity);

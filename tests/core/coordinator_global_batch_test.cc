@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
@@ -15,12 +16,9 @@ using testing::HasSubstr;
 
 // Ranks 0 to 3, one is needed; batches of 2, 6 samples a step, 20 an epoch.
 FakeSetup Elastic(FakeSetup setup) {
+  setup = Continuing(Long(WithWorkers(std::move(setup), 4, 2), 20));
   setup.options.workers_min = 1;
-  setup.options.workers = 4;
-  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
   setup.options.policy.global_batch = 6;
-  setup.plan.train_samples = 20;
-  setup.batch_sizes.assign(4, 2);
   return setup;
 }
 
@@ -39,12 +37,11 @@ TEST(CoordinatorGlobalBatchTest, AStepHasAsManySamplesWhateverTheSize) {
   ExpectWork(cohort.told(kRank0), {.begin = 6, .end = 9}, 2);
   ExpectWork(cohort.told(kRank1), {.begin = 9, .end = 12}, 2);
   cohort.StartOne(kRank2);
-  cohort.Push(kRank0, PushOf(1));
-  cohort.Push(kRank1, PushOf(1));
+  cohort.PushBoth(PushOf(1));
   ExpectWork(cohort.told(kRank0), {.begin = 12, .end = 14}, 1);
   ExpectWork(cohort.told(kRank1), {.begin = 14, .end = 16}, 1);
   ExpectWork(cohort.told(kRank2), {.begin = 16, .end = 18}, 1);
-  EXPECT_EQ(cohort.core().Status(cohort.now()).step_samples, 6);
+  EXPECT_EQ(cohort.Status().step_samples, 6);
 }
 
 TEST(CoordinatorGlobalBatchTest, TheLastStepOfAnEpochHasTheRest) {
@@ -110,20 +107,16 @@ TEST(CoordinatorGlobalBatchTest, ChangesWhileItRuns) {
 
 TEST(CoordinatorGlobalBatchTest, EveryWorkerNeedsASample) {
   FakeCohort cohort(Elastic(SmallSetup()));
-  const auto refused = cohort.Change({{"workers", "1:7"}});
-  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(std::string(refused.status().message()),
-            "--global_batch: got 6, want sum, or at least 7: a sample for each "
-            "worker (--workers)");
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(cohort.Change({{"workers", "1:7"}}).status()));
 }
 
 TEST(CoordinatorGlobalBatchTest, IsNoMoreThanAnEpoch) {
   FakeCohort cohort(Elastic(SmallSetup()));
   cohort.StartOne(kRank0);
-  const auto refused = cohort.Change({{"global_batch", "21"}});
-  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.status().message()),
-              HasSubstr("--global_batch: got 21, want sum, or at most 20"));
+  const absl::Status refused = cohort.Change({{"global_batch", "21"}}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("--global_batch: got 21, want sum"));
 }
 
 // One worker may be left alone with it.
@@ -139,8 +132,8 @@ TEST(CoordinatorGlobalBatchTest, ABatchThatIsFarTooSmallIsRefused) {
   FakeCohort large(setup);
   large.StartOne(kRank0);
   ExpectWork(large.told(kRank0), {.begin = 0, .end = 8192}, 4096);
-  EXPECT_EQ(large.Change({{"global_batch", "8193"}}).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      large.Change({{"global_batch", "8193"}}).status()));
 }
 
 TEST(CoordinatorGlobalBatchTest, OwnDataIsRefused) {
@@ -152,9 +145,8 @@ TEST(CoordinatorGlobalBatchTest, OwnDataIsRefused) {
   FakeCohort cohort(setup);
   ASSERT_TRUE(cohort.Join(kRank0).ok());
   const absl::Status refused = cohort.Register(kRank0);
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("got --global_batch=6, want --global_batch=sum"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("want --global_batch=sum"));
 }
 
 }  // namespace

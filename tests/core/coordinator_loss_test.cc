@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
 
@@ -18,19 +16,12 @@ using testing::IsEmpty;
 const FakePush kPush0{.w = {1, 0}, .b = {2}, .loss_weight = 3};
 const FakePush kPush1{.w = {3, -2}, .b = {0}, .loss_weight = 1};
 
-FakeSetup Continuing(FakeSetup setup) {
-  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
-  return setup;
-}
-
 // ---- wait
 
 TEST(CoordinatorWaitTest, AReplacementRepeatsTheStepExactly) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   const Assignment before = cohort.told(kRank0);
-  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
+  cohort.Send(kRank0, kPush0, {0});
   cohort.Push(kRank1, kPush1);
   cohort.Leave(kRank0);
   cohort.StartOne(kRank0);
@@ -47,27 +38,23 @@ TEST(CoordinatorWaitTest, AReplacementRepeatsTheStepExactly) {
 }
 
 TEST(CoordinatorWaitTest, AReplacementGetsTheStoredRendezvousResults) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
+  StartedCohort cohort(GlobalSetup());
   const Moments a{.count = 3, .first = {1}, .second = {2}};
   const Moments b{.count = 1, .first = {5}, .second = {0}};
-  ASSERT_TRUE(cohort.Reduce(kRank0, {}, a).ok());
-  ASSERT_TRUE(cohort.Reduce(kRank1, {}, b).ok());
+  cohort.ReduceBoth({}, a, b);
   const auto first = cohort.All<effect::ReduceResult>();
   cohort.Leave(kRank0);
   cohort.StartOne(kRank0);
   cohort.Clear();
   ASSERT_TRUE(cohort.Reduce(kRank0, {}, a).ok());
-  const auto again = cohort.All<effect::ReduceResult>();
-  ASSERT_EQ(again.size(), 1);
-  EXPECT_EQ(again[0].rank, kRank0);
-  EXPECT_EQ(again[0].incarnation, cohort.incarnation(kRank0));
-  EXPECT_EQ(again[0].moments, first[0].moments);
+  const auto again = cohort.Only<effect::ReduceResult>();
+  EXPECT_EQ(again.rank, kRank0);
+  EXPECT_EQ(again.incarnation, cohort.incarnation(kRank0));
+  EXPECT_EQ(again.moments, first[0].moments);
 }
 
 TEST(CoordinatorWaitTest, ACompletePushOfALostRankCounts) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.Push(kRank0, kPush0);
   cohort.Leave(kRank0);
   cohort.Push(kRank1, kPush1);
@@ -85,12 +72,8 @@ TEST(CoordinatorWaitTest, ACompletePushOfALostRankCounts) {
 // The replacement is in the forward pass of a step whose push its predecessor
 // had completed; it has no stream that the verdict could reach.
 TEST(CoordinatorWaitTest, WhoIsOvertakenByTheCommitIsToldOverItsSession) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
-  const Moments moments{.count = 1, .first = {0}, .second = {0}};
-  for (Rank rank : {kRank0, kRank1}) {
-    ASSERT_TRUE(cohort.Reduce(rank, {}, moments).ok());
-  }
+  StartedCohort cohort(GlobalSetup());
+  cohort.ReduceBoth({}, {.count = 1, .first = {0}, .second = {0}});
   cohort.Push(kRank0, kPush0);
   cohort.Leave(kRank0);
   cohort.StartOne(kRank0);
@@ -105,21 +88,17 @@ TEST(CoordinatorWaitTest, WhoIsOvertakenByTheCommitIsToldOverItsSession) {
 }
 
 TEST(CoordinatorWaitTest, OnlyTheFirstVerdictAfterAJoinIsToldTwice) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
+  StartedCohort cohort(SmallSetup());
+  cohort.PushBoth(kPush0, kPush1);
   EXPECT_EQ(cohort.told(kRank0).version, Version(1));
   cohort.Clear();
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
+  cohort.PushBoth(kPush0, kPush1);
   EXPECT_THAT(cohort.All<effect::Notify>(), IsEmpty());
   EXPECT_EQ(cohort.All<effect::SendVerdict>().size(), 2);
 }
 
 TEST(CoordinatorWaitTest, ARepeatedGradientBringsItsTentativeWeightsAgain) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
   ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
@@ -127,12 +106,10 @@ TEST(CoordinatorWaitTest, ARepeatedGradientBringsItsTentativeWeightsAgain) {
   cohort.Leave(kRank0);
   cohort.StartOne(kRank0);
   cohort.Clear();
-  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
-  const auto sent = cohort.All<command::SendWeights>();
-  ASSERT_EQ(sent.size(), 1);
-  EXPECT_EQ(sent[0].rank, kRank0);
-  EXPECT_EQ(sent[0].partition, 0);
+  cohort.Send(kRank0, kPush0, {0});
+  const auto sent = cohort.Only<command::SendWeights>();
+  EXPECT_EQ(sent.rank, kRank0);
+  EXPECT_EQ(sent.partition, 0);
   EXPECT_EQ(cohort.sent()[0].weights->data()[0], -1);
 }
 
@@ -140,8 +117,7 @@ TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
   FakeSetup setup = SmallSetup();
   setup.plan.train_samples = 3;
   setup.plan.test_samples = 0;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
   EXPECT_EQ(cohort.told(kRank1).reason,
             "waiting for worker 0, gives up in 5 min");
@@ -159,8 +135,7 @@ TEST(CoordinatorWaitTest, ARefusedReplacementDoesNotStartTheWaitAnew) {
   setup.plan.train_samples = 3;
   setup.plan.test_samples = 0;
   setup.options.replacement_deadline = absl::Seconds(10);
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Leave(kRank0);
   for (int i = 0; i < 3; ++i) {
     cohort.Pass(absl::Seconds(3));
@@ -170,39 +145,34 @@ TEST(CoordinatorWaitTest, ARefusedReplacementDoesNotStartTheWaitAnew) {
   EXPECT_EQ(cohort.told(kRank1).reason,
             "waiting for a replacement of worker 0, 9 s, gives up in 1 s");
   cohort.Pass(absl::Seconds(2));
-  ASSERT_EQ(cohort.All<effect::RunEnded>().size(), 1);
-  EXPECT_EQ(cohort.All<effect::RunEnded>()[0].outcome, RunOutcome::kWorkerLost);
+  EXPECT_EQ(cohort.Only<effect::RunEnded>().outcome, RunOutcome::kWorkerLost);
 }
 
 TEST(CoordinatorWaitTest, ADrainThatWaitsSaysSo) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.BreakSession(kRank0);
   cohort.Drain("enough");
   EXPECT_FALSE(cohort.core().ended());
-  EXPECT_THAT(cohort.core().Status(cohort.now()).state,
+  EXPECT_THAT(cohort.Status().state,
               HasSubstr("draining after the step in progress; waiting for a "
                         "replacement of worker 0"));
 }
 
 // A run that is about to end gets no replacement.
 TEST(CoordinatorWaitTest, ADrainWaitsForNobodyWhoIsLost) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.Push(kRank1, kPush1);
   cohort.Leave(kRank0);
   ASSERT_FALSE(cohort.core().ended());
   cohort.Drain("enough");
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kDrained);
+  const auto ended = cohort.Only<effect::RunEnded>();
+  EXPECT_EQ(ended.outcome, RunOutcome::kDrained);
   // The step that the lost rank was missing in is not committed.
-  EXPECT_EQ(ended[0].version->version, Version(0));
+  EXPECT_EQ(ended.version->version, Version(0));
 }
 
 TEST(CoordinatorWaitTest, ALossDuringADrainEndsIt) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.Push(kRank1, kPush1);
   cohort.Drain("enough");
   EXPECT_FALSE(cohort.core().ended());
@@ -213,20 +183,18 @@ TEST(CoordinatorWaitTest, ALossDuringADrainEndsIt) {
 // ---- continue
 
 TEST(CoordinatorContinueTest, TheOthersRepeatTheStepWithoutTheLostRank) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(Continuing(SmallSetup()));
   const PushKey before = cohort.key(kRank0);
   cohort.Push(kRank0, kPush0);
   ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
   cohort.Clear();
   cohort.Leave(kRank1);
-  const auto aborted = cohort.All<effect::StepAborted>();
-  ASSERT_EQ(aborted.size(), 1);
-  EXPECT_EQ(aborted[0].session, cohort.session(kRank0));
-  EXPECT_EQ(aborted[0].step, Version(0));
-  EXPECT_EQ(aborted[0].attempt, Attempt(0));
-  EXPECT_THAT(aborted[0].members, ElementsAre(kRank0));
-  EXPECT_EQ(aborted[0].reason, "rank 1 has left: asked to");
+  const auto aborted = cohort.Only<effect::StepAborted>();
+  EXPECT_EQ(aborted.session, cohort.session(kRank0));
+  EXPECT_EQ(aborted.step, Version(0));
+  EXPECT_EQ(aborted.attempt, Attempt(0));
+  EXPECT_THAT(aborted.members, ElementsAre(kRank0));
+  EXPECT_EQ(aborted.reason, "rank 1 has left: asked to");
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
   EXPECT_GT(cohort.key(kRank0).sequence, before.sequence);
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 3}));
@@ -243,8 +211,7 @@ TEST(CoordinatorContinueTest, TheOthersRepeatTheStepWithoutTheLostRank) {
 }
 
 TEST(CoordinatorContinueTest, ACompletePushOfALostRankCounts) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(Continuing(SmallSetup()));
   cohort.Push(kRank1, kPush1);
   cohort.Leave(kRank1);
   EXPECT_EQ(cohort.counter("steps_aborted"), 0);
@@ -257,16 +224,12 @@ TEST(CoordinatorContinueTest, ACompletePushOfALostRankCounts) {
 }
 
 TEST(CoordinatorContinueTest, WaitersOfARendezvousAreReleased) {
-  FakeSetup setup = Continuing(GlobalSetup());
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(Continuing(GlobalSetup()));
   const Moments moments{.count = 1, .first = {0}, .second = {0}};
   ASSERT_TRUE(cohort.Reduce(kRank0, {}, moments).ok());
   cohort.Clear();
   cohort.Leave(kRank1);
-  const auto aborted = cohort.All<effect::ReduceAborted>();
-  ASSERT_EQ(aborted.size(), 1);
-  EXPECT_EQ(aborted[0].rank, kRank0);
+  EXPECT_EQ(cohort.Only<effect::ReduceAborted>().rank, kRank0);
   cohort.Clear();
   // The new attempt has its own rendezvous, of one member.
   ASSERT_TRUE(cohort.Reduce(kRank0, {.attempt = Attempt(1)}, moments).ok());
@@ -274,38 +237,27 @@ TEST(CoordinatorContinueTest, WaitersOfARendezvousAreReleased) {
 }
 
 TEST(CoordinatorContinueTest, LateMessagesOfTheOldAttemptChangeNothing) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(Continuing(SmallSetup()));
   const PushKey old = cohort.key(kRank0);
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
   cohort.Leave(kRank1);
   cohort.Clear();
   Effects out;
-  const Instant now = absl::Seconds(101);
-  Coordinator& core = cohort.core();
-  const Sender sender = cohort.sender(kRank0);
-  EXPECT_TRUE(
-      core.Gradient(sender, old, {.partition = 1, .bytes = 4}, now, out).ok());
-  EXPECT_TRUE(IsForgotten(out));
-  EXPECT_TRUE(core.Close(sender, old,
-                         {.batch_norm_calls = {1},
-                          .moments = {{.moments = kPush0.moments}}},
-                         now, out)
+  EXPECT_TRUE(cohort.core()
+                  .Gradient(cohort.sender(kRank0), old,
+                            {.partition = 1, .bytes = 4}, cohort.now(), out)
                   .ok());
-  const auto* sent = std::get_if<effect::SendVerdict>(&out.back());
-  ASSERT_NE(sent, nullptr);
-  EXPECT_EQ(sent->verdict.verdict, Verdict::kDropped);
+  EXPECT_TRUE(IsForgotten(out));
+  EXPECT_EQ(cohort.CloseAgain(kRank0, old).verdict.verdict, Verdict::kDropped);
   cohort.Push(kRank0, {.w = {1, 0}, .b = {2}, .loss_weight = 4});
   EXPECT_THAT(cohort.weights(1), ElementsAre(2));
 }
 
 TEST(CoordinatorContinueTest, FoldsOfTheOldAttemptAreIgnored) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(Continuing(SmallSetup()));
   cohort.HoldFolds();
   cohort.Push(kRank0, kPush0);
-  ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank1, 0, kPush1.w).ok());
+  cohort.Send(kRank1, kPush1, {0});
   ASSERT_EQ(cohort.held_folds().size(), 1);
   cohort.Leave(kRank1);
   cohort.Clear();
@@ -319,8 +271,7 @@ TEST(CoordinatorContinueTest, FoldsOfTheOldAttemptAreIgnored) {
 // A broken stream is not a loss: a step that starts meanwhile must include the
 // rank.
 TEST(CoordinatorContinueTest, AReconnectingRankIsAMemberOfTheNextStep) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(Continuing(SmallSetup()));
   cohort.Push(kRank1, kPush1);
   cohort.BreakSession(kRank1);
   cohort.Push(kRank0, kPush0);
@@ -330,8 +281,7 @@ TEST(CoordinatorContinueTest, AReconnectingRankIsAMemberOfTheNextStep) {
 }
 
 TEST(CoordinatorContinueTest, IfItDoesNotReturnTheAttemptEnds) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(Continuing(SmallSetup()));
   cohort.Push(kRank1, kPush1);
   cohort.BreakSession(kRank1);
   cohort.Push(kRank0, kPush0);
@@ -341,8 +291,7 @@ TEST(CoordinatorContinueTest, IfItDoesNotReturnTheAttemptEnds) {
 }
 
 TEST(CoordinatorContinueTest, ANewcomerJoinsAtTheNextStep) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(Continuing(SmallSetup()));
   cohort.Leave(kRank1);
   cohort.StartOne(kRank1);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
@@ -352,8 +301,7 @@ TEST(CoordinatorContinueTest, ANewcomerJoinsAtTheNextStep) {
 }
 
 TEST(CoordinatorContinueTest, WithNobodyLeftTheStepWaitsForAnyone) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
+  StartedCohort cohort(Continuing(SmallSetup()));
   cohort.Leave(kRank0);
   cohort.Leave(kRank1);
   EXPECT_FALSE(cohort.core().ended());
@@ -365,12 +313,8 @@ TEST(CoordinatorContinueTest, WithNobodyLeftTheStepWaitsForAnyone) {
 // ---- evaluation
 
 TEST(CoordinatorEvaluationTest, ALostRanksShardGoesToWhoeverIsFree) {
-  FakeCohort cohort(Continuing(SmallSetup()));
-  cohort.Start();
-  for (int step = 0; step < 2; ++step) {
-    cohort.Push(kRank0, kPush0);
-    cohort.Push(kRank1, kPush1);
-  }
+  StartedCohort cohort(Continuing(SmallSetup()));
+  for (int step = 0; step < 2; ++step) cohort.PushBoth(kPush0, kPush1);
   ASSERT_EQ(cohort.told(kRank1).kind, AssignmentKind::kEvaluate);
   const IndexRange lost = cohort.told(kRank1).range;
   ASSERT_TRUE(cohort.Report(kRank0).ok());
@@ -384,12 +328,8 @@ TEST(CoordinatorEvaluationTest, ALostRanksShardGoesToWhoeverIsFree) {
 }
 
 TEST(CoordinatorEvaluationTest, ARepeatedReportCountsOnce) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  for (int step = 0; step < 2; ++step) {
-    cohort.Push(kRank0, kPush0);
-    cohort.Push(kRank1, kPush1);
-  }
+  StartedCohort cohort(SmallSetup());
+  for (int step = 0; step < 2; ++step) cohort.PushBoth(kPush0, kPush1);
   const Assignment shard = cohort.told(kRank0);
   Effects out;
   const Instant now = absl::Seconds(101);
@@ -411,20 +351,14 @@ TEST(CoordinatorEvaluationTest, ARepeatedReportCountsOnce) {
                             {.correct = 2, .labels = 1}, now, out)
           .status()));
   ASSERT_TRUE(cohort.Report(kRank1).ok());
-  const auto evaluated = cohort.All<effect::Evaluated>();
-  ASSERT_EQ(evaluated.size(), 1);
-  EXPECT_EQ(evaluated[0].record.sums().samples, 4);
+  EXPECT_EQ(cohort.Only<effect::Evaluated>().record.sums().samples, 4);
 }
 
 // Such a report is refused and its assignment stays, so that the run can
 // continue once another process has taken the rank.
 TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  for (int step = 0; step < 2; ++step) {
-    cohort.Push(kRank0, kPush0);
-    cohort.Push(kRank1, kPush1);
-  }
+  StartedCohort cohort(SmallSetup());
+  for (int step = 0; step < 2; ++step) cohort.PushBoth(kPush0, kPush1);
   ASSERT_TRUE(cohort.Report(kRank0).ok());
   Effects out;
   const absl::Status refused =
@@ -436,8 +370,6 @@ TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
                             absl::Seconds(101), out)
           .status();
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("got 1 classes and no top-5 count"));
   ASSERT_TRUE(cohort.Report(kRank1).ok());
   EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
 }
@@ -446,16 +378,12 @@ TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
 TEST(CoordinatorLossTest, GradientsOfAStepThatNeverCommitsAreDroppedAtTheEnd) {
   FakeSetup setup = SmallSetup();
   setup.options.replacement_deadline = absl::Seconds(10);
-  FakeCohort cohort(setup);
-  cohort.Start();
-  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
+  StartedCohort cohort(setup);
+  cohort.Send(kRank0, kPush0, {0});
   cohort.Leave(kRank1);
   cohort.Pass(absl::Seconds(11));
   ASSERT_EQ(cohort.All<effect::RunEnded>().size(), 1);
-  const auto dropped = cohort.All<command::Drop>();
-  ASSERT_EQ(dropped.size(), 1);
-  EXPECT_EQ(dropped[0].push.rank, kRank0);
+  EXPECT_EQ(cohort.Only<command::Drop>().push.rank, kRank0);
 }
 
 }  // namespace

@@ -3,17 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
 
 namespace cohort {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 FakeSetup TwoShards() {
   FakeSetup setup = SmallSetup();
@@ -25,11 +21,9 @@ FakeSetup TwoShards() {
 RunState TrainedState() {
   FakeSetup setup = SmallSetup();
   setup.options.checkpoint_every = 1;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   while (Trains(cohort, kRank0)) {
-    cohort.Push(kRank0, {});
-    cohort.Push(kRank1, {});
+    cohort.PushBoth({});
   }
   return cohort.All<effect::WriteCheckpoint>().back().state;
 }
@@ -37,21 +31,18 @@ RunState TrainedState() {
 // The state of a run that is over.
 RunState EndedState() {
   const RunState trained = TrainedState();
-  FakeCohort cohort(TwoShards(), &trained);
-  cohort.Start();
+  StartedCohort cohort(TwoShards(), &trained);
   cohort.EvaluateAll();
   return cohort.All<effect::WriteCheckpoint>().back().state;
 }
 
 TEST(CoordinatorMilestoneTest, NoWorkerBeginsBeforeTheInitialValuesAreStored) {
-  FakeCohort cohort(TwoShards());
-  cohort.Start();
+  StartedCohort cohort(TwoShards());
   cohort.Pass(absl::Seconds(1));
-  const auto writes = cohort.All<effect::WriteCheckpoint>();
-  ASSERT_THAT(writes, SizeIs(1));
-  EXPECT_TRUE(writes[0].awaited);
-  EXPECT_EQ(writes[0].state.snapshot->version, Version(0));
-  EXPECT_FALSE(writes[0].state.ended.has_value());
+  const auto write = cohort.Only<effect::WriteCheckpoint>();
+  EXPECT_TRUE(write.awaited);
+  EXPECT_EQ(write.state.snapshot->version, Version(0));
+  EXPECT_FALSE(write.state.ended.has_value());
   EXPECT_FALSE(Trains(cohort, kRank0));
   EXPECT_FALSE(Trains(cohort, kRank1));
   cohort.CheckpointStored();
@@ -60,16 +51,14 @@ TEST(CoordinatorMilestoneTest, NoWorkerBeginsBeforeTheInitialValuesAreStored) {
 }
 
 TEST(CoordinatorMilestoneTest, OneServerWaitsForNoCheckpoint) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   EXPECT_TRUE(Trains(cohort, kRank0));
   EXPECT_THAT(cohort.All<effect::WriteCheckpoint>(), IsEmpty());
 }
 
 // A run may be drained while it waits.
 TEST(CoordinatorMilestoneTest, ADrainedRunDoesNotBegin) {
-  FakeCohort cohort(TwoShards());
-  cohort.Start();
+  StartedCohort cohort(TwoShards());
   cohort.Drain("no more");
   EXPECT_TRUE(cohort.core().ended());
   cohort.CheckpointStored();
@@ -78,16 +67,14 @@ TEST(CoordinatorMilestoneTest, ADrainedRunDoesNotBegin) {
 
 TEST(CoordinatorMilestoneTest, NoWorkerIsToldOfTheEndBeforeItIsStored) {
   const RunState trained = TrainedState();
-  FakeCohort cohort(TwoShards(), &trained);
-  cohort.Start();
+  StartedCohort cohort(TwoShards(), &trained);
   EXPECT_THAT(cohort.All<effect::WriteCheckpoint>(), IsEmpty());
   cohort.EvaluateAll();
   cohort.Pass(absl::Seconds(1));
   EXPECT_FALSE(cohort.core().ended());
-  const auto writes = cohort.All<effect::WriteCheckpoint>();
-  ASSERT_THAT(writes, SizeIs(1));
-  EXPECT_TRUE(writes[0].awaited);
-  EXPECT_EQ(writes[0].state.ended, "all 1 epochs are done");
+  const auto write = cohort.Only<effect::WriteCheckpoint>();
+  EXPECT_TRUE(write.awaited);
+  EXPECT_EQ(write.state.ended, "all 1 epochs are done");
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
   cohort.CheckpointStored();
   EXPECT_TRUE(cohort.core().ended());
@@ -101,11 +88,10 @@ TEST(CoordinatorMilestoneTest, ARunThatIsOverEndsWithoutWorkers) {
   FakeCohort cohort(TwoShards(), &ended);
   EXPECT_FALSE(cohort.core().ended());
   cohort.Pass(absl::Milliseconds(50));
-  const auto ends = cohort.All<effect::RunEnded>();
-  ASSERT_THAT(ends, SizeIs(1));
-  EXPECT_EQ(ends[0].outcome, RunOutcome::kFinished);
-  EXPECT_EQ(ends[0].reason, *ended.ended);
-  EXPECT_EQ(ends[0].version->version, ended.snapshot->version);
+  const auto end = cohort.Only<effect::RunEnded>();
+  EXPECT_EQ(end.outcome, RunOutcome::kFinished);
+  EXPECT_EQ(end.reason, *ended.ended);
+  EXPECT_EQ(end.version->version, ended.snapshot->version);
   // A worker that was not told comes back.
   ASSERT_TRUE(cohort.Join(kRank0).ok());
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
@@ -115,8 +101,7 @@ TEST(CoordinatorMilestoneTest, ALongerRunGoesOnFromItsEnd) {
   const RunState ended = EndedState();
   FakeSetup longer = SmallSetup();
   longer.options.epochs = 2;
-  FakeCohort cohort(longer, &ended);
-  cohort.Start();
+  StartedCohort cohort(longer, &ended);
   // The epoch that has ended is evaluated once more.
   cohort.EvaluateAll();
   EXPECT_TRUE(Trains(cohort, kRank0));

@@ -16,24 +16,13 @@
 namespace cohort {
 namespace {
 
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::ElementsAreArray;
 using testing::FloatNear;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-FakeSetup FortySampleSetup() {
-  FakeSetup setup = SmallSetup();
-  setup.plan.train_samples = 40;
-  return setup;
-}
-
 // Mean gradients are the sums of both; w starts at {1, 2} and b at {3}.
-void Step(FakeCohort& cohort, const FakePush& one, const FakePush& other) {
-  cohort.Push(kRank0, one);
-  cohort.Push(kRank1, other);
-}
 
 // Loss weight 2 each, so that sums are means.
 FakePush PushOf(std::vector<float> w, std::vector<float> b) {
@@ -41,14 +30,13 @@ FakePush PushOf(std::vector<float> w, std::vector<float> b) {
 }
 
 TEST(CoordinatorOptimizerTest, ClippingWaitsForEveryPartition) {
-  FakeSetup setup = FortySampleSetup();
+  FakeSetup setup = Long(SmallSetup());
   setup.options.optimizer.clip_norm = 2.5;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Clear();
   cohort.HoldFolds();
   // A gradient of norm 5: 0, 3 and 4.
-  Step(cohort, PushOf({0, 1}, {4}), PushOf({0, 2}, {0}));
+  cohort.PushBoth(PushOf({0, 1}, {4}), PushOf({0, 2}, {0}));
   ASSERT_EQ(cohort.held_folds().size(), 2);
   EXPECT_EQ(cohort.held_folds()[0].pass, FoldPass::kGradient);
   EXPECT_THAT(cohort.All<command::SendWeights>(), IsEmpty());
@@ -71,16 +59,15 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
   for (const kernels::OptimizerCase& c : kernels::OptimizerCases()) {
     SCOPED_TRACE(c.name());
     for (const double clip_norm : {0.0, 1.0}) {
-      FakeSetup setup = FortySampleSetup();
+      FakeSetup setup = Long(SmallSetup());
       setup.options.optimizer.kind = c.kind;
       setup.options.optimizer.numbers = c.numbers;
       setup.options.optimizer.clip_norm = clip_norm;
       setup.options.optimizer.weight_decay = 0.1;
-      FakeCohort cohort(setup);
-      cohort.Start();
-      Step(cohort, PushOf({1, 1}, {1}), PushOf({2, 1}, {0}));
+      StartedCohort cohort(setup);
+      cohort.PushBoth(PushOf({1, 1}, {1}), PushOf({2, 1}, {0}));
       const SharedSnapshot before = cohort.snapshot();
-      Step(cohort, kWeightless, kWeightless);
+      cohort.PushBoth(kWeightless);
       const SharedSnapshot after = cohort.snapshot();
       ASSERT_EQ(after->version, Version(2));
       EXPECT_EQ(cohort.counter("pushes_applied"), 4);
@@ -99,50 +86,46 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
       // The images were seen, so their moments count.
       EXPECT_EQ(after->statistics->front().layers[0].num_batches_tracked, 2);
       // The next step is an ordinary one.
-      Step(cohort, PushOf({1, 1}, {1}), PushOf({2, 1}, {0}));
+      cohort.PushBoth(PushOf({1, 1}, {1}), PushOf({2, 1}, {0}));
       EXPECT_NE(WeightChecksums(*cohort.snapshot()), WeightChecksums(*before));
     }
   }
 }
 
 TEST(CoordinatorOptimizerTest, ARankWithoutWeightAddsNothing) {
-  FakeCohort cohort(FortySampleSetup());
-  cohort.Start();
-  Step(cohort, kWeightless, {.w = {2, 4}, .b = {0}, .loss_weight = 4});
+  StartedCohort cohort(Long(SmallSetup()));
+  cohort.PushBoth(kWeightless, {.w = {2, 4}, .b = {0}, .loss_weight = 4});
   // Scale 4 / 4, rate 0.5.
   EXPECT_THAT(cohort.weights(0), ElementsAre(0, 0));
   EXPECT_THAT(cohort.weights(1), ElementsAre(3));
 }
 
 TEST(CoordinatorOptimizerTest, ANonfiniteGradientSkipsAClippedStep) {
-  FakeSetup setup = FortySampleSetup();
+  FakeSetup setup = Long(SmallSetup());
   setup.options.optimizer.clip_norm = 1;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  Step(cohort, PushOf({0, 1}, {1}), PushOf({0, nan}, {1}));
+  cohort.PushBoth(PushOf({0, 1}, {1}), PushOf({0, nan}, {1}));
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(cohort.counter("pushes_skipped"), 2);
   EXPECT_THAT(cohort.log(), HasSubstr("rank 1: gradient of w"));
-  Step(cohort, PushOf({0, 1}, {0}), PushOf({0, 0}, {0}));
+  cohort.PushBoth(PushOf({0, 1}, {0}), PushOf({0, 0}, {0}));
   EXPECT_THAT(cohort.weights(0), ElementsAre(1, 1.5));
 }
 
 TEST(CoordinatorOptimizerTest, ContinuesFromACheckpointWithTheSameBits) {
   for (const kernels::OptimizerCase& c : kernels::OptimizerCases()) {
     SCOPED_TRACE(c.name());
-    FakeSetup setup = FortySampleSetup();
+    FakeSetup setup = Long(SmallSetup());
     setup.options.optimizer.kind = c.kind;
     setup.options.optimizer.numbers = c.numbers;
-    FakeCohort undisturbed(setup);
-    undisturbed.Start();
-    Step(undisturbed, PushOf({1, -1}, {2}), PushOf({0, 0}, {1}));
+    StartedCohort undisturbed(setup);
+    undisturbed.PushBoth(PushOf({1, -1}, {2}), PushOf({0, 0}, {1}));
     const auto state = undisturbed.State();
     ASSERT_TRUE(state.ok());
-    FakeCohort restored(setup, &*state);
-    restored.Start();
+    StartedCohort restored(setup, &*state);
     for (FakeCohort* cohort : {&undisturbed, &restored}) {
-      Step(*cohort, PushOf({3, 1}, {-2}), PushOf({0, 1}, {0}));
+      cohort->PushBoth(PushOf({3, 1}, {-2}), PushOf({0, 1}, {0}));
     }
     EXPECT_EQ(restored.snapshot()->version, Version(2));
     EXPECT_EQ(restored.weights(0), undisturbed.weights(0));
@@ -154,20 +137,18 @@ TEST(CoordinatorOptimizerTest, ContinuesFromACheckpointWithTheSameBits) {
 }
 
 TEST(CoordinatorOptimizerTest, AMaskThatFitsNothingRefusesTheModel) {
-  FakeSetup setup = FortySampleSetup();
+  FakeSetup setup = Long(SmallSetup());
   setup.options.optimizer.freeze = {"ww"};
   FakeCohort cohort(setup);
   ASSERT_TRUE(cohort.Join(kRank0).ok());
   const absl::Status refused = cohort.Register(kRank0);
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(refused.message(),
-            "--freeze: got 'ww': no parameter has this name; the nearest names "
-            "are w, b");
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("--freeze: got 'ww'"));
   EXPECT_EQ(cohort.core().model(), nullptr);
 }
 
 TEST(CoordinatorOptimizerTest, APatternOfNoDecayThatFitsNothingIsRefused) {
-  FakeSetup setup = FortySampleSetup();
+  FakeSetup setup = Long(SmallSetup());
   setup.options.optimizer.no_decay = {"b", "*.gamma"};
   FakeCohort cohort(setup);
   ASSERT_TRUE(cohort.Join(kRank0).ok());
@@ -176,45 +157,40 @@ TEST(CoordinatorOptimizerTest, APatternOfNoDecayThatFitsNothingIsRefused) {
 }
 
 TEST(CoordinatorOptimizerTest, MasksAreChangedWhileTheRunGoesOn) {
-  FakeCohort cohort(FortySampleSetup());
-  cohort.Start();
+  StartedCohort cohort(Long(SmallSetup()));
   const absl::Status refused = cohort.Change({{"freeze", "w[2]"}}).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("'w[2]'"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
   const FakePush push = PushOf({1, 1}, {1});
-  Step(cohort, push, push);
+  cohort.PushBoth(push);
   EXPECT_THAT(cohort.weights(0), ElementsAre(0, 1));
   // Takes effect from the step after the one in progress.
   ASSERT_TRUE(cohort.Change({{"freeze", "w[1];b"}}).ok());
-  Step(cohort, push, push);
+  cohort.PushBoth(push);
   EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 0));
-  Step(cohort, push, push);
+  cohort.PushBoth(push);
   EXPECT_THAT(cohort.weights(0), ElementsAre(-2, 0));
   ASSERT_TRUE(cohort.Change({{"freeze", "none"}}).ok());
-  Step(cohort, push, push);
-  Step(cohort, push, push);
+  cohort.PushBoth(push);
+  cohort.PushBoth(push);
   EXPECT_THAT(cohort.weights(0), ElementsAre(-4, -1));
 }
 
 TEST(CoordinatorOptimizerTest, OptimizersThatFitFollowEachOther) {
-  FakeSetup setup = FortySampleSetup();
+  FakeSetup setup = Long(SmallSetup());
   setup.options.optimizer.kind = OptimizerKind::kMomentum;
   setup.options.optimizer.numbers.momentum = 0.5;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   const FakePush push = PushOf({1, 0}, {0});
-  Step(cohort, push, push);
-  EXPECT_THAT(
-      std::string(cohort.Change({{"optimizer", "adam"}}).status().message()),
-      AllOf(HasSubstr("--optimizer: got adam"),
-            HasSubstr("momentum or nesterov")));
+  cohort.PushBoth(push);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      cohort.Change({{"optimizer", "adam"}}).status()));
   ASSERT_TRUE(cohort.Change({{"optimizer", "sgd"}}).ok());
-  Step(cohort, push, push);
+  cohort.PushBoth(push);
   EXPECT_EQ(cohort.snapshot()->slots[0].velocity, nullptr);
   ASSERT_TRUE(cohort.Change({{"optimizer", "adam"}}).ok());
-  Step(cohort, push, push);
+  cohort.PushBoth(push);
   const float before = cohort.weights(0)[0];
-  Step(cohort, push, push);
+  cohort.PushBoth(push);
   EXPECT_THAT(cohort.weights(0)[0], FloatNear(before - 0.5f, 1e-5f));
   EXPECT_EQ(cohort.snapshot()->slots[0].updates, std::vector<int64_t>{1});
 }
@@ -222,13 +198,11 @@ TEST(CoordinatorOptimizerTest, OptimizersThatFitFollowEachOther) {
 // Rank 1 reads version 0 and is applied to version 1.
 TEST(CoordinatorOptimizerTest, AStalePushIsCompensated) {
   for (bool adaptive : {false, true}) {
-    FakeSetup setup = AsyncSetup();
-    setup.plan.train_samples = 40;
+    FakeSetup setup = Long(AsyncSetup());
     setup.options.policy.staleness = {.rule = StalenessRule::kCompensate,
                                       .compensation = 0.5,
                                       .compensation_adaptive = adaptive};
-    FakeCohort cohort(setup);
-    cohort.Start();
+    StartedCohort cohort(setup);
     ASSERT_TRUE(cohort.Open(kRank1, {.loss_weight = 4}).ok());
     // Half of the nominal step: rate 0.25.
     cohort.Push(kRank0, {.w = {4, 0}, .loss_weight = 4});

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <string>
 #include <vector>
 
 #include "server/core/coordinator.h"
@@ -15,17 +14,16 @@ namespace {
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-FakeSetup ThreeWorkers() {
-  FakeSetup setup = SmallSetup();
-  setup.options.workers = 3;
-  setup.batch_sizes = {1, 1, 1};
-  return setup;
-}
+FakeSetup ThreeWorkers() { return WithWorkers(SmallSetup(), 3); }
 
 // Joins and sends its layout.
 void Offer(FakeCohort& cohort, Rank rank) {
   ASSERT_TRUE(cohort.Join(rank).ok());
   ASSERT_TRUE(cohort.Register(rank).ok());
+}
+
+void OfferAll(FakeCohort& cohort) {
+  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
 }
 
 bool Asked(FakeCohort& cohort, Rank rank) {
@@ -81,7 +79,7 @@ TEST(CoordinatorRegistrationTest, AClientThatHasClosedItsSideIsNotAsked) {
 TEST(CoordinatorRegistrationTest, WhoClosesItsSideAfterTheRequestIsReplaced) {
   FakeCohort cohort(ThreeWorkers());
   cohort.HoldValues();
-  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
+  OfferAll(cohort);
   ASSERT_TRUE(Asked(cohort, kRank0));
   cohort.CloseRegistration(kRank0);
   EXPECT_TRUE(Asked(cohort, kRank1));
@@ -98,8 +96,8 @@ TEST(CoordinatorRegistrationTest, IfNoClientCanSendValuesTheOthersAreToldSo) {
   EXPECT_TRUE(Asked(cohort, kRank1));
   cohort.CloseRegistration(kRank1);
   ASSERT_TRUE(cohort.answer(kRank0).has_value());
-  EXPECT_THAT(std::string(cohort.answer(kRank0)->status().message()),
-              HasSubstr("can send the initial values; keep the stream open"));
+  EXPECT_THAT(cohort.answer(kRank0)->status().message(),
+              HasSubstr("keep the stream open"));
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
@@ -107,7 +105,7 @@ TEST(CoordinatorRegistrationTest, StatusSaysWhoIsWaitedFor) {
   FakeCohort cohort(SmallSetup());
   cohort.HoldValues();
   Offer(cohort, kRank1);
-  StatusView view = cohort.core().Status(cohort.now());
+  StatusView view = cohort.Status();
   EXPECT_EQ(view.state,
             "waiting for worker 0 to join and register, no time limit");
   // No worker is late yet.
@@ -119,7 +117,7 @@ TEST(CoordinatorRegistrationTest, StatusSaysWhoIsWaitedFor) {
   // Sending the values has no time limit.
   EXPECT_EQ(cohort.told(kRank1).wait, absl::InfiniteDuration());
   cohort.Pass(absl::Seconds(10));
-  view = cohort.core().Status(cohort.now());
+  view = cohort.Status();
   EXPECT_EQ(view.state,
             "waiting for worker 0 to register its model, gives up in 20 s");
   EXPECT_EQ(view.phase, StatusView::Phase::kWaiting);
@@ -130,7 +128,7 @@ TEST(CoordinatorRegistrationTest, StatusSaysWhoIsWaitedFor) {
 TEST(CoordinatorRegistrationTest, WithoutProgressTheNextIsAsked) {
   FakeCohort cohort(ThreeWorkers());
   cohort.HoldValues();
-  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
+  OfferAll(cohort);
   for (int i = 0; i < 3; ++i) {
     cohort.Pass(absl::Seconds(29));
     ASSERT_TRUE(cohort.core()
@@ -140,10 +138,9 @@ TEST(CoordinatorRegistrationTest, WithoutProgressTheNextIsAsked) {
   EXPECT_FALSE(Asked(cohort, kRank1));
   cohort.Pass(absl::Seconds(31));
   EXPECT_TRUE(Asked(cohort, kRank1));
-  const auto ended = cohort.All<effect::EndSession>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].session, cohort.session(kRank0));
-  EXPECT_EQ(ended[0].status,
+  const auto ended = cohort.Only<effect::EndSession>();
+  EXPECT_EQ(ended.session, cohort.session(kRank0));
+  EXPECT_EQ(ended.status,
             absl::AbortedError("the server requested its initial weights and "
                                "received nothing for 31 s"));
   // The slow worker's values now come too late.
@@ -161,7 +158,7 @@ TEST(CoordinatorRegistrationTest,
      ARankThatIsLostWhileAskedIsFollowedByTheNext) {
   FakeCohort cohort(ThreeWorkers());
   cohort.HoldValues();
-  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
+  OfferAll(cohort);
   cohort.Leave(kRank0);
   EXPECT_TRUE(Asked(cohort, kRank1));
   // The replacement does not overtake the rank whose values are requested now.
@@ -207,17 +204,9 @@ TEST(CoordinatorRegistrationTest, TheLowestRanksModelRulesAndNothingIsFixed) {
       EXPECT_TRUE(cohort.Register(kRank0).ok());
     }
     ASSERT_TRUE(cohort.answer(kRank1).has_value());
-    EXPECT_EQ(
-        cohort.answer(kRank1)->status(),
-        absl::FailedPreconditionError(
-            "the model differs from that of worker 0, which defines the run: "
-            "w: "
-            "got shape [3], want [2]; start all workers with the same program "
-            "and flags (cohort-worker: --model, --width, --dataset and "
-            "--classes), or start another server for its model"));
+    EXPECT_TRUE(absl::IsFailedPrecondition(cohort.answer(kRank1)->status()));
     EXPECT_EQ(cohort.core().model(), nullptr);
-    EXPECT_THAT(cohort.log(),
-                HasSubstr("rank 1 is refused: the model differs"));
+    EXPECT_THAT(cohort.log(), HasSubstr("rank 1 is refused"));
     // The lowest rank may also be the wrong one, and be restarted.
     cohort.Leave(kRank0);
     ASSERT_TRUE(cohort.Register(kRank1).ok());
@@ -232,22 +221,18 @@ TEST(CoordinatorRegistrationTest, WhileOneIsAskedOthersAreComparedWithIt) {
   other.parameters[1].name = "bias";
   FakeCohort cohort(setup);
   cohort.HoldValues();
-  for (Rank rank : {kRank0, kRank1, kRank2}) Offer(cohort, rank);
+  OfferAll(cohort);
   cohort.Leave(kRank2);
   ASSERT_TRUE(cohort.Join(kRank2).ok());
   const absl::Status refused = cohort.Register(kRank2, other);
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(
-      std::string(refused.message()),
-      HasSubstr("from that of worker 0, which defines the run: parameter "
-                "number 1: got bias, want b"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(refused.message(), HasSubstr("worker 0, which defines the run"));
   EXPECT_TRUE(cohort.Register(kRank2).ok());
 }
 
 TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
   const FakeSetup setup = SmallSetup();
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Leave(kRank1);
   ASSERT_TRUE(cohort.Join(kRank1).ok());
   cohort.Clear();
@@ -258,9 +243,8 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
       absl::FailedPreconditionError(
           "the model differs from the run's: w: got shape [3], want [2]; start "
           "all workers with the same program and flags (cohort-worker: "
-          "--model, "
-          "--width, --dataset and --classes), or start another server for its "
-          "model"));
+          "--model, --width, --dataset and --classes), or start another server "
+          "for its model"));
   RunPlan plan = setup.plan;
   plan.dataset_digest = "cd";
   Effects out;
@@ -277,8 +261,7 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
 
 TEST(CoordinatorRegistrationTest, ALateJoinerIsAnsweredAtOnce) {
   FakeSetup setup = SmallSetup();
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Leave(kRank1);
   ASSERT_TRUE(cohort.Join(kRank1).ok());
   setup.plan.loss_reference = 9;
@@ -303,8 +286,7 @@ TEST(CoordinatorRegistrationTest, TheLossReferenceIsRoundedUpToAPowerOfTwo) {
   FakeSetup setup = SmallSetup();
   setup.options.workers = 1;
   setup.plan.loss_reference = 9;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   EXPECT_EQ(cohort.core().model()->plan.loss_reference, 16);
 }
 
@@ -342,8 +324,6 @@ TEST(CoordinatorRegistrationTest, NothingCanBeReadBeforeIt) {
   Coordinator core(SmallSetup().options);
   EXPECT_TRUE(absl::IsFailedPrecondition(core.Read(std::nullopt).status()));
   EXPECT_TRUE(absl::IsFailedPrecondition(core.State().status()));
-  EXPECT_EQ(core.Status(absl::Seconds(1)).state,
-            "waiting for workers 0, 1 to join and register, no time limit");
 }
 
 // They must get far enough to read on their session that the run is over.

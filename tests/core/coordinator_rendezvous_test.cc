@@ -1,8 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
 
@@ -22,19 +20,12 @@ ReduceKey Key(int64_t step, int32_t layer, int32_t call, int32_t attempt = 0) {
           .place = {.layer = layer, .call = call}};
 }
 
-FakeSetup TwoLayers() {
-  FakeSetup setup = GlobalSetup();
-  setup.layout.batch_norms.push_back({.name = "bn2", .channels = 1});
-  return setup;
-}
-
 TEST(CoordinatorRendezvousTest, AnswersAllMembersInRankOrder) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
+  StartedCohort cohort(GlobalSetup());
   EXPECT_TRUE(cohort.told(kRank0).global_normalization);
-  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(6)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, kOne(6)).ok());
   EXPECT_THAT(cohort.All<effect::ReduceResult>(), IsEmpty());
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(2)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, kOne(2)).ok());
   const auto results = cohort.All<effect::ReduceResult>();
   ASSERT_EQ(results.size(), 2);
   EXPECT_EQ(results[0].rank, kRank0);
@@ -46,8 +37,7 @@ TEST(CoordinatorRendezvousTest, AnswersAllMembersInRankOrder) {
 
 // There is one layer, so a rank may wait in 66 calls. No other rank comes.
 TEST(CoordinatorRendezvousTest, RankThatWaitsInTooManyCallsIsRefused) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
+  StartedCohort cohort(GlobalSetup());
   for (int32_t call = 0; call < 66; ++call) {
     ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, call), kOne(6)).ok());
   }
@@ -55,17 +45,14 @@ TEST(CoordinatorRendezvousTest, RankThatWaitsInTooManyCallsIsRefused) {
       absl::IsResourceExhausted(cohort.Reduce(kRank1, Key(0, 0, 66), kOne(6))));
   // A repetition holds nothing more, and the other ranks are not affected.
   EXPECT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 65), kOne(6)).ok());
-  EXPECT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(2)).ok());
+  EXPECT_TRUE(cohort.Reduce(kRank0, {}, kOne(2)).ok());
   EXPECT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 66), kOne(6)).ok());
 }
 
 TEST(CoordinatorRendezvousTest, StatisticsAreUpdatedOnceFromTheCombined) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(2)).ok());
-  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(6)).ok());
-  cohort.Push(kRank0, {});
-  cohort.Push(kRank1, {});
+  StartedCohort cohort(GlobalSetup());
+  cohort.ReduceBoth({}, kOne(2), kOne(6));
+  cohort.PushBoth({});
   const LayerStatistics& statistics =
       cohort.snapshot()->statistics->front().layers.front();
   EXPECT_EQ(statistics.num_batches_tracked, 1);
@@ -74,16 +61,14 @@ TEST(CoordinatorRendezvousTest, StatisticsAreUpdatedOnceFromTheCombined) {
 }
 
 TEST(CoordinatorRendezvousTest, RefusesWhatDoesNotFit) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
+  StartedCohort cohort(GlobalSetup());
   EXPECT_EQ(cohort.Reduce(kRank0, Key(0, 1, 0), kOne(0)),
             absl::InvalidArgumentError("moments: got layer 1, want below 1"));
-  EXPECT_EQ(cohort.Reduce(kRank0, Key(0, 0, 0), {.count = 1}),
+  EXPECT_EQ(cohort.Reduce(kRank0, {}, {.count = 1}),
             absl::InvalidArgumentError(
                 "bn: got moments of 0 and 0 channels, want 1"));
   EXPECT_EQ(
-      cohort.Reduce(kRank0, Key(0, 0, 0),
-                    {.count = -1, .first = {0}, .second = {0}}),
+      cohort.Reduce(kRank0, {}, {.count = -1, .first = {0}, .second = {0}}),
       absl::InvalidArgumentError("bn: got call 0 with count -1, want a call of "
                                  "0 to 65536 and a count of at least 0"));
   EXPECT_TRUE(
@@ -93,46 +78,33 @@ TEST(CoordinatorRendezvousTest, RefusesWhatDoesNotFit) {
 }
 
 TEST(CoordinatorRendezvousTest, LocalNormalisationHasNone) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  const absl::Status status = cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0));
-  EXPECT_EQ(
-      status,
-      absl::FailedPreconditionError(
-          "a rendezvous needs --aggregation=sync and global normalisation; "
-          "the policy is sync, local normalisation, sync "
-          "statistics"));
+  StartedCohort cohort(SmallSetup());
+  const absl::Status status = cohort.Reduce(kRank0, {}, kOne(0));
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_THAT(status.message(), testing::HasSubstr("--aggregation=sync"));
 }
 
 TEST(CoordinatorRendezvousTest, AContributionToAnOldStepIsAborted) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
-  for (Rank rank : {kRank0, kRank1}) {
-    ASSERT_TRUE(cohort.Reduce(rank, Key(0, 0, 0), kOne(0)).ok());
-  }
-  cohort.Push(kRank0, {});
-  cohort.Push(kRank1, {});
+  StartedCohort cohort(GlobalSetup());
+  cohort.ReduceBoth({}, kOne(0));
+  cohort.PushBoth({});
   cohort.Clear();
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
-  const auto aborted = cohort.All<effect::ReduceAborted>();
-  ASSERT_EQ(aborted.size(), 1);
-  EXPECT_EQ(aborted[0].rank, kRank0);
-  EXPECT_EQ(aborted[0].reason, "step 0 attempt 0 is over");
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, kOne(0)).ok());
+  const auto aborted = cohort.Only<effect::ReduceAborted>();
+  EXPECT_EQ(aborted.rank, kRank0);
+  EXPECT_EQ(aborted.reason, "step 0 attempt 0 is over");
 }
 
 TEST(CoordinatorRendezvousTest, ARankWithoutSamplesMayNotTakePart) {
   FakeSetup setup = GlobalSetup();
   setup.plan.train_samples = 3;
-  FakeCohort cohort(setup);
-  cohort.Start();
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(0))));
+  StartedCohort cohort(setup);
+  EXPECT_TRUE(absl::IsFailedPrecondition(cohort.Reduce(kRank1, {}, kOne(0))));
 }
 
 TEST(CoordinatorRendezvousTest, AfterTheEndAContributionIsAborted) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
-  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(0)).ok());
+  StartedCohort cohort(GlobalSetup());
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, kOne(0)).ok());
   cohort.Leave(kRank0);
   cohort.Pass(absl::Minutes(11));
   ASSERT_TRUE(cohort.core().ended());
@@ -142,22 +114,13 @@ TEST(CoordinatorRendezvousTest, AfterTheEndAContributionIsAborted) {
 }
 
 // Ranks 0 and 1 are one group; rank 2 is alone in the other.
-FakeSetup GroupedSetup() {
-  FakeSetup setup = TwoLayers();
-  setup.options.workers = 3;
-  setup.options.policy.normalization_group = 2;
-  setup.batch_sizes = {1, 1, 2};
-  return setup;
-}
-
 TEST(CoordinatorRendezvousTest, GroupsNormaliseApartAndStatisticsAreOfAll) {
-  FakeSetup setup = GroupedSetup();
-  setup.layout.batch_norms.pop_back();
-  FakeCohort cohort(setup);
-  cohort.Start();
-  ASSERT_TRUE(cohort.Reduce(kRank2, Key(0, 0, 0), kOne(9)).ok());
-  ASSERT_TRUE(cohort.Reduce(kRank1, Key(0, 0, 0), kOne(6)).ok());
-  ASSERT_TRUE(cohort.Reduce(kRank0, Key(0, 0, 0), kOne(0)).ok());
+  FakeSetup setup = WithWorkers(GlobalSetup(), 3);
+  setup.options.policy.normalization_group = 2;
+  StartedCohort cohort(setup);
+  ASSERT_TRUE(cohort.Reduce(kRank2, {}, kOne(9)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank1, {}, kOne(6)).ok());
+  ASSERT_TRUE(cohort.Reduce(kRank0, {}, kOne(0)).ok());
   const auto results = cohort.All<effect::ReduceResult>();
   ASSERT_EQ(results.size(), 3);
   EXPECT_EQ(results[0].rank, kRank2);

@@ -5,9 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <string>
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
@@ -22,11 +19,8 @@ constexpr Rank kRank3{3};
 
 // Batches of 2 and 40 samples an epoch; room for nine ranks.
 FakeSetup ResizeSetup(int32_t workers) {
-  FakeSetup setup = AsyncSetup();
+  FakeSetup setup = Long(WithWorkers(SmallSetup(), 9, 2));
   setup.options.workers = workers;
-  setup.options.policy = {.normalization = NormalizationKind::kLocal};
-  setup.plan.train_samples = 40;
-  setup.batch_sizes.assign(9, 2);
   return setup;
 }
 
@@ -41,8 +35,7 @@ TEST(CoordinatorResizeTest, GrowthBeforeTheLastHasRegisteredIsWaitedFor) {
   ASSERT_TRUE(cohort.Change(Workers(4)).ok());
   ASSERT_TRUE(cohort.Register(kRank1).ok());
   EXPECT_FALSE(Trains(cohort, kRank1));
-  EXPECT_EQ(cohort.core().Status(cohort.now()).state,
-            "waiting for workers 2, 3 to join and register, no time limit");
+  EXPECT_THAT(cohort.Status().waited_for, ElementsAre(kRank2, kRank3));
   cohort.StartOne(kRank2);
   cohort.StartOne(kRank3);
   for (int32_t rank = 0; rank < 4; ++rank) {
@@ -78,7 +71,7 @@ TEST(CoordinatorResizeTest, AWorkerReturnsToACohortOfAnotherSize) {
     ASSERT_TRUE(cohort.Change(Workers(workers)).ok());
     if (workers > 1) cohort.StartOne(kRank1);
     ASSERT_TRUE(cohort.Join(kRank0, cohort.incarnation(kRank0)).ok());
-    EXPECT_EQ(cohort.core().Status(cohort.now()).workers_expected, workers);
+    EXPECT_EQ(cohort.Status().workers_expected, workers);
     EXPECT_EQ(Trains(cohort, kRank0), workers == 1);
   }
 }
@@ -87,16 +80,13 @@ TEST(CoordinatorResizeTest, AWorkerReturnsToACohortOfAnotherSize) {
 // effect.
 TEST(CoordinatorResizeTest, TwoRanksAreLostInOneTickWhileAResizeIsPending) {
   for (const int32_t workers : {1, 2, 9}) {
-    FakeSetup setup = ResizeSetup(3);
-    setup.options.on_worker_loss = OnWorkerLoss::kContinue;
-    FakeCohort cohort(setup);
-    cohort.Start();
+    StartedCohort cohort(Continuing(ResizeSetup(3)));
     const auto answer = cohort.Change(Workers(workers));
     ASSERT_TRUE(answer.ok() && answer->pending);
     cohort.PassWithHeartbeatsOf({kRank0}, absl::Seconds(11));
-    EXPECT_EQ(cohort.core().Status(cohort.now()).workers_expected, workers);
+    EXPECT_EQ(cohort.Status().workers_expected, workers);
     EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
-    EXPECT_EQ(cohort.core().Status(cohort.now()).workers_live, 1);
+    EXPECT_EQ(cohort.Status().workers_live, 1);
   }
 }
 
@@ -106,25 +96,22 @@ TEST(CoordinatorResizeTest, AStepCommitsWhileLostRanksAreWithdrawn) {
   for (const int32_t workers : {2, 9}) {
     FakeSetup setup = ResizeSetup(3);
     setup.options.policy.pushes_min = 2;
-    FakeCohort cohort(setup);
-    cohort.Start();
+    StartedCohort cohort(setup);
     cohort.Push(kRank2, PushOf(0));
     cohort.Leave(kRank0);
     cohort.Leave(kRank1);
     ASSERT_TRUE(cohort.Change(Workers(workers)).ok());
     EXPECT_EQ(cohort.snapshot()->version, Version(1));
-    EXPECT_EQ(cohort.core().Status(cohort.now()).workers_expected, workers);
+    EXPECT_EQ(cohort.Status().workers_expected, workers);
   }
 }
 
 // The rank was told to leave, so messages that it still sends are not errors.
 TEST(CoordinatorResizeTest, WhatASurplusRankSendsIsFenced) {
-  FakeCohort cohort(ResizeSetup(2));
-  cohort.Start();
+  StartedCohort cohort(ResizeSetup(2));
   const PushKey key = cohort.key(kRank1);
   ASSERT_TRUE(cohort.Change(Workers(1)).ok());
-  cohort.Push(kRank0, PushOf(0));
-  cohort.Push(kRank1, PushOf(0));
+  cohort.PushBoth(PushOf(0));
   ASSERT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
   Effects out;
   EXPECT_EQ(
@@ -139,11 +126,9 @@ TEST(CoordinatorResizeTest, WhatASurplusRankSendsIsFenced) {
 
 // Ensures that a key never names two pushes, even of different processes.
 TEST(CoordinatorResizeTest, ARankThatComesAgainGoesOnWithItsNumbers) {
-  FakeCohort cohort(ResizeSetup(2));
-  cohort.Start();
+  StartedCohort cohort(ResizeSetup(2));
   ASSERT_TRUE(cohort.Change(Workers(1)).ok());
-  cohort.Push(kRank0, PushOf(0));
-  cohort.Push(kRank1, PushOf(0));
+  cohort.PushBoth(PushOf(0));
   const RunState small = *cohort.State();
   EXPECT_EQ(small.batch_sizes.size(), 1);
   ASSERT_TRUE(cohort.Change(Workers(2)).ok());
@@ -153,31 +138,24 @@ TEST(CoordinatorResizeTest, ARankThatComesAgainGoesOnWithItsNumbers) {
   ASSERT_TRUE(Trains(cohort, kRank1));
   EXPECT_EQ(cohort.told(kRank1).sequence, Sequence(2));
 
-  FakeCohort restored(ResizeSetup(2), &small);
-  restored.Start();
+  StartedCohort restored(ResizeSetup(2), &small);
   EXPECT_EQ(restored.told(kRank1).sequence, Sequence(2));
 }
 
 TEST(CoordinatorResizeTest, APendingGrowthIsNamedToThoseWhoComeTooEarly) {
-  FakeCohort cohort(ResizeSetup(2));
-  cohort.Start();
+  StartedCohort cohort(ResizeSetup(2));
   ASSERT_TRUE(cohort.Change(Workers(3)).ok());
-  const absl::Status named = cohort.Join(kRank2);
-  EXPECT_TRUE(absl::IsResourceExhausted(named));
-  EXPECT_THAT(std::string(named.message()),
-              HasSubstr("the change of workers to 3 is pending: waiting for "
-                        "workers 0, 1"));
+  EXPECT_TRUE(absl::IsResourceExhausted(cohort.Join(kRank2)));
   Effects out;
   const absl::Status anyone =
       cohort.core().Join(SessionId(90), {.batch_size = 1}, cohort.now(), out);
   EXPECT_TRUE(absl::IsResourceExhausted(anyone));
-  EXPECT_THAT(std::string(anyone.message()),
+  EXPECT_THAT(anyone.message(),
               HasSubstr("all 2 ranks are taken; the change of workers to 3 is "
                         "pending: waiting for workers 0, 1"));
   // A rank that the change does not add either is an error.
   EXPECT_TRUE(absl::IsOutOfRange(cohort.Join(kRank3)));
-  cohort.Push(kRank0, PushOf(0));
-  cohort.Push(kRank1, PushOf(0));
+  cohort.PushBoth(PushOf(0));
   EXPECT_TRUE(cohort.Join(kRank2).ok());
 }
 

@@ -19,8 +19,7 @@ const FakePush kPush0{.w = {1, 0}, .b = {2}, .loss_weight = 3, .loss_sum = 6};
 const FakePush kPush1{.w = {3, -2}, .b = {0}, .loss_weight = 1, .loss_sum = 2};
 
 TEST(CoordinatorSyncTest, AStepGivesTheHandComputedWeights) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.Push(kRank1, kPush1);
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
   cohort.Push(kRank0, kPush0);
@@ -31,12 +30,10 @@ TEST(CoordinatorSyncTest, AStepGivesTheHandComputedWeights) {
 }
 
 TEST(CoordinatorSyncTest, UnevenLossWeightsScaleTheSum) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   FakePush heavy = kPush0;
   heavy.loss_weight = 7;
-  cohort.Push(kRank0, heavy);
-  cohort.Push(kRank1, kPush1);
+  cohort.PushBoth(heavy, kPush1);
   // Scale 4 / (7 + 1).
   EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 1, 2 + 0.5));
   EXPECT_THAT(cohort.weights(1), ElementsAre(3 - 0.5));
@@ -44,20 +41,15 @@ TEST(CoordinatorSyncTest, UnevenLossWeightsScaleTheSum) {
 
 // A front-end that knows the step's weight sends gradients of the whole mean.
 TEST(CoordinatorSyncTest, GradientWeightsScaleTheSumAndLossWeightsTheLoss) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   FakePush first = kPush0;
   FakePush second = kPush1;
-  first.gradient_weight = 1;
-  second.gradient_weight = 1;
-  cohort.Push(kRank0, first);
-  cohort.Push(kRank1, second);
+  first.gradient_weight = second.gradient_weight = 1;
+  cohort.PushBoth(first, second);
   // Scale 4 / (1 + 1).
   EXPECT_THAT(cohort.weights(0), ElementsAre(1 - 4, 2 + 2));
   EXPECT_THAT(cohort.weights(1), ElementsAre(3 - 2));
-  const auto committed = cohort.All<effect::Committed>();
-  ASSERT_EQ(committed.size(), 1);
-  const CommitRecord& record = committed[0].record;
+  const CommitRecord& record = cohort.Only<effect::Committed>().record;
   EXPECT_FLOAT_EQ(record.loss, (6 + 2) / (3 + 1.0));
 }
 
@@ -66,11 +58,7 @@ TEST(CoordinatorSyncTest, GradientsAreAddedInRankOrderNotInOrderOfArrival) {
   const std::vector<float> gradients = {1e20f, -1e20f, 1};
   for (const std::vector<int32_t>& order :
        {std::vector<int32_t>{0, 1, 2}, std::vector<int32_t>{2, 1, 0}}) {
-    FakeSetup setup = SmallSetup();
-    setup.options.workers = 3;
-    setup.batch_sizes = {1, 1, 1};
-    FakeCohort cohort(setup);
-    cohort.Start();
+    StartedCohort cohort(WithWorkers(SmallSetup(), 3));
     for (int32_t rank : order) {
       const float g = gradients[static_cast<size_t>(rank)];
       const double loss_weight = rank == 0 ? 2 : 1;
@@ -81,12 +69,10 @@ TEST(CoordinatorSyncTest, GradientsAreAddedInRankOrderNotInOrderOfArrival) {
 }
 
 TEST(CoordinatorSyncTest, APartitionIsPreparedOnceAndWithItsGradients) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.HoldFolds();
   for (const Rank rank : {kRank0, kRank1}) {
-    ASSERT_TRUE(cohort.Open(rank, kPush0).ok());
-    ASSERT_TRUE(cohort.Gradient(rank, 0, kPush0.w).ok());
+    cohort.Send(rank, kPush0, {0});
   }
   ASSERT_EQ(cohort.held_folds().size(), 1);
   const auto check = [&, transaction = cohort.held_folds()[0].transaction](
@@ -102,11 +88,9 @@ TEST(CoordinatorSyncTest, APartitionIsPreparedOnceAndWithItsGradients) {
 }
 
 TEST(CoordinatorSyncTest, APartitionFoldsAsSoonAsAllHaveOpenedAndSentIt) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.HoldFolds();
-  ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank0, 1, kPush0.b).ok());
+  cohort.Send(kRank0, kPush0, {1});
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
   ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
   EXPECT_THAT(cohort.held_folds(), IsEmpty());
@@ -127,12 +111,10 @@ TEST(CoordinatorSyncTest, APartitionFoldsAsSoonAsAllHaveOpenedAndSentIt) {
 
 // And holds no other back.
 TEST(CoordinatorSyncTest, ACommitSaysWhichVersionsAreStillRead) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   SharedVersion read = *cohort.core().Read(std::nullopt);
   const auto held_after_a_step = [&cohort] {
-    cohort.Push(kRank0, kPush0);
-    cohort.Push(kRank1, kPush1);
+    cohort.PushBoth(kPush0, kPush1);
     return cohort.All<command::Commit>().back().held;
   };
   EXPECT_THAT(held_after_a_step(), ElementsAre(Version(0), Version(1)));
@@ -141,11 +123,9 @@ TEST(CoordinatorSyncTest, ACommitSaysWhichVersionsAreStillRead) {
 }
 
 TEST(CoordinatorSyncTest, TheVerdictCarriesTheNextAssignment) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   const PushKey key = cohort.key(kRank0);
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
+  cohort.PushBoth(kPush0, kPush1);
   const auto verdicts = cohort.All<effect::SendVerdict>();
   ASSERT_EQ(verdicts.size(), 2);
   EXPECT_EQ(verdicts[0].key, key);
@@ -161,13 +141,9 @@ TEST(CoordinatorSyncTest, TheVerdictCarriesTheNextAssignment) {
 }
 
 TEST(CoordinatorSyncTest, TheCommitRecordAddsUp) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
-  const auto committed = cohort.All<effect::Committed>();
-  ASSERT_EQ(committed.size(), 1);
-  const CommitRecord& record = committed[0].record;
+  StartedCohort cohort(SmallSetup());
+  cohort.PushBoth(kPush0, kPush1);
+  const CommitRecord& record = cohort.Only<effect::Committed>().record;
   EXPECT_EQ(record.version, Version(1));
   EXPECT_EQ(record.samples, 4);
   EXPECT_EQ(record.commit_samples, 4);
@@ -181,14 +157,12 @@ TEST(CoordinatorSyncTest, TheCommitRecordAddsUp) {
 }
 
 TEST(CoordinatorSyncTest, StatisticsCombineTheLocalMomentsOfAllRanks) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   FakePush a = kPush0;
   a.moments = {.count = 3, .first = {2}, .second = {2}};
   FakePush b = kPush1;
   b.moments = {.count = 2, .first = {6}, .second = {8}};
-  cohort.Push(kRank0, a);
-  cohort.Push(kRank1, b);
+  cohort.PushBoth(a, b);
   const LayerStatistics& statistics =
       cohort.snapshot()->statistics->front().layers.front();
   EXPECT_FLOAT_EQ(statistics.mean[0], 0.1 * 3.6);
@@ -197,12 +171,8 @@ TEST(CoordinatorSyncTest, StatisticsCombineTheLocalMomentsOfAllRanks) {
 }
 
 TEST(CoordinatorSyncTest, ARunEndsAfterItsLastEvaluation) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  for (int step = 0; step < 2; ++step) {
-    cohort.Push(kRank0, kPush0);
-    cohort.Push(kRank1, kPush1);
-  }
+  StartedCohort cohort(SmallSetup());
+  for (int step = 0; step < 2; ++step) cohort.PushBoth(kPush0, kPush1);
   EXPECT_TRUE(cohort.All<effect::Committed>()[1].record.epoch_ended);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 2}));
@@ -210,16 +180,14 @@ TEST(CoordinatorSyncTest, ARunEndsAfterItsLastEvaluation) {
   EXPECT_EQ(cohort.told(kRank1).split, DataSplit::kTest);
   EXPECT_THAT(cohort.All<effect::RunEnded>(), IsEmpty());
   cohort.EvaluateAll();
-  const auto evaluated = cohort.All<effect::Evaluated>();
-  ASSERT_EQ(evaluated.size(), 1);
-  EXPECT_EQ(evaluated[0].record.version, Version(2));
-  EXPECT_EQ(evaluated[0].record.epochs, 1);
-  EXPECT_FLOAT_EQ(evaluated[0].record.accuracy(), 0.5);
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kFinished);
-  EXPECT_EQ(ended[0].reason, "all 1 epochs are done");
-  EXPECT_EQ(ended[0].version->version, Version(2));
+  const auto evaluated = cohort.Only<effect::Evaluated>();
+  EXPECT_EQ(evaluated.record.version, Version(2));
+  EXPECT_EQ(evaluated.record.epochs, 1);
+  EXPECT_FLOAT_EQ(evaluated.record.accuracy(), 0.5);
+  const auto ended = cohort.Only<effect::RunEnded>();
+  EXPECT_EQ(ended.outcome, RunOutcome::kFinished);
+  EXPECT_EQ(ended.reason, "all 1 epochs are done");
+  EXPECT_EQ(ended.version->version, Version(2));
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kFinished);
 }
@@ -229,10 +197,8 @@ TEST(CoordinatorSyncTest, ARankWithoutSamplesIsNoMember) {
   FakeSetup setup = SmallSetup();
   setup.plan.train_samples = 5;
   setup.plan.test_samples = 0;
-  FakeCohort cohort(setup);
-  cohort.Start();
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
+  StartedCohort cohort(setup);
+  cohort.PushBoth(kPush0, kPush1);
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{4, 5}));
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
@@ -242,8 +208,7 @@ TEST(CoordinatorSyncTest, ARankWithoutSamplesIsNoMember) {
 }
 
 TEST(CoordinatorSyncTest, RepeatedMessagesCountOnceAndAreAnsweredOnce) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.Push(kRank0, kPush0);
   cohort.Push(kRank0, kPush0);
   EXPECT_EQ(cohort.counter("pushes_duplicate"), 4);
@@ -254,21 +219,10 @@ TEST(CoordinatorSyncTest, RepeatedMessagesCountOnceAndAreAnsweredOnce) {
 }
 
 TEST(CoordinatorSyncTest, APushRepeatedAfterTheCommitIsADuplicate) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   const PushKey key = cohort.key(kRank0);
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
-  cohort.Clear();
-  Effects out;
-  PushClosing closing{.batch_norm_calls = {1}};
-  closing.moments = {{.moments = kPush0.moments}};
-  ASSERT_TRUE(
-      cohort.core()
-          .Close(cohort.sender(kRank0), key, closing, absl::Seconds(101), out)
-          .ok());
-  ASSERT_EQ(out.size(), 1);
-  const auto& sent = std::get<effect::SendVerdict>(out[0]);
+  cohort.PushBoth(kPush0, kPush1);
+  const effect::SendVerdict sent = cohort.CloseAgain(kRank0, key);
   EXPECT_TRUE(sent.verdict.duplicate);
   EXPECT_EQ(sent.verdict.verdict, Verdict::kApplied);
   EXPECT_EQ(sent.verdict.version, Version(1));
@@ -278,8 +232,7 @@ TEST(CoordinatorSyncTest, APushRepeatedAfterTheCommitIsADuplicate) {
 }
 
 TEST(CoordinatorSyncTest, AReplayWithOtherContentIsCountedAndTheFirstCounts) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.Push(kRank0, kPush0);
   FakePush other = kPush0;
   other.w = {100, 100};
@@ -293,8 +246,7 @@ TEST(CoordinatorSyncTest, AReplayWithOtherContentIsCountedAndTheFirstCounts) {
 }
 
 TEST(CoordinatorSyncTest, AParameterAbsentOnSomeRanksAddsNothing) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}, {0}).ok());
   ASSERT_TRUE(cohort.Gradient(kRank0, 1, kPush0.b).ok());
@@ -307,8 +259,7 @@ TEST(CoordinatorSyncTest, AParameterAbsentOnSomeRanksAddsNothing) {
 TEST(CoordinatorSyncTest, AParameterAbsentOnAllRanksIsLeftAlone) {
   FakeSetup setup = SmallSetup();
   setup.options.optimizer.weight_decay = 1;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   for (Rank rank : {kRank0, kRank1}) {
     ASSERT_TRUE(cohort.Open(rank, kPush0).ok());
     ASSERT_TRUE(cohort.Gradient(rank, 0, {0, 0}, {0}).ok());
@@ -323,16 +274,14 @@ TEST(CoordinatorSyncTest, AParameterAbsentOnAllRanksIsLeftAlone) {
 TEST(CoordinatorSyncTest, FrozenParametersNeitherTravelNorChange) {
   FakeSetup setup = SmallSetup();
   setup.layout.parameters[1].trainable = false;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
   EXPECT_EQ(cohort.Gradient(kRank0, 1, {1}),
             absl::InvalidArgumentError("gradient of partition 1: got 4 bytes, "
                                        "want none (it is frozen)"));
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
   ASSERT_TRUE(cohort.Close(kRank0, kPush0).ok());
-  ASSERT_TRUE(cohort.Open(kRank1, kPush1).ok());
-  ASSERT_TRUE(cohort.Gradient(kRank1, 0, kPush1.w).ok());
+  cohort.Send(kRank1, kPush1, {0});
   ASSERT_TRUE(cohort.Close(kRank1, kPush1).ok());
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
@@ -343,42 +292,34 @@ TEST(CoordinatorSyncTest, FrozenParametersNeitherTravelNorChange) {
 TEST(CoordinatorSyncTest, ACheckpointIsWrittenEverySoManyCommits) {
   FakeSetup setup = SmallSetup();
   setup.options.checkpoint_every = 2;
-  FakeCohort cohort(setup);
-  cohort.Start();
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
+  StartedCohort cohort(setup);
+  cohort.PushBoth(kPush0, kPush1);
   EXPECT_THAT(cohort.All<effect::WriteCheckpoint>(), IsEmpty());
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
-  const auto writes = cohort.All<effect::WriteCheckpoint>();
-  ASSERT_EQ(writes.size(), 1);
-  EXPECT_EQ(writes[0].state.snapshot->version, Version(2));
-  EXPECT_EQ(writes[0].state.samples, 8);
-  EXPECT_EQ(writes[0].state.data_epoch, 1);
-  EXPECT_EQ(writes[0].state.cursor, 0);
+  cohort.PushBoth(kPush0, kPush1);
+  const auto write = cohort.Only<effect::WriteCheckpoint>();
+  EXPECT_EQ(write.state.snapshot->version, Version(2));
+  EXPECT_EQ(write.state.samples, 8);
+  EXPECT_EQ(write.state.data_epoch, 1);
+  EXPECT_EQ(write.state.cursor, 0);
 }
 
 TEST(CoordinatorSyncTest, DrainEndsTheRunAtTheNextCommit) {
   FakeSetup setup = SmallSetup();
   setup.options.epochs = 5;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Push(kRank0, kPush0);
   cohort.Drain("enough");
   EXPECT_FALSE(cohort.core().ended());
   cohort.Push(kRank1, kPush1);
-  const auto ended = cohort.All<effect::RunEnded>();
-  ASSERT_EQ(ended.size(), 1);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kDrained);
-  EXPECT_EQ(ended[0].reason, "enough");
-  EXPECT_EQ(ended[0].version->version, Version(1));
+  const auto ended = cohort.Only<effect::RunEnded>();
+  EXPECT_EQ(ended.outcome, RunOutcome::kDrained);
+  EXPECT_EQ(ended.reason, "enough");
+  EXPECT_EQ(ended.version->version, Version(1));
 }
 
 TEST(CoordinatorSyncTest, StatusSaysWhereTheRunIs) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
+  StartedCohort cohort(SmallSetup());
+  cohort.PushBoth(kPush0, kPush1);
   const StatusView view = cohort.core().Status(absl::Seconds(101));
   EXPECT_EQ(view.state, "training, 2 of 2 workers");
   EXPECT_EQ(view.version, Version(1));
@@ -394,10 +335,8 @@ TEST(CoordinatorSyncTest, StatusSaysWhereTheRunIs) {
 }
 
 TEST(CoordinatorSyncTest, OldVersionsAreNotHeld) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  cohort.Push(kRank0, kPush0);
-  cohort.Push(kRank1, kPush1);
+  StartedCohort cohort(SmallSetup());
+  cohort.PushBoth(kPush0, kPush1);
   EXPECT_TRUE(cohort.core().Read(Version(1)).ok());
   EXPECT_TRUE(absl::IsOutOfRange(cohort.core().Read(Version(0)).status()));
   EXPECT_TRUE(absl::IsOutOfRange(cohort.core().Read(Version(2)).status()));
@@ -406,8 +345,7 @@ TEST(CoordinatorSyncTest, OldVersionsAreNotHeld) {
 // ---- refusals
 
 TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   const Sender sender = cohort.sender(kRank0);
   const PushKey key = cohort.key(kRank0);
   Effects out;
@@ -443,8 +381,7 @@ TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
 }
 
 TEST(CoordinatorRefusalTest, GradientsOfTheWrongShape) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   EXPECT_EQ(cohort.Gradient(kRank0, 0, {1, 2}),
             absl::FailedPreconditionError(
                 "gradient of partition 0 arrived before the push was opened"));
@@ -459,8 +396,7 @@ TEST(CoordinatorRefusalTest, GradientsOfTheWrongShape) {
 
 // If counted twice, an absence on one rank would pass for one on all.
 TEST(CoordinatorRefusalTest, AnAbsentSliceNamedTwiceOrUnknown) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
   EXPECT_EQ(cohort.Gradient(kRank0, 0, {0, 0}, {0, 0}),
             absl::InvalidArgumentError(
@@ -470,8 +406,7 @@ TEST(CoordinatorRefusalTest, AnAbsentSliceNamedTwiceOrUnknown) {
 }
 
 TEST(CoordinatorRefusalTest, ClosingsThatContradictThemselves) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   const auto close = [&cohort](PushClosing closing) {
     Effects out;
     return std::string(cohort.core()
@@ -508,8 +443,7 @@ TEST(CoordinatorSyncTest, TheRateIsThatOfTheSamplesBeforeTheStep) {
   // Steps of 4 samples, 8 of them an epoch.
   setup.options.optimizer.step_epochs = {0.75};
   setup.options.optimizer.step_gamma = 0.5;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   for (int step = 0; step < 3; ++step) {
     for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, {});
     cohort.EvaluateAll();

@@ -62,6 +62,33 @@ FakeSetup AsyncSetup() {
   return setup;
 }
 
+FakeSetup Long(FakeSetup setup, int64_t train_samples) {
+  setup.plan.train_samples = train_samples;
+  return setup;
+}
+
+FakeSetup WithWorkers(FakeSetup setup, int32_t workers, int64_t batch_size) {
+  setup.options.workers = workers;
+  setup.batch_sizes.assign(static_cast<size_t>(workers), batch_size);
+  return setup;
+}
+
+FakeSetup FirstTwo(FakeSetup setup) {
+  setup = Long(WithWorkers(std::move(setup), 3, 2), 12);
+  setup.options.policy.pushes_min = 2;
+  return setup;
+}
+
+FakeSetup Continuing(FakeSetup setup) {
+  setup.options.on_worker_loss = OnWorkerLoss::kContinue;
+  return setup;
+}
+
+FakeSetup Checkpointing(FakeSetup setup) {
+  setup.options.checkpoint_every = 1;
+  return setup;
+}
+
 FakeCohort::FakeCohort(const FakeSetup& setup, const RunState* restored)
     : setup_(setup), core_(setup.options, restored) {
   if (restored == nullptr) return;
@@ -430,14 +457,38 @@ FakeCohort::Made& FakeCohort::MadeBy(Rank rank) {
   return made;
 }
 
-void FakeCohort::Push(Rank rank, const FakePush& push) {
-  // The verdict of the push changes the key of the rank.
+void FakeCohort::Send(Rank rank, const FakePush& push,
+                      const std::vector<int32_t>& partitions) {
   const absl::Status opened = Open(rank, push);
   EXPECT_TRUE(opened.ok()) << opened;
-  const absl::Status w = Gradient(rank, 0, push.w);
-  EXPECT_TRUE(w.ok()) << w;
-  const absl::Status b = Gradient(rank, 1, push.b);
-  EXPECT_TRUE(b.ok()) << b;
+  for (int32_t partition : partitions) {
+    const absl::Status sent =
+        Gradient(rank, partition, partition == 0 ? push.w : push.b);
+    EXPECT_TRUE(sent.ok()) << sent;
+  }
+}
+
+void FakeCohort::PushBoth(const FakePush& first, const FakePush& second) {
+  Push(kRank0, first);
+  Push(kRank1, second);
+}
+
+effect::SendVerdict FakeCohort::CloseAgain(Rank rank, const PushKey& key) {
+  Effects out;
+  const absl::Status closed = core_.Close(
+      sender(rank), key,
+      {.batch_norm_calls = {1}, .moments = {{.moments = FakePush().moments}}},
+      now_, out);
+  EXPECT_TRUE(closed.ok()) << closed;
+  const auto* sent =
+      out.empty() ? nullptr : std::get_if<effect::SendVerdict>(&out.back());
+  EXPECT_NE(sent, nullptr);
+  return sent == nullptr ? effect::SendVerdict() : *sent;
+}
+
+void FakeCohort::Push(Rank rank, const FakePush& push) {
+  Send(rank, push, {0, 1});
+  // The verdict of the push changes the key of the rank.
   const absl::Status closed = Close(rank, push);
   EXPECT_TRUE(closed.ok()) << closed;
 }
@@ -460,6 +511,15 @@ absl::Status FakeCohort::Reduce(Rank rank,
       core_.Reduce(sender(rank), std::move(messages), now_, out);
   Absorb(std::move(out));
   return status;
+}
+
+void FakeCohort::ReduceBoth(const ReduceKey& key, const Moments& first,
+                            const Moments& second) {
+  for (const Rank rank : {kRank0, kRank1}) {
+    const absl::Status status =
+        Reduce(rank, key, rank == kRank0 ? first : second);
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 absl::Status FakeCohort::Meet(Rank rank, const CallPlace& place,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -44,6 +46,17 @@ FakeSetup SmallSetup();
 FakeSetup GlobalSetup();
 // SmallSetup with async aggregation, batches of 2.
 FakeSetup AsyncSetup();
+
+// With an epoch of so many samples.
+FakeSetup Long(FakeSetup setup, int64_t train_samples = 40);
+// With so many workers of equal batches.
+FakeSetup WithWorkers(FakeSetup setup, int32_t workers, int64_t batch_size = 1);
+// With three workers, two of which make a step, and three steps an epoch.
+FakeSetup FirstTwo(FakeSetup setup);
+// With --on_worker_loss=continue.
+FakeSetup Continuing(FakeSetup setup);
+// With a checkpoint at every commit.
+FakeSetup Checkpointing(FakeSetup setup);
 
 // The content of a worker's push.
 struct FakePush {
@@ -115,9 +128,26 @@ class FakeCohort {
   absl::Status Close(Rank rank, PushClosing closing);
   // Sends a whole push. Fails the test if a part is refused.
   void Push(Rank rank, const FakePush& push);
+  // Sends whole pushes of rank 0 and rank 1, in this order.
+  void PushBoth(const FakePush& push) { PushBoth(push, push); }
+  void PushBoth(const FakePush& first, const FakePush& second);
+  // Opens a push and sends these partitions. Fails the test if a part is
+  // refused.
+  void Send(Rank rank, const FakePush& push,
+            const std::vector<int32_t>& partitions);
+  // Closes the push of `key` once more, as a client does whose answer was lost.
+  // Returns the verdict, and fails the test if there is no answer.
+  effect::SendVerdict CloseAgain(Rank rank, const PushKey& key);
   absl::Status Reduce(Rank rank, const ReduceKey& key, const Moments& moments);
   // Several contributions in one request.
   absl::Status Reduce(Rank rank, std::vector<MomentsMessage> messages);
+  // One contribution of rank 0 and one of rank 1, in this order. Fails the test
+  // if one is refused.
+  void ReduceBoth(const ReduceKey& key, const Moments& moments) {
+    ReduceBoth(key, moments, moments);
+  }
+  void ReduceBoth(const ReduceKey& key, const Moments& first,
+                  const Moments& second);
   // One element with the value 0 at a place of the present step.
   absl::Status Meet(Rank rank, const CallPlace& place,
                     const std::vector<int64_t>& extents = {});
@@ -163,6 +193,13 @@ class FakeCohort {
     }
     return found;
   }
+  // The only one of its kind. Fails the test if there are others or none.
+  template <typename E>
+  E Only() const {
+    const std::vector<E> found = All<E>();
+    EXPECT_EQ(found.size(), 1);
+    return found.size() == 1 ? found.front() : E();
+  }
   void Clear() {
     effects_.clear();
     sent_.clear();
@@ -174,6 +211,7 @@ class FakeCohort {
   absl::StatusOr<RunState> State() const;
   SharedSnapshot snapshot() const { return State()->snapshot; }
   std::vector<float> weights(int32_t partition) const;
+  StatusView Status() const { return core_.Status(now_); }
   int64_t counter(const std::string& name) const;
   std::string log() const;
 
@@ -228,6 +266,16 @@ class FakeCohort {
   std::map<Rank, Made> made_;
   std::map<Rank, std::optional<absl::StatusOr<RegisterAnswer>>> answers_;
   std::vector<Rank> asked_;
+};
+
+// One in which every rank has joined and registered.
+class StartedCohort : public FakeCohort {
+ public:
+  explicit StartedCohort(const FakeSetup& setup,
+                         const RunState* restored = nullptr)
+      : FakeCohort(setup, restored) {
+    Start();
+  }
 };
 
 // A push of weight 2 with this gradient for the first element of w.

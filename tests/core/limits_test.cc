@@ -42,8 +42,7 @@ TEST(LimitsTest, ABatchSizeThatOverflowsTheCursorMayNotJoin) {
     EXPECT_TRUE(absl::IsInvalidArgument(cohort.Join(kRank0))) << batch;
   }
   setup.batch_sizes = {limits::kBatchSizeMax, limits::kBatchSizeMax};
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{0, 8}));
 }
 
@@ -76,22 +75,16 @@ TEST(LimitsTest, InitialStatisticsMustBeFiniteAndTheirVarianceNotNegative) {
   const FakeSetup setup = SmallSetup();
   FakeCohort cohort(setup);
   // Rank 0's values are requested once both ranks have come.
-  for (Rank rank : {kRank0, kRank1}) {
-    ASSERT_TRUE(cohort.Join(rank).ok());
-    Effects out;
-    ASSERT_TRUE(cohort.core()
-                    .BeginRegister(cohort.sender(rank), setup.layout,
-                                   setup.plan, cohort.now(), out)
-                    .ok());
-  }
+  cohort.HoldValues();
+  cohort.Start();
   const auto refusal = [&](const LayerStatistics& layer) {
     Effects out;
-    return std::string(cohort.core()
-                           .FinishRegister(cohort.sender(kRank0), setup.layout,
-                                           setup.plan, {layer}, cohort.now(),
-                                           out)
-                           .status()
-                           .message());
+    const absl::Status status =
+        cohort.core()
+            .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
+                            {layer}, cohort.now(), out)
+            .status();
+    return std::string(status.message());
   };
   EXPECT_EQ(refusal({.mean = {kNotANumber}, .variance = {1}}),
             "bn: got the mean nan and variance 1 in channel 0, want "
@@ -128,18 +121,16 @@ TEST(LimitsTest, InitialValuesMustBeFiniteAndAreNamed) {
 }
 
 TEST(LimitsTest, LossWeightsThatLeaveFloat32AsScaleAreRefused) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   for (double weight : {1e300, 1e-300, kNotANumber, kInfinity, -1.0}) {
-    FakePush push;
-    push.loss_weight = weight;
-    EXPECT_TRUE(absl::IsInvalidArgument(cohort.Open(kRank0, push))) << weight;
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(cohort.Open(kRank0, {.loss_weight = weight})))
+        << weight;
   }
 }
 
 TEST(LimitsTest, LabelCountsThatCannotBeAreRefused) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   ASSERT_TRUE(cohort.Open(kRank0, {}).ok());
   const auto refused = [&](int64_t correct, int64_t labels) {
     return absl::IsInvalidArgument(cohort.Close(
@@ -160,15 +151,12 @@ TEST(LimitsTest, LabelCountsThatCannotBeAreRefused) {
 // Two counts of 2^62 sum up to a negative one.
 TEST(LimitsTest, CountsOfMomentsWhoseSumOverflowsAreRefused) {
   const Moments huge{.count = int64_t{1} << 62, .first = {0}, .second = {0}};
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
+  StartedCohort cohort(GlobalSetup());
   EXPECT_TRUE(absl::IsInvalidArgument(cohort.Reduce(kRank0, {}, huge)));
   EXPECT_TRUE(absl::IsInvalidArgument(cohort.Reduce(
       kRank0, {.place = {.phase = ReducePhase::kBackward}}, huge)));
-  FakeCohort local(SmallSetup());
-  local.Start();
-  FakePush push;
-  push.moments = huge;
+  StartedCohort local(SmallSetup());
+  const FakePush push{.moments = huge};
   ASSERT_TRUE(local.Open(kRank0, push).ok());
   EXPECT_TRUE(absl::IsInvalidArgument(local.Close(kRank0, push)));
 }
@@ -177,13 +165,8 @@ TEST(LimitsTest, CollectedCountsThatOverflowAreRefused) {
   FakeSetup setup = SmallSetup();
   setup.plan.test_samples = 0;
   setup.options.policy.statistics = {StatisticsKind::kAfter};
-  FakeCohort cohort(setup);
-  cohort.Start();
-  for (int step : {0, 1}) {
-    SCOPED_TRACE(step);
-    cohort.Push(kRank0, {});
-    cohort.Push(kRank1, {});
-  }
+  StartedCohort cohort(setup);
+  for (int step = 0; step < 2; ++step) cohort.PushBoth({});
   ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
   EXPECT_TRUE(absl::IsInvalidArgument(
       cohort
@@ -194,13 +177,8 @@ TEST(LimitsTest, CollectedCountsThatOverflowAreRefused) {
 }
 
 TEST(LimitsTest, EvaluationsWithImpossibleSumsAreRefused) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  for (int step : {0, 1}) {
-    SCOPED_TRACE(step);
-    cohort.Push(kRank0, {});
-    cohort.Push(kRank1, {});
-  }
+  StartedCohort cohort(SmallSetup());
+  for (int step = 0; step < 2; ++step) cohort.PushBoth({});
   ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
   const auto refused = [&](const EvaluationSums& sums) {
     Effects out;

@@ -3,7 +3,6 @@
 #include "server/core/statistics/observation.h"
 
 #include <cmath>
-#include <string>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -62,8 +61,7 @@ TEST(DriftTest, OfAStepIsTheLargestOverWorkersAndCalls) {
 }
 
 TEST(CommitObservationTest, TellsWhoClosedLastAndHowLongOthersWaited) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.Push(kRank1, {});
   cohort.Pass(Ms(30));
   cohort.Push(kRank0, {});
@@ -74,8 +72,7 @@ TEST(CommitObservationTest, TellsWhoClosedLastAndHowLongOthersWaited) {
 }
 
 TEST(CommitObservationTest, TellsHowLongEachRendezvousHeldItsMembers) {
-  FakeCohort cohort(GlobalSetup());
-  cohort.Start();
+  StartedCohort cohort(GlobalSetup());
   const auto reduce = [&](Rank rank, ReducePhase phase) {
     ASSERT_TRUE(cohort
                     .Reduce(rank, KeyOf(cohort.told(rank), phase),
@@ -88,8 +85,7 @@ TEST(CommitObservationTest, TellsHowLongEachRendezvousHeldItsMembers) {
   reduce(kRank1, ReducePhase::kBackward);
   cohort.Pass(Ms(7));
   reduce(kRank0, ReducePhase::kBackward);
-  cohort.Push(kRank0, {});
-  cohort.Push(kRank1, {});
+  cohort.PushBoth({});
   const CommitObservation seen = Last(cohort);
   EXPECT_THAT(seen.forward.waits, ElementsAre(Ms(40), Ms(0)));
   EXPECT_THAT(seen.forward.last, ElementsAre(kRank1));
@@ -102,11 +98,10 @@ TEST(CommitObservationTest, DriftIsSampled) {
   setup.options.epochs = kDriftEvery;
   // No evaluation comes between the steps.
   setup.plan.test_samples = 0;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   for (int64_t step = 0; step <= kDriftEvery; ++step) {
-    cohort.Push(kRank0, {.moments = OneChannel(3, 0, 3)});
-    cohort.Push(kRank1, {.moments = OneChannel(1, 4, 0)});
+    cohort.PushBoth({.moments = OneChannel(3, 0, 3)},
+                    {.moments = OneChannel(1, 4, 0)});
     const auto measures = cohort.All<effect::MeasureDrift>();
     ASSERT_EQ(measures.size(), step % kDriftEvery == 0 ? 1 : 0) << step;
     cohort.Clear();
@@ -120,8 +115,7 @@ TEST(CommitObservationTest, DriftIsSampled) {
 }
 
 TEST(CommitObservationTest, AnArrivalIsAloneAndIsComparedWithMovingStatistics) {
-  FakeCohort cohort(AsyncSetup());
-  cohort.Start();
+  StartedCohort cohort(AsyncSetup());
   cohort.HoldFolds();
   // Moving mean 0 and variance 1 at the start.
   cohort.Push(kRank0, {.moments = OneChannel(2, 3, 2)});
@@ -137,10 +131,9 @@ TEST(CommitObservationTest, AnArrivalIsAloneAndIsComparedWithMovingStatistics) {
 TEST(StatusViewTest, NamesWhoHoldsTheOthersUpAndUntilWhen) {
   FakeSetup setup = SmallSetup();
   setup.options.step_deadline = absl::Seconds(30);
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Push(kRank1, {});
-  const auto status = [&cohort] { return cohort.core().Status(cohort.now()); };
+  const auto status = [&cohort] { return cohort.Status(); };
   EXPECT_EQ(status().state, "training, 2 of 2 workers");
   EXPECT_THAT(status().waited_for, IsEmpty());
   EXPECT_EQ(status().workers[0].activity, "computing");
@@ -158,24 +151,22 @@ TEST(StatusViewTest, NamesTheSlowestThatTheLeadIsBoundedBy) {
   setup.options.policy = {.aggregation = AggregationKind::kBounded,
                           .lead_max = 1};
   setup.plan.train_samples = 40;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.Push(kRank0, {});
   ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
   cohort.Pass(absl::Seconds(3));
-  const StatusView view = cohort.core().Status(cohort.now());
+  const StatusView view = cohort.Status();
   EXPECT_THAT(view.waited_for, ElementsAre(kRank1));
   EXPECT_EQ(view.waiting, absl::Seconds(3));
   EXPECT_EQ(view.workers[0].activity, "waiting");
 }
 
 TEST(StatusViewTest, CountsVacanciesByReason) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
+  StartedCohort cohort(SmallSetup());
   cohort.BreakSession(kRank0);
   cohort.Pass(absl::Seconds(1));
   ASSERT_TRUE(cohort.Evict(kRank1).ok());
-  const StatusView view = cohort.core().Status(cohort.now());
+  const StatusView view = cohort.Status();
   EXPECT_EQ(view.vacancies.at(VacancyReason::kDisconnect), 1);
   EXPECT_EQ(view.vacancies.at(VacancyReason::kAdmin), 1);
   EXPECT_EQ(view.vacancies.at(VacancyReason::kLease), 0);
@@ -184,11 +175,9 @@ TEST(StatusViewTest, CountsVacanciesByReason) {
 }
 
 TEST(StatusViewTest, CountsWhatBecameOfMoments) {
-  FakeCohort cohort(SmallSetup());
-  cohort.Start();
-  cohort.Push(kRank0, {});
-  cohort.Push(kRank1, {});
-  const StatusView view = cohort.core().Status(cohort.now());
+  StartedCohort cohort(SmallSetup());
+  cohort.PushBoth({});
+  const StatusView view = cohort.Status();
   EXPECT_EQ(view.statistics.folded, 2);
   EXPECT_EQ(view.statistics.dropped, 0);
   EXPECT_EQ(view.workers[0].pushes, 1);

@@ -167,8 +167,7 @@ TEST(CheckRatesUnchangedTest, RatesOfTheWorkersCannotBeChanged) {
 // ---- in a run
 
 TEST(WorkersOptimizerTest, ARunTakesTheOptimizerThatItsWorkersRegister) {
-  FakeCohort cohort(AutoSetup(kAdamPlan));
-  cohort.Start();
+  StartedCohort cohort(AutoSetup(kAdamPlan));
   EXPECT_EQ(InForce(cohort).kind, OptimizerKind::kAdam);
   EXPECT_EQ(InForce(cohort).learning_rate, 0.003);
   // The history and the log name it.
@@ -180,8 +179,7 @@ TEST(WorkersOptimizerTest, ARunTakesTheOptimizerThatItsWorkersRegister) {
   EXPECT_THAT(history.back().text, HasSubstr("the workers' optimizer: "));
   // The first step of Adam moves each weight by the rate, against the sign of
   // its gradient.
-  cohort.Push(kRank0, {.w = {1, -2}, .b = {0}, .loss_weight = 1});
-  cohort.Push(kRank1, {.w = {1, -2}, .b = {0}, .loss_weight = 1});
+  cohort.PushBoth({.w = {1, -2}, .b = {0}, .loss_weight = 1});
   EXPECT_NEAR(cohort.weights(0)[0], 1 - 0.003, 1e-6);
   EXPECT_NEAR(cohort.weights(0)[1], 2 + 0.003, 1e-6);
 }
@@ -198,19 +196,16 @@ TEST(WorkersOptimizerTest, TheLogSaysWhatFlagsKeepFromTheWorkers) {
   FakeSetup setup = AutoSetup(kAdamPlan);
   setup.options.optimizer.learning_rate = 0.5;
   setup.options.given = {"learning_rate"};
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   EXPECT_THAT(cohort.log(),
               HasSubstr("flags of the server take precedence over the workers' "
                         "optimizer: learning_rate 0.5 (theirs: 0.003)"));
-  FakeCohort plain(AutoSetup(kAdamPlan));
-  plain.Start();
+  StartedCohort plain(AutoSetup(kAdamPlan));
   EXPECT_THAT(plain.log(), ::testing::Not(HasSubstr("take precedence")));
 }
 
 TEST(WorkersOptimizerTest, AutoCannotComeBack) {
-  FakeCohort cohort(AutoSetup(kAdamPlan));
-  cohort.Start();
+  StartedCohort cohort(AutoSetup(kAdamPlan));
   const absl::Status status = cohort.Change({{"optimizer", "auto"}}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status));
   EXPECT_THAT(std::string(status.message()),
@@ -218,8 +213,7 @@ TEST(WorkersOptimizerTest, AutoCannotComeBack) {
 }
 
 TEST(WorkersOptimizerTest, WorkersWithAnotherOptimizerAreRefused) {
-  FakeCohort cohort(AutoSetup(kAdamPlan));
-  cohort.Start();
+  StartedCohort cohort(AutoSetup(kAdamPlan));
   cohort.Leave(kRank1);
   ASSERT_TRUE(cohort.Join(kRank1).ok());
   RunPlan other = kAdamPlan;
