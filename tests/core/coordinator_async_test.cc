@@ -5,6 +5,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -58,19 +59,6 @@ TEST(CoordinatorAsyncTest, APushWithoutWeightChangesNoWeights) {
   EXPECT_FLOAT_EQ(*cohort.core().Status(absl::Seconds(101)).train_loss, 3);
 }
 
-TEST(CoordinatorAsyncTest, StalenessCountsTheVersionsSinceTheRead) {
-  FakeSetup setup = AsyncSetup();
-  setup.options.epochs = 3;
-  StartedCohort cohort(setup);
-  cohort.Push(kRank0, kPush);
-  cohort.PushBoth(kPush);
-  const auto verdicts = cohort.All<effect::SendVerdict>();
-  ASSERT_EQ(verdicts.size(), 3);
-  EXPECT_EQ(verdicts[1].verdict.staleness_versions, 0);
-  EXPECT_EQ(verdicts[2].verdict.staleness_versions, 2);
-  EXPECT_EQ(cohort.All<effect::Committed>()[2].record.staleness_versions, 2);
-}
-
 TEST(CoordinatorAsyncTest, PushesAreAppliedOneByOneInOrderOfArrival) {
   StartedCohort cohort(AsyncSetup());
   cohort.HoldFolds();
@@ -113,25 +101,6 @@ TEST(CoordinatorAsyncTest, StatisticsAreFoldedPerPushByItsShare) {
   EXPECT_NEAR(statistics.mean[0], 3 * 0.1, 1e-6);
   EXPECT_NEAR(statistics.variance[0], 0.9, 1e-6);
   EXPECT_EQ(statistics.num_batches_tracked, 2);
-}
-
-TEST(CoordinatorAsyncTest, EverySampleIsUsedOnceAndTheRunEnds) {
-  StartedCohort cohort(AsyncSetup());
-  std::vector<bool> used(8);
-  while (cohort.told(kRank0).kind == AssignmentKind::kTrain) {
-    for (Rank rank : {kRank0, kRank1}) {
-      const IndexRange range = cohort.told(rank).range;
-      for (int64_t i = range.begin; i < range.end; ++i) {
-        EXPECT_FALSE(used[static_cast<size_t>(i)]);
-        used[static_cast<size_t>(i)] = true;
-      }
-      cohort.Push(rank, kPush);
-    }
-  }
-  EXPECT_EQ(used, std::vector<bool>(8, true));
-  cohort.EvaluateAll();
-  EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
-  EXPECT_EQ(cohort.Only<effect::RunEnded>().outcome, RunOutcome::kFinished);
 }
 
 TEST(CoordinatorAsyncTest, ARepeatedPushIsADuplicate) {
@@ -191,10 +160,8 @@ TEST(CoordinatorAsyncTest, AReconnectStartsTheHalfPushAgain) {
   EXPECT_EQ(cohort.told(kRank0).attempt, old.attempt.Next());
   // Messages of the old stream are ignored.
   Effects out;
-  EXPECT_TRUE(cohort.core()
-                  .Gradient(cohort.sender(kRank0), old, {.bytes = 8},
-                            absl::Seconds(101), out)
-                  .ok());
+  ExpectOk(cohort.core().Gradient(cohort.sender(kRank0), old, {.bytes = 8},
+                                  absl::Seconds(101), out));
   EXPECT_TRUE(IsForgotten(out));
   cohort.Push(kRank0, kPush);
   EXPECT_THAT(cohort.weights(0), ElementsAre(0.5, 3));

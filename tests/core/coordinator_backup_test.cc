@@ -7,6 +7,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -44,10 +45,8 @@ TEST(CoordinatorBackupTest, WhoIsLateIsToldAndGetsTheNextStep) {
   // answered.
   cohort.Clear();
   Effects out;
-  ASSERT_TRUE(
-      cohort.core()
-          .Open(cohort.sender(kRank1), late, {.samples = 2}, cohort.now(), out)
-          .ok());
+  ExpectOk(cohort.core().Open(cohort.sender(kRank1), late, {.samples = 2},
+                              cohort.now(), out));
   EXPECT_EQ(cohort.CloseAgain(kRank1, late).verdict.verdict, Verdict::kDropped);
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
 }

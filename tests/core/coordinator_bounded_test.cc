@@ -82,6 +82,8 @@ TEST(CoordinatorStalenessTest, KeepAppliesWhateverTheAge) {
   const PushVerdict verdict = cohort.All<effect::SendVerdict>().back().verdict;
   EXPECT_EQ(verdict.verdict, Verdict::kApplied);
   EXPECT_EQ(verdict.staleness_versions, 4);
+  EXPECT_EQ(cohort.All<effect::Committed>().back().record.staleness_versions,
+            4);
   EXPECT_EQ(cohort.core().Status({}).staleness,
             (StalenessCounts{{0, 4}, {4, 1}}));
   // Scale 4/2, rate 0.5, share 2/4: 4 * 2 * 0.25.

@@ -9,6 +9,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -44,8 +45,7 @@ void PushWith(FakeCohort& cohort, Rank rank,
            .moments = {.count = 2, .first = {0}, .second = {0}}});
     }
   }
-  const absl::Status status = cohort.Close(rank, std::move(closing));
-  ASSERT_TRUE(status.ok()) << status;
+  ExpectOk(cohort.Close(rank, std::move(closing)));
 }
 
 // All members call both layers once.
@@ -77,11 +77,9 @@ TEST(CoordinatorCallsTest, StatisticsAreThoseOfTheSamplesThatReachALayer) {
   const auto push = [&cohort](Rank rank, std::vector<CallMoments> moments,
                               std::vector<int32_t> calls) {
     cohort.Send(rank, {}, {0, 1});
-    ASSERT_TRUE(cohort
-                    .Close(rank, {.labels = 1,
-                                  .batch_norm_calls = std::move(calls),
-                                  .moments = std::move(moments)})
-                    .ok());
+    ExpectOk(cohort.Close(rank, {.labels = 1,
+                                 .batch_norm_calls = std::move(calls),
+                                 .moments = std::move(moments)}));
   };
   const auto one = [](int32_t layer, int32_t call, double mean) {
     return CallMoments{.layer = layer,
@@ -245,9 +243,8 @@ TEST(CoordinatorCallsTest, WhatWasLearntIsPartOfTheRunsState) {
   AgainstTheOrderOfRegistration(cohort);
   cohort.Push(kRank0, {});
   ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
-  const absl::StatusOr<RunState> state = cohort.State();
-  ASSERT_TRUE(state.ok());
-  StartedCohort again(Global(2), &*state);
+  const RunState state = OkValue(cohort.State());
+  StartedCohort again(Global(2), &state);
   AgainstTheOrderOfRegistration(again);
   EXPECT_EQ(again.Only<effect::ReduceResult>().rank, kRank1);
 }
@@ -269,11 +266,9 @@ TEST(CoordinatorCallsTest, AContributionThatComesWithAnotherIsWaitedFor) {
   StartedCohort cohort(Global(2));
   ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
   const Moments one{.count = 2, .first = {0}, .second = {0}};
-  ASSERT_TRUE(
-      cohort
-          .Reduce(kRank1, {{.key = {.place = {.layer = 0}}, .moments = one},
-                           {.key = {.place = {.layer = 1}}, .moments = one}})
-          .ok());
+  ExpectOk(cohort.Reduce(kRank1,
+                         {{.key = {.place = {.layer = 0}}, .moments = one},
+                          {.key = {.place = {.layer = 1}}, .moments = one}}));
   const auto results = cohort.All<effect::ReduceResult>();
   ASSERT_EQ(results.size(), 2);
   EXPECT_EQ(results[0].key.place.layer, 1);
@@ -371,8 +366,7 @@ TEST(CoordinatorCallsTest, CallsThatMayBePairedWronglyEndTheRunByName) {
   for (int32_t call : {0, 1}) {
     ASSERT_TRUE(cohort.Meet(kRank0, {.layer = 0, .call = call}, {8, 8}).ok());
     const int64_t extent = call == 0 ? 8 : 4;
-    ASSERT_TRUE(
-        cohort.Meet(kRank1, {.layer = 0, .call = call}, {extent, 8}).ok());
+    ExpectOk(cohort.Meet(kRank1, {.layer = 0, .call = call}, {extent, 8}));
   }
   ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
   cohort.PushBoth({});
@@ -408,10 +402,8 @@ TEST(CoordinatorCallsTest, AProcessThatMiscountsItsContributionsIsFenced) {
   StartedCohort cohort(Continuing(Global(2)));
   ReduceAll(cohort, {kRank0, kRank1});
   ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
-  ASSERT_TRUE(cohort
-                  .Close(kRank1, PushClosing{.batch_norm_calls = {1, 1},
-                                             .contributions = 3})
-                  .ok());
+  ExpectOk(cohort.Close(
+      kRank1, PushClosing{.batch_norm_calls = {1, 1}, .contributions = 3}));
   EXPECT_EQ(cohort.Only<effect::EndSession>().status.message(),
             "rank 1 reports for step 0 3 contributions to rendezvous, but made "
             "2");

@@ -9,6 +9,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -31,10 +32,9 @@ const SettingValues kToSync = {{"aggregation", "sync"}};
 TEST(CoordinatorChangeTest, SyncTurnsAsyncAfterTheStepUnderWay) {
   StartedCohort cohort(LongSetup());
   cohort.Push(kRank0, PushOf(0));
-  const auto answer = cohort.Change(kToAsync);
-  ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_TRUE(answer->pending);
-  EXPECT_EQ(answer->policy_epoch, 2);
+  const auto answer = OkValue(cohort.Change(kToAsync));
+  EXPECT_TRUE(answer.pending);
+  EXPECT_EQ(answer.policy_epoch, 2);
   EXPECT_THAT(cohort.core().Policy({}).pending_reason, HasSubstr("worker 1"));
 
   EXPECT_THAT(cohort.All<effect::PolicyChanged>(), IsEmpty());
@@ -160,9 +160,8 @@ TEST(CoordinatorChangeTest, ALeaseActsAtOnceAlsoOnTheWaitInProgress) {
   StartedCohort cohort(LongSetup());
   cohort.PassWithHeartbeatsOf({kRank0}, absl::Seconds(3));
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
-  const auto answer = cohort.Change({{"lease", "2s"}});
-  ASSERT_TRUE(answer.ok());
-  EXPECT_FALSE(answer->pending);
+  const auto answer = OkValue(cohort.Change({{"lease", "2s"}}));
+  EXPECT_FALSE(answer.pending);
   cohort.PassWithHeartbeatsOf({kRank0}, absl::ZeroDuration());
   EXPECT_EQ(cohort.counter("workers_lost"), 1);
 }
@@ -275,9 +274,8 @@ TEST(CoordinatorChangeTest, WhatMakesNoSenseIsRefusedAndChangesNothing) {
       // One bad value refuses the good ones with it.
       {"--lease", {{"learning_rate", "0.01"}, {"lease", "x"}}}};
   for (const auto& [flag, values] : cases) {
-    const absl::Status status = cohort.Change(values).status();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(status.message(), HasSubstr(flag));
+    EXPECT_THAT(cohort.Change(values).status(),
+                IsError(absl::StatusCode::kInvalidArgument, flag));
   }
   Effects out;
   const auto other = cohort.core().Change(
@@ -291,12 +289,11 @@ TEST(CoordinatorChangeTest, WhatMakesNoSenseIsRefusedAndChangesNothing) {
 TEST(CoordinatorChangeTest, ADryRunOnlyAnswers) {
   StartedCohort cohort(LongSetup());
   Effects out;
-  const auto answer = cohort.core().Change(
+  const auto answer = OkValue(cohort.core().Change(
       {.values = {{"aggregation", "async"}, {"lease", "3s"}}, .dry_run = true},
-      absl::Seconds(101), out);
-  ASSERT_TRUE(answer.ok());
-  EXPECT_TRUE(answer->pending);
-  EXPECT_EQ(answer->text,
+      absl::Seconds(101), out));
+  EXPECT_TRUE(answer.pending);
+  EXPECT_EQ(answer.text,
             "aggregation sync -> async, lease 10s -> 3s: async, local "
             "normalisation, async statistics");
   EXPECT_THAT(out, IsEmpty());
@@ -310,8 +307,7 @@ TEST(CoordinatorChangeTest, ASecondRequestAddsToTheFirstOrTakesItBack) {
   EXPECT_EQ(
       cohort.core().Policy({}).pending,
       (SettingValues{{"aggregation", "async"}, {"learning_rate", "0.1"}}));
-  ASSERT_TRUE(
-      cohort.Change({{"aggregation", "sync"}, {"learning_rate", "0.5"}}).ok());
+  ExpectOk(cohort.Change({{"aggregation", "sync"}, {"learning_rate", "0.5"}}));
   EXPECT_THAT(cohort.core().Policy({}).pending, IsEmpty());
   for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
   EXPECT_EQ(cohort.counter("policy_changes"), 0);

@@ -3,6 +3,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -159,10 +160,8 @@ TEST(CoordinatorDeadlineTest, NothingIsCommittedAfterTheEnd) {
   cohort.Clear();
   Effects out;
   const PushKey key = FakeCohort::KeyOf(before);
-  EXPECT_TRUE(cohort.core()
-                  .Gradient(cohort.sender(kRank1), key, {.bytes = 8},
-                            absl::Seconds(9999), out)
-                  .ok());
+  ExpectOk(cohort.core().Gradient(cohort.sender(kRank1), key, {.bytes = 8},
+                                  absl::Seconds(9999), out));
   EXPECT_TRUE(IsForgotten(out));
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
 }

@@ -7,6 +7,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -156,8 +157,7 @@ TEST(CoordinatorElasticTest, AFixedCohortWaitsForNobodyWhoLeftBefore) {
   TwoOfFour cohort;
   cohort.StartOne(kRank2);
   cohort.Leave(kRank2);
-  ASSERT_TRUE(
-      cohort.Change({{"workers", "3"}, {"on_worker_loss", "wait"}}).ok());
+  ExpectOk(cohort.Change({{"workers", "3"}, {"on_worker_loss", "wait"}}));
   for (int step = 0; step < 2; ++step) cohort.PushBoth(PushOf(1));
   EXPECT_EQ(cohort.snapshot()->version, Version(2));
   cohort.StartOne(kRank2);
@@ -180,8 +180,7 @@ TEST(CoordinatorElasticTest, AFixedCohortBecomesElasticAndContinues) {
 // Both at one version: an elastic cohort never waits, not even until then.
 TEST(CoordinatorElasticTest, TheReactionToLossesChangesWithTheSize) {
   TwoOfFour cohort;
-  ASSERT_TRUE(
-      cohort.Change({{"workers", "3"}, {"on_worker_loss", "wait"}}).ok());
+  ExpectOk(cohort.Change({{"workers", "3"}, {"on_worker_loss", "wait"}}));
   const auto reaction = [&] {
     return cohort.core().Policy(cohort.now()).settings.at("on_worker_loss");
   };
@@ -197,19 +196,17 @@ TEST(CoordinatorElasticTest, TheReactionToLossesChangesWithTheSize) {
 
 TEST(CoordinatorElasticTest, AChangeThatPausesTrainingSaysSo) {
   TwoOfFour cohort;
-  const auto answer = cohort.Change({{"workers", "4:4"}});
-  ASSERT_TRUE(answer.ok());
-  EXPECT_THAT(answer->text,
+  const auto answer = OkValue(cohort.Change({{"workers", "4:4"}}));
+  EXPECT_THAT(answer.text,
               HasSubstr("training pauses until 2 more workers join, for at "
                         "most 1 min"));
 }
 
 TEST(CoordinatorElasticTest, WaitingForALostWorkerIsRefused) {
   FakeCohort cohort(ElasticSetup());
-  const absl::Status refused =
-      cohort.Change({{"on_worker_loss", "wait"}}).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(refused));
-  EXPECT_THAT(refused.message(), HasSubstr("want continue with --workers=2:4"));
+  EXPECT_THAT(cohort.Change({{"on_worker_loss", "wait"}}).status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "want continue with --workers=2:4"));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -65,11 +66,9 @@ TEST(CoordinatorFlowTest, NoLimitStopsAStepAndNoneChangesIt) {
       for (int32_t partition : {1, 0}) {
         for (Rank rank : {kRank1, kRank0}) {
           const auto value = static_cast<float>(step + rank.value());
-          ASSERT_TRUE(
-              cohort
-                  ->Gradient(rank, partition,
-                             std::vector<float>(partition == 0 ? 2 : 1, value))
-                  .ok());
+          ExpectOk(cohort->Gradient(
+              rank, partition,
+              std::vector<float>(partition == 0 ? 2 : 1, value)));
         }
       }
       for (Rank rank : {kRank1, kRank0}) {
@@ -123,9 +122,8 @@ TEST(CoordinatorFlowTest, ReplacementIsLetInAndTheOthersGoOn) {
 // call is completed without it once it has closed its push.
 TEST(CoordinatorFlowTest, PausedRankThatOthersWaitForIsLetIn) {
   StartedCohort cohort(Limited(GlobalSetup(), 4));
-  ASSERT_TRUE(
-      cohort.Reduce(kRank0, {}, {.count = 1, .first = {0}, .second = {0}})
-          .ok());
+  ExpectOk(
+      cohort.Reduce(kRank0, {}, {.count = 1, .first = {0}, .second = {0}}));
   Send(cohort, kRank1, true);
   ASSERT_TRUE(cohort.paused(kRank1));
   cohort.Pass(absl::Milliseconds(900));
@@ -142,17 +140,14 @@ TEST(CoordinatorFlowTest, PausedCandidateThatSkipsItsRendezvousIsLetIn) {
   cohort.Leave(kRank2);
   Send(cohort, kRank0, false);
   EXPECT_TRUE(cohort.paused(kRank0));
-  ASSERT_TRUE(cohort
-                  .Reduce(kRank1, {.step = Version(0)},
-                          {.count = 2, .first = {0}, .second = {0}})
-                  .ok());
+  ExpectOk(cohort.Reduce(kRank1, {.step = Version(0)},
+                         {.count = 2, .first = {0}, .second = {0}}));
   cohort.Pass(absl::Seconds(3));
   EXPECT_FALSE(cohort.paused(kRank0));
   EXPECT_EQ(cohort.core().inflight_bytes(), 4);
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}).ok());
-  ASSERT_TRUE(
-      cohort.Close(kRank0, PushClosing{.labels = 1, .batch_norm_calls = {0}})
-          .ok());
+  ExpectOk(
+      cohort.Close(kRank0, PushClosing{.labels = 1, .batch_norm_calls = {0}}));
   // The call is completed without it.
   EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 1);
   cohort.Push(kRank1, {});

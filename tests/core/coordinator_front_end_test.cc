@@ -11,6 +11,7 @@
 #include "common/limits.h"
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -103,13 +104,11 @@ TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
                                         {0.1, static_cast<double>(kNan)},
                                         {kInfinity, 0.1},
                                         {0.1, 2 * limits::kLearningRateMax}}) {
-    const absl::Status status = cohort.Open(kRank0, {.learning_rates = rates});
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << rates.size();
-    EXPECT_THAT(std::string(status.message()), HasSubstr("learning rate"));
+    EXPECT_THAT(cohort.Open(kRank0, {.learning_rates = rates}),
+                IsError(absl::StatusCode::kInvalidArgument, "learning rate"));
   }
-  EXPECT_TRUE(
-      cohort.Open(kRank0, {.learning_rates = {0, limits::kLearningRateMax}})
-          .ok());
+  ExpectOk(
+      cohort.Open(kRank0, {.learning_rates = {0, limits::kLearningRateMax}}));
 
   StartedCohort without(SmallSetup());
   EXPECT_TRUE(
@@ -118,10 +117,9 @@ TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
 
 TEST(WorkersRatesTest, TheRateCannotBeChangedOnTheServer) {
   StartedCohort cohort(WithRates(SmallSetup()));
-  const absl::Status status =
-      cohort.Change({{"learning_rate", "0.01"}}).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("change their program"));
+  EXPECT_THAT(
+      cohort.Change({{"learning_rate", "0.01"}}).status(),
+      IsError(absl::StatusCode::kInvalidArgument, "change their program"));
   EXPECT_FALSE(cohort.Change({{"schedule", "cosine"}}).ok());
   EXPECT_TRUE(cohort.Change({{"weight_decay", "0.5"}}).ok());
 }
@@ -216,12 +214,8 @@ TEST(FrontEndStateTest, SurvivesPreciseStatistics) {
   cohort.PushBoth({});
   for (Rank rank : {kRank0, kRank1}) {
     while (cohort.told(rank).kind == AssignmentKind::kCollectMoments) {
-      ASSERT_TRUE(
-          cohort
-              .ReportMoments(
-                  rank,
-                  {{.moments = {.count = 2, .first = {0}, .second = {2}}}})
-              .ok());
+      ExpectOk(cohort.ReportMoments(
+          rank, {{.moments = {.count = 2, .first = {0}, .second = {2}}}}));
     }
   }
   EXPECT_EQ(StateOf(cohort), "a1");
@@ -291,16 +285,13 @@ TEST(FrontEndMeasuresTest, BadOnesAreRefused) {
            {{"a", 1, kInfinity}},
            {{"a", 1, 2 * limits::kMeasureWeightMax}},
            {{"a", 1, static_cast<double>(kNan)}}}) {
-    const absl::Status status = cohort.Close(kRank0, FakePush{.measures = bad});
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad[0].name;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("measure"));
+    EXPECT_THAT(cohort.Close(kRank0, FakePush{.measures = bad}),
+                IsError(absl::StatusCode::kInvalidArgument, "measure"));
   }
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}).ok());
   ASSERT_TRUE(cohort.Gradient(kRank0, 1, {0}).ok());
-  EXPECT_TRUE(cohort
-                  .Close(kRank0, FakePush{.measures = {{"A-z_0./", 2, 1},
-                                                       {longest, 0, 0.5}}})
-                  .ok());
+  ExpectOk(cohort.Close(
+      kRank0, FakePush{.measures = {{"A-z_0./", 2, 1}, {longest, 0, 0.5}}}));
 }
 
 // One of them would hide those of all other ranks and steps.

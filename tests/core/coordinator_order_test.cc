@@ -18,6 +18,7 @@
 #include "common/permutation.h"
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -219,10 +220,9 @@ class Drive {
     const CallPlace& place = program[member.at];
     // The sum of the members' values tells who they are.
     const double value = static_cast<double>(1 << rank.value());
-    const absl::Status status = cohort_.Reduce(
+    ExpectOk(cohort_.Reduce(
         rank, {.step = step_, .attempt = attempt_, .place = place},
-        {.count = 2, .first = {value}, .second = {0}});
-    EXPECT_TRUE(status.ok()) << status;
+        {.count = 2, .first = {value}, .second = {0}}));
   }
 
   void TakeEffects(const Programs& programs) {

@@ -10,6 +10,7 @@
 #include "common/limits.h"
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -267,9 +268,9 @@ TEST(OwnDataTest, SettingsThatNeedNumbersAreRefusedDuringTheRun) {
        std::vector<SettingValues>{{{"bn_statistics", "after"}},
                                   {{"schedule", "step"}, {"step_epochs", "1"}},
                                   {{"warmup_epochs", "1"}}}) {
-    const absl::Status status = cohort.Change(bad).status();
-    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << bad.begin()->first;
-    EXPECT_THAT(status.message(), HasSubstr(bad.begin()->first));
+    EXPECT_THAT(
+        cohort.Change(bad).status(),
+        IsError(absl::StatusCode::kFailedPrecondition, bad.begin()->first));
   }
   EXPECT_TRUE(cohort.Change({{"aggregation", "async"}}).ok());
 }
@@ -313,24 +314,20 @@ TEST(MaxStepsTest, TheStatusShowsTheSamplesOfTheLimit) {
   EXPECT_EQ(long_one.Status().samples_total, 40);
 }
 
+// Two steps are an epoch, whichever limit comes first.
 TEST(MaxStepsTest, ALimitAtTheEndOfAnEpochTestsOnce) {
-  StartedCohort cohort(Limited(2));
-  for (int i = 0; i < 2; ++i) Step(cohort);
-  cohort.EvaluateAll();
-  EXPECT_TRUE(cohort.core().ended());
-  EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
+  for (const int64_t max_steps : {2, 100}) {
+    FakeSetup setup = Limited(max_steps);
+    if (max_steps > 2) setup.options.epochs = 1;
+    StartedCohort cohort(setup);
+    for (int i = 0; i < 2; ++i) Step(cohort);
+    cohort.EvaluateAll();
+    EXPECT_TRUE(cohort.core().ended());
+    EXPECT_EQ(cohort.All<effect::Evaluated>().size(), 1);
+    EXPECT_EQ(EndReason(cohort), max_steps == 2 ? "all 2 steps are done"
+                                                : "all 1 epochs are done");
+  }
 }
-
-TEST(MaxStepsTest, EpochsEndBeforeAHigherLimit) {
-  FakeSetup setup = Limited(100);
-  setup.options.epochs = 1;
-  StartedCohort cohort(setup);
-  for (int i = 0; i < 2; ++i) Step(cohort);
-  cohort.EvaluateAll();
-  EXPECT_TRUE(cohort.core().ended());
-  EXPECT_EQ(EndReason(cohort), "all 1 epochs are done");
-}
-
 // The server may go between the last step and the end of its test.
 TEST(MaxStepsTest, ARestartAfterTheLastStepTestsAgain) {
   for (const int64_t max_steps : {2, 3}) {

@@ -3,6 +3,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -79,9 +80,9 @@ TEST(CoordinatorRendezvousTest, RefusesWhatDoesNotFit) {
 
 TEST(CoordinatorRendezvousTest, LocalNormalisationHasNone) {
   StartedCohort cohort(SmallSetup());
-  const absl::Status status = cohort.Reduce(kRank0, {}, kOne(0));
-  EXPECT_TRUE(absl::IsFailedPrecondition(status));
-  EXPECT_THAT(status.message(), testing::HasSubstr("--aggregation=sync"));
+  EXPECT_THAT(
+      cohort.Reduce(kRank0, {}, kOne(0)),
+      IsError(absl::StatusCode::kFailedPrecondition, "--aggregation=sync"));
 }
 
 TEST(CoordinatorRendezvousTest, AContributionToAnOldStepIsAborted) {

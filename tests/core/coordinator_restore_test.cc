@@ -5,6 +5,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -133,9 +134,8 @@ TEST(CoordinatorRestoreTest, AsyncIssuesAgainWhatWasBeingApplied) {
   const IndexRange under_way = first.told(kRank0).range;
   first.HoldFolds();
   first.Push(kRank0, {});
-  const absl::StatusOr<RunState> state = first.State();
-  ASSERT_TRUE(state.ok()) << state.status();
-  StartedCohort cohort(setup, &*state);
+  const RunState state = OkValue(first.State());
+  StartedCohort cohort(setup, &state);
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
   std::vector<IndexRange> issued;
   for (int push = 0; push < 3; ++push) {

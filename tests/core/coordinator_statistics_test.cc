@@ -6,6 +6,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -62,9 +63,8 @@ void TrainEpochTogether(FakeCohort& cohort) {
 // Reports whatever `rank` is assigned to collect or evaluate.
 void Work(FakeCohort& cohort, Rank rank) {
   while (cohort.told(rank).kind == AssignmentKind::kCollectMoments) {
-    const absl::Status status =
-        cohort.ReportMoments(rank, BatchMoments(cohort.told(rank))).status();
-    ASSERT_TRUE(status.ok()) << status;
+    ExpectOk(
+        cohort.ReportMoments(rank, BatchMoments(cohort.told(rank))).status());
   }
 }
 
@@ -279,8 +279,7 @@ TEST(CoordinatorStatisticsTest, AReplacementGetsTheLostRanksBatch) {
   StartedCohort cohort(SetupWith({kAfter}));
   TrainEpoch(cohort);
   cohort.Leave(kRank1);
-  ASSERT_TRUE(
-      cohort.ReportMoments(kRank0, BatchMoments(cohort.told(kRank0))).ok());
+  ExpectOk(cohort.ReportMoments(kRank0, BatchMoments(cohort.told(kRank0))));
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{3, 4}));
   cohort.StartOne(kRank1);
   EXPECT_EQ(cohort.told(kRank1).kind, AssignmentKind::kCollectMoments);
@@ -297,11 +296,10 @@ TEST(CoordinatorStatisticsTest, ARepeatedReportIsCountedOnce) {
   ASSERT_TRUE(cohort.ReportMoments(kRank0, BatchMoments(first)).ok());
   const Assignment second = cohort.told(kRank0);
   Effects out;
-  const absl::StatusOr<Assignment> again = cohort.core().ReportMoments(
+  const Assignment again = OkValue(cohort.core().ReportMoments(
       cohort.sender(kRank0), first.sequence, BatchMoments(second),
-      absl::Seconds(100), out);
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(again->sequence, second.sequence);
+      absl::Seconds(100), out));
+  EXPECT_EQ(again.sequence, second.sequence);
   WorkBoth(cohort);
   EXPECT_FLOAT_EQ(Of(cohort.snapshot(), kAfter).mean[0], 4);
 }
@@ -419,10 +417,9 @@ TEST(CoordinatorStatisticsTest, IsCollectedOnRequestWhileTrainingGoesOn) {
   setup.options.epochs = 2;
   StartedCohort cohort(setup);
   cohort.Push(kRank0, {.w = {1, 1}});
-  const absl::StatusOr<CollectionAnswer> answer = cohort.Collect();
-  ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_EQ(answer->version, Version(0));
-  EXPECT_EQ(answer->batches, 4);
+  const CollectionAnswer answer = OkValue(cohort.Collect());
+  EXPECT_EQ(answer.version, Version(0));
+  EXPECT_EQ(answer.batches, 4);
   // A second request changes nothing.
   EXPECT_EQ(cohort.Collect()->version, Version(0));
   // The step that rank 0 has computed is committed first.

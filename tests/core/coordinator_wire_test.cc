@@ -7,6 +7,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -79,9 +80,8 @@ TEST(CoordinatorWireTest, TypesMayBeMixedInAStep) {
 
 TEST(CoordinatorWireTest, ALiveChangeIsToldWithTheNextAssignment) {
   StartedCohort cohort(SmallSetup());
-  const auto answer = cohort.Change(kToBFloat16);
-  ASSERT_TRUE(answer.ok()) << answer.status();
-  EXPECT_TRUE(answer->pending);
+  const auto answer = OkValue(cohort.Change(kToBFloat16));
+  EXPECT_TRUE(answer.pending);
 
   cohort.PushBoth(TiePush(), {});
   // The step under way was one of float32.
@@ -180,8 +180,7 @@ TEST(CoordinatorWireTest, TheRemainderComesAndGoesWithTheSetting) {
   EXPECT_THAT(cohort.snapshot()->slots[0].remainder->span(), ElementsAre(0, 0));
   for (Rank rank : {kRank0, kRank1}) {
     ASSERT_TRUE(cohort.Open(rank, {}).ok());
-    ASSERT_TRUE(
-        cohort.Gradient(rank, 0, {kTie, 0}, {}, ElementType::kFloat32).ok());
+    ExpectOk(cohort.Gradient(rank, 0, {kTie, 0}, {}, ElementType::kFloat32));
     ASSERT_TRUE(cohort.Gradient(rank, 1, {0}).ok());
     if (rank == kRank1) {
       ASSERT_TRUE(cohort.Change(kToFloat32).ok());
@@ -199,8 +198,7 @@ TEST(CoordinatorWireTest, ARestoredRunHasItsRemainder) {
   const auto step = [](FakeCohort& run) {
     for (Rank rank : {kRank0, kRank1}) {
       ASSERT_TRUE(run.Open(rank, {}).ok());
-      ASSERT_TRUE(
-          run.Gradient(rank, 0, {kTie, 0.3f}, {}, ElementType::kFloat32).ok());
+      ExpectOk(run.Gradient(rank, 0, {kTie, 0.3f}, {}, ElementType::kFloat32));
       ASSERT_TRUE(run.Gradient(rank, 1, {0.7f}).ok());
       ASSERT_TRUE(run.Close(rank, FakePush{}).ok());
     }

@@ -32,64 +32,65 @@ EvaluationSums Sums(int64_t correct, int64_t labels) {
           .labels = labels};
 }
 
-TEST(EvaluationBookTest, CutsNearEqualShardsThatCoverTheSplit) {
-  EvaluationBook book;
-  book.Start(Snapshot(5), PlanOf(1, 10, 3));
+class EvaluationBookTest : public testing::Test {
+ protected:
+  EvaluationBook book_;
+};
+
+TEST_F(EvaluationBookTest, CutsNearEqualShardsThatCoverTheSplit) {
+  book_.Start(Snapshot(5), PlanOf(1, 10, 3));
   std::vector<IndexRange> ranges;
-  while (const std::optional<Shard> shard = book.Take()) {
+  while (const std::optional<Shard> shard = book_.Take()) {
     EXPECT_EQ(shard->version, Version(5));
     ranges.push_back(shard->range);
   }
   EXPECT_EQ(ranges, (std::vector<IndexRange>{{0, 3}, {3, 6}, {6, 10}}));
 }
 
-TEST(EvaluationBookTest, NeverMakesEmptyShards) {
-  EvaluationBook book;
-  book.Start(Snapshot(1), PlanOf(1, 2, 5));
-  EXPECT_EQ(book.Take()->range, (IndexRange{0, 1}));
-  EXPECT_EQ(book.Take()->range, (IndexRange{1, 2}));
-  EXPECT_FALSE(book.Take().has_value());
+TEST_F(EvaluationBookTest, NeverMakesEmptyShards) {
+  book_.Start(Snapshot(1), PlanOf(1, 2, 5));
+  EXPECT_EQ(book_.Take()->range, (IndexRange{0, 1}));
+  EXPECT_EQ(book_.Take()->range, (IndexRange{1, 2}));
+  EXPECT_FALSE(book_.Take().has_value());
 }
 
-TEST(EvaluationBookTest, WithoutTestSamplesThereIsNothingToDo) {
-  EvaluationBook book;
-  book.Start(Snapshot(1), PlanOf(1, 0, 2));
-  EXPECT_TRUE(book.empty());
+TEST_F(EvaluationBookTest, WithoutTestSamplesThereIsNothingToDo) {
+  book_.Start(Snapshot(1), PlanOf(1, 0, 2));
+  EXPECT_TRUE(book_.empty());
 }
 
-TEST(EvaluationBookTest, AddsShardsUpAndUnpinsTheVersion) {
-  EvaluationBook book;
-  book.Start(Snapshot(7), PlanOf(2, 8, 2));
-  const Shard first = *book.Take();
-  const Shard second = *book.Take();
-  EXPECT_NE(book.Pinned(Version(7)), nullptr);
-  EXPECT_EQ(book.Pinned(Version(6)), nullptr);
-  EXPECT_FALSE(book.Finish(second, Sums(1, 4)).has_value());
-  const std::optional<EvaluationRecord> record = book.Finish(first, Sums(3, 4));
+TEST_F(EvaluationBookTest, AddsShardsUpAndUnpinsTheVersion) {
+  book_.Start(Snapshot(7), PlanOf(2, 8, 2));
+  const Shard first = *book_.Take();
+  const Shard second = *book_.Take();
+  EXPECT_NE(book_.Pinned(Version(7)), nullptr);
+  EXPECT_EQ(book_.Pinned(Version(6)), nullptr);
+  EXPECT_FALSE(book_.Finish(second, Sums(1, 4)).has_value());
+  const std::optional<EvaluationRecord> record =
+      book_.Finish(first, Sums(3, 4));
   ASSERT_TRUE(record.has_value());
   EXPECT_EQ(record->version, Version(7));
   EXPECT_EQ(record->epochs, 2);
   EXPECT_EQ(record->sums().samples, 8);
   EXPECT_DOUBLE_EQ(record->accuracy(), 0.5);
   EXPECT_DOUBLE_EQ(record->loss(), 0.5);
-  EXPECT_TRUE(book.empty());
-  EXPECT_EQ(book.Pinned(Version(7)), nullptr);
+  EXPECT_TRUE(book_.empty());
+  EXPECT_EQ(book_.Pinned(Version(7)), nullptr);
 }
 
-TEST(EvaluationBookTest, AddsTheMeasuresOfEachKindUp) {
-  EvaluationBook book;
+TEST_F(EvaluationBookTest, AddsTheMeasuresOfEachKindUp) {
   EvaluationBook::Plan plan = PlanOf(1, 2, 2);
   plan.kinds = {StatisticsKind::kSync, StatisticsKind::kChief};
-  book.Start(Snapshot(1), plan);
+  book_.Start(Snapshot(1), plan);
   std::optional<EvaluationRecord> record;
   for (int64_t i = 0; i < 4; ++i) {
-    const Shard shard = *book.Take();
+    const Shard shard = *book_.Take();
     EvaluationSums sums = Sums(i, 4);
     sums.top5_correct = i + 1;
     sums.classes = {{.intersection = i, .predicted = i, .actual = 4},
                     {.intersection = 0, .predicted = 4 - i, .actual = 0}};
-    ASSERT_TRUE(book.CheckFits(shard, sums).ok());
-    record = book.Finish(shard, sums);
+    ASSERT_TRUE(book_.CheckFits(shard, sums).ok());
+    record = book_.Finish(shard, sums);
   }
   ASSERT_TRUE(record.has_value());
   const EvaluationSums& sync = record->results[0].sums;
@@ -100,59 +101,54 @@ TEST(EvaluationBookTest, AddsTheMeasuresOfEachKindUp) {
   EXPECT_EQ(chief.classes, (std::vector<ClassSums>{{5, 5, 8}, {0, 3, 0}}));
 }
 
-TEST(EvaluationBookTest, MeasuresThatOtherShardsLackDoNotFit) {
-  EvaluationBook book;
-  book.Start(Snapshot(1), PlanOf(1, 2, 2));
-  const Shard first = *book.Take();
-  const Shard second = *book.Take();
+TEST_F(EvaluationBookTest, MeasuresThatOtherShardsLackDoNotFit) {
+  book_.Start(Snapshot(1), PlanOf(1, 2, 2));
+  const Shard first = *book_.Take();
+  const Shard second = *book_.Take();
   EvaluationSums sums = Sums(1, 1);
   sums.top5_correct = 1;
-  EXPECT_TRUE(book.CheckFits(first, sums).ok());
-  book.Finish(first, sums);
-  EXPECT_EQ(book.CheckFits(second, Sums(1, 1)),
+  EXPECT_TRUE(book_.CheckFits(first, sums).ok());
+  book_.Finish(first, sums);
+  EXPECT_EQ(book_.CheckFits(second, Sums(1, 1)),
             absl::InvalidArgumentError(
                 "evaluation: got 0 classes and no top-5 count, want 0 classes "
                 "and a top-5 count, as in its other parts"));
-  EXPECT_TRUE(book.CheckFits(second, sums).ok());
+  EXPECT_TRUE(book_.CheckFits(second, sums).ok());
 }
 
-TEST(EvaluationBookTest, AReturnedShardIsTheNextToBeTaken) {
-  EvaluationBook book;
-  book.Start(Snapshot(1), PlanOf(1, 3, 3));
-  const Shard lost = *book.Take();
-  book.Return(lost);
-  EXPECT_EQ(book.Take()->index, lost.index);
-  EXPECT_EQ(book.Take()->index, 1);
+TEST_F(EvaluationBookTest, AReturnedShardIsTheNextToBeTaken) {
+  book_.Start(Snapshot(1), PlanOf(1, 3, 3));
+  const Shard lost = *book_.Take();
+  book_.Return(lost);
+  EXPECT_EQ(book_.Take()->index, lost.index);
+  EXPECT_EQ(book_.Take()->index, 1);
 }
 
-TEST(EvaluationBookTest, AShardThatIsInAlreadyIsIgnored) {
-  EvaluationBook book;
-  book.Start(Snapshot(1), PlanOf(1, 2, 2));
-  const Shard first = *book.Take();
-  const Shard second = *book.Take();
-  book.Finish(first, Sums(1, 1));
-  EXPECT_FALSE(book.Finish(first, Sums(0, 1)).has_value());
-  EXPECT_EQ(book.Finish(second, Sums(1, 1))->sums().correct, 2);
-  EXPECT_FALSE(book.Finish(second, Sums(1, 1)).has_value());
+TEST_F(EvaluationBookTest, AShardThatIsInAlreadyIsIgnored) {
+  book_.Start(Snapshot(1), PlanOf(1, 2, 2));
+  const Shard first = *book_.Take();
+  const Shard second = *book_.Take();
+  book_.Finish(first, Sums(1, 1));
+  EXPECT_FALSE(book_.Finish(first, Sums(0, 1)).has_value());
+  EXPECT_EQ(book_.Finish(second, Sums(1, 1))->sums().correct, 2);
+  EXPECT_FALSE(book_.Finish(second, Sums(1, 1)).has_value());
 }
 
-TEST(EvaluationBookTest, TheSameVersionIsNotStartedTwice) {
-  EvaluationBook book;
-  book.Start(Snapshot(1), PlanOf(1, 2, 1));
-  book.Start(Snapshot(1), PlanOf(1, 2, 1));
-  EXPECT_TRUE(book.Take().has_value());
-  EXPECT_FALSE(book.Take().has_value());
+TEST_F(EvaluationBookTest, TheSameVersionIsNotStartedTwice) {
+  book_.Start(Snapshot(1), PlanOf(1, 2, 1));
+  book_.Start(Snapshot(1), PlanOf(1, 2, 1));
+  EXPECT_TRUE(book_.Take().has_value());
+  EXPECT_FALSE(book_.Take().has_value());
 }
 
 // Two kinds over 4 samples in two shards each.
-TEST(EvaluationBookTest, EachKindIsEvaluatedOverTheWholeSplit) {
-  EvaluationBook book;
+TEST_F(EvaluationBookTest, EachKindIsEvaluatedOverTheWholeSplit) {
   EvaluationBook::Plan plan = PlanOf(3, 4, 2);
   plan.kinds = {StatisticsKind::kChief, StatisticsKind::kSync};
   plan.on_request = true;
-  book.Start(Snapshot(1), plan);
+  book_.Start(Snapshot(1), plan);
   std::vector<Shard> shards;
-  while (const std::optional<Shard> shard = book.Take()) {
+  while (const std::optional<Shard> shard = book_.Take()) {
     shards.push_back(*shard);
   }
   ASSERT_EQ(shards.size(), 4);
@@ -160,11 +156,11 @@ TEST(EvaluationBookTest, EachKindIsEvaluatedOverTheWholeSplit) {
   EXPECT_EQ(shards[2].statistics, StatisticsKind::kSync);
   EXPECT_EQ(shards[1].range, (IndexRange{2, 4}));
   EXPECT_EQ(shards[2].range, (IndexRange{0, 2}));
-  EXPECT_FALSE(book.Finish(shards[3], Sums(2, 2)).has_value());
-  EXPECT_FALSE(book.Finish(shards[0], Sums(0, 2)).has_value());
-  EXPECT_FALSE(book.Finish(shards[2], Sums(2, 2)).has_value());
+  EXPECT_FALSE(book_.Finish(shards[3], Sums(2, 2)).has_value());
+  EXPECT_FALSE(book_.Finish(shards[0], Sums(0, 2)).has_value());
+  EXPECT_FALSE(book_.Finish(shards[2], Sums(2, 2)).has_value());
   const std::optional<EvaluationRecord> record =
-      book.Finish(shards[1], Sums(1, 2));
+      book_.Finish(shards[1], Sums(1, 2));
   ASSERT_TRUE(record.has_value());
   EXPECT_EQ(record->epochs, 3);
   EXPECT_TRUE(record->on_request);
@@ -176,12 +172,11 @@ TEST(EvaluationBookTest, EachKindIsEvaluatedOverTheWholeSplit) {
   EXPECT_DOUBLE_EQ(record->accuracy(), 0.25);
 }
 
-TEST(EvaluationBookTest, WithoutAKindThereIsNothingToDo) {
-  EvaluationBook book;
+TEST_F(EvaluationBookTest, WithoutAKindThereIsNothingToDo) {
   EvaluationBook::Plan plan = PlanOf(1, 4, 2);
   plan.kinds.clear();
-  book.Start(Snapshot(1), plan);
-  EXPECT_TRUE(book.empty());
+  book_.Start(Snapshot(1), plan);
+  EXPECT_TRUE(book_.empty());
 }
 
 }  // namespace

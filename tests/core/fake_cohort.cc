@@ -13,6 +13,7 @@
 #include "kernels/backend.h"
 #include "server/core/run_state.h"
 #include "tests/core/float_values.h"
+#include "tests/fakes/statuses.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
@@ -192,8 +193,7 @@ void FakeCohort::Absorb(Effects effects) {
 
 void FakeCohort::SendValuesWhereAsked() {
   for (Rank rank : std::exchange(asked_, {})) {
-    const absl::Status sent = SendValues(rank);
-    EXPECT_TRUE(sent.ok()) << sent;
+    ExpectOk(SendValues(rank));
   }
 }
 
@@ -326,10 +326,8 @@ void FakeCohort::CloseRegistration(Rank rank) {
 }
 
 void FakeCohort::StartOne(Rank rank) {
-  const absl::Status joined = Join(rank);
-  EXPECT_TRUE(joined.ok()) << joined;
-  const absl::Status registered = Register(rank);
-  EXPECT_TRUE(registered.ok()) << registered;
+  ExpectOk(Join(rank));
+  ExpectOk(Register(rank));
 }
 
 void FakeCohort::Start() {
@@ -459,12 +457,9 @@ FakeCohort::Made& FakeCohort::MadeBy(Rank rank) {
 
 void FakeCohort::Send(Rank rank, const FakePush& push,
                       const std::vector<int32_t>& partitions) {
-  const absl::Status opened = Open(rank, push);
-  EXPECT_TRUE(opened.ok()) << opened;
+  ExpectOk(Open(rank, push));
   for (int32_t partition : partitions) {
-    const absl::Status sent =
-        Gradient(rank, partition, partition == 0 ? push.w : push.b);
-    EXPECT_TRUE(sent.ok()) << sent;
+    ExpectOk(Gradient(rank, partition, partition == 0 ? push.w : push.b));
   }
 }
 
@@ -475,11 +470,10 @@ void FakeCohort::PushBoth(const FakePush& first, const FakePush& second) {
 
 effect::SendVerdict FakeCohort::CloseAgain(Rank rank, const PushKey& key) {
   Effects out;
-  const absl::Status closed = core_.Close(
+  ExpectOk(core_.Close(
       sender(rank), key,
       {.batch_norm_calls = {1}, .moments = {{.moments = FakePush().moments}}},
-      now_, out);
-  EXPECT_TRUE(closed.ok()) << closed;
+      now_, out));
   const auto* sent =
       out.empty() ? nullptr : std::get_if<effect::SendVerdict>(&out.back());
   EXPECT_NE(sent, nullptr);
@@ -489,8 +483,7 @@ effect::SendVerdict FakeCohort::CloseAgain(Rank rank, const PushKey& key) {
 void FakeCohort::Push(Rank rank, const FakePush& push) {
   Send(rank, push, {0, 1});
   // The verdict of the push changes the key of the rank.
-  const absl::Status closed = Close(rank, push);
-  EXPECT_TRUE(closed.ok()) << closed;
+  ExpectOk(Close(rank, push));
 }
 
 absl::Status FakeCohort::Reduce(Rank rank, const ReduceKey& key,
@@ -516,9 +509,7 @@ absl::Status FakeCohort::Reduce(Rank rank,
 void FakeCohort::ReduceBoth(const ReduceKey& key, const Moments& first,
                             const Moments& second) {
   for (const Rank rank : {kRank0, kRank1}) {
-    const absl::Status status =
-        Reduce(rank, key, rank == kRank0 ? first : second);
-    EXPECT_TRUE(status.ok()) << status;
+    ExpectOk(Reduce(rank, key, rank == kRank0 ? first : second));
   }
 }
 
@@ -569,8 +560,7 @@ absl::StatusOr<CollectionAnswer> FakeCohort::Collect() {
 void FakeCohort::EvaluateAll() {
   for (const auto& [rank, session] : sessions_) {
     while (told_[rank].kind == AssignmentKind::kEvaluate) {
-      const absl::Status status = Report(rank).status();
-      ASSERT_TRUE(status.ok()) << status;
+      ExpectOk(Report(rank).status());
     }
   }
 }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -81,8 +83,8 @@ TEST(CheckInflightTest, OnePushMustFitWherePushesAreAppliedAlone) {
   EXPECT_TRUE(CheckInflight(options, TenFloats()).ok());
   options.inflight_bytes_max = 39;
   const absl::Status status = CheckInflight(options, TenFloats());
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(status.message(), HasSubstr("--inflight_mib: got 39 bytes"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kFailedPrecondition,
+                              "--inflight_mib: got 39 bytes"));
   EXPECT_THAT(status.message(), HasSubstr("want at least 1 x 40"));
 }
 

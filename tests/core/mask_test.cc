@@ -4,6 +4,7 @@
 #include "common/name_pattern.h"
 #include "server/core/settings/freeze_spec.h"
 #include "tests/core/small_run.h"
+#include "tests/fakes/statuses.h"
 #include "tests/kernels/reference/optimizer_oracle.h"
 
 namespace cohort {
@@ -38,10 +39,10 @@ TEST(NamePatternTest, StarsStandForAnythingAndQuestionMarksForOne) {
 TEST(FreezeSpecTest, ReadsPatternsAndSlices) {
   EXPECT_EQ(*ParseFreezeSpec(" layer4.* "),
             (FreezeSpec{.pattern = "layer4.*"}));
-  const auto spec = ParseFreezeSpec("conv2.weight[:, 1:-2 ,29,-1,3:,:4]");
-  ASSERT_TRUE(spec.ok()) << spec.status();
-  EXPECT_EQ(spec->pattern, "conv2.weight");
-  EXPECT_THAT(spec->axes,
+  const auto spec =
+      OkValue(ParseFreezeSpec("conv2.weight[:, 1:-2 ,29,-1,3:,:4]"));
+  EXPECT_EQ(spec.pattern, "conv2.weight");
+  EXPECT_THAT(spec.axes,
               ElementsAre(AxisSlice{}, AxisSlice{.begin = 1, .end = -2},
                           AxisSlice{.is_index = true, .begin = 29},
                           AxisSlice{.is_index = true, .begin = -1},
@@ -77,15 +78,14 @@ std::vector<std::vector<bool>> Frozen(const std::vector<std::string>& specs,
   const ModelLayout layout = SmallRunLayout();
   const std::vector<Partition> partitions =
       MakePartitions(layout, partition_bytes);
-  const auto mask = MakeMask(specs, layout, partitions);
-  EXPECT_TRUE(mask.ok()) << mask.status();
+  const auto mask = OkValue(MakeMask(specs, layout, partitions));
   std::vector<std::vector<bool>> frozen;
   for (const ParameterSpec& parameter : layout.parameters) {
     frozen.emplace_back(static_cast<size_t>(ElementCount(parameter)));
   }
   int64_t elements = 0;
   for (size_t p = 0; p < partitions.size(); ++p) {
-    const PartitionMask& of = (*mask)->partitions[p];
+    const PartitionMask& of = mask->partitions[p];
     std::vector<bool> flat(static_cast<size_t>(partitions[p].elements));
     if (of.runs != nullptr) {
       int64_t end = -1;
@@ -108,7 +108,7 @@ std::vector<std::vector<bool>> Frozen(const std::vector<std::string>& specs,
       }
     }
   }
-  EXPECT_EQ((*mask)->elements, elements);
+  EXPECT_EQ(mask->elements, elements);
   return frozen;
 }
 
@@ -138,11 +138,10 @@ TEST(MaskTest, NoSpecsNoMask) {
 
 TEST(MaskTest, ConsecutiveElementsAreOneRun) {
   const ModelLayout layout = SmallRunLayout();
-  const auto mask = MakeMask({"fc.weight[2:4]", "fc.weight[4,0:3]"}, layout,
-                             MakePartitions(layout, 1 << 20));
-  ASSERT_TRUE(mask.ok());
+  const auto mask = OkValue(MakeMask({"fc.weight[2:4]", "fc.weight[4,0:3]"},
+                                     layout, MakePartitions(layout, 1 << 20)));
   // big.weight and fc.weight follow the frozen head.
-  EXPECT_THAT(*(*mask)->partitions.back().runs,
+  EXPECT_THAT(*mask->partitions.back().runs,
               ElementsAre(ElementRun{.offset = 7014, .count = 17}));
 }
 

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -74,10 +75,8 @@ TEST(CommitObservationTest, TellsWhoClosedLastAndHowLongOthersWaited) {
 TEST(CommitObservationTest, TellsHowLongEachRendezvousHeldItsMembers) {
   StartedCohort cohort(GlobalSetup());
   const auto reduce = [&](Rank rank, ReducePhase phase) {
-    ASSERT_TRUE(cohort
-                    .Reduce(rank, KeyOf(cohort.told(rank), phase),
-                            OneChannel(rank == kRank0 ? 3 : 1, 1, 1))
-                    .ok());
+    ExpectOk(cohort.Reduce(rank, KeyOf(cohort.told(rank), phase),
+                           OneChannel(rank == kRank0 ? 3 : 1, 1, 1)));
   };
   reduce(kRank0, ReducePhase::kForward);
   cohort.Pass(Ms(40));

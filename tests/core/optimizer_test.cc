@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/float_buffer.h"
@@ -488,27 +489,21 @@ TEST(SlotsTest, StartFromTheValueOfTheirNumber) {
   EXPECT_THAT(run.slot(&Slots::square_sum)[4], Each(0.25f));
 }
 
-TEST(SlotsTest, TheMeanSquareComesAndGoesWithThePolicy) {
+TEST(SlotsTest, ThePolicyAddsItsOwn) {
   const OptimizerOptions momentum = With(OptimizerKind::kMomentum);
+  EXPECT_EQ(SlotsOf(momentum, {}).size(), 1u);
   const PolicyOptions adaptive{.aggregation = AggregationKind::kAsync,
                                .staleness = {.rule = StalenessRule::kCompensate,
                                              .compensation_adaptive = true}};
-  EXPECT_EQ(SlotsOf(momentum, {}).size(), 1u);
-  ASSERT_EQ(SlotsOf(momentum, adaptive).size(), 2u);
-  EXPECT_STREQ(SlotsOf(momentum, adaptive)[1].name, "mean_square");
-  EXPECT_TRUE(
-      CheckSlots(SlotsOf(momentum, adaptive), OptimizerKind::kNesterov).ok());
-}
-
-TEST(SlotsTest, TheRemainderComesAndGoesWithTheWire) {
-  const OptimizerOptions momentum = With(OptimizerKind::kMomentum);
   const PolicyOptions rounded{.wire = ElementType::kBFloat16};
-  ASSERT_EQ(SlotsOf(momentum, rounded).size(), 2u);
-  EXPECT_STREQ(SlotsOf(momentum, rounded)[1].name, "remainder");
-  EXPECT_TRUE(
-      CheckSlots(SlotsOf(momentum, rounded), OptimizerKind::kNesterov).ok());
-  EXPECT_FALSE(
-      CheckSlots(SlotsOf(momentum, rounded), OptimizerKind::kAdam).ok());
+  for (const auto& [policy, name] :
+       {std::pair(adaptive, "mean_square"), {rounded, "remainder"}}) {
+    const std::vector<SlotKind> slots = SlotsOf(momentum, policy);
+    ASSERT_EQ(slots.size(), 2u);
+    EXPECT_STREQ(slots[1].name, name);
+    EXPECT_TRUE(CheckSlots(slots, OptimizerKind::kNesterov).ok());
+    EXPECT_FALSE(CheckSlots(slots, OptimizerKind::kAdam).ok());
+  }
 }
 
 }  // namespace

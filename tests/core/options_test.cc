@@ -6,6 +6,8 @@
 #include <limits>
 #include <string>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -92,8 +94,7 @@ TEST(OptionsTest, RefusesSchedulesThatGoNowhere) {
 }
 
 TEST(OptionsTest, AsyncRefusesOnlyExplicitConflicts) {
-  EXPECT_TRUE(
-      Validate({.policy = {.aggregation = AggregationKind::kAsync}}).ok());
+  ExpectOk(Validate({.policy = {.aggregation = AggregationKind::kAsync}}));
   EXPECT_THAT(
       Refusal({.policy = {.aggregation = AggregationKind::kAsync,
                           .normalization = NormalizationKind::kGlobal}}),
@@ -110,15 +111,13 @@ TEST(OptionsTest, TheBatchesOwnStatisticsCannotBeExported) {
                                                  StatisticsKind::kSync}}}),
               HasSubstr("--bn_statistics: got batch,sync, want another kind "
                         "first"));
-  EXPECT_TRUE(Validate({.policy = {.aggregation = AggregationKind::kAsync,
-                                   .statistics = {StatisticsKind::kAsync,
-                                                  StatisticsKind::kBatch}}})
-                  .ok());
+  ExpectOk(Validate({.policy = {.aggregation = AggregationKind::kAsync,
+                                .statistics = {StatisticsKind::kAsync,
+                                               StatisticsKind::kBatch}}}));
 }
 
 TEST(OptionsTest, GroupsNeedARendezvous) {
-  EXPECT_TRUE(
-      Validate({.workers = 4, .policy = {.normalization_group = 2}}).ok());
+  ExpectOk(Validate({.workers = 4, .policy = {.normalization_group = 2}}));
   EXPECT_THAT(Refusal({.policy = {.normalization_group = 1}}),
               HasSubstr("--normalization_group: got 1, want 0 (all workers) or "
                         "2 to 2 (--workers)"));

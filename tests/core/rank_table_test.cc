@@ -64,17 +64,6 @@ TEST(RankTableTest, LeavingLiveIsRemembered) {
   EXPECT_EQ(worker.lost_at, kNow + absl::Seconds(1));
 }
 
-TEST(RankTableTest, ARankThatComesAgainGoesOnWithItsNumbers) {
-  RankTable table(2);
-  table[Rank(1)].work.SetNextSequence(Sequence(7));
-  table.Resize(1);
-  EXPECT_EQ(table.next_sequences(),
-            (std::vector<Sequence>{Sequence(1), Sequence(7)}));
-  table.Resize(3);
-  EXPECT_EQ(table[Rank(1)].work.next_sequence(), Sequence(7));
-  EXPECT_EQ(table[Rank(2)].work.next_sequence(), Sequence(1));
-}
-
 TEST(RankTableDeathTest, AVacantRankCannotReconnect) {
   RankTable table(1);
   EXPECT_DEATH(table.Transition(table[Rank(0)], State::kReconnecting, kNow),

@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "common/assignment.h"
 #include "common/flags/flag_table.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -46,8 +47,7 @@ TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
   options.on_worker_loss = OnWorkerLoss::kContinue;
   options.policy.global_batch = 96;
   CoordinatorOptions read;
-  const absl::Status set = SetSettings(SettingsOf(options), read);
-  ASSERT_TRUE(set.ok()) << set;
+  ExpectOk(SetSettings(SettingsOf(options), read));
   EXPECT_EQ(read, options);
   EXPECT_EQ(SettingsOf(read), SettingsOf(options));
 }

@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
-using ::testing::HasSubstr;
 using Changes = std::vector<LayerChanges>;
 
 const std::vector<BatchNormSpec> kLayers = {{.name = "bn1", .channels = 1},
@@ -37,8 +38,8 @@ absl::StatusOr<Changes> Agree(const std::vector<Changes>& by_rank) {
 void ExpectDissent(const std::vector<Changes>& by_rank,
                    const std::string& text) {
   const absl::StatusOr<Changes> agreed = Agree(by_rank);
-  EXPECT_EQ(agreed.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(agreed.status().message()), HasSubstr(text));
+  EXPECT_THAT(agreed.status(),
+              IsError(absl::StatusCode::kFailedPrecondition, text));
 }
 
 TEST(StatisticsAgreementTest, WorkersThatSayNothingUseTheRegisteredValues) {

@@ -7,6 +7,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -45,52 +46,47 @@ OptimizerOptions InForce(FakeCohort& cohort) {
 // ---- TakeWorkersOptimizer
 
 TEST(TakeWorkersOptimizerTest, AutoTakesThePlansSettings) {
-  const auto taken = TakeWorkersOptimizer(
-      {.optimizer = {.kind = OptimizerKind::kAuto}}, kAdamPlan);
-  ASSERT_TRUE(taken.ok()) << taken.status();
-  EXPECT_EQ(taken->optimizer.kind, OptimizerKind::kAdam);
-  EXPECT_EQ(taken->optimizer.learning_rate, 0.003);
-  EXPECT_EQ(taken->optimizer.numbers.adam_beta1, 0.8);
-  EXPECT_EQ(taken->optimizer.schedule, ScheduleKind::kConstant);
+  const auto taken = OkValue(TakeWorkersOptimizer(
+      {.optimizer = {.kind = OptimizerKind::kAuto}}, kAdamPlan));
+  EXPECT_EQ(taken.optimizer.kind, OptimizerKind::kAdam);
+  EXPECT_EQ(taken.optimizer.learning_rate, 0.003);
+  EXPECT_EQ(taken.optimizer.numbers.adam_beta1, 0.8);
+  EXPECT_EQ(taken.optimizer.schedule, ScheduleKind::kConstant);
   // The others keep their defaults.
-  EXPECT_EQ(taken->optimizer.numbers.adam_beta2, OptimizerNumbers().adam_beta2);
+  EXPECT_EQ(taken.optimizer.numbers.adam_beta2, OptimizerNumbers().adam_beta2);
 }
 
 TEST(TakeWorkersOptimizerTest, WhatWasGivenIsKept) {
-  const auto taken = TakeWorkersOptimizer(
+  const auto taken = OkValue(TakeWorkersOptimizer(
       {.optimizer = {.kind = OptimizerKind::kAuto, .learning_rate = 0.5},
        .given = {"optimizer", "learning_rate"}},
-      kAdamPlan);
-  ASSERT_TRUE(taken.ok()) << taken.status();
+      kAdamPlan));
   // --optimizer=auto is no choice of a rule.
-  EXPECT_EQ(taken->optimizer.kind, OptimizerKind::kAdam);
-  EXPECT_EQ(taken->optimizer.learning_rate, 0.5);
-  EXPECT_EQ(taken->optimizer.numbers.adam_beta1, 0.8);
+  EXPECT_EQ(taken.optimizer.kind, OptimizerKind::kAdam);
+  EXPECT_EQ(taken.optimizer.learning_rate, 0.5);
+  EXPECT_EQ(taken.optimizer.numbers.adam_beta1, 0.8);
 }
 
 TEST(TakeWorkersOptimizerTest, ANamedRuleIgnoresThePlan) {
-  const auto taken = TakeWorkersOptimizer(
+  const auto taken = OkValue(TakeWorkersOptimizer(
       {.optimizer = {.kind = OptimizerKind::kLars, .learning_rate = 0.5}},
-      kAdamPlan);
-  ASSERT_TRUE(taken.ok()) << taken.status();
-  EXPECT_EQ(taken->optimizer.kind, OptimizerKind::kLars);
-  EXPECT_EQ(taken->optimizer.learning_rate, 0.5);
+      kAdamPlan));
+  EXPECT_EQ(taken.optimizer.kind, OptimizerKind::kLars);
+  EXPECT_EQ(taken.optimizer.learning_rate, 0.5);
 }
 
 TEST(TakeWorkersOptimizerTest, WithoutAnOptimizerItIsMomentum) {
-  const auto taken = TakeWorkersOptimizer(
-      {.optimizer = {.kind = OptimizerKind::kAuto, .learning_rate = 0.5}}, {});
-  ASSERT_TRUE(taken.ok()) << taken.status();
-  EXPECT_EQ(taken->optimizer.kind, OptimizerKind::kMomentum);
-  EXPECT_EQ(taken->optimizer.learning_rate, 0.5);
+  const auto taken = OkValue(TakeWorkersOptimizer(
+      {.optimizer = {.kind = OptimizerKind::kAuto, .learning_rate = 0.5}}, {}));
+  EXPECT_EQ(taken.optimizer.kind, OptimizerKind::kMomentum);
+  EXPECT_EQ(taken.optimizer.learning_rate, 0.5);
 }
 
 TEST(TakeWorkersOptimizerTest, APlanMayNotNameAuto) {
-  const auto taken =
+  const auto taken = OkValue(
       TakeWorkersOptimizer({.optimizer = {.kind = OptimizerKind::kAuto}},
-                           {.optimizer = {{"optimizer", "auto"}}});
-  ASSERT_TRUE(taken.ok()) << taken.status();
-  EXPECT_EQ(taken->optimizer.kind, OptimizerKind::kMomentum);
+                           {.optimizer = {{"optimizer", "auto"}}}));
+  EXPECT_EQ(taken.optimizer.kind, OptimizerKind::kMomentum);
 }
 
 TEST(TakeWorkersOptimizerTest, OtherSettingsAndBadValuesAreRefused) {
@@ -119,9 +115,8 @@ TEST(CheckPlanFitsTest, OwnDataNeedsALimitOfSteps) {
   const RunPlan own{.own_data = true};
   CoordinatorOptions options{
       .optimizer = {.schedule = ScheduleKind::kConstant}};
-  const absl::Status status = CheckPlanFits(options, own);
-  EXPECT_TRUE(absl::IsFailedPrecondition(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--max_steps=N"));
+  EXPECT_THAT(CheckPlanFits(options, own),
+              IsError(absl::StatusCode::kFailedPrecondition, "--max_steps=N"));
   options.max_steps = 1;
   EXPECT_TRUE(CheckPlanFits(options, own).ok());
   EXPECT_TRUE(CheckPlanFits(CoordinatorOptions(), RunPlan()).ok());
@@ -138,8 +133,7 @@ TEST(CheckPlanFitsTest, OwnDataHasNoEpochsAndNoBatchesByNumber) {
   bad.optimizer.schedule = ScheduleKind::kStep;
   EXPECT_TRUE(absl::IsFailedPrecondition(CheckPlanFits(bad, own)));
   // The workers' rates follow their own schedule.
-  EXPECT_TRUE(
-      CheckPlanFits(bad, {.own_data = true, .rates_by_workers = true}).ok());
+  ExpectOk(CheckPlanFits(bad, {.own_data = true, .rates_by_workers = true}));
   bad = good;
   bad.optimizer.warmup_epochs = 1;
   EXPECT_TRUE(absl::IsFailedPrecondition(CheckPlanFits(bad, own)));
@@ -154,10 +148,9 @@ TEST(CheckRatesUnchangedTest, RatesOfTheWorkersCannotBeChanged) {
   target.optimizer.weight_decay = 0.5;
   EXPECT_TRUE(CheckRatesUnchanged(before, target, sent).ok());
   target.optimizer.learning_rate = 0.5;
-  const absl::Status status = CheckRatesUnchanged(before, target, sent);
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--learning_rate: got 0.5, but the workers'"));
+  EXPECT_THAT(CheckRatesUnchanged(before, target, sent),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "--learning_rate: got 0.5, but the workers'"));
   EXPECT_TRUE(CheckRatesUnchanged(before, target, RunPlan()).ok());
   target = before;
   target.optimizer.schedule = ScheduleKind::kPolynomial;
@@ -206,10 +199,9 @@ TEST(WorkersOptimizerTest, TheLogSaysWhatFlagsKeepFromTheWorkers) {
 
 TEST(WorkersOptimizerTest, AutoCannotComeBack) {
   StartedCohort cohort(AutoSetup(kAdamPlan));
-  const absl::Status status = cohort.Change({{"optimizer", "auto"}}).status();
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("want a rule by name: the workers have registered"));
+  EXPECT_THAT(cohort.Change({{"optimizer", "auto"}}).status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "want a rule by name: the workers have registered"));
 }
 
 TEST(WorkersOptimizerTest, WorkersWithAnotherOptimizerAreRefused) {
@@ -219,11 +211,11 @@ TEST(WorkersOptimizerTest, WorkersWithAnotherOptimizerAreRefused) {
   RunPlan other = kAdamPlan;
   other.optimizer["adam_beta1"] = "0.9";
   Effects out;
-  const absl::Status status = cohort.core().BeginRegister(
-      cohort.sender(kRank1), SmallSetup().layout, other, cohort.now(), out);
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("optimizer: got adam_beta1 0.9, want 0.8"));
+  EXPECT_THAT(
+      cohort.core().BeginRegister(cohort.sender(kRank1), SmallSetup().layout,
+                                  other, cohort.now(), out),
+      IsError(absl::StatusCode::kFailedPrecondition,
+              "optimizer: got adam_beta1 0.9, want 0.8"));
 }
 
 TEST(WorkersOptimizerTest, ABadOptimizerIsRefusedAtRegistration) {
