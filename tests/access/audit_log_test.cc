@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -34,17 +35,14 @@ class AuditLogTest : public testing::Test {
 };
 
 TEST_F(AuditLogTest, AnIntentComesBeforeItsOutcome) {
-  const auto log = AuditLog::Open(path_);
-  ASSERT_TRUE(log.ok()) << log.status();
-  const auto id = (*log)->Intent({.client = "spiffe://a/cohort/b/operator",
-                                  .verb = "SetPolicy",
-                                  .arguments = R"({"settings":{"a":"1"}})",
-                                  .version = 7});
-  ASSERT_TRUE(id.ok());
+  const auto log = OkValue(AuditLog::Open(path_));
+  const auto id = OkValue(log->Intent({.client = "spiffe://a/cohort/b/operator",
+                                       .verb = "SetPolicy",
+                                       .arguments = R"({"settings":{"a":"1"}})",
+                                       .version = 7}));
   // Durable before the call goes on.
   ASSERT_EQ(LinesOf(path_).size(), 1u);
-  EXPECT_TRUE(
-      (*log)->Outcome(*id, absl::InvalidArgumentError("no such thing")).ok());
+  ExpectOk(log->Outcome(id, absl::InvalidArgumentError("no such thing")));
   const std::vector<Json> lines = LinesOf(path_);
   EXPECT_EQ(lines[0]["event"], "intent");
   EXPECT_EQ(lines[0]["client"], "spiffe://a/cohort/b/operator");
@@ -57,13 +55,10 @@ TEST_F(AuditLogTest, AnIntentComesBeforeItsOutcome) {
 }
 
 TEST_F(AuditLogTest, TextsCannotForgeLines) {
-  const auto log = AuditLog::Open(path_);
-  ASSERT_TRUE(log.ok());
-  ASSERT_TRUE((*log)
-                  ->Intent({.client = "a\n{\"event\":\"outcome\"}",
-                            .verb = "x",
-                            .arguments = "\xff not json \n"})
-                  .ok());
+  const auto log = OkValue(AuditLog::Open(path_));
+  ExpectOk(log->Intent({.client = "a\n{\"event\":\"outcome\"}",
+                        .verb = "x",
+                        .arguments = "\xff not json \n"}));
   const std::vector<Json> lines = LinesOf(path_);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0]["client"], "a\n{\"event\":\"outcome\"}");
@@ -88,10 +83,9 @@ TEST_F(AuditLogTest, GoesOnAfterARestartAndNewIdsAreLarger) {
 }
 
 TEST_F(AuditLogTest, AFullFileMakesWayForANewOne) {
-  const auto log = AuditLog::Open(path_, /*file_bytes_max=*/200);
-  ASSERT_TRUE(log.ok());
+  const auto log = OkValue(AuditLog::Open(path_, /*file_bytes_max=*/200));
   for (int i = 0; i < 3; ++i) {
-    ASSERT_TRUE((*log)->Intent({.client = std::string(150, 'x')}).ok());
+    ASSERT_TRUE(log->Intent({.client = std::string(150, 'x')}).ok());
   }
   EXPECT_EQ(LinesOf(path_).size(), 1u);
   EXPECT_EQ(LinesOf(path_ + ".1").size(), 1u);
@@ -99,30 +93,27 @@ TEST_F(AuditLogTest, AFullFileMakesWayForANewOne) {
 
 TEST_F(AuditLogTest, AFileThatCannotBeWrittenIsAnError) {
   std::filesystem::create_directory(dir_.File("folder"));
-  const absl::Status folder = AuditLog::Open(dir_.File("folder")).status();
-  EXPECT_EQ(folder.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(folder.message()), HasSubstr("--audit_log: "));
+  EXPECT_THAT(AuditLog::Open(dir_.File("folder")).status(),
+              IsError(absl::StatusCode::kFailedPrecondition, "--audit_log: "));
   // Every write fails there for lack of space.
   std::filesystem::create_symlink("/dev/full", dir_.File("link"));
   EXPECT_FALSE(AuditLog::Open(dir_.File("link")).ok());
 }
 
 TEST_F(AuditLogTest, AFullDiskIsAStateOfItsOwnUntilThereIsRoom) {
-  const auto log = AuditLog::Open(path_, /*file_bytes_max=*/1);
-  ASSERT_TRUE(log.ok());
-  ASSERT_TRUE((*log)->Intent({.verb = "Drain"}).ok());
-  EXPECT_EQ((*log)->problem(), "");
+  const auto log = OkValue(AuditLog::Open(path_, /*file_bytes_max=*/1));
+  ASSERT_TRUE(log->Intent({.verb = "Drain"}).ok());
+  EXPECT_EQ(log->problem(), "");
   // The next line begins a new file, and the old one cannot make way.
   std::filesystem::create_directory(path_ + ".1");
   std::ofstream(path_ + ".1/x") << "in the way";
-  const absl::Status refused = (*log)->Intent({.verb = "SetPolicy"}).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("nothing was changed, because it cannot be recorded"));
-  EXPECT_THAT((*log)->problem(), HasSubstr(path_));
+  EXPECT_THAT(log->Intent({.verb = "SetPolicy"}).status(),
+              IsError(absl::StatusCode::kFailedPrecondition,
+                      "nothing was changed, because it cannot be recorded"));
+  EXPECT_THAT(log->problem(), HasSubstr(path_));
   std::filesystem::remove_all(path_ + ".1");
-  EXPECT_TRUE((*log)->Intent({.verb = "SetPolicy"}).ok());
-  EXPECT_EQ((*log)->problem(), "");
+  EXPECT_TRUE(log->Intent({.verb = "SetPolicy"}).ok());
+  EXPECT_EQ(log->problem(), "");
 }
 
 TEST_F(AuditLogTest, EveryLineNamesTheRunOnceItIsKnown) {
@@ -140,12 +131,10 @@ TEST_F(AuditLogTest, EveryLineNamesTheRunOnceItIsKnown) {
 
 TEST_F(AuditLogTest, DeniedCallsHaveALineEach) {
   const auto log = AuditLog::Open(path_);
-  ASSERT_TRUE((*log)
-                  ->Denied({{.client = "token ana",
-                             .target = "/cohort.v1.Admin/Drain",
-                             .refusal = Refusal::kRole,
-                             .count = 3}})
-                  .ok());
+  ExpectOk((*log)->Denied({{.client = "token ana",
+                            .target = "/cohort.v1.Admin/Drain",
+                            .refusal = Refusal::kRole,
+                            .count = 3}}));
   const std::vector<Json> lines = LinesOf(path_);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0]["event"], "denied");

@@ -3,12 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <string>
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(OpenCallsTest, OneClientCannotTakeThePlacesOfOthers) {
   OpenCalls calls(2);
@@ -16,9 +14,8 @@ TEST(OpenCallsTest, OneClientCannotTakeThePlacesOfOthers) {
   calls.Opened("a");
   EXPECT_TRUE(calls.Check("a").ok());
   calls.Opened("a");
-  const absl::Status full = calls.Check("a");
-  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(full.message()), HasSubstr("a has 2 calls open"));
+  EXPECT_THAT(calls.Check("a"), IsError(absl::StatusCode::kResourceExhausted,
+                                        "a has 2 calls open"));
   EXPECT_TRUE(calls.Check("b").ok());
   calls.Closed("a");
   EXPECT_TRUE(calls.Check("a").ok());

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/clock.h"
 #include "tests/fakes/raw_http.h"
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -234,9 +235,8 @@ TEST_F(OpsPortTest, APortInUseEndsTheStart) {
   ServerOptions second = WithOps();
   second.ops_listen = server_->ops_address();
   std::ostringstream out;
-  const absl::Status status = StartServer(second, out).status();
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--ops_listen"));
+  EXPECT_THAT(StartServer(second, out).status(),
+              IsError(absl::StatusCode::kUnavailable, "--ops_listen"));
 }
 
 TEST_F(OpsPortTest, AFileForAPortThatIsOffIsRefused) {

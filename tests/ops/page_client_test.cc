@@ -10,11 +10,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/ops/http_server.h"
 #include "common/ops/listen_socket.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
-
-using testing::HasSubstr;
 
 std::unique_ptr<HttpServer> Serve() {
   auto server = HttpServer::Start(
@@ -43,18 +42,16 @@ class SilentServer {
 
 TEST(PageClientTest, GetsStatusAndBody) {
   const std::unique_ptr<HttpServer> server = Serve();
-  const auto good = FetchPage({.address = server->address(),
-                               .path = "/good",
-                               .timeout = absl::Seconds(20)});
-  ASSERT_TRUE(good.ok()) << good.status();
-  EXPECT_EQ(good->status, 200);
-  EXPECT_EQ(good->body, "yes\n");
-  const auto bad = FetchPage({.address = server->address(),
-                              .path = "/bad",
-                              .timeout = absl::Seconds(20)});
-  ASSERT_TRUE(bad.ok()) << bad.status();
-  EXPECT_EQ(bad->status, 503);
-  EXPECT_EQ(bad->body, "not yet\n");
+  const auto good = OkValue(FetchPage({.address = server->address(),
+                                       .path = "/good",
+                                       .timeout = absl::Seconds(20)}));
+  EXPECT_EQ(good.status, 200);
+  EXPECT_EQ(good.body, "yes\n");
+  const auto bad = OkValue(FetchPage({.address = server->address(),
+                                      .path = "/bad",
+                                      .timeout = absl::Seconds(20)}));
+  EXPECT_EQ(bad.status, 503);
+  EXPECT_EQ(bad.body, "not yet\n");
 }
 
 TEST(PageClientTest, TriesAllAddressesOfAName) {
@@ -62,23 +59,22 @@ TEST(PageClientTest, TriesAllAddressesOfAName) {
   const std::string port =
       server->address().substr(server->address().rfind(':'));
   // The name usually has [::1] too, where nothing listens.
-  const auto page = FetchPage({.address = absl::StrCat("localhost", port),
-                               .path = "/good",
-                               .timeout = absl::Seconds(20)});
-  ASSERT_TRUE(page.ok()) << page.status();
-  EXPECT_EQ(page->body, "yes\n");
+  const auto page =
+      OkValue(FetchPage({.address = absl::StrCat("localhost", port),
+                         .path = "/good",
+                         .timeout = absl::Seconds(20)}));
+  EXPECT_EQ(page.body, "yes\n");
 }
 
 TEST(PageClientTest, NobodyThereIsUnavailable) {
   std::string address;
   address = Serve()->address();
-  const absl::Status status =
+  EXPECT_THAT(
       FetchPage(
           {.address = address, .path = "/good", .timeout = absl::Seconds(20)})
-          .status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr(absl::StrCat(address, ": Connection refused")));
+          .status(),
+      IsError(absl::StatusCode::kUnavailable,
+              absl::StrCat(address, ": Connection refused")));
 }
 
 TEST(PageClientTest, SilenceEndsAtTheDeadline) {
@@ -93,12 +89,11 @@ TEST(PageClientTest, SilenceEndsAtTheDeadline) {
 }
 
 TEST(PageClientTest, AnAddressWithoutPortIsRefused) {
-  const absl::Status status =
+  EXPECT_THAT(
       FetchPage(
           {.address = "localhost", .path = "/", .timeout = absl::Seconds(1)})
-          .status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--ops: got"));
+          .status(),
+      IsError(absl::StatusCode::kInvalidArgument, "--ops: got"));
 }
 
 }  // namespace

@@ -7,13 +7,13 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "common/listen_address.h"
 #include "common/ops/listen_socket.h"
 #include "common/unix_address.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -119,9 +119,8 @@ TEST_F(SocketFileTest, NamesAFolderThatIsMissing) {
 TEST(AbstractSocketTest, IsFreeAgainWithoutAFile) {
   ListenAddress address{.socket = "@cohort-test-" + std::to_string(getpid())};
   {
-    const auto first = ListenSocket::Open("--listen", address);
-    ASSERT_TRUE(first.ok()) << first.status();
-    EXPECT_TRUE(first->own_user_only());
+    const auto first = OkValue(ListenSocket::Open("--listen", address));
+    EXPECT_TRUE(first.own_user_only());
     EXPECT_THAT(
         std::string(ListenSocket::Open("--listen", address).status().message()),
         HasSubstr("the name is in use: another process listens there"));

@@ -6,6 +6,8 @@
 #include <iterator>
 #include <string>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -14,14 +16,12 @@ std::string TextOf(std::istream& file) {
 }
 
 TEST(CheckedFilesTest, PathsHaveTheNewestContent) {
-  const auto files =
-      CheckedFiles::Create({.cert = "cert 1", .key = "key 1", .ca = "ca 1"});
-  ASSERT_TRUE(files.ok()) << files.status();
-  const std::string own = (*files)->cert_and_key_path();
-  const std::string ca = (*files)->ca_path();
+  const auto files = OkValue(
+      CheckedFiles::Create({.cert = "cert 1", .key = "key 1", .ca = "ca 1"}));
+  const std::string own = files->cert_and_key_path();
+  const std::string ca = files->ca_path();
   std::ifstream earlier(own);
-  ASSERT_TRUE(
-      (*files)->Replace({.cert = "cert 2", .key = "key 2", .ca = "ca 2"}).ok());
+  ExpectOk(files->Replace({.cert = "cert 2", .key = "key 2", .ca = "ca 2"}));
   std::ifstream later(own);
   std::ifstream authorities(ca);
   // A reader that came before goes on with the pair that it opened.
@@ -31,10 +31,9 @@ TEST(CheckedFilesTest, PathsHaveTheNewestContent) {
 }
 
 TEST(CheckedFilesTest, WithoutACertificateThereAreOnlyAuthorities) {
-  const auto files = CheckedFiles::Create({.ca = "ca"});
-  ASSERT_TRUE(files.ok()) << files.status();
-  EXPECT_EQ((*files)->cert_and_key_path(), "");
-  std::ifstream authorities((*files)->ca_path());
+  const auto files = OkValue(CheckedFiles::Create({.ca = "ca"}));
+  EXPECT_EQ(files->cert_and_key_path(), "");
+  std::ifstream authorities(files->ca_path());
   EXPECT_EQ(TextOf(authorities), "ca");
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/time/clock.h"
+#include "tests/fakes/statuses.h"
 #include "tests/security/test_authority.h"
 
 namespace cohort {
@@ -22,18 +23,16 @@ std::string Error(const TlsFiles& files, absl::Time now = absl::Now()) {
 }
 
 TEST(TlsFilesTest, NoFilesMeanPlaintext) {
-  const absl::StatusOr<TlsContent> content = ReadTlsFiles({}, absl::Now());
-  ASSERT_TRUE(content.ok());
-  EXPECT_FALSE(content->identity.has_value());
-  EXPECT_EQ(content->not_after, absl::InfiniteFuture());
+  const TlsContent content = OkValue(ReadTlsFiles({}, absl::Now()));
+  EXPECT_FALSE(content.identity.has_value());
+  EXPECT_EQ(content.not_after, absl::InfiniteFuture());
 }
 
 TEST(TlsFilesTest, AnAuthorityAloneIsEnoughForAClient) {
   TestAuthority authority;
   const TlsFiles files{.ca = authority.Issue("viewer").ca};
-  const absl::StatusOr<TlsContent> content = ReadTlsFiles(files, absl::Now());
-  ASSERT_TRUE(content.ok()) << content.status();
-  EXPECT_FALSE(content->identity.has_value());
+  const TlsContent content = OkValue(ReadTlsFiles(files, absl::Now()));
+  EXPECT_FALSE(content.identity.has_value());
 }
 
 TEST(TlsFilesTest, MissingFlagsAreNamed) {

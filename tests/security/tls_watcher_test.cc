@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "absl/time/clock.h"
 #include "tests/fakes/reports.h"
+#include "tests/fakes/statuses.h"
 #include "tests/security/test_authority.h"
 
 namespace cohort {
@@ -17,9 +17,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 void Overwrite(const std::string& path, const std::string& text) {
-  EXPECT_TRUE(WriteFileAtomically(RealFileSystem(), path, kPublicFileMode,
-                                  {ByteRope::CopyText(text)})
-                  .ok());
+  ExpectOk(WriteFileAtomically(RealFileSystem(), path, kPublicFileMode,
+                               {ByteRope::CopyText(text)}));
 }
 
 // A watcher of the files of worker 0 with its reports.

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -33,39 +34,36 @@ TEST_F(TokensTest, HashesAreThoseOfTheStandard) {
 TEST_F(TokensTest, KnownTokensHaveANameAndOthersNone) {
   Write("# tokens\n\ngrafana " + TokenHash("secret") + "\nana " +
         TokenHash("other") + "\n");
-  const auto tokens = Tokens::Load(path_);
-  ASSERT_TRUE(tokens.ok()) << tokens.status();
-  EXPECT_TRUE((*tokens)->any());
-  EXPECT_EQ((*tokens)->NameOf("secret"), "grafana");
-  EXPECT_EQ((*tokens)->NameOf("other"), "ana");
-  EXPECT_EQ((*tokens)->NameOf("Secret"), "");
-  EXPECT_EQ((*tokens)->NameOf(""), "");
-  EXPECT_EQ((*tokens)->NameOf(TokenHash("secret")), "");
-  EXPECT_EQ((*tokens)->NameOf(std::string(2000, 'x')), "");
+  const auto tokens = OkValue(Tokens::Load(path_));
+  EXPECT_TRUE(tokens->any());
+  EXPECT_EQ(tokens->NameOf("secret"), "grafana");
+  EXPECT_EQ(tokens->NameOf("other"), "ana");
+  EXPECT_EQ(tokens->NameOf("Secret"), "");
+  EXPECT_EQ(tokens->NameOf(""), "");
+  EXPECT_EQ(tokens->NameOf(TokenHash("secret")), "");
+  EXPECT_EQ(tokens->NameOf(std::string(2000, 'x')), "");
 }
 
 TEST_F(TokensTest, ChangesAreReadAgainAndBadOnesChangeNothing) {
   Write("ana " + TokenHash("one") + "\n");
-  const auto tokens = Tokens::Load(path_);
-  ASSERT_TRUE(tokens.ok());
+  const auto tokens = OkValue(Tokens::Load(path_));
   Write("ana " + TokenHash("two") + "\n");
-  EXPECT_TRUE((*tokens)->Refresh().ok());
-  EXPECT_EQ((*tokens)->NameOf("one"), "");
-  EXPECT_EQ((*tokens)->NameOf("two"), "ana");
+  EXPECT_TRUE(tokens->Refresh().ok());
+  EXPECT_EQ(tokens->NameOf("one"), "");
+  EXPECT_EQ(tokens->NameOf("two"), "ana");
   Write("ana clear-text-token\n");
-  const absl::Status bad = (*tokens)->Refresh();
+  const absl::Status bad = tokens->Refresh();
   EXPECT_THAT(std::string(bad.message()), HasSubstr("line 1"));
   EXPECT_THAT(std::string(bad.message()), Not(HasSubstr("clear-text-token")));
   EXPECT_THAT(std::string(bad.message()),
               HasSubstr("the tokens read before remain valid"));
-  EXPECT_EQ((*tokens)->NameOf("two"), "ana");
+  EXPECT_EQ(tokens->NameOf("two"), "ana");
 }
 
 TEST_F(TokensTest, WithoutAFileThereAreNone) {
-  const auto tokens = Tokens::Load("");
-  ASSERT_TRUE(tokens.ok());
-  EXPECT_FALSE((*tokens)->any());
-  EXPECT_EQ((*tokens)->NameOf("x"), "");
+  const auto tokens = OkValue(Tokens::Load(""));
+  EXPECT_FALSE(tokens->any());
+  EXPECT_EQ(tokens->NameOf("x"), "");
   EXPECT_FALSE(Tokens::Load(dir_.File("missing")).ok());
 }
 

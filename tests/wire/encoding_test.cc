@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/bfloat16.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -92,28 +93,24 @@ TEST(EncodingTest, AChangeIsAddedWhereverBothAreCut) {
       const ByteRope piece = ByteRope::CopyText(halves.substr(at, longest + 2));
       cut.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
     }
-    const auto sums = AddChange(CutRope(base, longest), cut, pool);
-    ASSERT_TRUE(sums.ok()) << sums.status();
-    EXPECT_EQ(Floats((*sums)->span().begin(), (*sums)->span().end()), wanted);
+    const auto sums = OkValue(AddChange(CutRope(base, longest), cut, pool));
+    EXPECT_EQ(Floats(sums->span().begin(), sums->span().end()), wanted);
   }
-  EXPECT_EQ(AddChange(CutRope(base, 1000), ByteRope::CopyText("abc"), pool)
-                .status()
-                .code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      AddChange(CutRope(base, 1000), ByteRope::CopyText("abc"), pool)
+          .status()));
 }
 
 TEST(EncodingTest, GradientsComeInTwoEncodings) {
   for (const ElementType type :
        {ElementType::kFloat32, ElementType::kBFloat16}) {
-    const auto back = ElementTypeOf(EncodingOf(type));
-    ASSERT_TRUE(back.ok()) << back.status();
-    EXPECT_EQ(*back, type);
+    const auto back = OkValue(ElementTypeOf(EncodingOf(type)));
+    EXPECT_EQ(back, type);
   }
   EXPECT_EQ(EncodingOf(ElementType::kBFloat16), v1::ENCODING_BFLOAT16);
   for (const v1::Encoding other :
        {v1::ENCODING_UNSPECIFIED, v1::ENCODING_FLOAT64}) {
-    EXPECT_EQ(ElementTypeOf(other).status().code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::IsInvalidArgument(ElementTypeOf(other).status()));
   }
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cohort/v1/parameters.pb.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -69,11 +70,10 @@ TEST(FramedMessageTest, HeaderAndPayloadComeBack) {
   ByteRope payload = RopeOfText("abc");
   const ByteRope tail = RopeOfText("defgh");
   payload.Append(tail.pieces()[0].bytes, tail.pieces()[0].owner);
-  const absl::StatusOr<Framed> framed =
-      DecodeFramed<v1::ExchangeRequest>(EncodeFramed(Header(), payload));
-  ASSERT_TRUE(framed.ok()) << framed.status();
-  EXPECT_EQ(framed->header.SerializeAsString(), Header().SerializeAsString());
-  EXPECT_EQ(framed->payload.ToString(), "abcdefgh");
+  const Framed framed = OkValue(
+      DecodeFramed<v1::ExchangeRequest>(EncodeFramed(Header(), payload)));
+  EXPECT_EQ(framed.header.SerializeAsString(), Header().SerializeAsString());
+  EXPECT_EQ(framed.payload.ToString(), "abcdefgh");
 }
 
 TEST(FramedMessageTest, PayloadIsSentFromWhereItLies) {
@@ -90,11 +90,10 @@ TEST(FramedMessageTest, PayloadIsKeptWhereItArrived) {
   const std::string bytes =
       Flat(EncodeFramed(Header(), RopeOfText(std::string(1000, 'x'))));
   const grpc::Slice slice(bytes.data(), bytes.size());
-  const absl::StatusOr<Framed> framed =
-      DecodeFramed<v1::ExchangeRequest>(grpc::ByteBuffer(&slice, 1));
-  ASSERT_TRUE(framed.ok()) << framed.status();
-  ASSERT_EQ(framed->payload.pieces().size(), 1u);
-  EXPECT_EQ(static_cast<const void*>(framed->payload.pieces()[0].bytes.data()),
+  const Framed framed =
+      OkValue(DecodeFramed<v1::ExchangeRequest>(grpc::ByteBuffer(&slice, 1)));
+  ASSERT_EQ(framed.payload.pieces().size(), 1u);
+  EXPECT_EQ(static_cast<const void*>(framed.payload.pieces()[0].bytes.data()),
             static_cast<const void*>(slice.end() - 1000));
 }
 
@@ -143,46 +142,41 @@ TEST(FramedMessageTest, ReadsWhatAnyProtobufWriterSends) {
   sent.set_payload(std::string(300, 'p'));
   const std::string bytes = sent.SerializeAsString();
   for (size_t slice_bytes = 1; slice_bytes <= bytes.size(); ++slice_bytes) {
-    const absl::StatusOr<Framed> framed =
-        DecodeFramed<v1::ExchangeRequest>(Received(bytes, slice_bytes));
-    ASSERT_TRUE(framed.ok()) << framed.status();
-    EXPECT_EQ(framed->header.SerializeAsString(), Header().SerializeAsString());
-    EXPECT_EQ(framed->payload.ToString(), sent.payload());
+    const Framed framed = OkValue(
+        DecodeFramed<v1::ExchangeRequest>(Received(bytes, slice_bytes)));
+    EXPECT_EQ(framed.header.SerializeAsString(), Header().SerializeAsString());
+    EXPECT_EQ(framed.payload.ToString(), sent.payload());
   }
 }
 
 TEST(FramedMessageTest, PayloadBeforeOtherFieldsIsStillFound) {
   const std::string bytes =
       BytesField(15, "early") + Header().SerializeAsString();
-  const absl::StatusOr<Framed> framed =
-      DecodeFramed<v1::ExchangeRequest>(Received(bytes, 4));
-  ASSERT_TRUE(framed.ok()) << framed.status();
-  EXPECT_EQ(framed->header.SerializeAsString(), Header().SerializeAsString());
-  EXPECT_EQ(framed->payload.ToString(), "early");
+  const Framed framed =
+      OkValue(DecodeFramed<v1::ExchangeRequest>(Received(bytes, 4)));
+  EXPECT_EQ(framed.header.SerializeAsString(), Header().SerializeAsString());
+  EXPECT_EQ(framed.payload.ToString(), "early");
 }
 
 TEST(FramedMessageTest, LastOfTwoPayloadsCounts) {
-  const absl::StatusOr<Framed> framed = DecodeFramed<v1::ExchangeRequest>(
-      Received(BytesField(15, "first") + BytesField(15, "second"), 64));
-  ASSERT_TRUE(framed.ok()) << framed.status();
-  EXPECT_EQ(framed->payload.ToString(), "second");
+  const Framed framed = OkValue(DecodeFramed<v1::ExchangeRequest>(
+      Received(BytesField(15, "first") + BytesField(15, "second"), 64)));
+  EXPECT_EQ(framed.payload.ToString(), "second");
 }
 
 // Field 14 as an empty group, which only other protobuf versions may send.
 TEST(FramedMessageTest, UnknownGroupIsSkipped) {
   const std::string group = {char{14 << 3 | 3}, char{14 << 3 | 4}};
-  const absl::StatusOr<Framed> framed = DecodeFramed<v1::ExchangeRequest>(
-      Received(group + BytesField(15, "after"), 64));
-  ASSERT_TRUE(framed.ok()) << framed.status();
-  EXPECT_EQ(framed->payload.ToString(), "after");
+  const Framed framed = OkValue(DecodeFramed<v1::ExchangeRequest>(
+      Received(group + BytesField(15, "after"), 64)));
+  EXPECT_EQ(framed.payload.ToString(), "after");
 }
 
 TEST(FramedMessageTest, EmptyMessageIsAnEmptyHeader) {
-  const absl::StatusOr<Framed> framed =
-      DecodeFramed<v1::ExchangeRequest>(grpc::ByteBuffer());
-  ASSERT_TRUE(framed.ok()) << framed.status();
-  EXPECT_EQ(framed->header.ByteSizeLong(), 0u);
-  EXPECT_EQ(framed->payload.size_bytes(), 0);
+  const Framed framed =
+      OkValue(DecodeFramed<v1::ExchangeRequest>(grpc::ByteBuffer()));
+  EXPECT_EQ(framed.header.ByteSizeLong(), 0u);
+  EXPECT_EQ(framed.payload.size_bytes(), 0);
 }
 
 TEST(FramedMessageTest, MalformedBytesAreDataLoss) {
@@ -201,9 +195,8 @@ TEST(FramedMessageTest, MalformedBytesAreDataLoss) {
       BytesField(1, "\xff\xff"),
   };
   for (const std::string& bytes : cases) {
-    EXPECT_EQ(
-        DecodeFramed<v1::ExchangeRequest>(Received(bytes, 2)).status().code(),
-        absl::StatusCode::kDataLoss);
+    EXPECT_TRUE(absl::IsDataLoss(
+        DecodeFramed<v1::ExchangeRequest>(Received(bytes, 2)).status()));
   }
 }
 

@@ -9,11 +9,10 @@
 #include "cohort/v1/membership.pb.h"
 #include "cohort/v1/moments.pb.h"
 #include "common/wire/announced_checksum.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
-
-using ::testing::HasSubstr;
 
 v1::ReduceRequest Request() {
   v1::ReduceRequest request;
@@ -45,12 +44,12 @@ TEST(MessageChecksumTest, ARequestOfAdminNeedsOneOnlyIfItWasAnnounced) {
   v1::SetPolicyRequest request;
   request.set_author("anna");
   EXPECT_TRUE(TakeAnnouncedChecksum(&request, /*announced=*/false).ok());
-  EXPECT_EQ(TakeAnnouncedChecksum(&request, /*announced=*/true).code(),
-            absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(
+      absl::IsDataLoss(TakeAnnouncedChecksum(&request, /*announced=*/true)));
   AddMessageChecksum(&request);
   request.set_author("anne");
-  EXPECT_EQ(TakeAnnouncedChecksum(&request, /*announced=*/false).code(),
-            absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(
+      absl::IsDataLoss(TakeAnnouncedChecksum(&request, /*announced=*/false)));
 }
 
 // Every flipped bit of the encoding, including the checksum's own, is noticed,
@@ -72,9 +71,8 @@ TEST(MessageChecksumTest, EveryFlippedBitIsNoticed) {
       continue;
     }
     ++noticed;
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("cohort.v1.ReduceRequest: got "));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kDataLoss,
+                                "cohort.v1.ReduceRequest: got "));
   }
   EXPECT_GT(noticed, 300);
 }

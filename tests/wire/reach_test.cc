@@ -12,6 +12,7 @@
 #include "common/wire/channel.h"
 #include "common/wire/security.h"
 #include "tests/fakes/small_grpc_server.h"
+#include "tests/fakes/statuses.h"
 #include "tests/security/test_authority.h"
 
 namespace cohort {
@@ -42,9 +43,7 @@ TEST_F(ReachTest, AServerThatAnswersAnything) {
   SmallGrpcServer plain(grpc::InsecureServerCredentials());
   EXPECT_TRUE(ReachAt(plain.address(), {}).ok());
   const SmallGrpcServer encrypted(Encrypted());
-  const absl::Status reached =
-      ReachAt(encrypted.address(), authority_.Issue("server/0"));
-  EXPECT_TRUE(reached.ok()) << reached;
+  ExpectOk(ReachAt(encrypted.address(), authority_.Issue("server/0")));
 }
 
 TEST_F(ReachTest, NobodyIsThere) {

@@ -4,7 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
+
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -14,17 +15,15 @@ using ::testing::HasSubstr;
 TEST(SecurityTest, ClientsAcceptServersOfTheirRunOnly) {
   const Identity own = *ParseIdentity("spiffe://a.org/cohort/demo/worker/0");
   EXPECT_TRUE(CheckServer({"spiffe://a.org/cohort/demo/server/0"}, own).ok());
-  EXPECT_TRUE(
-      CheckServer({"https://a.org", "spiffe://a.org/cohort/demo/server/3"}, own)
-          .ok());
+  ExpectOk(CheckServer({"https://a.org", "spiffe://a.org/cohort/demo/server/3"},
+                       own));
   for (const char* other :
        {"spiffe://a.org/cohort/other/server/0",
         "spiffe://b.org/cohort/demo/server/0",
         "spiffe://a.org/cohort/demo/operator",
         "spiffe://a.org/cohort/demo/worker/0", "https://a.org"}) {
     const absl::Status refused = CheckServer({other}, own);
-    EXPECT_EQ(refused.code(), absl::StatusCode::kUnauthenticated) << other;
-    EXPECT_THAT(std::string(refused.message()), HasSubstr(other));
+    EXPECT_THAT(refused, IsError(absl::StatusCode::kUnauthenticated, other));
     EXPECT_THAT(std::string(refused.message()),
                 HasSubstr("want spiffe://a.org/cohort/demo/server/0"));
   }
@@ -32,8 +31,7 @@ TEST(SecurityTest, ClientsAcceptServersOfTheirRunOnly) {
 }
 
 TEST(SecurityTest, WithoutACertificateAnyRunsServerIsAccepted) {
-  EXPECT_TRUE(
-      CheckServer({"spiffe://a.org/cohort/demo/server/0"}, std::nullopt).ok());
+  ExpectOk(CheckServer({"spiffe://a.org/cohort/demo/server/0"}, std::nullopt));
   EXPECT_FALSE(
       CheckServer({"spiffe://a.org/cohort/demo/worker/0"}, std::nullopt).ok());
 }
