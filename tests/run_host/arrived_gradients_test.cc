@@ -5,13 +5,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
-#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "server/core/coordinator.h"
+#include "tests/fakes/statuses.h"
 #include "tests/run_host/run_host_fakes.h"
 
 namespace cohort {
@@ -34,15 +33,13 @@ class ArrivedGradientsTest : public ::testing::Test {
     plan_.train_samples = 8;
     plan_.loss_reference = 1;
     Effects out;
-    EXPECT_TRUE(
-        core_.Join(SessionId(1), {.rank = Rank(0), .batch_size = 4}, Now(), out)
-            .ok());
+    ExpectOk(core_.Join(SessionId(1), {.rank = Rank(0), .batch_size = 4}, Now(),
+                        out));
     sender_ = {.run_id = "run",
                .rank = Rank(0),
                .incarnation = std::get<effect::Joined>(out[0]).incarnation};
     EXPECT_TRUE(core_.BeginRegister(sender_, layout_, plan_, Now(), out).ok());
-    EXPECT_TRUE(
-        core_.FinishRegister(sender_, layout_, plan_, {}, Now(), out).ok());
+    ExpectOk(core_.FinishRegister(sender_, layout_, plan_, {}, Now(), out));
     core_.CheckpointStored(Now(), out);
     for (const Effect& e : out) {
       if (const auto* told = std::get_if<effect::Notify>(&e)) {
@@ -85,13 +82,11 @@ class ArrivedGradientsTest : public ::testing::Test {
 
   void Open() {
     Effects out;
-    ASSERT_TRUE(core_
-                    .Open(sender_, Key(),
-                          {.version = assignment_.version,
-                           .samples = assignment_.range.size(),
-                           .loss_weight = 4},
-                          Now(), out)
-                    .ok());
+    ExpectOk(core_.Open(sender_, Key(),
+                        {.version = assignment_.version,
+                         .samples = assignment_.range.size(),
+                         .loss_weight = 4},
+                        Now(), out));
   }
 
   // Makes a step, and returns the number of weights that its verdict announces.
@@ -109,9 +104,8 @@ class ArrivedGradientsTest : public ::testing::Test {
                     .prepared = true},
                    Now(), out);
     }
-    EXPECT_TRUE(
-        core_.Close(sender_, Key(), {.loss_sum = 1, .labels = 4}, Now(), out)
-            .ok());
+    ExpectOk(
+        core_.Close(sender_, Key(), {.loss_sum = 1, .labels = 4}, Now(), out));
     for (const Effect& e : out) {
       const auto* sent = std::get_if<effect::SendVerdict>(&e);
       if (sent == nullptr) continue;

@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -57,20 +58,17 @@ TEST(ModelLimitsTest, LimitOnWeightsIsAFlag) {
               AllOf(HasSubstr("with bias"), HasSubstr("larger --model_mib")));
   // More than the default.
   layout.parameters[0].shape = {int64_t{1} << 33};
-  EXPECT_TRUE(
-      CheckModelLimits(layout, {.weight_bytes_max = 40'000 * kMib}).ok());
+  ExpectOk(CheckModelLimits(layout, {.weight_bytes_max = 40'000 * kMib}));
 }
 
 // 4 MiB of weights and twice as much of slots, in two versions: 24 MiB.
 TEST(ModelLimitsTest, ModelMustFitIntoMemoryWithItsSlots) {
   constexpr int64_t kMib = 1 << 20;
   const ModelLayout layout = Model({});
-  EXPECT_TRUE(
-      CheckModelLimits(layout, {.slots = 2, .memory_bytes = 24 * kMib}).ok());
-  const absl::Status status =
-      CheckModelLimits(layout, {.slots = 2, .memory_bytes = 24 * kMib - 1});
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("24 MiB"));
+  ExpectOk(CheckModelLimits(layout, {.slots = 2, .memory_bytes = 24 * kMib}));
+  EXPECT_THAT(
+      CheckModelLimits(layout, {.slots = 2, .memory_bytes = 24 * kMib - 1}),
+      IsError(absl::StatusCode::kInvalidArgument, "24 MiB"));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "kernels/backend.h"
 #include "server/core/settings/settings.h"
 #include "tests/core/float_values.h"
+#include "tests/fakes/statuses.h"
 #include "tests/kernels/reference/reference_backend.h"
 #include "tests/run_host/run_host_fakes.h"
 
@@ -25,7 +26,6 @@ namespace cohort {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 // Records what shard 0 is told.
 class KeptReports final : public CoordinatorStream {
@@ -181,6 +181,29 @@ class PartitionsHostTest : public ::testing::Test {
             .held = true};
   }
 
+  static command::SendWeights WeightsAt(int64_t version) {
+    return {.rank = Rank(0),
+            .incarnation = Incarnation(1),
+            .partition = 1,
+            .version = Version(version)};
+  }
+  // Shard 0 sends a command that is obeyed.
+  void Do(const std::shared_ptr<KeptReports>& link,
+          const ShardCommand& command) {
+    ExpectOk(host_.Handle(link.get(), command));
+  }
+  // How an attempt to attach ends.
+  absl::Status Attach(const ShardAttachment& attachment) {
+    return host_.Attach(attachment, std::make_shared<KeptReports>());
+  }
+  // The answer to a read of `version`; OK as long as there is none.
+  std::shared_ptr<absl::Status> Read(const ReaderBelief& from,
+                                     int64_t version) {
+    const auto told = std::make_shared<absl::Status>();
+    host_.Read(from, Version(version),
+               [told](auto answer) { *told = answer.status(); });
+    return told;
+  }
   MovedClock clock_;
   PartitionsHost host_{{.fold_threads = 1}, clock_};
 };
@@ -191,20 +214,11 @@ TEST_F(PartitionsHostTest, AGradientIsTakenFoldedCommittedAndSentBack) {
   ASSERT_TRUE(Push(worker).ok());
   ASSERT_EQ(link->gradients().size(), 1u);
   EXPECT_EQ(link->gradients()[0].gradient.bytes, 4);
-  ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
-  ASSERT_TRUE(host_.Handle(link.get(), PlanOfRankZero()).ok());
+  Do(link, TakeOf(link->gradients()[0]));
+  Do(link, PlanOfRankZero());
   EXPECT_TRUE(link->AwaitFold().prepared);
-  ASSERT_TRUE(host_
-                  .Handle(link.get(), command::Commit{.transaction = 1,
-                                                      .version = Version(1)})
-                  .ok());
-  ASSERT_TRUE(host_
-                  .Handle(link.get(),
-                          command::SendWeights{.rank = Rank(0),
-                                               .incarnation = Incarnation(1),
-                                               .partition = 1,
-                                               .version = Version(1)})
-                  .ok());
+  Do(link, command::Commit{.transaction = 1, .version = Version(1)});
+  Do(link, WeightsAt(1));
   EXPECT_THAT(worker->sent, ElementsAre(16));
 }
 
@@ -214,13 +228,8 @@ TEST_F(PartitionsHostTest, ItsFiguresSayWhatItHoldsAndHasTransferred) {
   const auto link = Attached(3);
   const auto worker = std::make_shared<KeptAnswers>();
   ASSERT_TRUE(Push(worker).ok());
-  ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
-  ASSERT_TRUE(host_
-                  .Handle(link.get(),
-                          command::SendWeights{.rank = Rank(0),
-                                               .incarnation = Incarnation(1),
-                                               .partition = 1})
-                  .ok());
+  Do(link, TakeOf(link->gradients()[0]));
+  Do(link, WeightsAt(0));
   DataShardFigures figures = host_.figures();
   EXPECT_TRUE(figures.connected);
   EXPECT_EQ(figures.run_id, "run");
@@ -233,14 +242,7 @@ TEST_F(PartitionsHostTest, ItsFiguresSayWhatItHoldsAndHasTransferred) {
   EXPECT_EQ(figures.service.push_bytes_float32, 4);
   EXPECT_EQ(figures.service.pull_bytes_float32, 4);
   EXPECT_EQ(figures.fold_seconds.count(), 0);
-  ASSERT_TRUE(
-      host_
-          .Handle(link.get(),
-                  command::Prepare{.plan = {.transaction = 1,
-                                            .contributors = {PushOfRankZero()},
-                                            .learning_rate = 1,
-                                            .loss_weight = 1}})
-          .ok());
+  ASSERT_TRUE(host_.Handle(link.get(), PlanOfRankZero()).ok());
   link->AwaitFold();
   host_.Detach(link.get());
   figures = host_.figures();
@@ -256,13 +258,8 @@ TEST_F(PartitionsHostTest, AStreamThatCannotBeAnsweredEndsAndTheLinkStays) {
   const auto worker = std::make_shared<KeptAnswers>();
   worker->out_of_memory = true;
   ASSERT_TRUE(Push(worker).ok());
-  ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
-  EXPECT_TRUE(host_
-                  .Handle(link.get(),
-                          command::SendWeights{.rank = Rank(0),
-                                               .incarnation = Incarnation(1),
-                                               .partition = 1})
-                  .ok());
+  Do(link, TakeOf(link->gradients()[0]));
+  Do(link, WeightsAt(0));
   ASSERT_TRUE(worker->end.has_value());
   EXPECT_TRUE(absl::IsResourceExhausted(*worker->end)) << *worker->end;
   EXPECT_TRUE(host_.figures().connected);
@@ -294,12 +291,8 @@ TEST_F(PartitionsHostTest, ARefusedGradientEndsItsStream) {
   const auto link = Attached(1);
   const auto worker = std::make_shared<KeptAnswers>();
   ASSERT_TRUE(Push(worker).ok());
-  ASSERT_TRUE(host_
-                  .Handle(link.get(),
-                          command::Refuse{
-                              .ticket = link->gradients()[0].gradient.ticket,
-                              .status = absl::AbortedError("fenced")})
-                  .ok());
+  Do(link, command::Refuse{.ticket = link->gradients()[0].gradient.ticket,
+                           .status = absl::AbortedError("fenced")});
   ASSERT_TRUE(worker->end.has_value());
   EXPECT_TRUE(absl::IsAborted(*worker->end));
 }
@@ -312,7 +305,7 @@ TEST_F(PartitionsHostTest, AStreamIsPausedWhileManyOfItsGradientsWait) {
   }
   EXPECT_EQ(*Push(worker), Reading::kPaused);
   EXPECT_EQ(worker->resumed, 0);
-  ASSERT_TRUE(host_.Handle(link.get(), TakeOf(link->gradients()[0])).ok());
+  Do(link, TakeOf(link->gradients()[0]));
   EXPECT_EQ(worker->resumed, 1);
 }
 
@@ -388,14 +381,11 @@ TEST_F(PartitionsHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
   const auto worker = std::make_shared<KeptAnswers>();
   ASSERT_TRUE(host.streams().Admit(worker).ok());
   for (int32_t partition : {1, 3}) {
-    ASSERT_TRUE(host.Gradient({.run_id = "run",
-                               .rank = Rank(0),
-                               .incarnation = Incarnation(1)},
-                              {.sequence = Sequence(1)},
-                              {.about = {.partition = partition},
-                               .bytes = RopeOf(BufferOf({4}))},
-                              worker)
-                    .ok());
+    ExpectOk(host.Gradient(
+        {.run_id = "run", .rank = Rank(0), .incarnation = Incarnation(1)},
+        {.sequence = Sequence(1)},
+        {.about = {.partition = partition}, .bytes = RopeOf(BufferOf({4}))},
+        worker));
     command::Take take = TakeOf(link->gradients().back());
     take.partition = partition;
     ASSERT_TRUE(host.Handle(link.get(), take).ok());
@@ -409,10 +399,8 @@ TEST_F(PartitionsHostTest, AFoldThatHasNotBegunIsDroppedWithItsGeneration) {
 TEST_F(PartitionsHostTest, AnOldGenerationIsRefusedEvenIfTheNewOneIsGone) {
   const auto link = Attached(2);
   host_.Detach(link.get());
-  const absl::Status status =
-      host_.Attach(Attachment("run", 1), std::make_shared<KeptReports>());
-  EXPECT_TRUE(absl::IsAborted(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("want at least 2"));
+  EXPECT_THAT(Attach(Attachment("run", 1)),
+              IsError(absl::StatusCode::kAborted, "want at least 2"));
 }
 
 // The connection was lost before shard 0 knew that it was attached, and may
@@ -432,14 +420,11 @@ TEST_F(PartitionsHostTest,
   const auto link = Attached(1);
   ShardAttachment later = Attachment("run", 2);
   later.authenticated = false;
-  const absl::Status refused =
-      host_.Attach(later, std::make_shared<KeptReports>());
-  EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
-  EXPECT_THAT(std::string(refused.message()),
-              HasSubstr("after that connection has ended"));
+  EXPECT_THAT(Attach(later), IsError(absl::StatusCode::kUnavailable,
+                                     "after that connection has ended"));
   EXPECT_FALSE(link->end().has_value());
   host_.Detach(link.get());
-  EXPECT_TRUE(host_.Attach(later, std::make_shared<KeptReports>()).ok());
+  EXPECT_TRUE(Attach(later).ok());
 }
 
 // It would lock out every later start of the run's own shard 0.
@@ -447,8 +432,7 @@ TEST_F(PartitionsHostTest, AGenerationThatNoRunReachesIsRefused) {
   const int64_t start = int64_t{1000} << 32;
   const auto link = Attached(start);
   const auto attach = [this](int64_t generation) {
-    return host_.Attach(Attachment("run", generation),
-                        std::make_shared<KeptReports>());
+    return Attach(Attachment("run", generation));
   };
   EXPECT_TRUE(absl::IsInvalidArgument(attach(int64_t{1} << 62)));
   EXPECT_FALSE(link->end().has_value());
@@ -460,12 +444,9 @@ TEST_F(PartitionsHostTest, AGenerationThatNoRunReachesIsRefused) {
 
 TEST_F(PartitionsHostTest, AnotherRunIsRefusedOnlyWhileThisOneIsConnected) {
   const auto link = Attached(1);
-  EXPECT_TRUE(absl::IsAlreadyExists(
-      host_.Attach(Attachment("another", 1), std::make_shared<KeptReports>())));
+  EXPECT_TRUE(absl::IsAlreadyExists(Attach(Attachment("another", 1))));
   host_.Detach(link.get());
-  EXPECT_TRUE(
-      host_.Attach(Attachment("another", 1), std::make_shared<KeptReports>())
-          .ok());
+  EXPECT_TRUE(Attach(Attachment("another", 1)).ok());
 }
 
 TEST_F(PartitionsHostTest, AReadOfAVersionThatIsToComeWaitsForIt) {
@@ -475,8 +456,7 @@ TEST_F(PartitionsHostTest, AReadOfAVersionThatIsToComeWaitsForIt) {
       {.run_id = "run", .generation = 1}, Version(1),
       [&read](absl::StatusOr<SharedSnapshot> got) { read = std::move(got); });
   EXPECT_FALSE(read.has_value());
-  ASSERT_TRUE(
-      host_.Handle(link.get(), command::Abort{.skipped = Version(1)}).ok());
+  ExpectOk(host_.Handle(link.get(), command::Abort{.skipped = Version(1)}));
   ASSERT_TRUE(read.has_value());
   ASSERT_TRUE(read->ok());
   EXPECT_EQ((**read)->version, Version(1));
@@ -501,20 +481,15 @@ TEST_F(PartitionsHostTest, OneProcessIsOneShard) {
   const auto link = Attached(1);
   ShardAttachment second = Attachment("run", 1);
   second.place = {.index = 2, .count = 3};
-  const absl::Status status =
-      host_.Attach(second, std::make_shared<KeptReports>());
-  EXPECT_TRUE(absl::IsAlreadyExists(status)) << status;
+  EXPECT_TRUE(absl::IsAlreadyExists(Attach(second)));
   EXPECT_FALSE(link->end().has_value());
 }
 
 TEST_F(PartitionsHostTest, AReadIsOfOneGeneration) {
   Attached(2);
-  absl::Status told;
-  const auto keep = [&told](auto answer) { told = answer.status(); };
-  host_.Read({.run_id = "run", .generation = 1}, Version(0), keep);
-  EXPECT_TRUE(absl::IsUnavailable(told)) << told;
-  host_.Read({.run_id = "run", .generation = 2}, Version(0), keep);
-  EXPECT_TRUE(told.ok()) << told;
+  EXPECT_TRUE(
+      absl::IsUnavailable(*Read({.run_id = "run", .generation = 1}, 0)));
+  EXPECT_TRUE(Read({.run_id = "run", .generation = 2}, 0)->ok());
 }
 
 TEST_F(PartitionsHostTest, OnlyTheShardThatIsMeantServes) {
@@ -526,21 +501,16 @@ TEST_F(PartitionsHostTest, OnlyTheShardThatIsMeantServes) {
       host_.Serves({.run_id = "other", .shard = 1})));
   EXPECT_TRUE(
       absl::IsUnavailable(host_.Serves({.run_id = "run", .generation = 1})));
-  absl::Status told;
-  host_.Read({.run_id = "run", .shard = 2}, Version(0),
-             [&told](auto answer) { told = answer.status(); });
-  EXPECT_TRUE(absl::IsFailedPrecondition(told)) << told;
-  EXPECT_THAT(
-      std::string(told.message()),
-      testing::HasSubstr("got a call for shard 2, but this is shard 1"));
+  EXPECT_THAT(*Read({.run_id = "run", .shard = 2}, 0),
+              IsError(absl::StatusCode::kFailedPrecondition,
+                      "got a call for shard 2, but this is shard 1"));
   host_.Detach(link.get());
   EXPECT_TRUE(absl::IsUnavailable(host_.Serves({.run_id = "run", .shard = 1})));
 }
 
 TEST_F(PartitionsHostTest, ShardZeroIsToldBeforeTheProcessStops) {
   host_.Leave();
-  EXPECT_TRUE(absl::IsUnavailable(
-      host_.Attach(Attachment("run", 1), std::make_shared<KeptReports>())));
+  EXPECT_TRUE(absl::IsUnavailable(Attach(Attachment("run", 1))));
 
   PartitionsHost other({.fold_threads = 1}, clock_);
   const auto link = std::make_shared<KeptReports>();
@@ -556,36 +526,27 @@ TEST_F(PartitionsHostTest, ShardZeroIsToldBeforeTheProcessStops) {
 
 TEST_F(PartitionsHostTest, AReadOfAVersionThatDoesNotComeIsGivenUp) {
   Attached(1);
-  absl::Status told;
-  host_.Read({.run_id = "run"}, Version(1),
-             [&told](auto answer) { told = answer.status(); });
+  const auto told = Read({.run_id = "run"}, 1);
   clock_.Advance(absl::Seconds(29));
   host_.CheckStreams();
-  EXPECT_TRUE(told.ok());
+  EXPECT_TRUE(told->ok());
   clock_.Advance(absl::Seconds(1));
   host_.CheckStreams();
-  EXPECT_TRUE(absl::IsUnavailable(told)) << told;
+  EXPECT_TRUE(absl::IsUnavailable(*told)) << *told;
 }
 
 TEST_F(PartitionsHostTest, AReadBeyondTheNextVersionIsRefusedAtOnce) {
   Attached(1);
-  absl::Status told;
   for (const int64_t version : {int64_t{2}, int64_t{1} << 60}) {
-    host_.Read({.run_id = "run"}, Version(version),
-               [&told](auto answer) { told = answer.status(); });
-    EXPECT_TRUE(absl::IsOutOfRange(told)) << told;
+    EXPECT_TRUE(absl::IsOutOfRange(*Read({.run_id = "run"}, version)));
   }
 }
 
 TEST_F(PartitionsHostTest, AReadThatWaitsEndsWithItsShardZero) {
   const auto link = Attached(1);
-  std::optional<absl::StatusOr<SharedSnapshot>> read;
-  host_.Read(
-      {.run_id = "run", .generation = 1}, Version(1),
-      [&read](absl::StatusOr<SharedSnapshot> got) { read = std::move(got); });
+  const auto told = Read({.run_id = "run", .generation = 1}, 1);
   host_.Detach(link.get());
-  ASSERT_TRUE(read.has_value());
-  EXPECT_TRUE(absl::IsUnavailable(read->status()));
+  EXPECT_TRUE(absl::IsUnavailable(*told)) << *told;
 }
 
 TEST_F(PartitionsHostTest, ACommandWithoutAModelIsRefused) {
@@ -599,9 +560,8 @@ TEST_F(PartitionsHostTest, ACommandWithoutAModelIsRefused) {
 
 TEST_F(PartitionsHostTest, AChangedCohortChangesTheNumberOfStreams) {
   const std::shared_ptr<KeptReports> link = Attached(1);
-  ASSERT_TRUE(
-      host_.Handle(link.get(), command::Adopt{.changed = {{"workers", "100"}}})
-          .ok());
+  ExpectOk(host_.Handle(link.get(),
+                        command::Adopt{.changed = {{"workers", "100"}}}));
   for (int32_t i = 0; i < StreamRegistry::LimitsOf(100).streams; ++i) {
     const auto stream = std::make_shared<KeptAnswers>();
     ASSERT_TRUE(host_.streams().Admit(stream).ok()) << i;

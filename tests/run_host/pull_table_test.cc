@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -95,17 +96,21 @@ class PullTurnsTest : public ::testing::Test {
     return table_.Await(pull.get(), now_);
   }
 
+  std::array<std::shared_ptr<PullStream>, 3> TwoServedAndOneThatWaits() {
+    const auto a = Pull();
+    const auto b = Pull();
+    const auto c = Pull();
+    EXPECT_THAT(Await(a), ElementsAre(a));
+    EXPECT_THAT(Await(b), ElementsAre(b));
+    EXPECT_THAT(Await(c), IsEmpty());
+    return {a, b, c};
+  }
   PullTable table_{{.turns = 2}};
   Instant now_ = absl::Seconds(1);
 };
 
 TEST_F(PullTurnsTest, FirstPullsAreServedFirst) {
-  const auto a = Pull();
-  const auto b = Pull();
-  const auto c = Pull();
-  EXPECT_THAT(Await(a), ElementsAre(a));
-  EXPECT_THAT(Await(b), ElementsAre(b));
-  EXPECT_THAT(Await(c), IsEmpty());
+  const auto [a, b, c] = TwoServedAndOneThatWaits();
   // It has a further partition, and began before c.
   EXPECT_THAT(Await(a), ElementsAre(a));
   EXPECT_THAT(table_.Forget(a.get(), now_), ElementsAre(c));
@@ -113,12 +118,7 @@ TEST_F(PullTurnsTest, FirstPullsAreServedFirst) {
 }
 
 TEST_F(PullTurnsTest, OneThatHasWaitedForLongComesFirst) {
-  const auto a = Pull();
-  const auto b = Pull();
-  const auto c = Pull();
-  EXPECT_THAT(Await(a), ElementsAre(a));
-  EXPECT_THAT(Await(b), ElementsAre(b));
-  EXPECT_THAT(Await(c), IsEmpty());
+  const auto [a, b, c] = TwoServedAndOneThatWaits();
   for (int i = 0; i < 39; ++i) {
     now_ += absl::Milliseconds(500);
     EXPECT_THAT(Await(a), ElementsAre(a));
@@ -130,12 +130,7 @@ TEST_F(PullTurnsTest, OneThatHasWaitedForLongComesFirst) {
 }
 
 TEST_F(PullTurnsTest, ReaderThatHasStoppedLosesItsTurn) {
-  const auto stopped = Pull();
-  const auto a = Pull();
-  const auto b = Pull();
-  EXPECT_THAT(Await(stopped), ElementsAre(stopped));
-  EXPECT_THAT(Await(a), ElementsAre(a));
-  EXPECT_THAT(Await(b), IsEmpty());
+  const auto [stopped, a, b] = TwoServedAndOneThatWaits();
   now_ += absl::Milliseconds(500);
   EXPECT_THAT(Await(a), ElementsAre(a));
   now_ += absl::Milliseconds(500);

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "common/float_buffer.h"
 #include "server/partitions/partitions_link.h"
 #include "server/run/run_host.h"
+#include "tests/fakes/statuses.h"
 #include "tests/run_host/run_host_fakes.h"
 #include "tests/run_host/thread_worker.h"
 
@@ -63,16 +63,13 @@ class RunHostShardsTest : public ::testing::Test {
   void RegisterModel() {
     const auto session = std::make_shared<JoinedSession>();
     const SessionId id = *run_.AdmitSession(session);
-    ASSERT_TRUE(
-        run_.Join(id, {.rank = Rank(0), .run_id = "run", .batch_size = 2})
-            .ok());
+    ExpectOk(
+        run_.Join(id, {.rank = Rank(0), .run_id = "run", .batch_size = 2}));
     const Sender sender = {
         .run_id = "run", .rank = Rank(0), .incarnation = session->incarnation};
     const auto stream = std::make_shared<AnsweredRegister>();
-    ASSERT_TRUE(
-        run_.partitions()
-            .Admit(run_.partitions().streams(), stream, /*speaks=*/false)
-            .ok());
+    ExpectOk(run_.partitions().Admit(run_.partitions().streams(), stream,
+                                     /*speaks=*/false));
     const RunPlan plan = ThreadPlan(4);
     ASSERT_TRUE(run_.BeginRegister(sender, ThreadLayout(), plan, stream).ok());
     ASSERT_TRUE(stream->answer.ok());
@@ -80,9 +77,8 @@ class RunHostShardsTest : public ::testing::Test {
     for (const Partition& partition : stream->answer->partitions) {
       values.push_back(std::make_shared<FloatBuffer>(partition.elements));
     }
-    ASSERT_TRUE(
-        run_.FinishRegister(sender, ThreadLayout(), plan, std::move(values), {})
-            .ok());
+    ExpectOk(run_.FinishRegister(sender, ThreadLayout(), plan,
+                                 std::move(values), {}));
     ASSERT_EQ(run_.partitions().model()->partitions.size(), 3);
   }
 

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "common/timeline.h"
 #include "server/run/run_host.h"
+#include "tests/fakes/statuses.h"
 #include "tests/run_host/run_host_fakes.h"
 #include "tests/run_host/thread_worker.h"
 
@@ -120,9 +120,8 @@ void ThreadedRun::Run() {
   commits = listener.commits.load();
   samples = listener.samples.load();
   pauses = shard.figures().service.inflight_paused;
-  const absl::StatusOr<RunState> last = shard.State();
-  ASSERT_TRUE(last.ok()) << last.status();
-  for (const SharedFloats& partition : last->snapshot->weights) {
+  const RunState last = OkValue(shard.State());
+  for (const SharedFloats& partition : last.snapshot->weights) {
     weights.insert(weights.end(), partition->data(),
                    partition->data() + partition->size());
   }
@@ -210,11 +209,10 @@ TEST(RunHostThreadsTest, PolicyChangesUnderWayAndEveryPushIsAnswered) {
       // In the middle of training.
       const Version before = shard.Status().version;
       while (shard.Status().version <= before) std::this_thread::yield();
-      const absl::StatusOr<ChangeAnswer> changed = shard.Change(
+      const ChangeAnswer changed = OkValue(shard.Change(
           {.values = {{"aggregation", async ? "async" : "sync"},
-                      {"normalization", async ? "local" : "global"}}});
-      ASSERT_TRUE(changed.ok()) << changed.status();
-      while (shard.Policy().policy_epoch < changed->policy_epoch) {
+                      {"normalization", async ? "local" : "global"}}}));
+      while (shard.Policy().policy_epoch < changed.policy_epoch) {
         std::this_thread::yield();
       }
     }
@@ -255,10 +253,9 @@ TEST(RunHostThreadsTest, EffectsOfALaterEventWaitForThoseUnderWay) {
   shard.Start("here");
   const auto join = [&shard](const std::shared_ptr<SessionStream>& session,
                              int32_t rank) {
-    const absl::Status joined =
+    ExpectOk(
         shard.Join(*shard.AdmitSession(session),
-                   {.rank = Rank(rank), .run_id = "run", .batch_size = 2});
-    EXPECT_TRUE(joined.ok()) << joined;
+                   {.rank = Rank(rank), .run_id = "run", .batch_size = 2}));
   };
   const auto second = std::make_shared<JoiningSession>([] {});
   const auto first = std::make_shared<JoiningSession>([&] {

@@ -4,10 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -94,8 +93,7 @@ TEST(StreamRegistryTest, HoldsItsLimits) {
   EXPECT_TRUE(absl::IsResourceExhausted(
       registry.Admit(std::make_shared<FakeExchange>())));
   registry.Forget(session.get());
-  EXPECT_TRUE(
-      registry.AdmitSession(std::make_shared<FakeSession>(), Instant()).ok());
+  ExpectOk(registry.AdmitSession(std::make_shared<FakeSession>(), Instant()));
 }
 
 TEST(StreamRegistryTest, SessionThatDoesNotJoinIsTakenOnceItsTimeIsUp) {

@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "common/float_buffer.h"
 #include "common/status_macros.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -263,16 +264,12 @@ bool ThreadWorker::Live() {
   session_stream_ = std::make_shared<NotingSession>(inbox_);
   exchange_ = std::make_shared<NotingExchange>(inbox_);
   reduce_ = std::make_shared<NotingReduce>(inbox_);
-  const absl::StatusOr<SessionId> admitted = run_.AdmitSession(session_stream_);
-  EXPECT_TRUE(admitted.ok()) << admitted.status();
-  session_ = *admitted;
-  EXPECT_TRUE(
-      run_.partitions()
-          .Admit(run_.partitions().streams(), exchange_, /*speaks=*/false)
-          .ok());
-  EXPECT_TRUE(run_.partitions()
-                  .Admit(run_.partitions().streams(), reduce_, /*speaks=*/false)
-                  .ok());
+  const SessionId admitted = OkValue(run_.AdmitSession(session_stream_));
+  session_ = admitted;
+  ExpectOk(run_.partitions().Admit(run_.partitions().streams(), exchange_,
+                                   /*speaks=*/false));
+  ExpectOk(run_.partitions().Admit(run_.partitions().streams(), reduce_,
+                                   /*speaks=*/false));
   const absl::Status joined = run_.Join(session_, {.rank = rank_,
                                                    .batch_size = 1,
                                                    .fingerprint = "same",
@@ -341,10 +338,8 @@ absl::Status ThreadWorker::Reduce(const Assignment& assignment) {
 
 void ThreadWorker::SendOldCall() {
   const ReduceKey key = {.step = Version(0), .place = {.layer = 1 << 30}};
-  EXPECT_TRUE(run_.Reduce(sender_,
-                          {MomentsMessage{.key = key, .moments = {.count = 1}}},
-                          reduce_)
-                  .ok());
+  ExpectOk(run_.Reduce(
+      sender_, {MomentsMessage{.key = key, .moments = {.count = 1}}}, reduce_));
 }
 
 bool ThreadWorker::SendGradients(const Assignment& assignment, size_t count) {
