@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string>
 
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -32,13 +33,12 @@ TEST(EarlierResultsTest, AreMovedAndOthersStay) {
     Write(results + "/model.safetensors", "weights");
     Write(results + "/report.html", "page");
     Write(results + "/notes.txt", "mine");
-    const auto aside = SetEarlierResultsAside(results);
-    ASSERT_TRUE(aside.ok()) << aside.status();
-    EXPECT_EQ(*aside, results + "/earlier-" + std::to_string(number));
-    EXPECT_EQ(Read(*aside + "/history.csv"),
+    const auto aside = OkValue(SetEarlierResultsAside(results));
+    EXPECT_EQ(aside, results + "/earlier-" + std::to_string(number));
+    EXPECT_EQ(Read(aside + "/history.csv"),
               "version\n" + std::to_string(number));
-    EXPECT_EQ(Read(*aside + "/model.safetensors"), "weights");
-    EXPECT_EQ(Read(*aside + "/report.html"), "page");
+    EXPECT_EQ(Read(aside + "/model.safetensors"), "weights");
+    EXPECT_EQ(Read(aside + "/report.html"), "page");
     EXPECT_FALSE(fs::exists(results + "/history.csv"));
     EXPECT_FALSE(fs::exists(results + "/model.safetensors"));
     EXPECT_EQ(Read(results + "/notes.txt"), "mine");
@@ -64,9 +64,8 @@ TEST(EarlierResultsTest, TheNextFreeNumberIsTaken) {
   const std::string results = dir.path();
   Write(results + "/history.csv", "version\n7\n");
   fs::create_directory(results + "/earlier-1");
-  const auto aside = SetEarlierResultsAside(results);
-  ASSERT_TRUE(aside.ok()) << aside.status();
-  EXPECT_EQ(*aside, results + "/earlier-2");
+  const auto aside = OkValue(SetEarlierResultsAside(results));
+  EXPECT_EQ(aside, results + "/earlier-2");
   EXPECT_TRUE(fs::is_empty(results + "/earlier-1"));
 }
 

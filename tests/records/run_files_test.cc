@@ -11,12 +11,11 @@
 #include "common/formats/file_system.h"
 #include "tests/checkpoint/example_state.h"
 #include "tests/fakes/faulty_file_system.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
 namespace {
-
-using testing::HasSubstr;
 
 // A run whose workers registered this plan.
 Checkpoint CheckpointOf(const RunPlan& plan, const SettingValues& settings) {
@@ -44,11 +43,10 @@ TEST(ContinuedOptionsTest, AutoContinuesWithTheRunsOptimizer) {
   const Checkpoint checkpoint = CheckpointOf({}, kAdam);
   for (const std::set<std::string>& given :
        {std::set<std::string>(), std::set<std::string>{"optimizer"}}) {
-    const auto options = ContinuedOptions(
-        checkpoint, {.optimizer = {.kind = OptimizerKind::kAuto}}, given);
-    ASSERT_TRUE(options.ok()) << options.status();
-    EXPECT_EQ(options->optimizer.kind, OptimizerKind::kAdam);
-    EXPECT_EQ(options->optimizer.learning_rate, 0.003);
+    const auto options = OkValue(ContinuedOptions(
+        checkpoint, {.optimizer = {.kind = OptimizerKind::kAuto}}, given));
+    EXPECT_EQ(options.optimizer.kind, OptimizerKind::kAdam);
+    EXPECT_EQ(options.optimizer.learning_rate, 0.003);
   }
 }
 
@@ -78,38 +76,35 @@ TEST(RunFilesTest, TheVersionThatARunBeganWithDoesNotStayInMemory) {
   TempDir dir;
   const RunFilesOptions options{.checkpoint_dir = dir.path() + "/state"};
   {
-    const auto files = RunFiles::Open(RealFileSystem(), options);
-    ASSERT_TRUE(files.ok()) << files.status();
-    (*files)->BeginRun({.run_id = "run"});
-    ASSERT_TRUE((*files)->SaveCheckpoint(ExampleState(7)).ok());
+    const auto files = OkValue(RunFiles::Open(RealFileSystem(), options));
+    files->BeginRun({.run_id = "run"});
+    ASSERT_TRUE(files->SaveCheckpoint(ExampleState(7)).ok());
   }
-  const auto files = RunFiles::Open(
+  const auto files = OkValue(RunFiles::Open(
       RealFileSystem(),
-      {.checkpoint_dir = options.checkpoint_dir, .resume = true});
-  ASSERT_TRUE(files.ok()) << files.status();
-  ASSERT_TRUE((*files)->restored().has_value());
+      {.checkpoint_dir = options.checkpoint_dir, .resume = true}));
+  ASSERT_TRUE(files->restored().has_value());
   const std::weak_ptr<const ModelSnapshot> begun =
-      (*files)->restored()->state.snapshot;
-  (*files)->ForgetRestored();
+      files->restored()->state.snapshot;
+  files->ForgetRestored();
   EXPECT_TRUE(begun.expired());
-  EXPECT_EQ((*files)->figures().version, 7);
+  EXPECT_EQ(files->figures().version, 7);
 }
 
 // The last version may have a checkpoint from before its evaluation.
 TEST(RunFilesTest, TheLastVersionIsWrittenAgainWithTheEndAndThenNoMore) {
   TempDir dir;
-  const auto files = RunFiles::Open(RealFileSystem(),
-                                    {.checkpoint_dir = dir.path() + "/state"});
-  ASSERT_TRUE(files.ok()) << files.status();
-  (*files)->BeginRun({.run_id = "run"});
+  const auto files = OkValue(RunFiles::Open(
+      RealFileSystem(), {.checkpoint_dir = dir.path() + "/state"}));
+  files->BeginRun({.run_id = "run"});
   RunState state = ExampleState(7);
-  ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
+  ASSERT_TRUE(files->SaveCheckpoint(state).ok());
   state.ended = "all steps are done";
-  ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
-  EXPECT_EQ((*files)->figures().written, 2);
+  ASSERT_TRUE(files->SaveCheckpoint(state).ok());
+  EXPECT_EQ(files->figures().written, 2);
   state.ended.reset();
-  ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
-  EXPECT_EQ((*files)->figures().written, 2);
+  ASSERT_TRUE(files->SaveCheckpoint(state).ok());
+  EXPECT_EQ(files->figures().written, 2);
 }
 
 TEST(RunFilesTest, TellsWhyTheNewestCheckpointFailedUntilOneIsWritten) {
@@ -124,18 +119,17 @@ TEST(RunFilesTest, TellsWhyTheNewestCheckpointFailedUntilOneIsWritten) {
   }
   FaultyFileSystem faulty(
       {.at = first, .error = absl::ResourceExhaustedError("the disk is full")});
-  const auto files =
-      RunFiles::Open(faulty, {.checkpoint_dir = dir.path() + "/state"});
-  ASSERT_TRUE(files.ok()) << files.status();
-  (*files)->BeginRun({.run_id = "run"});
-  EXPECT_EQ((*files)->figures().problem, "");
-  EXPECT_FALSE((*files)->SaveCheckpoint(ExampleState(7)).ok());
-  EXPECT_EQ((*files)->figures().failed_disk_full, 1);
-  EXPECT_THAT((*files)->figures().problem,
+  const auto files = OkValue(
+      RunFiles::Open(faulty, {.checkpoint_dir = dir.path() + "/state"}));
+  files->BeginRun({.run_id = "run"});
+  EXPECT_EQ(files->figures().problem, "");
+  EXPECT_FALSE(files->SaveCheckpoint(ExampleState(7)).ok());
+  EXPECT_EQ(files->figures().failed_disk_full, 1);
+  EXPECT_THAT(files->figures().problem,
               ::testing::StartsWith("checkpoint of step 7 failed; the next one "
                                     "will still be tried: "));
-  ASSERT_TRUE((*files)->SaveCheckpoint(ExampleState(8)).ok());
-  EXPECT_EQ((*files)->figures().problem, "");
+  ASSERT_TRUE(files->SaveCheckpoint(ExampleState(8)).ok());
+  EXPECT_EQ(files->figures().problem, "");
 }
 
 // As a change that was made before the first step after a restart.
@@ -144,45 +138,42 @@ TEST(RunFilesTest, AVersionIsWrittenAgainAfterAChange) {
   RunState state = ExampleState(7);
   const RunFilesOptions options{.checkpoint_dir = dir.path() + "/state"};
   {
-    const auto files = RunFiles::Open(RealFileSystem(), options);
-    ASSERT_TRUE(files.ok()) << files.status();
-    (*files)->BeginRun({.run_id = "run"});
-    ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
+    const auto files = OkValue(RunFiles::Open(RealFileSystem(), options));
+    files->BeginRun({.run_id = "run"});
+    ASSERT_TRUE(files->SaveCheckpoint(state).ok());
     // Nothing has changed.
-    (*files)->KeepChange(state);
-    (*files)->AwaitWriter();
-    EXPECT_EQ((*files)->figures().written, 1);
+    files->KeepChange(state);
+    files->AwaitWriter();
+    EXPECT_EQ(files->figures().written, 1);
     state.settings["learning_rate"] = "0.25";
-    ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
-    EXPECT_EQ((*files)->figures().written, 2);
+    ASSERT_TRUE(files->SaveCheckpoint(state).ok());
+    EXPECT_EQ(files->figures().written, 2);
     ++state.policy_epoch;
     state.policy_history.push_back({.policy_epoch = state.policy_epoch,
                                     .version = Version(7),
                                     .changed = {{"momentum", "0.5"}}});
     state.settings["momentum"] = "0.5";
-    (*files)->KeepChange(state);
-    (*files)->AwaitWriter();
-    EXPECT_EQ((*files)->figures().written, 3);
+    files->KeepChange(state);
+    files->AwaitWriter();
+    EXPECT_EQ(files->figures().written, 3);
   }
-  const auto files = RunFiles::Open(
+  const auto files = OkValue(RunFiles::Open(
       RealFileSystem(),
-      {.checkpoint_dir = options.checkpoint_dir, .resume = true});
-  ASSERT_TRUE(files.ok()) << files.status();
-  const RunState& restored = (*files)->restored()->state;
+      {.checkpoint_dir = options.checkpoint_dir, .resume = true}));
+  const RunState& restored = files->restored()->state;
   EXPECT_EQ(restored.settings, state.settings);
   EXPECT_EQ(restored.policy_history.size(), state.policy_history.size());
   // That state is on disk.
-  (*files)->BeginRun({.run_id = "run"});
-  ASSERT_TRUE((*files)->SaveCheckpoint(state).ok());
-  EXPECT_EQ((*files)->figures().written, 0);
+  files->BeginRun({.run_id = "run"});
+  ASSERT_TRUE(files->SaveCheckpoint(state).ok());
+  EXPECT_EQ(files->figures().written, 0);
 }
 
 TEST(CheckContinuableTest, OwnDataNeedsTheLimitOfStepsAgain) {
   const Checkpoint checkpoint = CheckpointOf({.own_data = true}, kAdam);
   CoordinatorOptions options{.optimizer = {.kind = OptimizerKind::kAdam}};
-  const absl::Status status = CheckContinuable(checkpoint, options);
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--max_steps"));
+  EXPECT_THAT(CheckContinuable(checkpoint, options),
+              IsError(absl::StatusCode::kFailedPrecondition, "--max_steps"));
   options.max_steps = 10;
   EXPECT_TRUE(CheckContinuable(checkpoint, options).ok())
       << CheckContinuable(checkpoint, options);
