@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -26,6 +25,7 @@
 #include "server/access/roles.h"
 #include "server/main/data_server.h"
 #include "server/rpc/call_interceptor.h"
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/attach_call.h"
 #include "tests/rpc/service_fixture.h"
 #include "tests/security/test_authority.h"
@@ -84,6 +84,11 @@ class AccessTest : public ServiceTest {
     arguments.SetSslTargetNameOverride("localhost");
     return grpc::CreateCustomChannel(server_->address(), credentials,
                                      arguments);
+  }
+
+  std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(
+      const std::string& role, const std::string& run = "demo") {
+    return SecurityOf(authority_.Issue(role, run))->ForChannel();
   }
 
   // Joins with the certificate of `role` as an incarnation.
@@ -220,10 +225,9 @@ TEST_F(AccessTest, OnlyTheFirstServerTakesADataShard) {
   ServerOptions options = SecureOptions();
   options.security.audit_log.clear();
   std::ostringstream out;
-  const auto shard = DataServer::Start(options, out);
-  ASSERT_TRUE(shard.ok()) << shard.status();
+  const auto shard = OkValue(DataServer::Start(options, out));
   const auto call = [&](const std::string& role) {
-    return std::make_unique<AttachCall>((*shard)->address(),
+    return std::make_unique<AttachCall>(shard->address(),
                                         Unchecked(authority_.Issue(role)));
   };
   const int64_t start = int64_t{1000} << 32;
@@ -301,12 +305,10 @@ TEST_F(AccessTest, TokensAreViewersAndNothingElse) {
 
 TEST_F(AccessTest, AWorkersCertificateIsForItsRankOnly) {
   Start(SecureOptions());
-  HandWorker zero(server_->address(),
-                  SecurityOf(authority_.Issue("worker/0"))->ForChannel());
+  HandWorker zero(server_->address(), CredentialsOf("worker/0"));
   EXPECT_EQ(zero.Join(1).error_code(), grpc::StatusCode::PERMISSION_DENIED);
   // Without a rank it gets its own, although 0 is vacant.
-  HandWorker one(server_->address(),
-                 SecurityOf(authority_.Issue("worker/1"))->ForChannel());
+  HandWorker one(server_->address(), CredentialsOf("worker/1"));
   ASSERT_TRUE(one.Join().ok());
   EXPECT_EQ(one.sender().rank(), 1);
   ASSERT_TRUE(zero.Join(0).ok());
@@ -505,12 +507,10 @@ TEST_F(AccessTest, ClientsCheckTheServersIdentity) {
   options.coordinator.run_name = "other";
   options.security.tls = authority_.Issue("server/0", "other");
   Start(options);
-  HandWorker worker(server_->address(),
-                    SecurityOf(authority_.Issue("worker/0"))->ForChannel());
-  const grpc::Status refused = worker.Join(0);
-  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_THAT(refused.error_message(),
-              HasSubstr("want spiffe://example.org/cohort/demo/server/0"));
+  HandWorker worker(server_->address(), CredentialsOf("worker/0"));
+  EXPECT_THAT(worker.Join(0),
+              EndedWith(grpc::StatusCode::UNAVAILABLE,
+                        "want spiffe://example.org/cohort/demo/server/0"));
 }
 
 // There is no host name that could be compared, and none is needed.
@@ -518,13 +518,10 @@ TEST_F(AccessTest, CertificatesWorkOverUnixSocketsToo) {
   ServerOptions options = SecureOptions();
   options.listen = absl::StrCat("unix:", authority_.File("socket"));
   Start(options);
-  HandWorker worker(server_->address(),
-                    SecurityOf(authority_.Issue("worker/0"))->ForChannel());
+  HandWorker worker(server_->address(), CredentialsOf("worker/0"));
   const grpc::Status joined = worker.Join(0);
   EXPECT_TRUE(joined.ok()) << joined.error_message();
-  HandWorker other(
-      server_->address(),
-      SecurityOf(authority_.Issue("worker/0", "other"))->ForChannel());
+  HandWorker other(server_->address(), CredentialsOf("worker/0", "other"));
   EXPECT_THAT(other.Join(0).error_message(),
               HasSubstr("want spiffe://example.org/cohort/other/server/0"));
   HandWorker plain(server_->address());
@@ -534,15 +531,14 @@ TEST_F(AccessTest, CertificatesWorkOverUnixSocketsToo) {
 TEST_F(AccessTest, AServerNeedsAServersCertificate) {
   ServerOptions options = SecureOptions();
   options.security.tls = authority_.Issue("operator");
-  const absl::Status role = StartServer(options, out_).status();
-  EXPECT_EQ(role.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(role.message()), HasSubstr("want that of a server"));
+  EXPECT_THAT(
+      StartServer(options, out_).status(),
+      IsError(absl::StatusCode::kInvalidArgument, "want that of a server"));
   options = SecureOptions();
   options.coordinator.run_name = "another";
-  const absl::Status run = StartServer(options, out_).status();
-  EXPECT_EQ(run.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(run.message()),
-              HasSubstr("got a certificate for the run demo"));
+  EXPECT_THAT(StartServer(options, out_).status(),
+              IsError(absl::StatusCode::kFailedPrecondition,
+                      "got a certificate for the run demo"));
   options = TinyOptions();
   options.security.viewer_tokens = "tokens";
   EXPECT_THAT(std::string(StartServer(options, out_).status().message()),
@@ -553,8 +549,7 @@ TEST_F(AccessTest, TheRunHasTheNameOfTheCertificate) {
   ServerOptions options = SecureOptions();
   options.coordinator.run_name = "";
   Start(options);
-  HandWorker worker(server_->address(),
-                    SecurityOf(authority_.Issue("worker/0"))->ForChannel());
+  HandWorker worker(server_->address(), CredentialsOf("worker/0"));
   ASSERT_TRUE(worker.Join(0).ok());
   EXPECT_EQ(worker.joined().run_name(), "demo");
 }

@@ -40,6 +40,14 @@ std::vector<double> DoublesOf(const std::string& bytes) {
   return RawValues<double>(bytes);
 }
 
+v1::Status StatusFor(HandWorker& asking) {
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::Status status;
+  EXPECT_TRUE(asking.admin().GetStatus(&context, {}, &status).ok());
+  return status;
+}
+
 void SetDeadline(grpc::ClientContext& context) {
   context.set_deadline(std::chrono::system_clock::now() + kDeadline);
 }
@@ -151,12 +159,17 @@ ExchangeCall HandWorker::OpenExchange() {
   return call;
 }
 
-v1::ExchangeRequest HandWorker::Opening(const v1::Assignment& assignment,
-                                        int64_t samples) {
+v1::ExchangeRequest HandWorker::PartOf(const v1::Assignment& assignment) {
   v1::ExchangeRequest request;
   *request.mutable_sender() = sender_;
   request.mutable_key()->set_sequence(assignment.sequence());
   request.mutable_key()->set_attempt(assignment.attempt());
+  return request;
+}
+
+v1::ExchangeRequest HandWorker::Opening(const v1::Assignment& assignment,
+                                        int64_t samples) {
+  v1::ExchangeRequest request = PartOf(assignment);
   request.mutable_opening()->set_samples(samples);
   request.mutable_opening()->set_loss_weight(static_cast<double>(samples));
   request.mutable_opening()->set_version(assignment.version());
@@ -165,10 +178,7 @@ v1::ExchangeRequest HandWorker::Opening(const v1::Assignment& assignment,
 
 v1::ExchangeRequest HandWorker::Gradient(const v1::Assignment& assignment,
                                          const std::vector<float>& gradient) {
-  v1::ExchangeRequest request;
-  *request.mutable_sender() = sender_;
-  request.mutable_key()->set_sequence(assignment.sequence());
-  request.mutable_key()->set_attempt(assignment.attempt());
+  v1::ExchangeRequest request = PartOf(assignment);
   request.mutable_gradient()->set_partition(0);
   request.mutable_gradient()->set_encoding(v1::ENCODING_FLOAT32);
   request.set_payload(BytesOf(gradient));
@@ -189,10 +199,7 @@ v1::ExchangeRequest HandWorker::HalfGradient(
 
 v1::ExchangeRequest HandWorker::Closing(const v1::Assignment& assignment,
                                         double loss_sum) {
-  v1::ExchangeRequest request;
-  *request.mutable_sender() = sender_;
-  request.mutable_key()->set_sequence(assignment.sequence());
-  request.mutable_key()->set_attempt(assignment.attempt());
+  v1::ExchangeRequest request = PartOf(assignment);
   v1::PushClosing* closing = request.mutable_closing();
   closing->set_loss_sum(loss_sum);
   closing->set_correct(1);
@@ -272,20 +279,12 @@ grpc::Status HandWorker::Report(const v1::Assignment& assignment,
 grpc::Status HandWorker::ReportMoments(const v1::Assignment& assignment,
                                        int64_t count, double mean, double m2,
                                        v1::Assignment& next) {
-  grpc::ClientContext context;
-  SetDeadline(context);
   v1::ReportRequest request;
-  *request.mutable_sender() = sender_;
-  request.set_sequence(assignment.sequence());
   v1::CallMoments* call = request.mutable_collected()->add_calls();
   call->set_count(count);
   call->add_mean(mean);
   call->add_m2(m2);
-  v1::ReportReply reply;
-  const grpc::Status status =
-      membership_->Report(&context, Sealed(request), &reply);
-  next = reply.next();
-  return status;
+  return Report(assignment, std::move(request), next);
 }
 
 }  // namespace cohort

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <memory>
@@ -8,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "cohort/v1/admin.grpc.pb.h"
 #include "cohort/v1/membership.grpc.pb.h"
 #include "cohort/v1/moments.grpc.pb.h"
@@ -132,6 +135,9 @@ class HandWorker {
   int64_t contributions = 0;
 
  private:
+  // A message about the push of `assignment`.
+  v1::ExchangeRequest PartOf(const v1::Assignment& assignment);
+
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Membership::Stub> membership_;
   std::unique_ptr<v1::Parameters::Stub> parameters_;
@@ -141,6 +147,26 @@ class HandWorker {
   v1::JoinReply joined_;
   v1::Sender sender_;
 };
+
+// One that has joined; fails the test if it cannot.
+class JoinedWorker : public HandWorker {
+ public:
+  explicit JoinedWorker(const std::string& address,
+                        std::optional<int32_t> rank = 0)
+      : HandWorker(address) {
+    const grpc::Status joined = Join(rank);
+    EXPECT_TRUE(joined.ok()) << joined.error_message();
+  }
+};
+
+// Matches the end of a call with this code and `part` in its message.
+MATCHER_P2(EndedWith, code, part, "") {
+  return arg.error_code() == code &&
+         absl::StrContains(arg.error_message(), part);
+}
+
+// The status that an operator gets at this server; fails the test if none.
+v1::Status StatusFor(HandWorker& asking);
 
 // A context that ends before the test does.
 void SetDeadline(grpc::ClientContext& context);

@@ -4,18 +4,17 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/local/local_messages.h"
 #include "common/model_layout.h"
 #include "server/rpc/services.h"
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/service_fixture.h"
 #include "worker/client/local_link.h"
 
@@ -111,9 +110,8 @@ TEST_F(LocalReduceTest, AContributionForAnotherRankIsRefused) {
   v1::ReduceRequest foreign =
       workers_[1]->Contribution(assignments_[1], 2, 3, 2);
   Send(MailOf(foreign));
-  const absl::Status end = EndStatus();
-  EXPECT_TRUE(absl::IsPermissionDenied(end)) << end;
-  EXPECT_NE(end.message().find("got rank 1"), std::string::npos) << end;
+  EXPECT_THAT(EndStatus(),
+              IsError(absl::StatusCode::kPermissionDenied, "got rank 1"));
 }
 
 TEST_F(LocalReduceTest, AnIncarnationThatIsOverTakesNoPart) {
@@ -123,8 +121,7 @@ TEST_F(LocalReduceTest, AnIncarnationThatIsOverTakesNoPart) {
   Send(MailOf(workers_[0]->Contribution(assignments_[0], 2, 1, 2)));
   (void)Reply();
   (void)workers_[0]->Leave();
-  const absl::Status end = EndStatus();
-  EXPECT_TRUE(absl::IsAborted(end)) << end;
+  EXPECT_TRUE(absl::IsAborted(EndStatus()));
 }
 
 TEST_F(LocalReduceTest, AMessageThatIsNoneEndsTheRendezvousOfItsSender) {
@@ -134,8 +131,7 @@ TEST_F(LocalReduceTest, AMessageThatIsNoneEndsTheRendezvousOfItsSender) {
             "\xff\xff\xff"}) {
     Send(mail);
   }
-  const absl::Status end = EndStatus();
-  EXPECT_TRUE(absl::IsDataLoss(end)) << end;
+  EXPECT_TRUE(absl::IsDataLoss(EndStatus()));
   // Others go on.
   ReduceCall remote = workers_[1]->OpenReduce();
   ASSERT_TRUE(
@@ -152,8 +148,7 @@ TEST_F(LocalReduceTest, ContributionsThatAreRefusedSayWhy) {
       workers_[0]->Contribution(assignments_[0], 2, 1, 2);
   request.mutable_key()->set_layer(7);
   Send(MailOf(request));
-  const absl::Status end = EndStatus();
-  EXPECT_TRUE(absl::IsInvalidArgument(end)) << end;
+  EXPECT_TRUE(absl::IsInvalidArgument(EndStatus()));
 }
 
 TEST_F(LocalReduceTest, AStepThatEndsEarlyIsAnswered) {
@@ -165,8 +160,7 @@ TEST_F(LocalReduceTest, AStepThatEndsEarlyIsAnswered) {
 TEST_F(LocalReduceTest, AServerThatEndsEndsTheRendezvous) {
   Send(MailOf(workers_[0]->Contribution(assignments_[0], 2, 1, 2)));
   server_.reset();
-  const absl::Status end = EndStatus();
-  EXPECT_FALSE(end.ok());
+  EXPECT_FALSE(EndStatus().ok());
 }
 
 // Answers for all calls in which a rank may wait find room.

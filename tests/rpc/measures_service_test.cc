@@ -63,20 +63,21 @@ int64_t Columns(const std::string& line) {
 
 class MeasuresServiceTest : public ServiceTest {
  protected:
+  // The evaluation that rank i is given after its push.
+  v1::Assignment AwaitTask(size_t i) {
+    const v1::Assignment next = AwaitVerdict(exchanges_[i]).next();
+    if (next.kind() == v1::ASSIGNMENT_KIND_EVALUATE) return next;
+    return workers_[i]->Await(v1::ASSIGNMENT_KIND_EVALUATE).value();
+  }
   // One step, then rank i reports counts[i] for one image of the two.
   void StepAndReport(const ServerOptions& options,
                      const std::vector<v1::ReportRequest>& counts) {
     StartWithTwoWorkers(options);
     TrainOneStep();
     for (size_t i = 0; i < 2; ++i) {
-      v1::Assignment task = AwaitVerdict(exchanges_[i]).next();
-      if (task.kind() != v1::ASSIGNMENT_KIND_EVALUATE) {
-        const auto later = workers_[i]->Await(v1::ASSIGNMENT_KIND_EVALUATE);
-        ASSERT_TRUE(later.has_value());
-        task = *later;
-      }
       v1::Assignment next;
-      const grpc::Status status = workers_[i]->Report(task, counts[i], next);
+      const grpc::Status status =
+          workers_[i]->Report(AwaitTask(i), counts[i], next);
       ASSERT_TRUE(status.ok()) << status.error_message();
     }
   }
@@ -152,10 +153,7 @@ TEST_F(MeasuresServiceTest, StatusHasTheNewestMeasures) {
   ServerOptions options = TinyOptions();
   options.coordinator.epochs = 2;
   StepAndReport(options, TwoImages());
-  grpc::ClientContext context;
-  SetDeadline(context);
-  v1::Status status;
-  ASSERT_TRUE(workers_[0]->admin().GetStatus(&context, {}, &status).ok());
+  const v1::Status status = StatusFor(*workers_[0]);
   EXPECT_DOUBLE_EQ(status.test_accuracy(), 5.0 / 7);
   EXPECT_FALSE(status.has_test_top5_accuracy());
   EXPECT_DOUBLE_EQ(status.test_miou(), 0.55);
@@ -167,12 +165,7 @@ TEST_F(MeasuresServiceTest, StatusHasTheNewestMeasures) {
 TEST_F(MeasuresServiceTest, CountsThatDoNotAddUpAreRefused) {
   StartWithTwoWorkers(TinyOptions());
   TrainOneStep();
-  v1::Assignment task = AwaitVerdict(exchanges_[0]).next();
-  if (task.kind() != v1::ASSIGNMENT_KIND_EVALUATE) {
-    const auto later = workers_[0]->Await(v1::ASSIGNMENT_KIND_EVALUATE);
-    ASSERT_TRUE(later.has_value());
-    task = *later;
-  }
+  const v1::Assignment task = AwaitTask(0);
   v1::ReportRequest counts = TwoImages()[0];
   counts.set_labels(5);
   v1::Assignment next;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "common/ops/listen_socket.h"
@@ -31,11 +30,10 @@ TEST_P(LargeLayoutTest, IsRefusedAndOthersTrain) {
   v1::ModelLayout layout = NormalisedLayout();
   layout.mutable_batch_norms(0)->set_channels(GetParam());
   {
-    HandWorker greedy(server_->address());
-    ASSERT_TRUE(greedy.Join(0).ok());
-    const grpc::Status status = greedy.Register(layout, plan_, kTinyValues);
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-    EXPECT_THAT(status.error_message(), HasSubstr("channels of bn"));
+    JoinedWorker greedy(server_->address());
+    EXPECT_THAT(
+        greedy.Register(layout, plan_, kTinyValues),
+        EndedWith(grpc::StatusCode::INVALID_ARGUMENT, "channels of bn"));
     greedy.Leave();
   }
   std::vector<RegisterCall> calls;
@@ -75,14 +73,12 @@ TEST_F(ShardServiceTest, SilentSessionsKeepNobodyOut) {
 
 template <typename CallType>
 void ExpectEndedAsSilent(CallType& call) {
-  const grpc::Status status = call.End();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_THAT(status.error_message(), HasSubstr("got no message"));
+  EXPECT_THAT(call.End(),
+              EndedWith(grpc::StatusCode::DEADLINE_EXCEEDED, "got no message"));
 }
 
 TEST_F(ShardServiceTest, SilentStreamsAreEnded) {
-  HandWorker worker(address_);
-  ASSERT_TRUE(worker.Join(0).ok());
+  JoinedWorker worker(address_);
   ExchangeCall exchange = worker.OpenExchange();
   ReduceCall reduce = worker.OpenReduce();
   while (shard_.partitions().streams().All().size() < 3)
@@ -170,14 +166,12 @@ TEST_F(UnreadPullTest, IsCutOnceItsTimeIsUp) {
       stream->CheckReader(now);
     std::this_thread::yield();
   }
-  const grpc::Status status = call.End();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
-  EXPECT_THAT(status.error_message(), HasSubstr("was not read"));
+  EXPECT_THAT(call.End(),
+              EndedWith(grpc::StatusCode::DEADLINE_EXCEEDED, "was not read"));
 }
 
 TEST_F(ShardServiceTest, RankHasOneRegistrationAtATime) {
-  HandWorker worker(address_);
-  ASSERT_TRUE(worker.Join(0).ok());
+  JoinedWorker worker(address_);
   const auto stub = v1::Parameters::NewStub(
       grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
   v1::RegisterRequest first;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -117,6 +118,17 @@ class ServiceTest : public ::testing::Test {
     }
   }
 
+  // Reads the newest version: its header, and its weights.
+  std::vector<v1::PullReply> PullWeights(HandWorker& worker) {
+    v1::PullRequest request;
+    request.set_run_id(server_->run_id());
+    request.set_weights(true);
+    std::vector<v1::PullReply> replies;
+    EXPECT_TRUE(worker.Pull(request, replies).ok());
+    EXPECT_GT(replies.size(), 1u);
+    replies.resize(std::max<size_t>(replies.size(), 2));
+    return replies;
+  }
   // Both push to step 0, which commits version 1.
   void TrainOneStep() {
     for (size_t i = 0; i < 2; ++i) {

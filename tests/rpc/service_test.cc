@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/byte_rope.h"
 #include "server/main/server.h"
@@ -27,8 +26,7 @@ TEST_F(ServiceTest, JoinTellsTheWorkerWhatItNeeds) {
   options.coordinator.seed = 42;
   options.coordinator.lease = absl::Seconds(9);
   Start(options);
-  HandWorker worker(server_->address());
-  ASSERT_TRUE(worker.Join().ok());
+  JoinedWorker worker(server_->address(), std::nullopt);
 
   const v1::JoinReply& joined = worker.joined();
   EXPECT_EQ(joined.rank(), 0);
@@ -75,11 +73,7 @@ TEST_F(ServiceTest, RepeatedPushIsAnsweredAndNotAppliedAgain) {
   EXPECT_EQ(verdict.verdict(), v1::VERDICT_APPLIED);
   EXPECT_EQ(verdict.version(), 1);
 
-  v1::PullRequest request;
-  request.set_run_id(server_->run_id());
-  request.set_weights(true);
-  std::vector<v1::PullReply> replies;
-  ASSERT_TRUE(workers_[0]->Pull(request, replies).ok());
+  const std::vector<v1::PullReply> replies = PullWeights(*workers_[0]);
   EXPECT_EQ(replies[0].header().version(), 1);
   EXPECT_THAT(FloatsOf(replies[1].payload()),
               ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
@@ -124,9 +118,8 @@ TEST_F(ServiceTest, AnotherRunIsRefused) {
   worker.sender().set_run_id("elsewhere");
   ExchangeCall exchange = worker.OpenExchange();
   exchange.Write(worker.Opening(assignments_[0], 2));
-  const grpc::Status status = exchange.End();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(status.error_message(), HasSubstr("elsewhere"));
+  EXPECT_THAT(exchange.End(),
+              EndedWith(grpc::StatusCode::FAILED_PRECONDITION, "elsewhere"));
 
   v1::PullRequest request;
   request.set_run_id("elsewhere");
@@ -163,20 +156,10 @@ TEST_F(ServiceTest, ReplacedIncarnationIsFenced) {
 TEST_F(ServiceTest, LiveRankIsNotGivenAway) {
   StartWithTwoWorkers(TinyOptions());
   HandWorker third(server_->address());
-  const grpc::Status taken = third.Join(0);
-  EXPECT_EQ(taken.error_code(), grpc::StatusCode::ALREADY_EXISTS);
-  EXPECT_THAT(taken.error_message(), HasSubstr("becomes free in"));
+  EXPECT_THAT(third.Join(0),
+              EndedWith(grpc::StatusCode::ALREADY_EXISTS, "becomes free in"));
   EXPECT_EQ(third.Join().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(third.Join(7).error_code(), grpc::StatusCode::OUT_OF_RANGE);
-}
-
-TEST_F(ServiceTest, LeavingFreesTheRankAtOnce) {
-  Start(TinyOptions());
-  HandWorker first(server_->address());
-  ASSERT_TRUE(first.Join(0).ok());
-  EXPECT_TRUE(first.Leave().ok());
-  HandWorker second(server_->address());
-  EXPECT_TRUE(second.Join(0).ok());
 }
 
 TEST_F(ServiceTest, SessionMustBeginWithAJoin) {
@@ -194,20 +177,15 @@ TEST_F(ServiceTest, SessionMustBeginWithAJoin) {
 
 TEST_F(ServiceTest, ModelOfOtherShapesIsRefusedAndTheRunIsUnharmed) {
   Start(TinyOptions());
-  HandWorker first(server_->address());
-  ASSERT_TRUE(first.Join(0).ok());
+  JoinedWorker first(server_->address());
   RegisterCall right = first.BeginRegister(TinyLayout(), TinyPlan());
-  HandWorker second(server_->address());
-  ASSERT_TRUE(second.Join(1).ok());
+  JoinedWorker second(server_->address(), 1);
 
   v1::ModelLayout other = TinyLayout();
   other.mutable_parameters(0)->set_shape(0, 5);
-  const grpc::Status refused =
-      second.Register(other, TinyPlan(), {{1, 2, 3, 4, 5}});
-  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(refused.error_message(),
-              HasSubstr("the model differs from that of worker 0, which "
-                        "defines the run: w: got shape [5], want [4]"));
+  EXPECT_THAT(
+      second.Register(other, TinyPlan(), {{1, 2, 3, 4, 5}}),
+      EndedWith(grpc::StatusCode::FAILED_PRECONDITION, "the model differs"));
 
   RegisterCall again = second.BeginRegister(TinyLayout(), TinyPlan());
   EXPECT_TRUE(first.FinishRegister(right, kTinyValues).ok());
@@ -218,10 +196,8 @@ TEST_F(ServiceTest, ModelOfOtherShapesIsRefusedAndTheRunIsUnharmed) {
 
 TEST_F(ServiceTest, OnlyTheLowestRankIsAskedForItsValues) {
   Start(TinyOptions());
-  HandWorker first(server_->address());
-  HandWorker second(server_->address());
-  ASSERT_TRUE(first.Join(0).ok());
-  ASSERT_TRUE(second.Join(1).ok());
+  JoinedWorker first(server_->address());
+  JoinedWorker second(server_->address(), 1);
   // The first worker gets no answer yet, even if it sends no more.
   RegisterCall early = second.BeginRegister(TinyLayout(), TinyPlan());
   early.stream->WritesDone();
@@ -230,10 +206,7 @@ TEST_F(ServiceTest, OnlyTheLowestRankIsAskedForItsValues) {
   ASSERT_TRUE(reply.has_value());
   EXPECT_TRUE(reply->send_values());
 
-  grpc::ClientContext context;
-  SetDeadline(context);
-  v1::Status status;
-  ASSERT_TRUE(first.admin().GetStatus(&context, {}, &status).ok());
+  const v1::Status status = StatusFor(first);
   EXPECT_THAT(status.state(),
               HasSubstr("waiting for worker 0 to register its model"));
 
@@ -244,20 +217,14 @@ TEST_F(ServiceTest, OnlyTheLowestRankIsAskedForItsValues) {
   EXPECT_FALSE(compared->send_values());
   EXPECT_TRUE(compared->done());
   EXPECT_TRUE(early.End().ok());
-  v1::PullRequest request;
-  request.set_run_id(server_->run_id());
-  request.set_weights(true);
-  std::vector<v1::PullReply> replies;
-  ASSERT_TRUE(second.Pull(request, replies).ok());
-  EXPECT_THAT(FloatsOf(replies[1].payload()), ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(FloatsOf(PullWeights(second)[1].payload()),
+              ElementsAre(1, 2, 3, 4));
 }
 
 TEST_F(ServiceTest, TheNextIsAskedForItsValuesIfTheLowestIsLost) {
   Start(TinyOptions());
-  HandWorker first(server_->address());
-  HandWorker second(server_->address());
-  ASSERT_TRUE(first.Join(0).ok());
-  ASSERT_TRUE(second.Join(1).ok());
+  JoinedWorker first(server_->address());
+  JoinedWorker second(server_->address(), 1);
   RegisterCall lost = first.BeginRegister(TinyLayout(), TinyPlan());
   RegisterCall next = second.BeginRegister(TinyLayout(), TinyPlan());
   ASSERT_TRUE(lost.Read().has_value());
@@ -268,44 +235,9 @@ TEST_F(ServiceTest, TheNextIsAskedForItsValuesIfTheLowestIsLost) {
   EXPECT_TRUE(reply->send_values());
 }
 
-TEST_F(ServiceTest, ValuesThatAreNotCompleteAreRefused) {
-  ServerOptions options = TinyOptions();
-  options.coordinator.workers = 1;
-  options.coordinator.partition_bytes = 8;
-  Start(options);
-  HandWorker worker(server_->address());
-  ASSERT_TRUE(worker.Join(0).ok());
-  v1::ModelLayout layout = TinyLayout();
-  *layout.add_parameters() = layout.parameters(0);
-  layout.mutable_parameters(1)->set_name("b");
-  RegisterCall half = worker.BeginRegister(layout, TinyPlan());
-  std::optional<v1::RegisterReply> reply = half.Read();
-  ASSERT_TRUE(reply.has_value());
-  ASSERT_GT(reply->partitions_size(), 1);
-  const int total = reply->partitions_size();
-  while (reply->partitions_size() > 1)
-    reply->mutable_partitions()->RemoveLast();
-  worker.SendValues(half, *reply, {{1, 2, 3, 4}, {1, 2, 3, 4}});
-  half.stream->WritesDone();
-  const grpc::Status status = half.End();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(
-      status.error_message(),
-      absl::StrCat("register: the stream was closed without partition 1 (",
-                   total - 1, " of ", total,
-                   " partitions are missing), want each once"));
-  RegisterCall none = worker.BeginRegister(layout, TinyPlan());
-  ASSERT_TRUE(none.Read().has_value());
-  none.stream->WritesDone();
-  EXPECT_EQ(none.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_TRUE(
-      worker.Register(layout, TinyPlan(), {{1, 2, 3, 4}, {5, 6, 7, 8}}).ok());
-}
-
 TEST_F(ServiceTest, ValuesBeforeTheAnswerAreRefused) {
   Start(TinyOptions());
-  HandWorker worker(server_->address());
-  ASSERT_TRUE(worker.Join(0).ok());
+  JoinedWorker worker(server_->address());
   RegisterCall hasty = worker.BeginRegister(TinyLayout(), TinyPlan());
   v1::RegisterRequest values;
   *values.mutable_sender() = worker.sender();
@@ -439,32 +371,40 @@ ServerOptions HardlyAnyRoom() {
   return options;
 }
 
-void PushByPartition(HandWorker& worker, ExchangeCall& exchange,
-                     const v1::Assignment& assignment) {
-  exchange.Write(worker.Opening(assignment, 2));
-  for (int32_t partition : {3, 2, 1, 0}) {
-    v1::ExchangeRequest gradient = worker.Gradient(assignment, {1});
-    gradient.mutable_gradient()->set_partition(partition);
-    exchange.Write(gradient);
+class HardlyAnyRoomTest : public ServiceTest {
+ protected:
+  static void PushByPartition(HandWorker& worker, ExchangeCall& exchange,
+                              const v1::Assignment& assignment) {
+    exchange.Write(worker.Opening(assignment, 2));
+    for (int32_t partition : {3, 2, 1, 0}) {
+      v1::ExchangeRequest gradient = worker.Gradient(assignment, {1});
+      gradient.mutable_gradient()->set_partition(partition);
+      exchange.Write(gradient);
+    }
+    exchange.Write(worker.Closing(assignment, 1));
   }
-  exchange.Write(worker.Closing(assignment, 1));
-}
+
+  // Both are applied.
+  void PushBothByPartition() {
+    for (size_t i = 0; i < 2; ++i) {
+      exchanges_.push_back(workers_[i]->OpenExchange());
+      PushByPartition(*workers_[i], exchanges_[i], assignments_[i]);
+    }
+    for (ExchangeCall& exchange : exchanges_) {
+      EXPECT_EQ(AwaitVerdict(exchange).verdict(), v1::VERDICT_APPLIED);
+    }
+  }
+};
 
 // The first rank to push is paused, not refused, and later continues by itself.
-TEST_F(ServiceTest, GradientsThatThereIsNoRoomForWait) {
+TEST_F(HardlyAnyRoomTest, GradientsThatThereIsNoRoomForWait) {
   StartWithTwoWorkers(HardlyAnyRoom());
-  for (size_t i = 0; i < 2; ++i) {
-    exchanges_.push_back(workers_[i]->OpenExchange());
-    PushByPartition(*workers_[i], exchanges_[i], assignments_[i]);
-  }
-  for (ExchangeCall& exchange : exchanges_) {
-    EXPECT_EQ(AwaitVerdict(exchange).verdict(), v1::VERDICT_APPLIED);
-  }
+  PushBothByPartition();
 }
 
 // The client leaves while the server reads nothing from it. The data received
 // is kept, and the rank pushes on a new stream.
-TEST_F(ServiceTest, PausedStreamEndsWithItsClient) {
+TEST_F(HardlyAnyRoomTest, PausedStreamEndsWithItsClient) {
   StartWithTwoWorkers(HardlyAnyRoom());
   {
     ExchangeCall exchange = workers_[0]->OpenExchange();
@@ -472,13 +412,7 @@ TEST_F(ServiceTest, PausedStreamEndsWithItsClient) {
     exchange.context->TryCancel();
     EXPECT_EQ(exchange.End().error_code(), grpc::StatusCode::CANCELLED);
   }
-  for (size_t i = 0; i < 2; ++i) {
-    exchanges_.push_back(workers_[i]->OpenExchange());
-    PushByPartition(*workers_[i], exchanges_[i], assignments_[i]);
-  }
-  for (ExchangeCall& exchange : exchanges_) {
-    EXPECT_EQ(AwaitVerdict(exchange).verdict(), v1::VERDICT_APPLIED);
-  }
+  PushBothByPartition();
 }
 
 TEST_F(ServiceTest, RendezvousOfTwoGivesBothTheMomentsOfAll) {
@@ -585,28 +519,15 @@ TEST_F(ServiceTest, RequestWithTooManyContributionsIsRefused) {
     *request.add_further() = request.further(0);
   }
   reduce.Write(request);
-  const grpc::Status status = reduce.End();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(status.error_message(),
-              HasSubstr("got 65 contributions in one request"));
-}
-
-TEST_F(ServiceTest, RendezvousOfAnUnknownLayerIsRefused) {
-  StartWithTwoWorkers(TinyOptions(), NormalisedLayout());
-  ReduceCall reduce = workers_[0]->OpenReduce();
-  v1::ReduceRequest request =
-      workers_[0]->Contribution(assignments_[0], 2, 1.0, 2.0);
-  request.mutable_key()->set_layer(1);
-  reduce.Write(request);
-  EXPECT_EQ(reduce.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(reduce.End(), EndedWith(grpc::StatusCode::INVALID_ARGUMENT,
+                                      "got 65 contributions in one request"));
 }
 
 TEST_F(ServiceTest, PullGivesOneConsistentVersion) {
   ServerOptions options = TinyOptions();
   options.coordinator.workers = 1;
   Start(options);
-  HandWorker worker(server_->address());
-  ASSERT_TRUE(worker.Join().ok());
+  JoinedWorker worker(server_->address(), std::nullopt);
   v1::PullRequest request;
   request.set_run_id(server_->run_id());
   request.set_weights(true);
@@ -649,11 +570,7 @@ TEST_F(ServiceTest, StatusAndDrainForOperators) {
   StartWithTwoWorkers(TinyOptions());
   v1::Admin::Stub& admin = workers_[0]->admin();
   v1::Status status;
-  {
-    grpc::ClientContext context;
-    SetDeadline(context);
-    ASSERT_TRUE(admin.GetStatus(&context, {}, &status).ok());
-  }
+  status = StatusFor(*workers_[0]);
   EXPECT_EQ(status.run_id(), server_->run_id());
   ASSERT_EQ(status.workers_size(), 2);
   EXPECT_EQ(status.workers(1).state(), "live");

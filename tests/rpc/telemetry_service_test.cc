@@ -14,6 +14,7 @@
 
 #include "absl/time/clock.h"
 #include "common/log/log.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
@@ -55,11 +56,7 @@ class TelemetryServiceTest : public ServiceTest {
 
   // The phases of `rank`, as shown in the status that rank `asking` gets.
   std::map<std::string, double> PhasesOf(int rank, size_t asking = 0) {
-    grpc::ClientContext context;
-    SetDeadline(context);
-    v1::Status status;
-    EXPECT_TRUE(
-        workers_[asking]->admin().GetStatus(&context, {}, &status).ok());
+    const v1::Status status = StatusFor(*workers_[asking]);
     const auto& phases = status.workers(rank).phase_seconds();
     return {phases.begin(), phases.end()};
   }
@@ -96,10 +93,7 @@ TEST_F(TelemetryServiceTest, StatusHasTheUseOfCoresAndMemory) {
   heartbeat.mutable_heartbeat()->set_transport("shm");
   workers_[0]->session().Write(heartbeat);
   ASSERT_TRUE(AwaitEcho().has_value());
-  grpc::ClientContext context;
-  SetDeadline(context);
-  v1::Status status;
-  ASSERT_TRUE(workers_[0]->admin().GetStatus(&context, {}, &status).ok());
+  const v1::Status status = StatusFor(*workers_[0]);
   EXPECT_EQ(status.workers(0).cpu_cores(), 1.5);
   EXPECT_EQ(status.workers(0).resident_bytes(), 1 << 20);
   EXPECT_EQ(status.workers(0).transport(), "shm");
@@ -110,8 +104,7 @@ TEST_F(TelemetryServiceTest, StatusHasTheUseOfCoresAndMemory) {
 TEST_F(TelemetryServiceTest, ImpossibleUseEndsTheSession) {
   for (const bool cpu : {true, false}) {
     Start(TinyOptions());
-    HandWorker worker(server_->address());
-    ASSERT_TRUE(worker.Join(0).ok());
+    JoinedWorker worker(server_->address());
     v1::SessionRequest heartbeat = Heartbeat({});
     if (cpu) {
       heartbeat.mutable_heartbeat()->set_cpu_cores(
@@ -132,12 +125,11 @@ TEST_F(TelemetryServiceTest, PhasesThatAreNoTimesEndTheSession) {
   for (const double seconds : {-1.0, std::numeric_limits<double>::quiet_NaN(),
                                std::numeric_limits<double>::infinity()}) {
     Start(TinyOptions());
-    HandWorker worker(server_->address());
-    ASSERT_TRUE(worker.Join(0).ok());
+    JoinedWorker worker(server_->address());
     worker.session().Write(Heartbeat({{"data", seconds}}));
-    const grpc::Status end = worker.session().End();
-    EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-    EXPECT_THAT(end.error_message(), HasSubstr("heartbeat.phase_seconds.data"));
+    EXPECT_THAT(worker.session().End(),
+                EndedWith(grpc::StatusCode::INVALID_ARGUMENT,
+                          "heartbeat.phase_seconds.data"));
   }
 }
 
@@ -164,9 +156,9 @@ TEST_F(TelemetryServiceTest, LogLevelIsToldAndChanged) {
   EXPECT_EQ(reply.level(), "error");
   EXPECT_EQ(reply.previous(), "info");
   EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
-  const grpc::Status loud = SetLevel("loud", reply);
-  EXPECT_EQ(loud.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(loud.error_message(), HasSubstr("got 'loud', want debug"));
+  EXPECT_THAT(
+      SetLevel("loud", reply),
+      EndedWith(grpc::StatusCode::INVALID_ARGUMENT, "got 'loud', want debug"));
   EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
   SetLogLevel(LogLevel::kInfo);
 }
@@ -217,15 +209,13 @@ TEST_F(TelemetryServiceTest, PathsThatCannotBeWrittenAreRefusedAtTheStart) {
   ServerOptions options = TinyOptions();
   options.trace = folder.File("none/trace.json");
   absl::Status status = StartServer(options, out_).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--trace: cannot write"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kFailedPrecondition,
+                              "--trace: cannot write"));
   options = TinyOptions();
   options.tensorboard_dir = folder.File("file");
   status = StartServer(options, out_).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--tensorboard: cannot write"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kFailedPrecondition,
+                              "--tensorboard: cannot write"));
 }
 
 }  // namespace
