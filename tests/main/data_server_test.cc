@@ -14,6 +14,7 @@
 #include "cohort/v1/admin.grpc.pb.h"
 #include "common/flags/flag_table.h"
 #include "server/main/server_options.h"
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/attach_call.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
@@ -25,16 +26,15 @@ using ::testing::HasSubstr;
 
 TEST(DataServerTest, ClientsOfARunAreToldWhereTheyAre) {
   std::ostringstream out;
-  const absl::StatusOr<std::unique_ptr<DataServer>> server =
-      DataServer::Start(TinyOptions(), out);
-  ASSERT_TRUE(server.ok()) << server.status();
-  HandWorker worker((*server)->address());
+  const std::unique_ptr<DataServer> server =
+      OkValue(DataServer::Start(TinyOptions(), out));
+  HandWorker worker(server->address());
   const grpc::Status joined = worker.Join();
   EXPECT_EQ(joined.error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_THAT(joined.error_message(), HasSubstr("this is a data shard"));
 
   const auto admin = v1::Admin::NewStub(grpc::CreateChannel(
-      (*server)->address(), grpc::InsecureChannelCredentials()));
+      server->address(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   v1::Status status;
   EXPECT_THAT(admin->GetStatus(&context, {}, &status).error_message(),
@@ -55,20 +55,19 @@ TEST(DataServerTest, TheHelpNamesEachFlagThatHasAnEffect) {
 // Without certificates nothing tells the first server from another client.
 TEST(DataServerTest, AFirstServerThatIsConnectedIsNotReplaced) {
   std::ostringstream out;
-  const absl::StatusOr<std::unique_ptr<DataServer>> server =
-      DataServer::Start(TinyOptions(), out);
-  ASSERT_TRUE(server.ok()) << server.status();
-  AttachCall first((*server)->address(), grpc::InsecureChannelCredentials());
+  const std::unique_ptr<DataServer> server =
+      OkValue(DataServer::Start(TinyOptions(), out));
+  AttachCall first(server->address(), grpc::InsecureChannelCredentials());
   ASSERT_TRUE(first.Attach(int64_t{1000} << 32));
   for (const int64_t generation : {int64_t{1001} << 32, int64_t{1} << 62}) {
-    AttachCall other((*server)->address(), grpc::InsecureChannelCredentials());
+    AttachCall other(server->address(), grpc::InsecureChannelCredentials());
     EXPECT_FALSE(other.Attach(generation));
     EXPECT_FALSE(other.End().ok());
   }
   first.Close();
   // The data shard may notice a moment later that the connection has ended.
   for (;;) {
-    AttachCall next((*server)->address(), grpc::InsecureChannelCredentials());
+    AttachCall next(server->address(), grpc::InsecureChannelCredentials());
     if (next.Attach(int64_t{1001} << 32)) break;
     ASSERT_EQ(next.End().error_code(), grpc::StatusCode::UNAVAILABLE);
   }

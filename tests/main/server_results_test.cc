@@ -15,6 +15,7 @@
 #include "common/formats/file_system.h"
 #include "server/checkpoint/checkpoint.h"
 #include "server/main/server.h"
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -175,10 +176,9 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   EXPECT_THAT(rows[4], EndsWith(",,,"));
   // The commit's checkpoint had no `after` statistics; the last one does.
   std::vector<std::string> problems;
-  const auto checkpoint = LoadNewestCheckpoint(
-      RealFileSystem(), options.files.checkpoint_dir, problems);
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  const SharedSnapshot& kept = (*checkpoint)->state.snapshot;
+  const auto checkpoint = OkValue(LoadNewestCheckpoint(
+      RealFileSystem(), options.files.checkpoint_dir, problems));
+  const SharedSnapshot& kept = checkpoint->state.snapshot;
   EXPECT_EQ(kept->version, Version(1));
   ASSERT_EQ(kept->statistics->size(), 3u);
   EXPECT_EQ(kept->statistics->back().collected, Version(1));
@@ -228,9 +228,8 @@ TEST_F(ServiceTest, RunContinuesFromItsCheckpoint) {
   server_.reset();
 
   // Without --resume the directory is refused: it holds another run.
-  const absl::Status refused = StartServer(options, out_).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(refused.message()), HasSubstr("--resume"));
+  EXPECT_THAT(StartServer(options, out_).status(),
+              IsError(absl::StatusCode::kFailedPrecondition, "--resume"));
 
   options.files.resume = true;
   Start(options);

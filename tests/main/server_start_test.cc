@@ -22,6 +22,7 @@
 #include "cohort/v1/admin.grpc.pb.h"
 #include "server/main/server.h"
 #include "tests/fakes/raw_http.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
@@ -32,39 +33,34 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(StartServerTest, PortInUseIsRefusedWithAClearText) {
-  std::ostringstream out;
-  absl::StatusOr<std::unique_ptr<Server>> first =
-      StartServer(TinyOptions(), out);
-  ASSERT_TRUE(first.ok());
-  ServerOptions options = TinyOptions();
-  options.listen = (*first)->address();
-  const absl::Status status = StartServer(options, out).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr(absl::StrCat("cannot listen on ", options.listen)));
+class StartServerTest : public testing::Test {
+ protected:
+  const TempDir folder_;
+  std::ostringstream out_;
+  ServerOptions options_ = TinyOptions();
+};
+
+TEST_F(StartServerTest, PortInUseIsRefusedWithAClearText) {
+  const std::unique_ptr<Server> first = OkValue(StartServer(options_, out_));
+  options_.listen = first->address();
+  EXPECT_THAT(StartServer(options_, out_).status(),
+              IsError(absl::StatusCode::kUnavailable,
+                      absl::StrCat("cannot listen on ", options_.listen)));
 }
 
-TEST(StartServerTest, OpenAddressNeedsInsecure) {
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.listen = "0.0.0.0:0";
-  const absl::Status status = StartServer(options, out).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--insecure"));
-  options.insecure = true;
-  EXPECT_TRUE(StartServer(options, out).ok());
+TEST_F(StartServerTest, OpenAddressNeedsInsecure) {
+  options_.listen = "0.0.0.0:0";
+  EXPECT_THAT(StartServer(options_, out_).status(),
+              IsError(absl::StatusCode::kInvalidArgument, "--insecure"));
+  options_.insecure = true;
+  EXPECT_TRUE(StartServer(options_, out_).ok());
 }
 
-TEST(StartServerTest, AdminMayHaveAPortOfItsOwn) {
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.admin_listen = "127.0.0.1:0";
-  const absl::StatusOr<std::unique_ptr<Server>> server =
-      StartServer(options, out);
-  ASSERT_TRUE(server.ok()) << server.status();
+TEST_F(StartServerTest, AdminMayHaveAPortOfItsOwn) {
+  options_.admin_listen = "127.0.0.1:0";
+  const std::unique_ptr<Server> server = OkValue(StartServer(options_, out_));
   constexpr absl::string_view kBefore = "cohortctl is served at ";
-  const std::string text = out.str();
+  const std::string text = out_.str();
   const size_t at = text.find(kBefore.data(), 0, kBefore.size());
   ASSERT_NE(at, std::string::npos) << text;
   const size_t begin = at + kBefore.size();
@@ -77,39 +73,36 @@ TEST(StartServerTest, AdminMayHaveAPortOfItsOwn) {
     return stub->GetStatus(&context, {}, &status);
   };
   EXPECT_TRUE(status_at(admin).ok());
-  const grpc::Status refused = status_at((*server)->address());
+  const grpc::Status refused = status_at(server->address());
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_EQ(refused.error_message(),
             absl::StrCat("this port serves workers only; cohortctl is served "
                          "at ",
                          admin, " (--admin_listen)"));
   // Workers are served at the one port and not at the other.
-  HandWorker worker((*server)->address());
+  HandWorker worker(server->address());
   EXPECT_TRUE(worker.Join().ok());
   HandWorker astray(admin);
   EXPECT_EQ(astray.Join().error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 
 // Port 9 is served by nothing here.
-TEST(StartServerTest, DataShardsThatAreNotThereAreNamedUntilTheStartIsGivenUp) {
-  const TempDir folder;
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.files.checkpoint_dir = folder.path();
-  options.shard_addresses = {"127.0.0.1:9"};
-  options.coordinator.shards = 2;
-  options.ops_listen = "127.0.0.1:0";
-  options.ops_address_file = folder.File("ops");
+TEST_F(StartServerTest,
+       DataShardsThatAreNotThereAreNamedUntilTheStartIsGivenUp) {
+  options_.files.checkpoint_dir = folder_.path();
+  options_.shard_addresses = {"127.0.0.1:9"};
+  options_.coordinator.shards = 2;
+  options_.ops_listen = "127.0.0.1:0";
+  options_.ops_address_file = folder_.File("ops");
   HttpAnswer ready;
   nlohmann::json status;
-  options.stop_requested = [&] {
-    const std::string ops = ReadText(options.ops_address_file);
+  options_.stop_requested = [&] {
+    const std::string ops = ReadText(options_.ops_address_file);
     ready = HttpGet(ops, "/readyz");
     status = nlohmann::json::parse(HttpGet(ops, "/status.json").body);
     return absl::StrContains(ready.body, "waiting for data shard 1");
   };
-  const absl::Status started = StartServer(options, out).status();
-  EXPECT_TRUE(absl::IsCancelled(started)) << started;
+  EXPECT_TRUE(absl::IsCancelled(StartServer(options_, out_).status()));
   EXPECT_EQ(ready.status, 503);
   EXPECT_EQ(status["phase"], "waiting");
   EXPECT_EQ(status["state"],
@@ -119,119 +112,85 @@ TEST(StartServerTest, DataShardsThatAreNotThereAreNamedUntilTheStartIsGivenUp) {
   EXPECT_EQ(status["shards"][1]["connected"], false);
 }
 
-TEST(StartServerTest, ADataShardHasAPort) {
-  const TempDir folder;
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.files.checkpoint_dir = folder.path();
-  options.shard_addresses = {"127.0.0.1:0"};
-  options.coordinator.shards = 2;
-  const absl::Status status = StartServer(options, out).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--shard_addresses: got 127.0.0.1:0"));
+TEST_F(StartServerTest, ADataShardHasAPort) {
+  options_.files.checkpoint_dir = folder_.path();
+  options_.shard_addresses = {"127.0.0.1:0"};
+  options_.coordinator.shards = 2;
+  EXPECT_THAT(StartServer(options_, out_).status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "--shard_addresses: got 127.0.0.1:0"));
 }
 
-TEST(StartServerTest, DashboardsAreALinkOfTheWeb) {
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.dashboards_url = "javascript:alert(1)";
-  const absl::Status status = StartServer(options, out).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--dashboards_url"));
-  options.dashboards_url = "https://grafana.example/d/cohort";
-  EXPECT_TRUE(StartServer(options, out).ok());
+TEST_F(StartServerTest, DashboardsAreALinkOfTheWeb) {
+  options_.dashboards_url = "javascript:alert(1)";
+  EXPECT_THAT(StartServer(options_, out_).status(),
+              IsError(absl::StatusCode::kInvalidArgument, "--dashboards_url"));
+  options_.dashboards_url = "https://grafana.example/d/cohort";
+  EXPECT_TRUE(StartServer(options_, out_).ok());
 }
 
-TEST(StartServerTest, ResumeNeedsACheckpointDirectory) {
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.files.resume = true;
-  EXPECT_EQ(StartServer(options, out).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+TEST_F(StartServerTest, ResumeNeedsACheckpointDirectory) {
+  options_.files.resume = true;
+  EXPECT_TRUE(absl::IsFailedPrecondition(StartServer(options_, out_).status()));
 }
 
-TEST(StartServerTest, ResultsOfALiveRunAreNotTouched) {
-  const TempDir folder;
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.files.results_dir = folder.path();
-  absl::StatusOr<std::unique_ptr<Server>> first = StartServer(options, out);
-  ASSERT_TRUE(first.ok()) << first.status();
-  const std::string history = ReadText(folder.File("history.csv"));
-  WriteText(folder.File("history.csv"), history + "a row of the live run\n");
-  const absl::Status second = StartServer(options, out).status();
-  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(second.message()),
-              HasSubstr(absl::StrCat("--results_dir: ", folder.path(),
-                                     " is in use by another server (process ",
-                                     getpid(), " on ")));
-  EXPECT_EQ(ReadText(folder.File("history.csv")),
+TEST_F(StartServerTest, ResultsOfALiveRunAreNotTouched) {
+  options_.files.results_dir = folder_.path();
+  std::unique_ptr<Server> first = OkValue(StartServer(options_, out_));
+  const std::string history = ReadText(folder_.File("history.csv"));
+  WriteText(folder_.File("history.csv"), history + "a row of the live run\n");
+  EXPECT_THAT(StartServer(options_, out_).status(),
+              IsError(absl::StatusCode::kFailedPrecondition,
+                      absl::StrCat("--results_dir: ", folder_.path(),
+                                   " is in use by another server (process ",
+                                   getpid(), " on ")));
+  EXPECT_EQ(ReadText(folder_.File("history.csv")),
             history + "a row of the live run\n");
-  first->reset();
-  EXPECT_TRUE(StartServer(options, out).ok());
+  first.reset();
+  EXPECT_TRUE(StartServer(options_, out_).ok());
 }
 
-TEST(StartServerTest, ResultsAndCheckpointsMayShareAFolder) {
-  const TempDir folder;
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.files.results_dir = folder.path();
-  options.files.checkpoint_dir = folder.path();
-  EXPECT_TRUE(StartServer(options, out).ok());
+TEST_F(StartServerTest, ResultsAndCheckpointsMayShareAFolder) {
+  options_.files.results_dir = folder_.path();
+  options_.files.checkpoint_dir = folder_.path();
+  EXPECT_TRUE(StartServer(options_, out_).ok());
 }
 
-TEST(StartServerTest, APipeInPlaceOfAResultIsRefused) {
-  const TempDir folder;
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.files.results_dir = folder.path();
-  ASSERT_EQ(mkfifo(folder.File("history.csv").c_str(), 0600), 0);
-  const absl::Status status = StartServer(options, out).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("a named pipe"));
+TEST_F(StartServerTest, APipeInPlaceOfAResultIsRefused) {
+  options_.files.results_dir = folder_.path();
+  ASSERT_EQ(mkfifo(folder_.File("history.csv").c_str(), 0600), 0);
+  EXPECT_THAT(StartServer(options_, out_).status(),
+              IsError(absl::StatusCode::kFailedPrecondition, "a named pipe"));
 }
 
 // Each start is counted, regardless of checkpoints and time, so that an earlier
 // incarnation is never mistaken for a later one.
-TEST(StartServerTest, IncarnationsRiseFromStartToStart) {
-  const TempDir folder;
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.files.checkpoint_dir = folder.path();
-  options.files.resume = true;
+TEST_F(StartServerTest, IncarnationsRiseFromStartToStart) {
+  options_.files.checkpoint_dir = folder_.path();
+  options_.files.resume = true;
   int64_t before = 0;
   for (int64_t start = 0; start < 3; ++start) {
-    absl::StatusOr<std::unique_ptr<Server>> server = StartServer(options, out);
-    ASSERT_TRUE(server.ok()) << server.status();
-    HandWorker worker((*server)->address());
-    ASSERT_TRUE(worker.Join(0).ok());
+    const auto server = OkValue(StartServer(options_, out_));
+    const JoinedWorker worker(server->address());
     EXPECT_GT(worker.joined().incarnation(), before);
     EXPECT_EQ(worker.joined().incarnation(), (1 + start) << 32);
     before = worker.joined().incarnation();
   }
 }
 
-TEST(StartServerTest, TheRunsNameIsADnsLabel) {
-  std::ostringstream out;
-  ServerOptions options = TinyOptions();
-  options.coordinator.run_name = "Not a label";
-  const absl::Status status = StartServer(options, out).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--run_name: got 'Not a label', want a DNS label"));
+TEST_F(StartServerTest, TheRunsNameIsADnsLabel) {
+  options_.coordinator.run_name = "Not a label";
+  EXPECT_THAT(StartServer(options_, out_).status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "--run_name: got 'Not a label', want a DNS label"));
 }
 
 // How the server names itself to a worker and to people.
 std::string NameOf(const ServerOptions& options, bool train = false) {
   std::ostringstream out;
-  absl::StatusOr<std::unique_ptr<Server>> server = StartServer(options, out);
-  EXPECT_TRUE(server.ok()) << server.status();
-  if (!server.ok()) return "";
-  HandWorker worker((*server)->address());
-  EXPECT_TRUE(worker.Join(0).ok());
-  HandWorker other((*server)->address());
-  EXPECT_TRUE(other.Join(1).ok());
+  const auto server = OkValue(StartServer(options, out));
+  JoinedWorker worker(server->address());
+  JoinedWorker other(server->address(), 1);
   if (train) {
     // The first worker's values are requested once both have come.
     RegisterCall first = worker.BeginRegister(TinyLayout(), TinyPlan());
@@ -239,10 +198,7 @@ std::string NameOf(const ServerOptions& options, bool train = false) {
     EXPECT_TRUE(worker.FinishRegister(first, kTinyValues).ok());
     EXPECT_TRUE(other.FinishRegister(second, kTinyValues).ok());
   }
-  grpc::ClientContext context;
-  SetDeadline(context);
-  v1::Status status;
-  EXPECT_TRUE(worker.admin().GetStatus(&context, {}, &status).ok());
+  const v1::Status status = StatusFor(worker);
   EXPECT_EQ(status.run_name(), worker.joined().run_name());
   if (options.coordinator.run_name.empty() && !options.files.resume) {
     EXPECT_EQ(status.run_name(), absl::StrCat("run-", status.run_id()));
@@ -250,28 +206,25 @@ std::string NameOf(const ServerOptions& options, bool train = false) {
   return status.run_name();
 }
 
-TEST(StartServerTest, TheRunsNameIsToldAndKept) {
-  const TempDir folder;
-  ServerOptions options = TinyOptions();
-  EXPECT_THAT(NameOf(options), HasSubstr("run-"));
-  options.files.checkpoint_dir = folder.path();
-  options.coordinator.run_name = "nightly";
-  options.given = {"run_name"};
-  EXPECT_EQ(NameOf(options, /*train=*/true), "nightly");
+TEST_F(StartServerTest, TheRunsNameIsToldAndKept) {
+  EXPECT_THAT(NameOf(options_), HasSubstr("run-"));
+  options_.files.checkpoint_dir = folder_.path();
+  options_.coordinator.run_name = "nightly";
+  options_.given = {"run_name"};
+  EXPECT_EQ(NameOf(options_, /*train=*/true), "nightly");
   // Resumed without the flag, then with a different value.
-  options.files.resume = true;
-  options.coordinator.run_name = "";
-  options.given = {};
-  EXPECT_EQ(NameOf(options), "nightly");
-  options.coordinator.run_name = "weekly";
-  options.given = {"run_name"};
-  EXPECT_EQ(NameOf(options), "weekly");
+  options_.files.resume = true;
+  options_.coordinator.run_name = "";
+  options_.given = {};
+  EXPECT_EQ(NameOf(options_), "nightly");
+  options_.coordinator.run_name = "weekly";
+  options_.given = {"run_name"};
+  EXPECT_EQ(NameOf(options_), "weekly");
 }
 
-TEST(StartServerTest, HealthServiceSaysServing) {
-  std::ostringstream out;
+TEST_F(StartServerTest, HealthServiceSaysServing) {
   absl::StatusOr<std::unique_ptr<Server>> server =
-      StartServer(TinyOptions(), out);
+      StartServer(TinyOptions(), out_);
   ASSERT_TRUE(server.ok());
   grpc::GenericStub stub(grpc::CreateChannel(
       (*server)->address(), grpc::InsecureChannelCredentials()));
