@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "kernels/backend.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/thread_rendezvous.h"
 #include "worker/batch_norm/functional.h"
 #include "worker/batch_norm/scope.h"
@@ -66,19 +67,18 @@ StepContext MakeStep(Rendezvous* rendezvous) {
 
 TEST(BatchNormBindingTest, ListsLayersInModuleOrderAndSharedOnesOnce) {
   MixedNet net;
-  const auto binding = BatchNormBinding::Make(*net);
-  ASSERT_TRUE(binding.ok()) << binding.status();
-  ASSERT_EQ(binding->layers().size(), 2U);
-  EXPECT_EQ(binding->layers()[0],
+  const auto binding = OkValue(BatchNormBinding::Make(*net));
+  ASSERT_EQ(binding.layers().size(), 2U);
+  EXPECT_EQ(binding.layers()[0],
             (BatchNormSpec{.name = "norm", .channels = 4}));
-  EXPECT_EQ(binding->layers()[1], (BatchNormSpec{.name = "block.1",
-                                                 .channels = 4,
-                                                 .epsilon = 1e-3,
-                                                 .momentum = std::nullopt,
-                                                 .affine = false,
-                                                 .track_statistics = false}));
-  EXPECT_TRUE(binding->IsScaleOrShift(net->norm->weight));
-  EXPECT_FALSE(binding->IsScaleOrShift(net->conv->weight));
+  EXPECT_EQ(binding.layers()[1], (BatchNormSpec{.name = "block.1",
+                                                .channels = 4,
+                                                .epsilon = 1e-3,
+                                                .momentum = std::nullopt,
+                                                .affine = false,
+                                                .track_statistics = false}));
+  EXPECT_TRUE(binding.IsScaleOrShift(net->norm->weight));
+  EXPECT_FALSE(binding.IsScaleOrShift(net->conv->weight));
 }
 
 TEST(BatchNormBindingTest, BindingAddsNoParameterAndNoBuffer) {
@@ -95,10 +95,9 @@ TEST(BatchNormBindingTest, RefusesTwoLayersThatShareTheirTensors) {
                             torch::nn::BatchNorm1d(3));
   net[1]->as<torch::nn::BatchNorm1d>()->running_mean =
       net[0]->as<torch::nn::BatchNorm1d>()->running_mean;
-  const absl::Status status = BatchNormBinding::Make(*net).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              ::testing::HasSubstr("1 shares its tensors with 0"));
+  EXPECT_THAT(BatchNormBinding::Make(*net).status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "1 shares its tensors with 0"));
 }
 
 TEST(BatchNormBindingTest, StatisticsGoThroughTheModel) {
@@ -109,8 +108,7 @@ TEST(BatchNormBindingTest, StatisticsGoThroughTheModel) {
   ASSERT_TRUE(binding->LoadStatistics(wanted).ok());
   EXPECT_EQ(binding->Statistics(), wanted);
   EXPECT_EQ(norm->running_var[1].item<float>(), 4.0F);
-  EXPECT_EQ(binding->LoadStatistics({}).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::IsInvalidArgument(binding->LoadStatistics({})));
 }
 
 TEST(BatchNormScopeTest, RoutesEveryLayerAndCountsItsCalls) {
@@ -201,13 +199,12 @@ TEST(BatchNormScopeTest, FrozenLayerKeepsItsStatisticsInTrainingMode) {
   frozen.running_mean.fill_(0.5);
   frozen.running_var.fill_(0.25);
   const auto binding =
-      BatchNormBinding::Make(*net, {.frozen_statistics = {"2"}});
-  ASSERT_TRUE(binding.ok()) << binding.status();
-  EXPECT_TRUE(binding->HasFrozen());
-  EXPECT_FALSE(binding->IsFrozen(0));
+      OkValue(BatchNormBinding::Make(*net, {.frozen_statistics = {"2"}}));
+  EXPECT_TRUE(binding.HasFrozen());
+  EXPECT_FALSE(binding.IsFrozen(0));
   NotingRendezvous rendezvous;
   StepContext step = MakeStep(&rendezvous);
-  const BatchNormScope scope(*binding, &step);
+  const BatchNormScope scope(binding, &step);
   const at::Tensor x = at::randn({4, 2}).requires_grad_();
   const at::Tensor y = net->forward(x);
   const at::Tensor h =
@@ -223,22 +220,20 @@ TEST(BatchNormScopeTest, FrozenLayerKeepsItsStatisticsInTrainingMode) {
 
 TEST(BatchNormBindingTest, FreezesByNameOrBeginning) {
   MixedNet net;
-  const auto all = BatchNormBinding::Make(*net, {.frozen_statistics = {"n*"}});
-  ASSERT_TRUE(all.ok()) << all.status();
-  EXPECT_TRUE(all->IsFrozen(0));
-  EXPECT_FALSE(all->IsFrozen(1));
-  const absl::Status unknown =
-      BatchNormBinding::Make(*net, {.frozen_statistics = {"nor"}}).status();
-  EXPECT_EQ(unknown.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(unknown.message()),
-              ::testing::HasSubstr("got nor, want a batch-norm layer such as "
-                                   "norm"));
+  const auto all =
+      OkValue(BatchNormBinding::Make(*net, {.frozen_statistics = {"n*"}}));
+  EXPECT_TRUE(all.IsFrozen(0));
+  EXPECT_FALSE(all.IsFrozen(1));
+  EXPECT_THAT(
+      BatchNormBinding::Make(*net, {.frozen_statistics = {"nor"}}).status(),
+      IsError(absl::StatusCode::kInvalidArgument,
+              "got nor, want a batch-norm layer such as "
+              "norm"));
   // block.1 tracks no statistics.
-  const absl::Status without =
-      BatchNormBinding::Make(*net, {.frozen_statistics = {"*"}}).status();
-  EXPECT_EQ(without.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(without.message()),
-              ::testing::HasSubstr("block.1 has no moving statistics"));
+  EXPECT_THAT(
+      BatchNormBinding::Make(*net, {.frozen_statistics = {"*"}}).status(),
+      IsError(absl::StatusCode::kInvalidArgument,
+              "block.1 has no moving statistics"));
 }
 
 TEST(BatchNormScopeTest, OutsideAScopeAModuleIsStockTorch) {

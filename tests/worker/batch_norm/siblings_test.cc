@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "kernels/backend.h"
 #include "tests/fakes/fake_accelerator.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/thread_rendezvous.h"
 #include "tests/worker/batch_norm/joined_batch.h"
 #include "worker/batch_norm/binding.h"
@@ -129,9 +130,8 @@ Seen RunRank(const Setting& setting, size_t layers, const Forward& forward,
              size_t rank, Rendezvous& rendezvous) {
   Norms net(layers);
   if (setting.type == at::kDouble) net->to(at::kDouble);
-  const auto binding =
-      BatchNormBinding::Make(*net, {.frozen_statistics = setting.frozen});
-  EXPECT_TRUE(binding.ok()) << binding.status();
+  const auto binding = OkValue(
+      BatchNormBinding::Make(*net, {.frozen_statistics = setting.frozen}));
   FakeAccelerator accelerator;
   PinnedPool pool(accelerator);
   NotingRendezvous counting(&rendezvous);
@@ -149,7 +149,7 @@ Seen RunRank(const Setting& setting, size_t layers, const Forward& forward,
     x.back().requires_grad_(!constant);
   }
   {
-    const BatchNormScope scope(*binding, &step);
+    const BatchNormScope scope(binding, &step);
     std::vector<at::Tensor> upstream;
     seen.outputs = forward(net, x);
     for (size_t i = 0; i < seen.outputs.size(); ++i) {

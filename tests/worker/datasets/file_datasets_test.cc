@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 #include "tests/worker/datasets/made_dataset.h"
 #include "tests/worker/datasets/written_images.h"
@@ -25,7 +25,6 @@ namespace {
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::Not;
 
 std::vector<int64_t> LabelsOf(const Dataset& data, DataSplit split,
                               const std::vector<int64_t>& indices) {
@@ -57,10 +56,14 @@ void WriteCifar10(const TempDir& dir) {
   WriteFile(dir, "test_batch.bin", Record("\x9", std::string("\x64\0\x32", 3)));
 }
 
-TEST(CifarDatasetTest, ReadsAllBatchesInOrder) {
-  const TempDir dir;
-  WriteCifar10(dir);
-  const auto data = Make({.name = "cifar10", .data_dir = dir.path()});
+class CifarDatasetTest : public testing::Test {
+ protected:
+  const TempDir dir_;
+};
+
+TEST_F(CifarDatasetTest, ReadsAllBatchesInOrder) {
+  WriteCifar10(dir_);
+  const auto data = Make({.name = "cifar10", .data_dir = dir_.path()});
   ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->task(), DatasetTask::kClassification);
   EXPECT_EQ(data->classes(), 10);
@@ -84,47 +87,43 @@ TEST(CifarDatasetTest, ReadsAllBatchesInOrder) {
   EXPECT_EQ(test.images[3071], 0);
 }
 
-TEST(CifarDatasetTest, TheArchivesFolderIsFoundToo) {
-  const TempDir dir;
+TEST_F(CifarDatasetTest, TheArchivesFolderIsFoundToo) {
   const TempDir plain;
   WriteCifar10(plain);
-  std::filesystem::copy(plain.path(), dir.File("cifar-10-batches-bin"));
-  const auto data = Make({.name = "cifar10", .data_dir = dir.path()});
+  std::filesystem::copy(plain.path(), dir_.File("cifar-10-batches-bin"));
+  const auto data = Make({.name = "cifar10", .data_dir = dir_.path()});
   const auto same = Make({.name = "cifar10", .data_dir = plain.path()});
   ASSERT_TRUE(data != nullptr && same != nullptr);
   EXPECT_EQ(data->digest(), same->digest());
 }
 
-TEST(CifarDatasetTest, OfTwoLabelsTheFineOneCounts) {
-  const TempDir dir;
-  WriteFile(dir, "train.bin",
+TEST_F(CifarDatasetTest, OfTwoLabelsTheFineOneCounts) {
+  WriteFile(dir_, "train.bin",
             Record("\x13\x63", "abc") + Record("\x1\x2", "abd"));
-  WriteFile(dir, "test.bin", Record("\x4\x5", "abc"));
-  const auto data = Make({.name = "cifar100", .data_dir = dir.path()});
+  WriteFile(dir_, "test.bin", Record("\x4\x5", "abc"));
+  const auto data = Make({.name = "cifar100", .data_dir = dir_.path()});
   ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->classes(), 100);
   EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {0, 1}), ElementsAre(99, 2));
   EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}), ElementsAre(5));
 }
 
-TEST(CifarDatasetTest, TrainingIsFlippedAndCroppedUnlessToldNot) {
-  const TempDir dir;
-  WriteCifar10(dir);
-  EXPECT_EQ(Make({.name = "cifar10", .data_dir = dir.path()})->name(),
+TEST_F(CifarDatasetTest, TrainingIsFlippedAndCroppedUnlessToldNot) {
+  WriteCifar10(dir_);
+  EXPECT_EQ(Make({.name = "cifar10", .data_dir = dir_.path()})->name(),
             "cifar10 (flip,crop)");
   EXPECT_EQ(Make({.name = "cifar10",
-                  .data_dir = dir.path(),
+                  .data_dir = dir_.path(),
                   .augment = Augmentations{}})
                 ->name(),
             "cifar10");
 }
 
-TEST(CifarDatasetTest, PipesAndFilesOfATerabyteAreNamed) {
-  const TempDir dir;
-  WriteCifar10(dir);
-  const std::string path = dir.File("data_batch_3.bin");
+TEST_F(CifarDatasetTest, PipesAndFilesOfATerabyteAreNamed) {
+  WriteCifar10(dir_);
+  const std::string path = dir_.File("data_batch_3.bin");
   const auto message = [&] {
-    return std::string(MakeDataset({.name = "cifar10", .data_dir = dir.path()})
+    return std::string(MakeDataset({.name = "cifar10", .data_dir = dir_.path()})
                            .status()
                            .message());
   };
@@ -136,12 +135,11 @@ TEST(CifarDatasetTest, PipesAndFilesOfATerabyteAreNamed) {
   EXPECT_THAT(message(), HasSubstr(path + ": not a regular file"));
 }
 
-TEST(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
-  const TempDir dir;
-  WriteCifar10(dir);
-  const std::string path = dir.File("data_batch_3.bin");
+TEST_F(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
+  WriteCifar10(dir_);
+  const std::string path = dir_.File("data_batch_3.bin");
   const auto status = [&] {
-    return MakeDataset({.name = "cifar10", .data_dir = dir.path()}).status();
+    return MakeDataset({.name = "cifar10", .data_dir = dir_.path()}).status();
   };
   const std::string whole = ReadText(path);
   for (const size_t kept : {whole.size() - 1, size_t{5000}, size_t{0}}) {
@@ -153,13 +151,11 @@ TEST(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
                           "got ", kept, " bytes, want a multiple of 3073"))));
   }
   WriteText(path, Record("\x1", "abc") + Record("\xa", "abc"));
-  EXPECT_EQ(status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(
-      std::string(status().message()),
-      HasSubstr("data_batch_3.bin: sample 1: got class 10, want 0 to 9"));
+  EXPECT_THAT(status(),
+              IsError(absl::StatusCode::kDataLoss,
+                      "data_batch_3.bin: sample 1: got class 10, want 0 to 9"));
   std::filesystem::remove(path);
-  EXPECT_EQ(status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status().message()), HasSubstr(path));
+  EXPECT_THAT(status(), IsError(absl::StatusCode::kNotFound, path));
 }
 
 // Three train samples and one of val, 2x4 pixels, PNG images so that numbers
@@ -190,10 +186,16 @@ DatasetOptions Voc(const TempDir& dir) {
           .loader_threads = 2};
 }
 
-TEST(VocDatasetTest, ReadsImagesWithTheirMasks) {
-  const TempDir dir;
-  WriteVoc(dir);
-  const auto data = Make(Voc(dir));
+class VocDatasetTest : public testing::Test {
+ protected:
+  VocDatasetTest() { WriteVoc(dir_); }
+
+  const TempDir dir_;
+  DatasetOptions options_ = Voc(dir_);
+};
+
+TEST_F(VocDatasetTest, ReadsImagesWithTheirMasks) {
+  const auto data = Make(options_);
   ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->task(), DatasetTask::kSegmentation);
   EXPECT_EQ(data->classes(), 3);
@@ -212,39 +214,30 @@ TEST(VocDatasetTest, ReadsImagesWithTheirMasks) {
   EXPECT_EQ(ReadSamples(*data, {.indices = second}).images[0], 0);
 }
 
-TEST(VocDatasetTest, TheNumberOfClassesCanBeGiven) {
-  const TempDir dir;
-  WriteVoc(dir);
-  DatasetOptions options = Voc(dir);
-  options.classes = 21;
-  EXPECT_EQ(Make(options)->classes(), 21);
+TEST_F(VocDatasetTest, TheNumberOfClassesCanBeGiven) {
+  options_.classes = 21;
+  EXPECT_EQ(Make(options_)->classes(), 21);
 }
 
-TEST(VocDatasetTest, AnotherNumberCanBeIgnored) {
-  const TempDir dir;
-  WriteVoc(dir);
+TEST_F(VocDatasetTest, AnotherNumberCanBeIgnored) {
   for (const char* name : {"a", "d"}) {
-    WriteFile(dir, absl::StrCat("SegmentationClass/", name, ".png"),
+    WriteFile(dir_, absl::StrCat("SegmentationClass/", name, ".png"),
               MaskBytes(2, 4, {0, 1, 2, 0, 0, 1, 2, 0}));
   }
-  DatasetOptions options = Voc(dir);
-  options.ignore_index = 0;
-  const auto data = Make(options);
+  options_.ignore_index = 0;
+  const auto data = Make(options_);
   ASSERT_NE(data, nullptr);
   EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}),
               ElementsAre(-1, 1, 2, -1, -1, 1, 2, -1));
 }
 
-TEST(VocDatasetTest, ImagesAndMasksAreResizedOnLoading) {
-  const TempDir dir;
-  WriteVoc(dir);
-  WriteFile(dir, "JPEGImages/b.png",
+TEST_F(VocDatasetTest, ImagesAndMasksAreResizedOnLoading) {
+  WriteFile(dir_, "JPEGImages/b.png",
             PngBytes(Plain(4, 8, {20, 0, 20}), PngKind::kRgb));
-  WriteFile(dir, "SegmentationClass/b.png",
+  WriteFile(dir_, "SegmentationClass/b.png",
             MaskBytes(4, 8, std::vector<uint8_t>(32, 2)));
-  DatasetOptions options = Voc(dir);
-  options.image_size = ImageSize{.height = 2, .width = 2};
-  const auto data = Make(options);
+  options_.image_size = ImageSize{.height = 2, .width = 2};
+  const auto data = Make(options_);
   ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->height(), 2);
   EXPECT_EQ(data->width(), 2);
@@ -254,36 +247,30 @@ TEST(VocDatasetTest, ImagesAndMasksAreResizedOnLoading) {
   EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {1}), ElementsAre(2, 2, 2, 2));
 }
 
-TEST(VocDatasetTest, IsAugmentedUnlessToldNot) {
-  const TempDir dir;
-  WriteVoc(dir);
-  DatasetOptions options = Voc(dir);
-  options.augment.reset();
-  EXPECT_EQ(Make(options)->name(), "voc (flip,crop,scale,jitter)");
+TEST_F(VocDatasetTest, IsAugmentedUnlessToldNot) {
+  options_.augment.reset();
+  EXPECT_EQ(Make(options_)->name(), "voc (flip,crop,scale,jitter)");
 }
 
-TEST(VocDatasetTest, AnyNumberOfThreadsLoadsTheSame) {
-  const TempDir dir;
-  WriteVoc(dir);
+TEST_F(VocDatasetTest, AnyNumberOfThreadsLoadsTheSame) {
   std::string names;
   for (int i = 0; i < 60; ++i) {
     const std::string name = absl::StrCat("n", i);
     names += name + "\n";
-    WriteFile(dir, absl::StrCat("JPEGImages/", name, ".jpg"),
+    WriteFile(dir_, absl::StrCat("JPEGImages/", name, ".jpg"),
               JpegBytes(Plain(2, 4, {static_cast<uint8_t>(4 * i), 9, 9})));
     WriteFile(
-        dir, absl::StrCat("SegmentationClass/", name, ".png"),
+        dir_, absl::StrCat("SegmentationClass/", name, ".png"),
         MaskBytes(2, 4, std::vector<uint8_t>(8, static_cast<uint8_t>(i % 5))));
   }
   // One sample, in the middle, is left out.
-  WriteFile(dir, "JPEGImages/n30.jpg", "no image");
-  WriteFile(dir, "ImageSets/Segmentation/train.txt", names);
-  DatasetOptions options = Voc(dir);
-  options.bad_samples = BadSamples::kSkip;
+  WriteFile(dir_, "JPEGImages/n30.jpg", "no image");
+  WriteFile(dir_, "ImageSets/Segmentation/train.txt", names);
+  options_.bad_samples = BadSamples::kSkip;
   std::vector<std::string> digests;
   for (const int32_t threads : {1, 2, 3, 8}) {
-    options.loader_threads = threads;
-    const auto data = Make(options);
+    options_.loader_threads = threads;
+    const auto data = Make(options_);
     ASSERT_NE(data, nullptr);
     EXPECT_EQ(data->train_size(), 59);
     EXPECT_EQ(LabelsOf(*data, DataSplit::kTrain, {29, 30})[8], 31 % 5);
@@ -292,16 +279,13 @@ TEST(VocDatasetTest, AnyNumberOfThreadsLoadsTheSame) {
   EXPECT_EQ(digests, std::vector<std::string>(4, digests[0]));
 }
 
-TEST(VocDatasetTest, SkippedSamplesAreToldAndChangeTheDigest) {
-  const TempDir dir;
-  WriteVoc(dir);
-  DatasetOptions options = Voc(dir);
-  const auto whole = Make(options);
-  const std::string path = dir.File("JPEGImages/b.png");
+TEST_F(VocDatasetTest, SkippedSamplesAreToldAndChangeTheDigest) {
+  const auto whole = Make(options_);
+  const std::string path = dir_.File("JPEGImages/b.png");
   WriteText(path, ReadText(path).substr(0, 60));
-  options.bad_samples = BadSamples::kSkip;
+  options_.bad_samples = BadSamples::kSkip;
   testing::internal::CaptureStderr();
-  const auto data = Make(options);
+  const auto data = Make(options_);
   const std::string log = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(whole != nullptr && data != nullptr);
   EXPECT_EQ(data->train_size(), 2);
@@ -463,32 +447,27 @@ void ExpectErrors(const std::vector<FileErrorCase>& cases) {
   }
 }
 
-TEST(VocDatasetTest, NamesDamagedFilesAndWhatIsWrongWithThem) {
+TEST_F(VocDatasetTest, NamesDamagedFilesAndWhatIsWrongWithThem) {
   ExpectErrors(DamageCases());
 }
 
-TEST(VocDatasetTest, NamesContentThatBreaksTheRules) {
+TEST_F(VocDatasetTest, NamesContentThatBreaksTheRules) {
   ExpectErrors(ContentCases());
 }
 
-TEST(VocDatasetTest, WhereNoSampleIsLeftSkippingIsAnError) {
-  const TempDir dir;
-  WriteVoc(dir);
-  Truncate(dir.File("JPEGImages/d.png"));
-  DatasetOptions options = Voc(dir);
-  options.bad_samples = BadSamples::kSkip;
-  const absl::Status status = MakeDataset(options).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("voc: none of 1 samples could be decoded"));
+TEST_F(VocDatasetTest, WhereNoSampleIsLeftSkippingIsAnError) {
+  Truncate(dir_.File("JPEGImages/d.png"));
+  options_.bad_samples = BadSamples::kSkip;
+  EXPECT_THAT(MakeDataset(options_).status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "voc: none of 1 samples could be decoded"));
 }
 
-TEST(VocDatasetTest, AMissingFolderIsNamed) {
-  const TempDir dir;
+TEST_F(VocDatasetTest, AMissingFolderIsNamed) {
   const absl::Status status =
-      MakeDataset({.name = "voc", .data_dir = dir.File("none")}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("none: no such folder"));
+      MakeDataset({.name = "voc", .data_dir = dir_.File("none")}).status();
+  EXPECT_THAT(status,
+              IsError(absl::StatusCode::kNotFound, "none: no such folder"));
   for (const char* name : {"voc", "imagefolder", "cifar10"}) {
     EXPECT_THAT(std::string(MakeDataset({.name = name}).status().message()),
                 HasSubstr(absl::StrCat(name, " has no default folder")));
@@ -541,9 +520,9 @@ TEST(ImageFolderTest, BreachesOfTheLayoutAreNamed) {
   const absl::Status strange = status_after([](const TempDir& dir) {
     WriteFile(dir, "val/bird/1.jpg", JpegBytes(Plain(4, 4, {40})));
   });
-  EXPECT_EQ(strange.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(strange.message()),
-              HasSubstr("val: got class bird, want one of the 2 classes"));
+  EXPECT_THAT(strange,
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "val: got class bird, want one of the 2 classes"));
   const absl::Status empty = status_after([](const TempDir& dir) {
     std::filesystem::create_directory(dir.File("train/bird"));
   });
@@ -551,26 +530,22 @@ TEST(ImageFolderTest, BreachesOfTheLayoutAreNamed) {
               HasSubstr("train/bird: got no image, want .jpg"));
   const absl::Status no_test = status_after(
       [](const TempDir& dir) { std::filesystem::remove_all(dir.File("val")); });
-  EXPECT_EQ(no_test.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(no_test.message()),
-              HasSubstr("got neither a val nor a test folder"));
+  EXPECT_THAT(no_test, IsError(absl::StatusCode::kNotFound,
+                               "got neither a val nor a test folder"));
   const absl::Status no_train = status_after([](const TempDir& dir) {
     std::filesystem::remove_all(dir.File("train"));
   });
-  EXPECT_EQ(no_train.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(no_train.message()), HasSubstr("/train"));
+  EXPECT_THAT(no_train, IsError(absl::StatusCode::kNotFound, "/train"));
   const absl::Status damaged = status_after(
       [](const TempDir& dir) { WriteFile(dir, "train/cat/x.jpeg", ""); });
-  EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(damaged.message()),
-              HasSubstr("train/cat/x.jpeg: got 0 bytes that are neither"));
+  EXPECT_THAT(damaged,
+              IsError(absl::StatusCode::kDataLoss,
+                      "train/cat/x.jpeg: got 0 bytes that are neither"));
 }
 
 TEST(MakeDatasetTest, OnlyVocIsToldItsClasses) {
-  const absl::Status status =
-      MakeDataset({.name = "synthetic", .classes = 3}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("--classes: got 3"));
+  EXPECT_THAT(MakeDataset({.name = "synthetic", .classes = 3}).status(),
+              IsError(absl::StatusCode::kInvalidArgument, "--classes: got 3"));
 }
 
 TEST(MakeDatasetTest, SetsInOneFileAreResizedToo) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/permutation.h"
+#include "tests/fakes/statuses.h"
 #include "tests/worker/datasets/written_images.h"
 #include "worker/datasets/raster.h"
 
@@ -54,10 +55,10 @@ Picture TwoHalves() {
 
 TEST(DecodeJpegTest, GivesPlanesOfColour) {
   for (const JpegKind kind : {JpegKind::kBaseline, JpegKind::kProgressive}) {
-    const auto raster = DecodeJpeg(Bytes(JpegBytes(TwoHalves(), kind)));
-    ASSERT_TRUE(raster.ok()) << raster.status();
-    EXPECT_EQ(raster->channels, 3);
-    EXPECT_EQ(raster->size, (ImageSize{.height = 8, .width = 16}));
+    const auto raster =
+        OkValue(DecodeJpeg(Bytes(JpegBytes(TwoHalves(), kind))));
+    EXPECT_EQ(raster.channels, 3);
+    EXPECT_EQ(raster.size, (ImageSize{.height = 8, .width = 16}));
     std::vector<uint8_t> want;
     for (const auto& [left, right] :
          {std::pair{200, 20}, {100, 120}, {40, 40}}) {
@@ -65,24 +66,22 @@ TEST(DecodeJpegTest, GivesPlanesOfColour) {
         want.push_back(static_cast<uint8_t>(i % 16 < 8 ? left : right));
       }
     }
-    ExpectNear(raster->pixels, want);
+    ExpectNear(raster.pixels, want);
   }
 }
 
 TEST(DecodeJpegTest, GreyBecomesThreeEqualChannels) {
-  const auto raster = DecodeJpeg(Bytes(JpegBytes(Plain(3, 5, {77}))));
-  ASSERT_TRUE(raster.ok()) << raster.status();
-  EXPECT_EQ(raster->size, (ImageSize{.height = 3, .width = 5}));
-  ExpectNear(raster->pixels, Planes(15, {77, 77, 77}));
+  const auto raster = OkValue(DecodeJpeg(Bytes(JpegBytes(Plain(3, 5, {77})))));
+  EXPECT_EQ(raster.size, (ImageSize{.height = 3, .width = 5}));
+  ExpectNear(raster.pixels, Planes(15, {77, 77, 77}));
 }
 
 TEST(DecodeJpegTest, PrintersColoursAreRefused) {
   const auto raster =
       DecodeJpeg(Bytes(JpegBytes(Plain(4, 4, {1, 2, 3, 4}), JpegKind::kCmyk)));
-  EXPECT_EQ(raster.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(
-      std::string(raster.status().message()),
-      HasSubstr("got a JPEG image of 4 components, want 1 (grey) or 3"));
+  EXPECT_THAT(raster.status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "got a JPEG image of 4 components, want 1 (grey) or 3"));
 }
 
 // Noise fills the file with entropy-coded data, the part that libjpeg only
@@ -152,9 +151,9 @@ TEST(DecodeJpegTest, AHeaderThatClaimsTooMuchIsRefusedBeforeMemoryIsTaken) {
   ASSERT_NE(frame, std::string::npos);
   bytes.replace(frame + 5, 4, "\xff\x00\xff\x00", 4);
   const auto raster = DecodeJpeg(Bytes(bytes));
-  EXPECT_EQ(raster.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(raster.status().message()),
-              HasSubstr("65280x65280, want at most 134217728 pixels"));
+  EXPECT_THAT(raster.status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "65280x65280, want at most 134217728 pixels"));
 }
 
 TEST(DecodePngTest, EveryKindBecomesColour) {
@@ -176,12 +175,11 @@ TEST(DecodePngTest, EveryKindBecomesColour) {
       {PngKind::kPalette, 4, {5}, {5, 10, 15}},
   };
   for (const Case& c : cases) {
-    const auto raster =
-        DecodePng(Bytes(PngBytes(Plain(2, 3, c.pixel), c.kind, c.bits)));
-    ASSERT_TRUE(raster.ok()) << raster.status();
-    EXPECT_EQ(raster->channels, 3);
-    EXPECT_EQ(raster->size, (ImageSize{.height = 2, .width = 3}));
-    EXPECT_THAT(raster->pixels, ElementsAreArray(Planes(6, c.want)))
+    const auto raster = OkValue(
+        DecodePng(Bytes(PngBytes(Plain(2, 3, c.pixel), c.kind, c.bits))));
+    EXPECT_EQ(raster.channels, 3);
+    EXPECT_EQ(raster.size, (ImageSize{.height = 2, .width = 3}));
+    EXPECT_THAT(raster.pixels, ElementsAreArray(Planes(6, c.want)))
         << static_cast<int>(c.kind) << ", " << c.bits << " bits";
   }
 }
@@ -190,15 +188,14 @@ TEST(DecodeMaskTest, PositionsAndGreysAreClassNumbersAsTheyAre) {
   for (const PngKind kind : {PngKind::kPalette, PngKind::kGrey}) {
     for (const int bits : {2, 4, 8}) {
       const auto mask =
-          DecodeMask(Bytes(PngBytes({.height = 2,
-                                     .width = 3,
-                                     .channels = 1,
-                                     .pixels = {0, 1, 2, 3, 2, 0}},
-                                    kind, bits)));
-      ASSERT_TRUE(mask.ok()) << mask.status();
-      EXPECT_EQ(mask->channels, 1);
-      EXPECT_EQ(mask->size, (ImageSize{.height = 2, .width = 3}));
-      EXPECT_THAT(mask->pixels, ElementsAre(0, 1, 2, 3, 2, 0));
+          OkValue(DecodeMask(Bytes(PngBytes({.height = 2,
+                                             .width = 3,
+                                             .channels = 1,
+                                             .pixels = {0, 1, 2, 3, 2, 0}},
+                                            kind, bits))));
+      EXPECT_EQ(mask.channels, 1);
+      EXPECT_EQ(mask.size, (ImageSize{.height = 2, .width = 3}));
+      EXPECT_THAT(mask.pixels, ElementsAre(0, 1, 2, 3, 2, 0));
     }
   }
 }
@@ -206,9 +203,9 @@ TEST(DecodeMaskTest, PositionsAndGreysAreClassNumbersAsTheyAre) {
 TEST(DecodeMaskTest, ColoursAreNoClassNumbers) {
   const auto rgb =
       DecodeMask(Bytes(PngBytes(Plain(2, 2, {1, 2, 3}), PngKind::kRgb)));
-  EXPECT_EQ(rgb.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(rgb.status().message()),
-              HasSubstr("got a mask in RGB of 8 bits, want palette or grey"));
+  EXPECT_THAT(rgb.status(),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "got a mask in RGB of 8 bits, want palette or grey"));
   const auto deep =
       DecodeMask(Bytes(PngBytes(Plain(2, 2, {1}), PngKind::kGrey, 16)));
   EXPECT_THAT(std::string(deep.status().message()),
@@ -220,9 +217,9 @@ TEST(DecodeImageTest, GoesByTheContent) {
   EXPECT_TRUE(
       DecodeImage(Bytes(PngBytes(Plain(2, 2, {1, 2, 3}), PngKind::kRgb))).ok());
   const auto other = DecodeImage(Bytes("GIF89a"));
-  EXPECT_EQ(other.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(other.status().message()),
-              HasSubstr("got 6 bytes that are neither a JPEG nor a PNG image"));
+  EXPECT_THAT(other.status(),
+              IsError(absl::StatusCode::kDataLoss,
+                      "got 6 bytes that are neither a JPEG nor a PNG image"));
 }
 
 }  // namespace

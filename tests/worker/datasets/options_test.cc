@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -19,10 +21,9 @@ TEST(ParseImageSizeTest, ReadsHeightAndWidthOrNothing) {
 TEST(ParseImageSizeTest, SaysWhatIsWanted) {
   for (const char* text : {"180", "180x", "x240", "0x5", "5x-1", "1x2x3",
                            "180X240", "16385x1", "ax4"}) {
-    const absl::Status status = ParseImageSize(text).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(std::string("--image_size: got ") + text + ", want"));
+    EXPECT_THAT(ParseImageSize(text).status(),
+                IsError(absl::StatusCode::kInvalidArgument,
+                        std::string("--image_size: got ") + text + ", want"));
   }
 }
 
@@ -37,9 +38,9 @@ TEST(ParseAugmentationsTest, ReadsAListOrAWord) {
 
 TEST(ParseAugmentationsTest, NamesTheWordThatIsNone) {
   for (const char* text : {"flip,turn", "", "flip,", "none,flip"}) {
-    const absl::Status status = ParseAugmentations(text).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("--augment: got '"));
+    EXPECT_THAT(
+        ParseAugmentations(text).status(),
+        IsError(absl::StatusCode::kInvalidArgument, "--augment: got '"));
   }
 }
 

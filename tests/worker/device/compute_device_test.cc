@@ -4,12 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdint>
 #include <exception>
 #include <new>
 #include <string>
 
 #include "tests/fakes/fake_accelerator.h"
+#include "tests/fakes/statuses.h"
 #include "worker/device/out_of_memory.h"
 #include "worker/device/precision.h"
 
@@ -41,10 +41,9 @@ TEST(ComputeDeviceTest, OtherNamesAreRefused) {
 }
 
 TEST(ComputeDeviceTest, CpuNeedsNoAccelerator) {
-  const absl::StatusOr<ComputeDevice> device = OpenComputeDevice("cpu");
-  ASSERT_TRUE(device.ok());
-  EXPECT_EQ(device->accelerator, nullptr);
-  EXPECT_EQ(device->name(), "cpu");
+  const ComputeDevice device = OkValue(OpenComputeDevice("cpu"));
+  EXPECT_EQ(device.accelerator, nullptr);
+  EXPECT_EQ(device.name(), "cpu");
 }
 
 // One of these is missing here: CUDA in this build, the driver, or the GPUs.

@@ -4,26 +4,23 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/fakes/fake_accelerator.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(PinnedPoolTest, BlockIsHandedOutAgain) {
   FakeAccelerator accelerator;
   PinnedPool pool(accelerator);
   void* first = nullptr;
   {
-    const auto block = pool.Take(1000);
-    ASSERT_TRUE(block.ok());
-    EXPECT_GE((*block)->bytes(), 1000);
-    first = (*block)->memory();
+    const auto block = OkValue(pool.Take(1000));
+    EXPECT_GE(block->bytes(), 1000);
+    first = block->memory();
   }
   // 1000 and 1024 are rounded to the same size.
   const auto again = pool.Take(1024);
@@ -67,10 +64,9 @@ TEST(PinnedPoolTest, WithoutMemoryTheErrorSaysHowMuchWasWanted) {
   FakeAccelerator accelerator;
   accelerator.pinned_bytes_max = 1024;
   PinnedPool pool(accelerator);
-  const absl::Status status = pool.Take(5000).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("5120 bytes of page-locked memory: "));
+  EXPECT_THAT(pool.Take(5000).status(),
+              IsError(absl::StatusCode::kResourceExhausted,
+                      "5120 bytes of page-locked memory: "));
 }
 
 }  // namespace

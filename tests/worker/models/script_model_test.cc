@@ -12,12 +12,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_replace.h"
 #include "kernels/backend.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
@@ -95,9 +95,8 @@ class ScriptModelTest : public ::testing::Test {
   // The text of the refusal.
   std::string Refused(const Source& source) {
     const absl::Status status = Load(NetModule(source)).status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("--model=" + File() + ": "));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument,
+                                "--model=" + File() + ": "));
     return std::string(status.message());
   }
 
@@ -124,14 +123,13 @@ class FailingMember final : public Rendezvous {
 };
 
 TEST_F(ScriptModelTest, ParametersAndLayersKeepTheirNames) {
-  const auto model = Load(NetModule({}));
-  ASSERT_TRUE(model.ok()) << model.status();
-  EXPECT_THAT((*model)->named_parameters().keys(),
+  const auto model = OkValue(Load(NetModule({})));
+  EXPECT_THAT(model->named_parameters().keys(),
               ElementsAre("kernel", "bn.weight", "bn.bias"));
-  EXPECT_THAT((*model)->named_buffers().keys(),
+  EXPECT_THAT(model->named_buffers().keys(),
               ElementsAre("bn.running_mean", "bn.running_var",
                           "bn.num_batches_tracked"));
-  const auto binding = BatchNormBinding::Make(**model);
+  const auto binding = BatchNormBinding::Make(*model);
   ASSERT_EQ(binding->layers().size(), 1U);
   EXPECT_EQ(binding->layers()[0].name, "bn");
   EXPECT_EQ(binding->layers()[0].channels, kClasses);
@@ -143,29 +141,27 @@ TEST_F(ScriptModelTest, ParametersAndLayersKeepTheirNames) {
 
 TEST_F(ScriptModelTest, ValuesAndStatisticsAreTheFiles) {
   const torch::jit::Module net = NetModule({});
-  const auto model = Load(net);
-  ASSERT_TRUE(model.ok()) << model.status();
+  const auto model = OkValue(Load(net));
   const torch::jit::Module bn = net.attr("bn").toModule();
-  EXPECT_TRUE(at::equal((*model)->named_parameters()["bn.weight"],
+  EXPECT_TRUE(at::equal(model->named_parameters()["bn.weight"],
                         bn.attr("weight").toTensor()));
-  EXPECT_TRUE(at::equal((*model)->named_buffers()["bn.running_var"],
+  EXPECT_TRUE(at::equal(model->named_buffers()["bn.running_var"],
                         bn.attr("running_var").toTensor()));
-  EXPECT_EQ(
-      BatchNormBinding::Make(**model)->Statistics()[0].num_batches_tracked, 4);
+  EXPECT_EQ(BatchNormBinding::Make(*model)->Statistics()[0].num_batches_tracked,
+            4);
 }
 
 // After a few runs the executor would replace the graph by an optimised one,
 // whose batch norm is another operator.
 TEST_F(ScriptModelTest, EveryStepReachesTheRendezvous) {
-  const auto model = Load(NetModule({}));
-  ASSERT_TRUE(model.ok()) << model.status();
-  const auto binding = BatchNormBinding::Make(**model);
+  const auto model = OkValue(Load(NetModule({})));
+  const auto binding = BatchNormBinding::Make(*model);
   FailingMember rendezvous;
   for (int step = 1; step <= 4; ++step) {
     StepContext context{.rendezvous = &rendezvous,
                         .backend = &kernels::CpuBackend()};
     const BatchNormScope scope(*binding, &context);
-    (*model)->forward(at::rand({2, 1, 6, 6})).logits.square().sum().backward();
+    model->forward(at::rand({2, 1, 6, 6})).logits.square().sum().backward();
     EXPECT_THAT(context.calls, ElementsAre(1));
     EXPECT_EQ(rendezvous.reduced, 2 * step);
   }
@@ -173,14 +169,13 @@ TEST_F(ScriptModelTest, EveryStepReachesTheRendezvous) {
 
 TEST_F(ScriptModelTest, GradientsEqualThoseOfTheSameNetworkInLibTorch) {
   const torch::jit::Module net = NetModule({});
-  const auto model = Load(net);
-  ASSERT_TRUE(model.ok()) << model.status();
+  const auto model = OkValue(Load(net));
   const at::Tensor x = at::rand({3, 1, 7, 7});
-  const auto binding = BatchNormBinding::Make(**model);
+  const auto binding = BatchNormBinding::Make(*model);
   StepContext context{.backend = &kernels::CpuBackend()};
   {
     const BatchNormScope scope(*binding, &context);
-    (*model)->forward(x).logits.square().sum().backward();
+    model->forward(x).logits.square().sum().backward();
   }
   const torch::jit::Module bn = net.attr("bn").toModule();
   const at::Tensor kernel =
@@ -195,25 +190,24 @@ TEST_F(ScriptModelTest, GradientsEqualThoseOfTheSameNetworkInLibTorch) {
       .sum()
       .backward();
   // Sums of 75 float32 products of order 1.
-  EXPECT_TRUE(at::allclose(
-      (*model)->named_parameters()["kernel"].grad().to(at::kDouble),
-      kernel.grad(), 1e-4, 1e-5));
+  EXPECT_TRUE(
+      at::allclose(model->named_parameters()["kernel"].grad().to(at::kDouble),
+                   kernel.grad(), 1e-4, 1e-5));
 }
 
 TEST_F(ScriptModelTest, TrainAndEvalReachTheScript) {
-  const auto model = Load(NetModule({}));
-  ASSERT_TRUE(model.ok()) << model.status();
-  auto binding = BatchNormBinding::Make(**model);
+  const auto model = OkValue(Load(NetModule({})));
+  auto binding = BatchNormBinding::Make(*model);
   ASSERT_TRUE(binding
                   ->LoadStatistics({{{.mean = {1, 2, 3},
                                       .variance = {4, 5, 6},
                                       .num_batches_tracked = 9}}})
                   .ok());
-  (*model)->eval();
+  model->eval();
   const at::Tensor x = at::rand({2, 1, 6, 6});
   const torch::NoGradGuard no_grad;
-  const at::Tensor logits = (*model)->forward(x).logits;
-  auto parameters = (*model)->named_parameters();
+  const at::Tensor logits = model->forward(x).logits;
+  auto parameters = model->named_parameters();
   const at::Tensor wanted =
       at::batch_norm(at::conv2d(x, parameters["kernel"]),
                      parameters["bn.weight"], parameters["bn.bias"],
@@ -222,14 +216,13 @@ TEST_F(ScriptModelTest, TrainAndEvalReachTheScript) {
           .relu()
           .mean({2, 3});
   EXPECT_TRUE(at::allclose(logits, wanted, 1e-5, 1e-6));
-  (*model)->train();
-  EXPECT_FALSE(at::allclose((*model)->forward(x).logits, wanted, 1e-2, 1e-2));
+  model->train();
+  EXPECT_FALSE(at::allclose(model->forward(x).logits, wanted, 1e-2, 1e-2));
 }
 
 TEST_F(ScriptModelTest, InterruptedStepLeavesTheInterpreterWithItsType) {
-  const auto model = Load(NetModule({}));
-  ASSERT_TRUE(model.ok()) << model.status();
-  const auto binding = BatchNormBinding::Make(**model);
+  const auto model = OkValue(Load(NetModule({})));
+  const auto binding = BatchNormBinding::Make(*model);
   for (const ReducePhase phase :
        {ReducePhase::kForward, ReducePhase::kBackward}) {
     FailingMember rendezvous;
@@ -238,7 +231,7 @@ TEST_F(ScriptModelTest, InterruptedStepLeavesTheInterpreterWithItsType) {
                         .backend = &kernels::CpuBackend()};
     const BatchNormScope scope(*binding, &context);
     try {
-      (*model)->forward(at::rand({2, 1, 6, 6})).logits.sum().backward();
+      model->forward(at::rand({2, 1, 6, 6})).logits.sum().backward();
       FAIL() << "nothing was thrown";
     } catch (const StepInterrupted& interrupted) {
       EXPECT_EQ(interrupted.status(), absl::AbortedError("rank 3 is lost"));
@@ -338,9 +331,8 @@ TEST_F(ScriptModelTest, OtherBuffersAreFrozenParametersOrStayInTheFile) {
       "def forward(self, x):\n"
       "  return torch.conv2d(x, self.kernel).mean([2, 3]) * self.scale + "
       "self.steps\n");
-  const auto model = Load(with);
-  ASSERT_TRUE(model.ok()) << model.status();
-  auto parameters = (*model)->named_parameters();
+  const auto model = OkValue(Load(with));
+  auto parameters = model->named_parameters();
   ASSERT_TRUE(parameters.contains("scale"));
   EXPECT_FALSE(parameters["scale"].requires_grad());
   EXPECT_TRUE(parameters["kernel"].requires_grad());
@@ -349,21 +341,20 @@ TEST_F(ScriptModelTest, OtherBuffersAreFrozenParametersOrStayInTheFile) {
   // The script reads values written to the parameter.
   const torch::NoGradGuard no_grad;
   const at::Tensor x = at::rand({1, 1, 4, 4});
-  const at::Tensor before = (*model)->forward(x).logits - 3;
+  const at::Tensor before = model->forward(x).logits - 3;
   parameters["scale"].mul_(2);
-  EXPECT_TRUE(at::allclose((*model)->forward(x).logits - 3, 2 * before));
+  EXPECT_TRUE(at::allclose(model->forward(x).logits - 3, 2 * before));
 }
 
 TEST_F(ScriptModelTest, TupleAndDictionaryHoldTheLogits) {
   const std::string scores = "torch.conv2d(x, self.kernel).mean([2, 3])";
-  const auto tuple = Load(NetModule({.body = "  return " + scores + ", x\n"}));
-  ASSERT_TRUE(tuple.ok()) << tuple.status();
-  EXPECT_EQ((*tuple)->forward(at::rand({2, 1, 5, 5})).logits.sizes(),
+  const auto tuple =
+      OkValue(Load(NetModule({.body = "  return " + scores + ", x\n"})));
+  EXPECT_EQ(tuple->forward(at::rand({2, 1, 5, 5})).logits.sizes(),
             at::IntArrayRef({2, kClasses}));
-  const auto dict =
-      Load(NetModule({.body = "  return {'aux': x, 'out': " + scores + "}\n"}));
-  ASSERT_TRUE(dict.ok()) << dict.status();
-  EXPECT_EQ((*dict)->forward(at::rand({2, 1, 5, 5})).logits.sizes(),
+  const auto dict = OkValue(Load(
+      NetModule({.body = "  return {'aux': x, 'out': " + scores + "}\n"})));
+  EXPECT_EQ(dict->forward(at::rand({2, 1, 5, 5})).logits.sizes(),
             at::IntArrayRef({2, kClasses}));
 }
 
@@ -377,10 +368,10 @@ TEST_F(ScriptModelTest, OtherSignaturesAreRefused) {
 }
 
 TEST_F(ScriptModelTest, AnotherClassCountIsNamed) {
-  const auto model = Load(NetModule({.body = "  return x.mean([2, 3])\n"}));
-  ASSERT_TRUE(model.ok()) << model.status();
+  const auto model =
+      OkValue(Load(NetModule({.body = "  return x.mean([2, 3])\n"})));
   try {
-    (*model)->forward(at::rand({2, 1, 5, 5}));
+    model->forward(at::rand({2, 1, 5, 5}));
     FAIL() << "nothing was thrown";
   } catch (const c10::Error& error) {
     EXPECT_THAT(error.what_without_backtrace(),
@@ -389,13 +380,11 @@ TEST_F(ScriptModelTest, AnotherClassCountIsNamed) {
 }
 
 TEST_F(ScriptModelTest, AFileThatIsNoneIsRefused) {
-  EXPECT_EQ(LoadFile().status().code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(LoadFile().status().message()),
-              HasSubstr("net.pt: no such file"));
+  EXPECT_THAT(LoadFile().status(),
+              IsError(absl::StatusCode::kNotFound, "net.pt: no such file"));
   WriteText(File(), "weights");
-  EXPECT_EQ(LoadFile().status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(LoadFile().status().message()),
-              HasSubstr("net.pt: not a TorchScript file"));
+  EXPECT_THAT(LoadFile().status(), IsError(absl::StatusCode::kInvalidArgument,
+                                           "net.pt: not a TorchScript file"));
   // A file of torch.save(), which is an archive of the same kind.
   torch::save(torch::ones({3}), File());
   EXPECT_EQ(LoadFile().status().code(), absl::StatusCode::kInvalidArgument);
@@ -410,12 +399,11 @@ TEST_F(ScriptModelTest, ParametersOverTheSameMemoryAreOne) {
       "def forward(self, x):\n"
       "  return (torch.conv2d(x, self.kernel) * 2 + torch.conv2d(x, "
       "self.again)).mean([2, 3])\n");
-  const auto model = Load(net);
-  ASSERT_TRUE(model.ok()) << model.status();
-  auto parameters = (*model)->named_parameters();
+  const auto model = OkValue(Load(net));
+  auto parameters = model->named_parameters();
   EXPECT_TRUE(parameters["kernel"].is_same(parameters["again"]));
   const at::Tensor x = at::ones({1, 1, 3, 3});
-  (*model)->forward(x).logits.sum().backward();
+  model->forward(x).logits.sum().backward();
   EXPECT_TRUE(at::equal(parameters["kernel"].grad(),
                         at::full({kClasses, 1, 3, 3}, 3.0F)));
 }

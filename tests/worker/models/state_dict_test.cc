@@ -18,6 +18,7 @@
 #include "common/byte_rope.h"
 #include "common/formats/file_system.h"
 #include "common/formats/safetensors.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 #include "worker/batch_norm/binding.h"
 
@@ -55,9 +56,8 @@ SafetensorsContent StateOf(Model& model) {
 class StateDictTest : public ::testing::Test {
  protected:
   void Write(const SafetensorsContent& content) {
-    const auto bytes = EncodeSafetensors(content);
-    ASSERT_TRUE(bytes.ok()) << bytes.status();
-    ASSERT_TRUE(RealFileSystem().WriteFile(File(), 0600, *bytes).ok());
+    const auto bytes = OkValue(EncodeSafetensors(content));
+    ASSERT_TRUE(RealFileSystem().WriteFile(File(), 0600, bytes).ok());
   }
 
   absl::Status Load(Model& model) {
@@ -73,8 +73,7 @@ class StateDictTest : public ::testing::Test {
     Write(content);
     const auto model = MakeSmooth(1);
     const absl::Status status = Load(*model);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr(File()));
+    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, File()));
     EXPECT_TRUE(at::equal(model->named_parameters()["conv1.weight"],
                           MakeSmooth(1)->named_parameters()["conv1.weight"]));
     return std::string(status.message());
@@ -181,15 +180,13 @@ TEST_F(StateDictTest, LyingHeaderIsDataLossThatNamesTheTensor) {
   file[0] = static_cast<char>(header.size());
   WriteText(File(), file + header + "1234");
   const absl::Status status = Load(*MakeSmooth(1));
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("fc.bias"));
+  EXPECT_THAT(status, IsError(absl::StatusCode::kDataLoss, "fc.bias"));
   EXPECT_THAT(std::string(status.message()), HasSubstr(File()));
 }
 
 TEST_F(StateDictTest, AMissingFileIsNamed) {
-  const absl::Status status = Load(*MakeSmooth(1));
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(File()));
+  EXPECT_THAT(Load(*MakeSmooth(1)),
+              IsError(absl::StatusCode::kNotFound, File()));
 }
 
 }  // namespace
