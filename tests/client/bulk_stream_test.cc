@@ -2,15 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
-#include <string>
-
 #include "common/byte_rope.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/wire/channel.h"
 #include "common/wire/framed_message.h"
 #include "tests/client/fake_server.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -72,8 +70,7 @@ TEST(BulkStreamTest, SendBlocksWhenTheQueueIsFullAndGoesOnAfterwards) {
       [&ended](const absl::Status&) { ended.Set(); }, kQueuedBytesMax);
   EXPECT_EQ(FillUp(stream, clock).code(), absl::StatusCode::kDeadlineExceeded);
   read.Set();
-  EXPECT_TRUE(
-      stream.Send(FourMegabytes(), clock.Now() + absl::Minutes(1)).ok());
+  ExpectOk(stream.Send(FourMegabytes(), clock.Now() + absl::Minutes(1)));
   stream.FinishWrites();
   ended.Await();
 }

@@ -3,28 +3,35 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
-#include <string>
+#include <utility>
 #include <vector>
 
+#include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/encoding.h"
 #include "tests/client/fake_server.h"
+#include "tests/fakes/statuses.h"
 #include "worker/client/client.h"
 
 namespace cohort {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 const ReducePass kPass{.step = Version(10)};
 
 // A client that has registered the test model and taken step 10.
-std::unique_ptr<Client> TrainingClient(FakeServer& server,
-                                       const ClientOptions& options) {
+std::unique_ptr<Client> TrainingClient(
+    FakeServer& server, const ClientOptions& options,
+    ElementType gradients = ElementType::kFloat32) {
   server.on_register = RegisterWithoutValues;
-  server.on_open = [&server](int) { server.Tell(TrainAssignment(1, 0, 10)); };
+  server.on_open = [&server, gradients](int) {
+    Assignment assignment = TrainAssignment(1, 0, 10);
+    assignment.gradients = gradients;
+    server.Tell(assignment);
+  };
   auto client = JoinedClient(options);
   RegisterTestModel(*client);
   const auto assignment = client->NextAssignment();
@@ -62,103 +69,77 @@ v1::ExchangeReply VerdictReply(Verdict verdict, int32_t weights_partitions) {
   return reply;
 }
 
-// Reads a whole push; false if the stream ended first.
-bool ReadPush(FakeServer::ExchangeIo& io,
-              std::vector<v1::ExchangeRequest>* push) {
-  v1::ExchangeRequest request;
-  while (io.Read(&request)) {
-    push->push_back(request);
-    if (request.has_closing()) return true;
-  }
-  return false;
-}
-
-// Waits for the client to end the stream.
-void Drain(FakeServer::ExchangeIo& io) {
-  v1::ExchangeRequest request;
-  while (io.Read(&request)) {
-  }
+// Answers a push with these replies. The push goes to `push`.
+void AnswerPush(FakeServer& server,
+                const std::vector<v1::ExchangeReply>& replies,
+                std::vector<v1::ExchangeRequest>* push) {
+  server.on_exchange = [replies, push](FakeServer::ExchangeIo& io) {
+    if (ReadPush(io, push)) {
+      for (const v1::ExchangeReply& reply : replies) io.Write(reply);
+    }
+    return Drain(io);
+  };
 }
 
 absl::StatusOr<PushResult> PushOnce(Client& client) {
-  if (absl::Status s = client.OpenPush({.samples = 8, .loss_weight = 16});
-      !s.ok()) {
-    return s;
-  }
-  if (absl::Status s = client.SendGradient(2, Floats({5, 6}), {}); !s.ok()) {
-    return s;
-  }
-  if (absl::Status s = client.SendGradient(0, Floats({0, 0}), {0}); !s.ok()) {
-    return s;
-  }
+  COHORT_RETURN_IF_ERROR(client.OpenPush({.samples = 8, .loss_weight = 16}));
+  COHORT_RETURN_IF_ERROR(client.SendGradient(2, Floats({5, 6}), {}));
+  COHORT_RETURN_IF_ERROR(client.SendGradient(0, Floats({0, 0}), {0}));
   return client.ClosePush({.loss_sum = 3, .correct = 4, .labels = 8});
 }
 
-TEST(ClientPushTest, PushCarriesGradientsAndCounts) {
-  FakeServer server;
-  std::vector<v1::ExchangeRequest> push;
-  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
-    if (ReadPush(io, &push)) io.Write(VerdictReply(Verdict::kSkipped, 0));
-    Drain(io);
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
+class ClientPushTest : public testing::Test {
+ protected:
+  FakeServer server_;
+  std::vector<v1::ExchangeRequest> push_;
+};
+
+TEST_F(ClientPushTest, PushCarriesGradientsAndCounts) {
+  AnswerPush(server_, {VerdictReply(Verdict::kSkipped, 0)}, &push_);
+  const auto client = TrainingClient(server_);
   const auto result = PushOnce(*client);
   ASSERT_TRUE(result.ok()) << result.status();
-  ASSERT_EQ(push.size(), 4u);
-  for (const v1::ExchangeRequest& request : push) {
+  ASSERT_EQ(push_.size(), 4u);
+  for (const v1::ExchangeRequest& request : push_) {
     EXPECT_EQ(request.sender().run_id(), "run-1");
     EXPECT_EQ(request.sender().rank(), 2);
     EXPECT_EQ(request.sender().incarnation(), 1);
     EXPECT_EQ(request.key().sequence(), 1);
     EXPECT_EQ(request.key().attempt(), 0);
   }
-  EXPECT_EQ(push[0].opening().samples(), 8);
-  EXPECT_EQ(push[0].opening().loss_weight(), 16);
-  EXPECT_EQ(push[1].gradient().partition(), 2);
-  EXPECT_EQ(push[1].payload(), FloatBytes({5, 6}));
-  EXPECT_TRUE(CheckPayload(push[1].gradient(), Floats({5, 6}), 2).ok());
-  EXPECT_TRUE(push[1].gradient().has_xxh3());
-  EXPECT_TRUE(push[1].gradient().absent_slices().empty());
-  EXPECT_EQ(push[2].gradient().partition(), 0);
-  EXPECT_THAT(push[2].gradient().absent_slices(), ElementsAre(0));
-  EXPECT_EQ(push[3].closing().loss_sum(), 3);
-  EXPECT_EQ(push[3].closing().correct(), 4);
-  EXPECT_EQ(push[3].closing().labels(), 8);
+  EXPECT_EQ(push_[0].opening().samples(), 8);
+  EXPECT_EQ(push_[0].opening().loss_weight(), 16);
+  EXPECT_EQ(push_[1].gradient().partition(), 2);
+  EXPECT_EQ(push_[1].payload(), FloatBytes({5, 6}));
+  EXPECT_TRUE(CheckPayload(push_[1].gradient(), Floats({5, 6}), 2).ok());
+  EXPECT_TRUE(push_[1].gradient().has_xxh3());
+  EXPECT_TRUE(push_[1].gradient().absent_slices().empty());
+  EXPECT_EQ(push_[2].gradient().partition(), 0);
+  EXPECT_THAT(push_[2].gradient().absent_slices(), ElementsAre(0));
+  EXPECT_EQ(push_[3].closing().loss_sum(), 3);
+  EXPECT_EQ(push_[3].closing().correct(), 4);
+  EXPECT_EQ(push_[3].closing().labels(), 8);
 }
 
-TEST(ClientPushTest, GradientsAreSentAsTheAssignmentSays) {
-  FakeServer server;
-  std::vector<v1::ExchangeRequest> push;
-  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
-    if (ReadPush(io, &push)) io.Write(VerdictReply(Verdict::kSkipped, 0));
-    Drain(io);
-    return grpc::Status::OK;
-  };
-  server.on_register = RegisterWithoutValues;
-  server.on_open = [&server](int) {
-    Assignment assignment = TrainAssignment(1, 0, 10);
-    assignment.gradients = ElementType::kBFloat16;
-    server.Tell(assignment);
-  };
-  const auto client = JoinedClient(server.Options());
-  RegisterTestModel(*client);
-  ASSERT_TRUE(client->NextAssignment().ok());
+TEST_F(ClientPushTest, GradientsAreSentAsTheAssignmentSays) {
+  AnswerPush(server_, {VerdictReply(Verdict::kSkipped, 0)}, &push_);
+  const auto client =
+      TrainingClient(server_, server_.Options(), ElementType::kBFloat16);
   ASSERT_TRUE(client->OpenPush({.samples = 8, .loss_weight = 16}).ok());
   // Its length is checked as that of float32.
-  EXPECT_EQ(client->SendGradient(2, Floats({5}), {}).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(client->SendGradient(2, Floats({5}), {})));
   // 1 is 0x3f80; 1 + 2^-8 is a tie, and -2.5 is 0xc020.
   ASSERT_TRUE(client->SendGradient(2, Floats({1 + 0x1p-8F, -2.5F}), {}).ok());
   ASSERT_TRUE(client->SendGradient(0, Floats({0, 0}), {0}).ok());
   ASSERT_TRUE(client->ClosePush({.loss_sum = 3}).ok());
-  ASSERT_EQ(push.size(), 4u);
-  EXPECT_EQ(push[1].gradient().encoding(), v1::ENCODING_BFLOAT16);
-  EXPECT_EQ(push[1].payload(), "\x80\x3f\x20\xc0");
-  EXPECT_EQ(push[1].gradient().xxh3(),
-            ByteRope::CopyText(push[1].payload()).Checksum());
-  EXPECT_EQ(push[2].payload().size(), 4u);
-  EXPECT_THAT(push[2].gradient().absent_slices(), ElementsAre(0));
+  ASSERT_EQ(push_.size(), 4u);
+  EXPECT_EQ(push_[1].gradient().encoding(), v1::ENCODING_BFLOAT16);
+  EXPECT_EQ(push_[1].payload(), "\x80\x3f\x20\xc0");
+  EXPECT_EQ(push_[1].gradient().xxh3(),
+            ByteRope::CopyText(push_[1].payload()).Checksum());
+  EXPECT_EQ(push_[2].payload().size(), 4u);
+  EXPECT_THAT(push_[2].gradient().absent_slices(), ElementsAre(0));
 }
 
 // A change of `partition` from version 10 to `version`.
@@ -180,12 +161,6 @@ v1::ExchangeReply ChangeReply(int32_t partition, int64_t sequence,
 
 // A client in step 10 of a run in bfloat16.
 std::unique_ptr<Client> HalfClient(FakeServer& server) {
-  server.on_register = RegisterWithoutValues;
-  server.on_open = [&server](int) {
-    Assignment assignment = TrainAssignment(1, 0, 10);
-    assignment.gradients = ElementType::kBFloat16;
-    server.Tell(assignment);
-  };
   server.on_pull = [](const v1::PullRequest& request, FakeServer::PullIo& io) {
     v1::PullReply header;
     header.mutable_header()->set_version(request.version());
@@ -202,30 +177,22 @@ std::unique_ptr<Client> HalfClient(FakeServer& server) {
     }
     return grpc::Status::OK;
   };
-  auto client = JoinedClient(server.Options());
-  RegisterTestModel(*client);
-  const auto assignment = client->NextAssignment();
-  EXPECT_TRUE(assignment.ok()) << assignment.status();
-  return client;
+  return TrainingClient(server, server.Options(), ElementType::kBFloat16);
 }
 
 absl::StatusOr<PushResult> PushFrom(Client& client, int64_t version) {
   PushOpening opening{.version = Version(version), .samples = 8};
-  if (absl::Status s = client.OpenPush(opening); !s.ok()) return s;
+  COHORT_RETURN_IF_ERROR(client.OpenPush(opening));
   for (int32_t partition : {2, 0}) {
-    if (absl::Status s = client.SendGradient(partition, Floats({0, 0}), {});
-        !s.ok()) {
-      return s;
-    }
+    COHORT_RETURN_IF_ERROR(client.SendGradient(partition, Floats({0, 0}), {}));
   }
   return client.ClosePush({});
 }
 
 // The first change is added to what was pulled, the second to the result.
-TEST(ClientPushTest, ChangesAreAddedToTheWeightsThatAreHeld) {
-  FakeServer server;
+TEST_F(ClientPushTest, ChangesAreAddedToTheWeightsThatAreHeld) {
   std::vector<v1::ExchangeRequest> pushes;
-  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+  server_.on_exchange = [&](FakeServer::ExchangeIo& io) {
     for (int64_t step : {1, 2}) {
       if (!ReadPush(io, &pushes)) break;
       io.Write(ChangeReply(0, step, 10 + step, {0.5F, -1}));
@@ -237,10 +204,9 @@ TEST(ClientPushTest, ChangesAreAddedToTheWeightsThatAreHeld) {
           v1::ENCODING_BFLOAT16);
       io.Write(verdict);
     }
-    Drain(io);
-    return grpc::Status::OK;
+    return Drain(io);
   };
-  const auto client = HalfClient(server);
+  const auto client = HalfClient(server_);
   ASSERT_TRUE(client->Pull({.version = Version(10), .weights = true}).ok());
   auto result = PushFrom(*client, 10);
   ASSERT_TRUE(result.ok()) << result.status();
@@ -257,33 +223,24 @@ TEST(ClientPushTest, ChangesAreAddedToTheWeightsThatAreHeld) {
 
 // It says that it does not, and what comes nevertheless is left out, so that
 // the worker reads the version anew.
-TEST(ClientPushTest, AClientWithoutTheWeightsTakesNoChanges) {
-  FakeServer server;
-  std::vector<v1::ExchangeRequest> push;
-  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
-    if (ReadPush(io, &push)) {
-      io.Write(ChangeReply(0, 1, 11, {1, 1}));
-      io.Write(WeightsReply(2, 11, {7, 8}));
-      io.Write(VerdictReply(Verdict::kApplied, 2));
-    }
-    Drain(io);
-    return grpc::Status::OK;
-  };
-  const auto client = HalfClient(server);
+TEST_F(ClientPushTest, AClientWithoutTheWeightsTakesNoChanges) {
+  AnswerPush(server_,
+             {ChangeReply(0, 1, 11, {1, 1}), WeightsReply(2, 11, {7, 8}),
+              VerdictReply(Verdict::kApplied, 2)},
+             &push_);
+  const auto client = HalfClient(server_);
   // Another version than the one that the push has read.
   ASSERT_TRUE(client->Pull({.version = Version(9), .weights = true}).ok());
-  const auto result = PushFrom(*client, 10);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_FALSE(push[0].opening().takes_changes());
-  EXPECT_EQ(result->weights[0].size_bytes(), 0);
-  EXPECT_EQ(result->weights[2].ToString(), FloatBytes({7, 8}));
+  const auto result = OkValue(PushFrom(*client, 10));
+  EXPECT_FALSE(push_[0].opening().takes_changes());
+  EXPECT_EQ(result.weights[0].size_bytes(), 0);
+  EXPECT_EQ(result.weights[2].ToString(), FloatBytes({7, 8}));
 }
 
 // Tentative weights come early, only the last version of replaced ones counts,
 // and the verdict may overtake the rest.
-TEST(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {
-  FakeServer server;
-  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+TEST_F(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {
+  server_.on_exchange = [](FakeServer::ExchangeIo& io) {
     v1::ExchangeRequest request;
     io.Read(&request);
     io.Write(WeightsReply(2, 10, {-1, -1}));
@@ -293,28 +250,24 @@ TEST(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {
       io.Write(VerdictReply(Verdict::kApplied, 2));
       io.Write(WeightsReply(0, 11, {5, 6}));
     }
-    Drain(io);
-    return grpc::Status::OK;
+    return Drain(io);
   };
-  const auto client = TrainingClient(server);
-  const auto result = PushOnce(*client);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->verdict.verdict, Verdict::kApplied);
-  EXPECT_EQ(result->verdict.version, Version(11));
-  ASSERT_EQ(result->weights.size(), 3u);
-  EXPECT_EQ(result->weights[0].ToString(), FloatBytes({5, 6}));
-  EXPECT_EQ(result->weights[1].size_bytes(), 0);
-  EXPECT_EQ(result->weights[2].ToString(), FloatBytes({7, 8}));
+  const auto client = TrainingClient(server_);
+  const auto result = OkValue(PushOnce(*client));
+  EXPECT_EQ(result.verdict.verdict, Verdict::kApplied);
+  EXPECT_EQ(result.verdict.version, Version(11));
+  ASSERT_EQ(result.weights.size(), 3u);
+  EXPECT_EQ(result.weights[0].ToString(), FloatBytes({5, 6}));
+  EXPECT_EQ(result.weights[1].size_bytes(), 0);
+  EXPECT_EQ(result.weights[2].ToString(), FloatBytes({7, 8}));
   // The verdict contains the next assignment.
-  const auto next = client->NextAssignment();
-  ASSERT_TRUE(next.ok()) << next.status();
-  EXPECT_EQ(next->sequence, Sequence(2));
-  EXPECT_EQ(next->version, Version(11));
+  const auto next = OkValue(client->NextAssignment());
+  EXPECT_EQ(next.sequence, Sequence(2));
+  EXPECT_EQ(next.version, Version(11));
 }
 
-TEST(ClientPushTest, APushIsNotDoneWithoutAllItsWeights) {
-  FakeServer server;
-  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+TEST_F(ClientPushTest, APushIsNotDoneWithoutAllItsWeights) {
+  server_.on_exchange = [](FakeServer::ExchangeIo& io) {
     std::vector<v1::ExchangeRequest> push;
     if (ReadPush(io, &push)) {
       io.Write(VerdictReply(Verdict::kApplied, 2));
@@ -322,93 +275,68 @@ TEST(ClientPushTest, APushIsNotDoneWithoutAllItsWeights) {
     }
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "restarting");
   };
-  const auto client = TrainingClient(server);
-  const absl::Status status = PushOnce(*client).status();
-  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  const auto client = TrainingClient(server_);
+  EXPECT_TRUE(absl::IsUnavailable(PushOnce(*client).status()));
 }
 
-TEST(ClientPushTest, TentativeWeightsOfASkippedStepAreNotReturned) {
-  FakeServer server;
-  server.on_exchange = [](FakeServer::ExchangeIo& io) {
-    std::vector<v1::ExchangeRequest> push;
-    if (ReadPush(io, &push)) {
-      io.Write(WeightsReply(0, 11, {5, 6}));
-      io.Write(VerdictReply(Verdict::kSkipped, 0));
-    }
-    Drain(io);
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
-  const auto result = PushOnce(*client);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->verdict.verdict, Verdict::kSkipped);
-  for (const ByteRope& rope : result->weights) {
+TEST_F(ClientPushTest, TentativeWeightsOfASkippedStepAreNotReturned) {
+  AnswerPush(server_,
+             {WeightsReply(0, 11, {5, 6}), VerdictReply(Verdict::kSkipped, 0)},
+             &push_);
+  const auto client = TrainingClient(server_);
+  const auto result = OkValue(PushOnce(*client));
+  EXPECT_EQ(result.verdict.verdict, Verdict::kSkipped);
+  for (const ByteRope& rope : result.weights) {
     EXPECT_EQ(rope.size_bytes(), 0);
   }
 }
 
-TEST(ClientPushTest, DamagedWeightsVoidThePushAndTheConnection) {
-  FakeServer server;
-  server.on_exchange = [](FakeServer::ExchangeIo& io) {
-    std::vector<v1::ExchangeRequest> push;
-    if (ReadPush(io, &push)) {
-      v1::ExchangeReply reply = WeightsReply(0, 11, {5, 6});
-      reply.set_payload(FloatBytes({5, 7}));
-      io.Write(reply);
-    }
-    Drain(io);
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
+TEST_F(ClientPushTest, DamagedWeightsVoidThePushAndTheConnection) {
+  v1::ExchangeReply damaged = WeightsReply(0, 11, {5, 6});
+  damaged.set_payload(FloatBytes({5, 7}));
+  AnswerPush(server_, {damaged}, &push_);
+  const auto client = TrainingClient(server_);
   const absl::Status status = PushOnce(*client).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("checksum"));
-  const auto again = client->NextAssignment();
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(again->sequence, Sequence(1));
-  EXPECT_EQ(server.joins().size(), 2u);
+  EXPECT_THAT(status, IsError(absl::StatusCode::kUnavailable, "checksum"));
+  const auto again = OkValue(client->NextAssignment());
+  EXPECT_EQ(again.sequence, Sequence(1));
+  EXPECT_EQ(server_.joins().size(), 2u);
 }
 
-TEST(ClientPushTest, RefusedPushIsFinal) {
-  FakeServer server;
-  server.on_exchange = [](FakeServer::ExchangeIo& io) {
+TEST_F(ClientPushTest, RefusedPushIsFinal) {
+  server_.on_exchange = [](FakeServer::ExchangeIo& io) {
     std::vector<v1::ExchangeRequest> push;
     ReadPush(io, &push);
     return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "bad length");
   };
-  const auto client = TrainingClient(server);
+  const auto client = TrainingClient(server_);
   const absl::Status status = PushOnce(*client).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("bad length"));
-  EXPECT_EQ(client->NextAssignment().status().code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status,
+              IsError(absl::StatusCode::kInvalidArgument, "bad length"));
+  EXPECT_TRUE(absl::IsInvalidArgument(client->NextAssignment().status()));
 }
 
-TEST(ClientPushTest, StepThatEndsEarlyReleasesThePush) {
-  FakeServer server;
-  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+TEST_F(ClientPushTest, StepThatEndsEarlyReleasesThePush) {
+  server_.on_exchange = [&](FakeServer::ExchangeIo& io) {
     std::vector<v1::ExchangeRequest> push;
-    if (ReadPush(io, &push)) server.TellAborted(10, 0);
-    Drain(io);
-    return grpc::Status::OK;
+    if (ReadPush(io, &push)) server_.TellAborted(10, 0);
+    return Drain(io);
   };
-  const auto client = TrainingClient(server);
+  const auto client = TrainingClient(server_);
   const absl::Status status = PushOnce(*client).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
   // The rest of the step is refused at once.
   EXPECT_EQ(client->OpenPush({}).code(), absl::StatusCode::kAborted);
-  server.Tell(TrainAssignment(1, 1, 10));
-  const auto again = client->NextAssignment();
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(again->attempt, Attempt(1));
+  server_.Tell(TrainAssignment(1, 1, 10));
+  const auto again = OkValue(client->NextAssignment());
+  EXPECT_EQ(again.attempt, Attempt(1));
   // The connection never broke.
-  EXPECT_EQ(server.joins().size(), 1u);
+  EXPECT_EQ(server_.joins().size(), 1u);
 }
 
-TEST(ClientPushTest, AnEarlierClosingIsRepeatedUnderItsKey) {
-  FakeServer server;
+TEST_F(ClientPushTest, AnEarlierClosingIsRepeatedUnderItsKey) {
   v1::ExchangeRequest repeated;
-  server.on_exchange = [&](FakeServer::ExchangeIo& io) {
+  server_.on_exchange = [&](FakeServer::ExchangeIo& io) {
     if (io.Read(&repeated)) {
       v1::ExchangeReply reply;
       *reply.mutable_key() = repeated.key();
@@ -421,10 +349,9 @@ TEST(ClientPushTest, AnEarlierClosingIsRepeatedUnderItsKey) {
     }
     std::vector<v1::ExchangeRequest> push;
     if (ReadPush(io, &push)) io.Write(VerdictReply(Verdict::kSkipped, 0));
-    Drain(io);
-    return grpc::Status::OK;
+    return Drain(io);
   };
-  const auto client = TrainingClient(server);
+  const auto client = TrainingClient(server_);
   const auto verdict = client->RepeatClosing(
       {.sequence = Sequence(0), .attempt = Attempt(3)}, {.loss_sum = 7});
   ASSERT_TRUE(verdict.ok()) << verdict.status();
@@ -433,27 +360,22 @@ TEST(ClientPushTest, AnEarlierClosingIsRepeatedUnderItsKey) {
   EXPECT_EQ(repeated.key().attempt(), 3);
   EXPECT_EQ(repeated.closing().loss_sum(), 7);
   // The push of the present assignment follows on the same stream.
-  const auto result = PushOnce(*client);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->verdict.verdict, Verdict::kSkipped);
+  const auto result = OkValue(PushOnce(*client));
+  EXPECT_EQ(result.verdict.verdict, Verdict::kSkipped);
 }
 
-TEST(ClientPushTest, GradientThatDoesNotFitIsRefused) {
-  FakeServer server;
-  server.on_exchange = [](FakeServer::ExchangeIo& io) {
-    Drain(io);
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
-  EXPECT_EQ(client->SendGradient(0, Floats({1, 2}), {}).code(),
-            absl::StatusCode::kFailedPrecondition);
+TEST_F(ClientPushTest, GradientThatDoesNotFitIsRefused) {
+  server_.on_exchange = Drain;
+  const auto client = TrainingClient(server_);
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(client->SendGradient(0, Floats({1, 2}), {})));
   ASSERT_TRUE(client->OpenPush({.samples = 1, .loss_weight = 1}).ok());
-  EXPECT_EQ(client->SendGradient(0, Floats({1}), {}).code(),
-            absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(client->SendGradient(0, Floats({1}), {})));
   // Partition 1 is frozen, 3 does not exist.
   for (int32_t partition : {-1, 1, 3}) {
-    EXPECT_EQ(client->SendGradient(partition, Floats({1, 2}), {}).code(),
-              absl::StatusCode::kInvalidArgument);
+    EXPECT_TRUE(absl::IsInvalidArgument(
+        client->SendGradient(partition, Floats({1, 2}), {})));
   }
 }
 
@@ -468,31 +390,43 @@ v1::ReduceReply ReduceReplyTo(const v1::ReduceRequest& request,
   return reply;
 }
 
-TEST(ClientReduceTest, MomentsGoOutAndComeBackCombined) {
-  FakeServer server;
-  std::vector<v1::ReduceRequest> seen;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+// What the server does with each request.
+void OnReduce(
+    FakeServer& server,
+    std::function<void(const v1::ReduceRequest&, FakeServer::ReduceIo&)>
+        answer) {
+  server.on_reduce = [answer = std::move(answer)](FakeServer::ReduceIo& io) {
     v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      seen.push_back(request);
-      io.Write(ReduceReplyTo(request, {.count = 2 * request.count(),
-                                       .first = {10, 20},
-                                       .second = {30, 40}}));
-    }
+    while (io.Read(&request)) answer(request, io);
     return grpc::Status::OK;
   };
-  const auto client = TrainingClient(server);
+}
+
+class ClientReduceTest : public testing::Test {
+ protected:
+  FakeServer server_;
+};
+
+TEST_F(ClientReduceTest, MomentsGoOutAndComeBackCombined) {
+  std::vector<v1::ReduceRequest> seen;
+  OnReduce(server_, [&](const v1::ReduceRequest& request,
+                        FakeServer::ReduceIo& io) {
+    seen.push_back(request);
+    io.Write(ReduceReplyTo(
+        request,
+        {.count = 2 * request.count(), .first = {10, 20}, .second = {30, 40}}));
+  });
+  const auto client = TrainingClient(server_);
   for (int call = 0; call < 3; ++call) {
     const Contribution local{
         .place = {.part = 1, .layer = -1, .site = "a.py:f", .call = call},
         .moments = {.count = 5, .first = {1, 2}, .second = {3, 4}},
         .extents = {7, 8}};
-    const auto global = client->Reduce(kPass, {local});
-    ASSERT_TRUE(global.ok()) << global.status();
-    ASSERT_EQ(global->size(), 1u);
-    EXPECT_EQ((*global)[0].count, 10);
-    EXPECT_THAT((*global)[0].first, ElementsAre(10, 20));
-    EXPECT_THAT((*global)[0].second, ElementsAre(30, 40));
+    const auto global = OkValue(client->Reduce(kPass, {local}));
+    ASSERT_EQ(global.size(), 1u);
+    EXPECT_EQ(global[0].count, 10);
+    EXPECT_THAT(global[0].first, ElementsAre(10, 20));
+    EXPECT_THAT(global[0].second, ElementsAre(30, 40));
   }
   ASSERT_EQ(seen.size(), 3u);
   EXPECT_EQ(seen[2].sender().rank(), 2);
@@ -532,135 +466,93 @@ void ExpectBoth(const absl::StatusOr<std::vector<Moments>>& all) {
   EXPECT_THAT((*all)[1].first, ElementsAre(3));
 }
 
-TEST(ClientReduceTest, SeveralGoInOneRequestAndComeBackInOneReply) {
-  FakeServer server;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      EXPECT_TRUE(request.takes_further_results());
-      const v1::ReduceRequest further = FurtherOf(request);
-      EXPECT_EQ(further.key().layer(), 1);
-      EXPECT_EQ(further.count(), 1);
-      v1::ReduceReply reply = ReduceReplyTo(request, kAllOfFirst);
-      const v1::ReduceReply second = ReduceReplyTo(further, kAllOfSecond);
-      v1::ReducePart& part = *reply.add_further();
-      *part.mutable_key() = second.key();
-      part.set_count(second.count());
-      part.set_values(second.values());
-      io.Write(reply);
-    }
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
+TEST_F(ClientReduceTest, SeveralGoInOneRequestAndComeBackInOneReply) {
+  OnReduce(
+      server_, [&](const v1::ReduceRequest& request, FakeServer::ReduceIo& io) {
+        EXPECT_TRUE(request.takes_further_results());
+        const v1::ReduceRequest further = FurtherOf(request);
+        EXPECT_EQ(further.key().layer(), 1);
+        EXPECT_EQ(further.count(), 1);
+        v1::ReduceReply reply = ReduceReplyTo(request, kAllOfFirst);
+        const v1::ReduceReply second = ReduceReplyTo(further, kAllOfSecond);
+        v1::ReducePart& part = *reply.add_further();
+        *part.mutable_key() = second.key();
+        part.set_count(second.count());
+        part.set_values(second.values());
+        io.Write(reply);
+      });
+  const auto client = TrainingClient(server_);
   ExpectBoth(client->Reduce(kPass, kTwo));
 }
 
-TEST(ClientReduceTest, SeveralMayBeAnsweredOneByOneInAnyOrder) {
-  FakeServer server;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      io.Write(ReduceReplyTo(FurtherOf(request), kAllOfSecond));
-      io.Write(ReduceReplyTo(request, kAllOfFirst));
-    }
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
+TEST_F(ClientReduceTest, SeveralMayBeAnsweredOneByOneInAnyOrder) {
+  OnReduce(server_,
+           [&](const v1::ReduceRequest& request, FakeServer::ReduceIo& io) {
+             io.Write(ReduceReplyTo(FurtherOf(request), kAllOfSecond));
+             io.Write(ReduceReplyTo(request, kAllOfFirst));
+           });
+  const auto client = TrainingClient(server_);
   ExpectBoth(client->Reduce(kPass, kTwo));
 }
 
-TEST(ClientReduceTest, AResultThatComesTwiceCountsOnce) {
-  FakeServer server;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      io.Write(ReduceReplyTo(request, kAllOfFirst));
-      io.Write(ReduceReplyTo(request, kAllOfFirst));
-      io.Write(ReduceReplyTo(FurtherOf(request), kAllOfSecond));
-    }
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
+TEST_F(ClientReduceTest, AResultThatComesTwiceCountsOnce) {
+  OnReduce(server_,
+           [&](const v1::ReduceRequest& request, FakeServer::ReduceIo& io) {
+             io.Write(ReduceReplyTo(request, kAllOfFirst));
+             io.Write(ReduceReplyTo(request, kAllOfFirst));
+             io.Write(ReduceReplyTo(FurtherOf(request), kAllOfSecond));
+           });
+  const auto client = TrainingClient(server_);
   ExpectBoth(client->Reduce(kPass, kTwo));
 }
 
-TEST(ClientReduceTest, OneAbortedOfSeveralVoidsTheStep) {
-  FakeServer server;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      v1::ReduceReply aborted;
-      *aborted.mutable_key() = FurtherOf(request).key();
-      aborted.set_aborted("rank 3 was lost");
-      io.Write(aborted);
-    }
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
-  const absl::Status status = client->Reduce(kPass, kTwo).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 3 was lost"));
+TEST_F(ClientReduceTest, OneAbortedOfSeveralVoidsTheStep) {
+  OnReduce(server_,
+           [&](const v1::ReduceRequest& request, FakeServer::ReduceIo& io) {
+             v1::ReduceReply aborted;
+             *aborted.mutable_key() = FurtherOf(request).key();
+             aborted.set_aborted("rank 3 was lost");
+             io.Write(aborted);
+           });
+  const auto client = TrainingClient(server_);
+  EXPECT_THAT(client->Reduce(kPass, kTwo).status(),
+              IsError(absl::StatusCode::kAborted, "rank 3 was lost"));
 }
 
-TEST(ClientReduceTest, AnswerOfAnotherWidthIsRefused) {
-  FakeServer server;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      io.Write(ReduceReplyTo(request,
-                             {.count = 1, .first = {1, 2}, .second = {3, 4}}));
-    }
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
-  const absl::Status status =
-      client->Reduce(kPass, {{.moments = kMoments}}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("got moments of 2 channels, want 1"));
+TEST_F(ClientReduceTest, AnswerOfAnotherWidthIsRefused) {
+  OnReduce(server_,
+           [&](const v1::ReduceRequest& request, FakeServer::ReduceIo& io) {
+             io.Write(ReduceReplyTo(
+                 request, {.count = 1, .first = {1, 2}, .second = {3, 4}}));
+           });
+  const auto client = TrainingClient(server_);
+  EXPECT_THAT(client->Reduce(kPass, {{.moments = kMoments}}).status(),
+              IsError(absl::StatusCode::kInternal,
+                      "got moments of 2 channels, want 1"));
 }
 
-TEST(ClientReduceTest, AbortedAnswerVoidsTheStepOnly) {
-  FakeServer server;
-  server.on_reduce = [](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      v1::ReduceReply reply;
-      *reply.mutable_key() = request.key();
-      reply.set_aborted("rank 3 was lost");
-      io.Write(reply);
-    }
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
-  const absl::Status status =
-      client->Reduce(kPass, {{.moments = kMoments}}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kAborted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 3 was lost"));
-  server.Tell(TrainAssignment(1, 1, 10));
+TEST_F(ClientReduceTest, AbortedAnswerVoidsTheStepOnly) {
+  OnReduce(server_,
+           [](const v1::ReduceRequest& request, FakeServer::ReduceIo& io) {
+             v1::ReduceReply reply;
+             *reply.mutable_key() = request.key();
+             reply.set_aborted("rank 3 was lost");
+             io.Write(reply);
+           });
+  const auto client = TrainingClient(server_);
+  EXPECT_THAT(client->Reduce(kPass, {{.moments = kMoments}}).status(),
+              IsError(absl::StatusCode::kAborted, "rank 3 was lost"));
+  server_.Tell(TrainAssignment(1, 1, 10));
   EXPECT_EQ(client->NextAssignment()->attempt, Attempt(1));
-  EXPECT_EQ(server.joins().size(), 1u);
+  EXPECT_EQ(server_.joins().size(), 1u);
 }
 
-TEST(ClientReduceTest, NoticeReleasesAWaitingRendezvous) {
-  FakeServer server;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) server.TellAborted(10, 0);
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
-  EXPECT_EQ(client->Reduce(kPass, {{.moments = kMoments}}).status().code(),
-            absl::StatusCode::kAborted);
-}
-
-TEST(ClientReduceTest, LateAnswerOfAnEndedAttemptIsIgnored) {
-  FakeServer server;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
+TEST_F(ClientReduceTest, LateAnswerOfAnEndedAttemptIsIgnored) {
+  server_.on_reduce = [&](FakeServer::ReduceIo& io) {
     v1::ReduceRequest first;
     v1::ReduceRequest second;
     io.Read(&first);
-    server.TellAborted(10, 0);
+    server_.TellAborted(10, 0);
     io.Read(&second);
     for (const v1::ReduceRequest& request : {first, second}) {
       v1::ReduceReply reply;
@@ -672,69 +564,62 @@ TEST(ClientReduceTest, LateAnswerOfAnEndedAttemptIsIgnored) {
     io.Read(&first);
     return grpc::Status::OK;
   };
-  const auto client = TrainingClient(server);
-  ASSERT_EQ(client->Reduce(kPass, {{.moments = kMoments}}).status().code(),
-            absl::StatusCode::kAborted);
+  const auto client = TrainingClient(server_);
+  EXPECT_TRUE(
+      absl::IsAborted(client->Reduce(kPass, {{.moments = kMoments}}).status()));
   ReducePass again = kPass;
   again.attempt = Attempt(1);
-  const auto global = client->Reduce(again, {{.moments = kMoments}});
-  ASSERT_TRUE(global.ok()) << global.status();
-  EXPECT_EQ(global->front().count, 1);
+  const auto global = OkValue(client->Reduce(again, {{.moments = kMoments}}));
+  EXPECT_EQ(global.front().count, 1);
 }
 
-TEST(ClientReduceTest, StopFromAnotherThreadReleasesTheRendezvous) {
-  FakeServer server;
+TEST_F(ClientReduceTest, StopFromAnotherThreadReleasesTheRendezvous) {
   Client* waiting = nullptr;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) waiting->RequestStop();
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
+  OnReduce(server_, [&](const auto&, auto&) { waiting->RequestStop(); });
+  const auto client = TrainingClient(server_);
   waiting = client.get();
-  EXPECT_EQ(client->Reduce(kPass, {{.moments = kMoments}}).status().code(),
-            absl::StatusCode::kCancelled);
+  EXPECT_TRUE(absl::IsCancelled(
+      client->Reduce(kPass, {{.moments = kMoments}}).status()));
 }
 
-TEST(ClientReduceTest, LostSessionReleasesTheRendezvous) {
-  FakeServer server;
-  server.on_reduce = [&](FakeServer::ReduceIo& io) {
-    v1::ReduceRequest request;
-    while (io.Read(&request)) {
-      server.EndSession(absl::UnavailableError("restarting"));
-    }
-    return grpc::Status::OK;
-  };
-  const auto client = TrainingClient(server);
-  EXPECT_EQ(client->Reduce(kPass, {{.moments = kMoments}}).status().code(),
-            absl::StatusCode::kUnavailable);
+TEST_F(ClientReduceTest, LostSessionReleasesTheRendezvous) {
+  OnReduce(server_, [&](const auto&, auto&) {
+    server_.EndSession(absl::UnavailableError("restarting"));
+  });
+  const auto client = TrainingClient(server_);
+  EXPECT_TRUE(absl::IsUnavailable(
+      client->Reduce(kPass, {{.moments = kMoments}}).status()));
   EXPECT_TRUE(client->NextAssignment().ok());
-  EXPECT_EQ(server.joins().size(), 2u);
+  EXPECT_EQ(server_.joins().size(), 2u);
+}
+
+// Gives assignment 3 of this kind, and 4 after its report, which goes to
+// `seen`.
+void TellWork(FakeServer& server, AssignmentKind kind,
+              v1::ReportRequest* seen) {
+  server.on_open = [&server, kind](int) {
+    Assignment work = TrainAssignment(3, 0, 10);
+    work.kind = kind;
+    server.Tell(work);
+  };
+  server.on_report = [seen](const v1::ReportRequest& request) {
+    *seen = request;
+    return TrainAssignment(4, 0, 10);
+  };
 }
 
 TEST(ClientReportTest, EvaluationIsReportedAndTheNextWorkTaken) {
   FakeServer server;
-  server.on_open = [&](int) {
-    Assignment evaluate = TrainAssignment(3, 0, 10);
-    evaluate.kind = AssignmentKind::kEvaluate;
-    server.Tell(evaluate);
-  };
   v1::ReportRequest seen;
-  server.on_report = [&](const v1::ReportRequest& request) {
-    seen = request;
-    return TrainAssignment(4, 0, 10);
-  };
+  TellWork(server, AssignmentKind::kEvaluate, &seen);
   const auto client = JoinedClient(server.Options());
-  EXPECT_EQ(client->ReportEvaluation({}).code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::IsFailedPrecondition(client->ReportEvaluation({})));
   ASSERT_EQ(client->NextAssignment()->kind, AssignmentKind::kEvaluate);
-  ASSERT_TRUE(client
-                  ->ReportEvaluation({.samples = 5,
-                                      .loss_sum = 2.5,
-                                      .loss_weight = 5,
-                                      .correct = 3,
-                                      .labels = 5})
-                  .ok());
+  ExpectOk(client->ReportEvaluation({.samples = 5,
+                                     .loss_sum = 2.5,
+                                     .loss_weight = 5,
+                                     .correct = 3,
+                                     .labels = 5}));
   EXPECT_EQ(seen.sender().incarnation(), 1);
   EXPECT_EQ(seen.sequence(), 3);
   EXPECT_EQ(seen.samples(), 5);
@@ -747,22 +632,12 @@ TEST(ClientReportTest, EvaluationIsReportedAndTheNextWorkTaken) {
 
 TEST(ClientReportTest, EndsACollection) {
   FakeServer server;
-  server.on_open = [&](int) {
-    Assignment collect = TrainAssignment(3, 0, 10);
-    collect.kind = AssignmentKind::kCollectMoments;
-    server.Tell(collect);
-  };
   v1::ReportRequest seen;
-  server.on_report = [&](const v1::ReportRequest& request) {
-    seen = request;
-    return TrainAssignment(4, 0, 10);
-  };
+  TellWork(server, AssignmentKind::kCollectMoments, &seen);
   const auto client = JoinedClient(server.Options());
-  EXPECT_EQ(client->ReportMoments({}).code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::IsFailedPrecondition(client->ReportMoments({})));
   ASSERT_EQ(client->NextAssignment()->kind, AssignmentKind::kCollectMoments);
-  EXPECT_EQ(client->ReportEvaluation({}).code(),
-            absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(absl::IsFailedPrecondition(client->ReportEvaluation({})));
   const std::vector<CallMoments> calls = {
       {.layer = 1,
        .call = 0,
@@ -778,11 +653,8 @@ TEST(ClientReportTest, EndsACollection) {
 
 TEST(ClientReportTest, FencedReportLeadsToANewIncarnation) {
   FakeServer server;
-  server.on_open = [&](int) {
-    Assignment evaluate = TrainAssignment(3, 0, 10);
-    evaluate.kind = AssignmentKind::kEvaluate;
-    server.Tell(evaluate);
-  };
+  v1::ReportRequest seen;
+  TellWork(server, AssignmentKind::kEvaluate, &seen);
   server.on_report =
       [](const v1::ReportRequest&) -> absl::StatusOr<Assignment> {
     return absl::AbortedError("fenced");
@@ -794,15 +666,13 @@ TEST(ClientReportTest, FencedReportLeadsToANewIncarnation) {
   EXPECT_EQ(server.joins().size(), 2u);
 }
 
-TEST(ClientPushTest, SharedMemoryThatMustBeTakenAndCannotIsAnError) {
-  FakeServer server;
-  ClientOptions options = server.Options();
+TEST_F(ClientPushTest, SharedMemoryThatMustBeTakenAndCannotIsAnError) {
+  ClientOptions options = server_.Options();
   options.local = LocalMode::kSharedMemory;
-  const auto client = TrainingClient(server, options);
-  const absl::Status status = PushOnce(*client).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--local=shm: the server offers no shared memory"));
+  const auto client = TrainingClient(server_, options);
+  EXPECT_THAT(PushOnce(*client).status(),
+              IsError(absl::StatusCode::kFailedPrecondition,
+                      "--local=shm: the server offers no shared memory"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
 #include "common/wire/status.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -260,14 +261,35 @@ grpc::Status RegisterWithoutValues(FakeServer::RegisterIo& io) {
   return grpc::Status::OK;
 }
 
-void RegisterTestModel(Client& client) {
+absl::StatusOr<Registration> TryRegister(
+    Client& client, const std::vector<LayerStatistics>& statistics) {
   const std::vector<float> a = {1, 2};
   const std::vector<float> frozen = {3};
   const std::vector<float> b = {4, 5};
   const std::vector<absl::Span<const float>> values = {a, frozen, b};
-  const absl::StatusOr<Registration> registration =
-      client.Register(TestLayout(), RunPlan{.dataset = "test"}, values, {});
-  ASSERT_TRUE(registration.ok()) << registration.status();
+  return client.Register(TestLayout(), {.dataset = "test", .train_samples = 60},
+                         values, statistics);
+}
+
+void RegisterTestModel(Client& client) {
+  ExpectOk(TryRegister(client).status());
+}
+
+bool ReadPush(FakeServer::ExchangeIo& io,
+              std::vector<v1::ExchangeRequest>* push) {
+  v1::ExchangeRequest request;
+  while (io.Read(&request)) {
+    push->push_back(request);
+    if (request.has_closing()) return true;
+  }
+  return false;
+}
+
+grpc::Status Drain(FakeServer::ExchangeIo& io) {
+  v1::ExchangeRequest request;
+  while (io.Read(&request)) {
+  }
+  return grpc::Status::OK;
 }
 
 Assignment TrainAssignment(int64_t sequence, int32_t attempt, int64_t step) {

@@ -117,9 +117,17 @@ std::vector<Partition> TestPartitions();
 
 // Answers every registration with TestPartitions, and requests no values.
 grpc::Status RegisterWithoutValues(FakeServer::RegisterIo& io);
-// Registers TestLayout; fails the test if it cannot.
+// Registers TestLayout with the values {1, 2}, {3} and {4, 5}.
+absl::StatusOr<Registration> TryRegister(
+    Client& client, const std::vector<LayerStatistics>& statistics = {});
+// The same; fails the test if it cannot.
 void RegisterTestModel(Client& client);
 
+// Reads a whole push; false if the stream ended first.
+bool ReadPush(FakeServer::ExchangeIo& io,
+              std::vector<v1::ExchangeRequest>* push);
+// Waits for the client to end the stream.
+grpc::Status Drain(FakeServer::ExchangeIo& io);
 // Step `step` as assignment `sequence`, with rank 2 as its only member.
 Assignment TrainAssignment(int64_t sequence, int32_t attempt, int64_t step);
 
