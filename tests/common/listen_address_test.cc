@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -28,19 +29,19 @@ TEST(ListenAddressTest, ReadsHostAndPort) {
 }
 
 TEST(ListenAddressTest, ReadsUnixSockets) {
-  const auto path = ParseListenAddress("--listen", "unix:/run/cohort/a b");
-  ASSERT_TRUE(path.ok()) << path.status();
-  EXPECT_EQ(path->socket, "/run/cohort/a b");
-  EXPECT_TRUE(path->is_unix());
-  EXPECT_TRUE(path->loopback());
-  EXPECT_EQ(path->ToString(), "unix:/run/cohort/a b");
+  const auto path =
+      OkValue(ParseListenAddress("--listen", "unix:/run/cohort/a b"));
+  EXPECT_EQ(path.socket, "/run/cohort/a b");
+  EXPECT_TRUE(path.is_unix());
+  EXPECT_TRUE(path.loopback());
+  EXPECT_EQ(path.ToString(), "unix:/run/cohort/a b");
   EXPECT_EQ(ParseListenAddress("--listen", "unix:///run/cohort")->ToString(),
             "unix:/run/cohort");
-  const auto abstract = ParseListenAddress("--listen", "unix-abstract:cohort");
-  ASSERT_TRUE(abstract.ok()) << abstract.status();
-  EXPECT_EQ(abstract->socket, "@cohort");
-  EXPECT_EQ(abstract->ToString(), "unix-abstract:cohort");
-  EXPECT_TRUE(CheckExposure("--listen", *path, false, "read").ok());
+  const auto abstract =
+      OkValue(ParseListenAddress("--listen", "unix-abstract:cohort"));
+  EXPECT_EQ(abstract.socket, "@cohort");
+  EXPECT_EQ(abstract.ToString(), "unix-abstract:cohort");
+  EXPECT_TRUE(CheckExposure("--listen", path, false, "read").ok());
 }
 
 TEST(ListenAddressTest, RefusesSocketsThatProcessesWouldNotFind) {

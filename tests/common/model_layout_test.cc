@@ -4,17 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
 #include "common/limits.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 ModelLayout Example() {
   return {
@@ -24,15 +23,13 @@ ModelLayout Example() {
 }
 
 void ExpectInvalid(const ModelLayout& layout, const std::string& why) {
-  const absl::Status status = Validate(layout);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+  EXPECT_THAT(Validate(layout),
+              IsError(absl::StatusCode::kInvalidArgument, why));
 }
 
 void ExpectDiffers(const ModelLayout& seen, const std::string& what) {
-  const absl::Status status = CheckSameLayout(seen, Example());
-  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(what));
+  EXPECT_THAT(CheckSameLayout(seen, Example()),
+              IsError(absl::StatusCode::kFailedPrecondition, what));
 }
 
 TEST(ModelLayoutTest, ElementsAreTheProductOfTheShape) {

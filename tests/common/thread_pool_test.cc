@@ -10,6 +10,8 @@
 #include <optional>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -57,11 +59,10 @@ TEST(ThreadPoolTest, RefusesAJobWhenTheQueueIsFull) {
   bool refused = false;
   {
     ThreadPool pool({.name = "files", .threads = 1, .queue_max = 1});
-    ASSERT_TRUE(pool.Submit([&] {
-                      started.set_value();
-                      go.get_future().wait();
-                    })
-                    .ok());
+    ExpectOk(pool.Submit([&] {
+      started.set_value();
+      go.get_future().wait();
+    }));
     started.get_future().wait();
     ASSERT_TRUE(pool.Submit([&] { second = true; }).ok());
     EXPECT_EQ(pool.Submit([&] { refused = true; }),
@@ -75,10 +76,8 @@ TEST(ThreadPoolTest, RefusesAJobWhenTheQueueIsFull) {
 TEST(ThreadPoolTest, AJobMaySubmitAnother) {
   std::promise<void> done;
   ThreadPool pool({.threads = 1});
-  ASSERT_TRUE(pool.Submit([&] {
-                    EXPECT_TRUE(pool.Submit([&] { done.set_value(); }).ok());
-                  })
-                  .ok());
+  ExpectOk(pool.Submit(
+      [&] { EXPECT_TRUE(pool.Submit([&] { done.set_value(); }).ok()); }));
   done.get_future().wait();
 }
 
@@ -88,13 +87,12 @@ TEST(ThreadPoolTest, RefusesJobsWhileBeingDestroyed) {
   absl::Status answer;
   {
     ThreadPool pool({.name = "files", .threads = 1, .queue_max = 1});
-    ASSERT_TRUE(pool.Submit([&] {
-                      started.set_value();
-                      do {
-                        answer = pool.Submit([] {});
-                      } while (!absl::IsFailedPrecondition(answer));
-                    })
-                    .ok());
+    ExpectOk(pool.Submit([&] {
+      started.set_value();
+      do {
+        answer = pool.Submit([] {});
+      } while (!absl::IsFailedPrecondition(answer));
+    }));
     started.get_future().wait();
   }
   EXPECT_EQ(answer, absl::FailedPreconditionError("files is stopping"));

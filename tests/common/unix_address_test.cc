@@ -2,22 +2,21 @@
 
 #include <gtest/gtest.h>
 
-#include <cstddef>
 #include <string>
+
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
 
 TEST(UnixAddressTest, APathEndsWithAZeroAndAnAbstractNameWithItsLength) {
-  const auto path = UnixAddressOf("/run/cohort/socket");
-  ASSERT_TRUE(path.ok()) << path.status();
-  EXPECT_STREQ(path->name.sun_path, "/run/cohort/socket");
+  const auto path = OkValue(UnixAddressOf("/run/cohort/socket"));
+  EXPECT_STREQ(path.name.sun_path, "/run/cohort/socket");
   EXPECT_FALSE(IsAbstractSocket("/run/cohort/socket"));
-  const auto abstract = UnixAddressOf("@cohort");
-  ASSERT_TRUE(abstract.ok()) << abstract.status();
+  const auto abstract = OkValue(UnixAddressOf("@cohort"));
   EXPECT_TRUE(IsAbstractSocket("@cohort"));
-  EXPECT_EQ(abstract->name.sun_path[0], '\0');
-  EXPECT_EQ(abstract->size, offsetof(sockaddr_un, sun_path) + 7);
+  EXPECT_EQ(abstract.name.sun_path[0], '\0');
+  EXPECT_EQ(abstract.size, offsetof(sockaddr_un, sun_path) + 7);
 }
 
 TEST(UnixAddressTest, RefusesNamesThatTheSystemDoesNotPermit) {

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "absl/time/time.h"
 #include "common/local/boot_id.h"
 #include "common/local/local_messages.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 #include "worker/client/local_link.h"
 
@@ -174,12 +174,10 @@ TEST_F(LocalDoorTest, AGradientInBFloat16TakesHalfOfItsPlace) {
   const auto peer = door_->Find(kRank, kFirst);
   ASSERT_NE(peer, nullptr);
   // Two elements.
-  ASSERT_TRUE(
-      link->Write(1, ByteRope::CopyText("abcd"), clock_, absl::Seconds(30), Ok)
-          .ok());
-  const auto gradient = peer->Gradient(1, ElementType::kBFloat16);
-  ASSERT_TRUE(gradient.ok()) << gradient.status();
-  EXPECT_EQ(gradient->ToString(), "abcd");
+  ExpectOk(link->Write(1, ByteRope::CopyText("abcd"), clock_, absl::Seconds(30),
+                       Ok));
+  const auto gradient = OkValue(peer->Gradient(1, ElementType::kBFloat16));
+  EXPECT_EQ(gradient.ToString(), "abcd");
 }
 
 TEST_F(LocalDoorTest, AGradientIsNotOverwrittenBeforeItIsReleased) {
@@ -187,9 +185,8 @@ TEST_F(LocalDoorTest, AGradientIsNotOverwrittenBeforeItIsReleased) {
   const auto peer = door_->Find(kRank, kFirst);
   ASSERT_TRUE(Write(*link, 1, {3, 4}).ok());
   absl::StatusOr<ByteRope> gradient = peer->Gradient(1);
-  const absl::Status early =
-      link->Write(1, RopeOver({5, 6}), clock_, absl::Milliseconds(1), Ok);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(early)) << early;
+  EXPECT_TRUE(absl::IsDeadlineExceeded(
+      link->Write(1, RopeOver({5, 6}), clock_, absl::Milliseconds(1), Ok)));
   EXPECT_EQ(FloatsOf(*gradient), (std::vector<float>{3, 4}));
 
   std::thread later([&gradient] { *gradient = ByteRope(); });
@@ -225,9 +222,8 @@ TEST_F(LocalDoorTest, WeightsAreReadWhereTheyLie) {
     const SharedFloats weights = NewWeights(static_cast<float>(i));
     const auto place = peer->Share(kPush, weights);
     ASSERT_TRUE(place.has_value());
-    const auto seen = link->Weights(*place, kElements);
-    ASSERT_TRUE(seen.ok()) << seen.status();
-    EXPECT_EQ(FloatsOf(*seen),
+    const auto seen = OkValue(link->Weights(*place, kElements));
+    EXPECT_EQ(FloatsOf(seen),
               std::vector<float>(kElements, static_cast<float>(i)));
   }
   EXPECT_GT(files_->FilesFrom(0).size(), 2u);
@@ -320,12 +316,10 @@ TEST_F(LocalDoorTest, GarbageIsRefused) {
   ASSERT_TRUE(socket.ok());
   const std::byte garbage[] = {std::byte{1}, std::byte{2}};
   ASSERT_TRUE(socket->Send(garbage, {}).ok());
-  const auto answer = socket->Receive(absl::Seconds(30));
-  ASSERT_TRUE(answer.ok()) << answer.status();
-  const auto reply = local::MessageFrom<local::Reply>(answer->bytes);
-  ASSERT_TRUE(reply.ok());
-  EXPECT_EQ(reply->kind, local::ReplyKind::kRefused);
-  EXPECT_NE(std::strstr(reply->text, "another release"), nullptr);
+  const auto answer = OkValue(socket->Receive(absl::Seconds(30)));
+  const auto reply = OkValue(local::MessageFrom<local::Reply>(answer.bytes));
+  EXPECT_EQ(reply.kind, local::ReplyKind::kRefused);
+  EXPECT_NE(std::strstr(reply.text, "another release"), nullptr);
 }
 
 TEST_F(LocalDoorTest, AWorkerMayReturnAsTheSameIncarnation) {
@@ -374,14 +368,12 @@ TEST_F(LocalDoorTest, MessagesAreAnswered) {
 TEST_F(LocalDoorTest, EachWorkerHasItsOwnMessages) {
   const auto first = Enter();
   const auto first_service = service_;
-  const auto second = Connect(door_->Invite(Rank(2), kFirst));
-  ASSERT_TRUE(second.ok()) << second.status();
-  ASSERT_TRUE((*second)->SendMessage("of the second", Ok).ok());
-  EXPECT_EQ(Answer(**second), "of the second");
+  const auto second = OkValue(Connect(door_->Invite(Rank(2), kFirst)));
+  ASSERT_TRUE(second->SendMessage("of the second", Ok).ok());
+  EXPECT_EQ(Answer(*second), "of the second");
   EXPECT_EQ(first_service->messages, 0);
-  const auto none = first->ReceiveMessage();
-  ASSERT_TRUE(none.ok());
-  EXPECT_FALSE(none->has_value());
+  const auto none = OkValue(first->ReceiveMessage());
+  EXPECT_FALSE(none.has_value());
 }
 
 TEST_F(LocalDoorTest, AWorkerThatDoesNotReadGetsNoFurtherMessages) {
@@ -390,8 +382,7 @@ TEST_F(LocalDoorTest, AWorkerThatDoesNotReadGetsNoFurtherMessages) {
   const std::string text(100, 'x');
   EXPECT_TRUE(peer->Send(text).ok());
   EXPECT_TRUE(peer->Send(text).ok());
-  const absl::Status full = peer->Send(text);
-  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+  EXPECT_TRUE(absl::IsResourceExhausted(peer->Send(text)));
   EXPECT_EQ(Answer(*link), text);
   EXPECT_TRUE(peer->Send(text).ok());
 }

@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/local/boot_id.h"
 #include "server/local/local_door.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -55,55 +56,49 @@ class LocalPathTest : public ::testing::Test {
 };
 
 TEST_F(LocalPathTest, AutoPrefersSharedMemory) {
-  const auto path = Choose(LocalMode::kAuto);
-  ASSERT_TRUE(path.ok()) << path.status();
-  EXPECT_NE(path->memory, nullptr);
-  EXPECT_EQ(path->text, "gradients and weights go through shared memory");
+  const auto path = OkValue(Choose(LocalMode::kAuto));
+  EXPECT_NE(path.memory, nullptr);
+  EXPECT_EQ(path.text, "gradients and weights go through shared memory");
 }
 
 TEST_F(LocalPathTest, AutoTakesTheConnectionNextAndSaysWhy) {
   offer_.clear_socket();
   for (const auto& [server, transport] :
        {std::pair{kServer, "tcp"}, {"unix:/run/cohort/socket", "unix"}}) {
-    const auto path = Choose(LocalMode::kAuto, server);
-    ASSERT_TRUE(path.ok()) << path.status();
-    EXPECT_EQ(path->memory, nullptr);
-    EXPECT_EQ(path->transport, transport);
-    EXPECT_THAT(path->text, HasSubstr("the server offers no shared memory"));
+    const auto path = OkValue(Choose(LocalMode::kAuto, server));
+    EXPECT_EQ(path.memory, nullptr);
+    EXPECT_EQ(path.transport, transport);
+    EXPECT_THAT(path.text, HasSubstr("the server offers no shared memory"));
   }
 }
 
 TEST_F(LocalPathTest, NothingIsSharedWithAnotherHost) {
   offer_.set_boot_id("another");
-  const auto path = Choose(LocalMode::kAuto);
-  ASSERT_TRUE(path.ok()) << path.status();
-  EXPECT_EQ(path->transport, "tcp");
-  EXPECT_THAT(path->text, HasSubstr("the server is on another host"));
+  const auto path = OkValue(Choose(LocalMode::kAuto));
+  EXPECT_EQ(path.transport, "tcp");
+  EXPECT_THAT(path.text, HasSubstr("the server is on another host"));
 }
 
 TEST_F(LocalPathTest, TcpIsTakenAlone) {
-  const auto path = Choose(LocalMode::kTcp);
-  ASSERT_TRUE(path.ok()) << path.status();
-  EXPECT_EQ(path->memory, nullptr);
-  EXPECT_EQ(path->transport, "tcp");
+  const auto path = OkValue(Choose(LocalMode::kTcp));
+  EXPECT_EQ(path.memory, nullptr);
+  EXPECT_EQ(path.transport, "tcp");
 }
 
 TEST_F(LocalPathTest, AWayThatIsNamedAndDoesNotWorkIsAnError) {
   offer_.clear_socket();
-  const absl::Status memory = Choose(LocalMode::kSharedMemory).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(memory));
-  EXPECT_THAT(std::string(memory.message()),
-              HasSubstr("--local=shm: the server offers no shared memory"));
+  EXPECT_THAT(Choose(LocalMode::kSharedMemory).status(),
+              IsError(absl::StatusCode::kFailedPrecondition,
+                      "--local=shm: the server offers no shared memory"));
 }
 
 TEST(PathToShardsTest, IsOverTcpOnly) {
   const absl::Status status = PathToShards(LocalMode::kSharedMemory).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(status));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("several shards"));
+  EXPECT_THAT(status,
+              IsError(absl::StatusCode::kFailedPrecondition, "several shards"));
   for (const LocalMode mode : {LocalMode::kAuto, LocalMode::kTcp}) {
-    const absl::StatusOr<LocalPath> path = PathToShards(mode);
-    ASSERT_TRUE(path.ok()) << path.status();
-    EXPECT_EQ(path->transport, "tcp");
+    const LocalPath path = OkValue(PathToShards(mode));
+    EXPECT_EQ(path.transport, "tcp");
   }
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -94,9 +95,8 @@ TEST_F(PacketSocketTest, APeerThatReadsNothingBlocksNobody) {
 }
 
 TEST_F(PacketSocketTest, KnowsThePeersUser) {
-  const auto user = server_->PeerUser();
-  ASSERT_TRUE(user.ok());
-  EXPECT_EQ(*user, geteuid());
+  const auto user = OkValue(server_->PeerUser());
+  EXPECT_EQ(user, geteuid());
 }
 
 TEST_F(PacketSocketTest, TheSocketGoesWithItsListener) {

@@ -12,6 +12,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
 #include "common/cli/command_line.h"
+#include "tests/fakes/statuses.h"
 
 ABSL_FLAG(int32_t, room_count, 3, "how many there are");
 ABSL_FLAG(bool, room_lit, false, "whether it is on");
@@ -44,9 +45,8 @@ class EnvironmentTest : public testing::Test {
 };
 
 TEST_F(EnvironmentTest, SetsFlagsByTheirNamesInCapitals) {
-  ASSERT_TRUE(Set({"PATH=/bin", "COHORT_ROOM_COUNT=7", "COHORT_ROOM_LIT=true",
-                   "COHORT_ROOM_NAME=a=b c"})
-                  .ok());
+  ExpectOk(Set({"PATH=/bin", "COHORT_ROOM_COUNT=7", "COHORT_ROOM_LIT=true",
+                "COHORT_ROOM_NAME=a=b c"}));
   EXPECT_EQ(absl::GetFlag(FLAGS_room_count), 7);
   EXPECT_TRUE(absl::GetFlag(FLAGS_room_lit));
   EXPECT_EQ(absl::GetFlag(FLAGS_room_name), "a=b c");
@@ -82,15 +82,14 @@ TEST_F(EnvironmentTest, AValueThatDoesNotFitNamesTheVariable) {
 }
 
 TEST_F(EnvironmentTest, WhatKubernetesAddsForAServiceIsPassedOver) {
-  EXPECT_TRUE(Set({"COHORT_SERVER_SERVICE_HOST=10.0.0.1",
-                   "COHORT_SERVER_SERVICE_PORT=7070",
-                   "COHORT_SERVER_SERVICE_PORT_GRPC=7070",
-                   "COHORT_SERVER_PORT=tcp://10.0.0.1:7070",
-                   "COHORT_SERVER_PORT_7070_TCP=tcp://10.0.0.1:7070",
-                   "COHORT_SERVER_PORT_7070_TCP_ADDR=10.0.0.1",
-                   "COHORT_SERVER_PORT_7070_TCP_PORT=7070",
-                   "COHORT_SERVER_PORT_7070_TCP_PROTO=tcp"})
-                  .ok());
+  ExpectOk(Set({"COHORT_SERVER_SERVICE_HOST=10.0.0.1",
+                "COHORT_SERVER_SERVICE_PORT=7070",
+                "COHORT_SERVER_SERVICE_PORT_GRPC=7070",
+                "COHORT_SERVER_PORT=tcp://10.0.0.1:7070",
+                "COHORT_SERVER_PORT_7070_TCP=tcp://10.0.0.1:7070",
+                "COHORT_SERVER_PORT_7070_TCP_ADDR=10.0.0.1",
+                "COHORT_SERVER_PORT_7070_TCP_PORT=7070",
+                "COHORT_SERVER_PORT_7070_TCP_PROTO=tcp"}));
   EXPECT_THAT(Refusal("COHORT_ROOM_PORT=7070", kExitUsage),
               HasSubstr("unknown variable"));
 }
@@ -101,9 +100,8 @@ TEST_F(EnvironmentTest, WhatScriptsReadIsPassedOver) {
 }
 
 TEST_F(EnvironmentTest, WhatAnotherProgramReadsIsPassedOver) {
-  EXPECT_TRUE(Set({"COHORT_MODEL=cnn", "COHORT_WORKERS=4",
-                   "COHORT_CHECKPOINT_DIR=state", "COHORT_PRECISION=float32"})
-                  .ok());
+  ExpectOk(Set({"COHORT_MODEL=cnn", "COHORT_WORKERS=4",
+                "COHORT_CHECKPOINT_DIR=state", "COHORT_PRECISION=float32"}));
   EXPECT_THAT(given_, IsEmpty());
   EXPECT_EQ(Refusal("COHORT_CHEKPOINT_DIR=state", kExitUsage),
             "unknown variable COHORT_CHEKPOINT_DIR in the environment; did you "
@@ -111,9 +109,8 @@ TEST_F(EnvironmentTest, WhatAnotherProgramReadsIsPassedOver) {
 }
 
 TEST(EnvironmentCheckTest, KnowsWhatAnyProgramReads) {
-  EXPECT_TRUE(CheckVariables({"COHORT_MODEL=cnn", "COHORT_SERVER=a:1",
-                              "COHORT_SOURCE_DIR=src", "PATH=/bin"})
-                  .ok());
+  ExpectOk(CheckVariables({"COHORT_MODEL=cnn", "COHORT_SERVER=a:1",
+                           "COHORT_SOURCE_DIR=src", "PATH=/bin"}));
   EXPECT_EQ(std::string(CheckVariables({"COHORT_SEVER=a:1"}).message()),
             "unknown variable COHORT_SEVER in the environment; did you mean "
             "COHORT_SERVER?");

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_split.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -30,14 +30,13 @@ TEST(HelpTextTest, ExamplesComeFirstThenFlagsBySubject) {
                             .subject = "look",
                             .heading = "Its looks",
                             .help = "What it is called."}};
-  const absl::StatusOr<std::string> text = HelpText(kProgram, flags);
-  ASSERT_TRUE(text.ok()) << text.status();
-  EXPECT_THAT(*text, StartsWith("tool: does it\n\nExamples:\n  tool --a\n\n"));
-  EXPECT_THAT(*text, HasSubstr("one subject: run,\nlook.\n"));
-  EXPECT_THAT(*text, HasSubstr("\nThe run (run)\n  --count=3\n"
-                               "      How many. (1 to 9; can be changed live)\n"
-                               "\nIts looks (look)\n  --name=\n"
-                               "      What it is called.\n"));
+  const std::string text = OkValue(HelpText(kProgram, flags));
+  EXPECT_THAT(text, StartsWith("tool: does it\n\nExamples:\n  tool --a\n\n"));
+  EXPECT_THAT(text, HasSubstr("one subject: run,\nlook.\n"));
+  EXPECT_THAT(text, HasSubstr("\nThe run (run)\n  --count=3\n"
+                              "      How many. (1 to 9; can be changed live)\n"
+                              "\nIts looks (look)\n  --name=\n"
+                              "      What it is called.\n"));
   EXPECT_THAT(*HelpText(kProgram, flags, "look"), Not(HasSubstr("--count")));
 }
 

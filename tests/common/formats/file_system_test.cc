@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/fakes/faulty_file_system.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace {
@@ -40,7 +41,6 @@ namespace {
 
 using testing::Contains;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 std::vector<std::string> NamesIn(const TempDir& dir) {
   const auto names = RealFileSystem().List(dir.path());
@@ -48,71 +48,63 @@ std::vector<std::string> NamesIn(const TempDir& dir) {
   return names.ok() ? *names : std::vector<std::string>();
 }
 
-TEST(FileSystemTest, WritesPiecesOneAfterTheOtherAndReadsThemBack) {
-  const TempDir dir;
-  const std::string path = dir.File("f");
-  ASSERT_TRUE(
-      RealFileSystem()
-          .WriteFile(path, 0600,
-                     {ByteRope::CopyText("ab"), ByteRope::CopyText("cde")})
-          .ok());
+class FileSystemTest : public testing::Test {
+ protected:
+  const TempDir dir_;
+};
+
+TEST_F(FileSystemTest, WritesPiecesOneAfterTheOtherAndReadsThemBack) {
+  const std::string path = dir_.File("f");
+  ExpectOk(RealFileSystem().WriteFile(
+      path, 0600, {ByteRope::CopyText("ab"), ByteRope::CopyText("cde")}));
   EXPECT_EQ(ReadText(path), "abcde");
-  const auto read = RealFileSystem().ReadFile(path, kAnyFileSize);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->ToString(), "abcde");
+  const auto read = OkValue(RealFileSystem().ReadFile(path, kAnyFileSize));
+  EXPECT_EQ(read.ToString(), "abcde");
 }
 
-TEST(FileSystemTest, AWrittenFileIsOnTheDisk) {
-  const TempDir dir;
+TEST_F(FileSystemTest, AWrittenFileIsOnTheDisk) {
   Synced().clear();
-  ASSERT_TRUE(
-      RealFileSystem()
-          .WriteFile(dir.File("f"), 0600, {ByteRope::CopyText("content")})
-          .ok());
+  ExpectOk(RealFileSystem().WriteFile(dir_.File("f"), 0600,
+                                      {ByteRope::CopyText("content")}));
   EXPECT_THAT(Synced(),
-              Contains(std::filesystem::canonical(dir.File("f")).string()));
+              Contains(std::filesystem::canonical(dir_.File("f")).string()));
 }
 
-TEST(FileSystemTest, ASyncedDirectoryIsOnTheDisk) {
-  const TempDir dir;
+TEST_F(FileSystemTest, ASyncedDirectoryIsOnTheDisk) {
   Synced().clear();
-  ASSERT_TRUE(RealFileSystem().SyncDirectory(dir.path()).ok());
+  ASSERT_TRUE(RealFileSystem().SyncDirectory(dir_.path()).ok());
   EXPECT_THAT(Synced(),
-              Contains(std::filesystem::canonical(dir.path()).string()));
+              Contains(std::filesystem::canonical(dir_.path()).string()));
 }
 
-TEST(FileSystemTest, GivesTheFileItsMode) {
-  const TempDir dir;
-  ASSERT_TRUE(RealFileSystem().WriteFile(dir.File("f"), 0600, {}).ok());
+TEST_F(FileSystemTest, GivesTheFileItsMode) {
+  ASSERT_TRUE(RealFileSystem().WriteFile(dir_.File("f"), 0600, {}).ok());
   struct stat info = {};
-  ASSERT_EQ(stat(dir.File("f").c_str(), &info), 0);
+  ASSERT_EQ(stat(dir_.File("f").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
-TEST(FileSystemTest, AnEmptyFileReadsAsAnEmptyRope) {
-  const TempDir dir;
-  WriteText(dir.File("f"), "");
-  const auto read = RealFileSystem().ReadFile(dir.File("f"), kAnyFileSize);
-  ASSERT_TRUE(read.ok()) << read.status();
-  EXPECT_EQ(read->size_bytes(), 0);
+TEST_F(FileSystemTest, AnEmptyFileReadsAsAnEmptyRope) {
+  WriteText(dir_.File("f"), "");
+  const auto read =
+      OkValue(RealFileSystem().ReadFile(dir_.File("f"), kAnyFileSize));
+  EXPECT_EQ(read.size_bytes(), 0);
 }
 
-TEST(FileSystemTest, AMissingFileIsNotFoundAndNamed) {
-  const TempDir dir;
+TEST_F(FileSystemTest, AMissingFileIsNotFoundAndNamed) {
   const absl::Status status =
-      RealFileSystem().ReadFile(dir.File("none"), kAnyFileSize).status();
+      RealFileSystem().ReadFile(dir_.File("none"), kAnyFileSize).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(status.message(),
-            dir.File("none") + ": cannot open: No such file or directory");
+            dir_.File("none") + ": cannot open: No such file or directory");
 }
 
-TEST(FileSystemTest, OnlyRegularFilesOfTheWantedSizeAreRead) {
-  const TempDir dir;
-  ASSERT_EQ(mkfifo(dir.File("pipe").c_str(), 0600), 0);
-  WriteText(dir.File("f"), "abc");
-  std::filesystem::create_symlink(dir.File("f"), dir.File("link"));
-  WriteText(dir.File("sparse"), "");
-  std::filesystem::resize_file(dir.File("sparse"), uintmax_t{1} << 42);
+TEST_F(FileSystemTest, OnlyRegularFilesOfTheWantedSizeAreRead) {
+  ASSERT_EQ(mkfifo(dir_.File("pipe").c_str(), 0600), 0);
+  WriteText(dir_.File("f"), "abc");
+  std::filesystem::create_symlink(dir_.File("f"), dir_.File("link"));
+  WriteText(dir_.File("sparse"), "");
+  std::filesystem::resize_file(dir_.File("sparse"), uintmax_t{1} << 42);
   const auto nothing = [](absl::Span<const std::byte>) { FAIL(); };
   struct Case {
     const char* name;
@@ -125,94 +117,82 @@ TEST(FileSystemTest, OnlyRegularFilesOfTheWantedSizeAreRead) {
         Case{"link", 9, ": got a symbolic link, want a regular file"},
         Case{"f", 2, ": got 3 bytes, want at most 2"},
         Case{"sparse", 9, ": got 4398046511104 bytes, want at most 9"}}) {
-    const std::string path = dir.File(c.name);
+    const std::string path = dir_.File(c.name);
     for (const absl::Status& status :
          {RealFileSystem().ReadFile(path, c.bytes_max).status(),
           ReadFileInPieces(path, c.bytes_max, nothing)}) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-      EXPECT_THAT(std::string(status.message()), HasSubstr(c.why));
+      EXPECT_THAT(status, IsError(absl::StatusCode::kDataLoss, c.why));
     }
   }
   // Without another limit, memory is the limit.
-  const absl::Status large =
-      RealFileSystem().ReadFile(dir.File("sparse"), kAnyFileSize).status();
-  EXPECT_EQ(large.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(large.message()),
-              HasSubstr("got 4398046511104 bytes, want at most the "));
+  EXPECT_THAT(
+      RealFileSystem().ReadFile(dir_.File("sparse"), kAnyFileSize).status(),
+      IsError(absl::StatusCode::kResourceExhausted,
+              "got 4398046511104 bytes, want at most the "));
 }
 
-TEST(FileSystemTest, PiecesAreTheWholeFileInOrder) {
-  const TempDir dir;
+TEST_F(FileSystemTest, PiecesAreTheWholeFileInOrder) {
   std::string wanted(2'500'000, 'a');
   for (size_t i = 0; i < wanted.size(); ++i) {
     wanted[i] = static_cast<char>(i % 251);
   }
-  WriteText(dir.File("f"), wanted);
+  WriteText(dir_.File("f"), wanted);
   std::string seen;
-  ASSERT_TRUE(ReadFileInPieces(
-                  dir.File("f"), kAnyFileSize,
-                  [&seen](absl::Span<const std::byte> piece) {
-                    seen.append(reinterpret_cast<const char*>(piece.data()),
-                                piece.size());
-                  })
-                  .ok());
+  ExpectOk(ReadFileInPieces(
+      dir_.File("f"), kAnyFileSize, [&seen](absl::Span<const std::byte> piece) {
+        seen.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+      }));
   EXPECT_TRUE(seen == wanted);
 }
 
-TEST(FileSystemTest, AFullDiskIsResourceExhausted) {
+TEST_F(FileSystemTest, AFullDiskIsResourceExhausted) {
   if (!std::filesystem::exists("/dev/full")) {
     GTEST_SKIP() << "this system has no /dev/full";
   }
-  const absl::Status status =
-      RealFileSystem().WriteFile("/dev/full", 0600, {ByteRope::CopyText("x")});
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("No space left on device"));
+  EXPECT_THAT(
+      RealFileSystem().WriteFile("/dev/full", 0600, {ByteRope::CopyText("x")}),
+      IsError(absl::StatusCode::kResourceExhausted, "No space left on device"));
 }
 
 // A user that may write into the directory must not redirect the write.
-TEST(FileSystemTest, LinksAreNotFollowed) {
-  const TempDir dir;
-  WriteText(dir.File("target"), "precious");
-  std::filesystem::create_symlink(dir.File("target"), dir.File("link"));
-  EXPECT_FALSE(RealFileSystem()
-                   .WriteFile(dir.File("link"), 0600, {ByteRope::CopyText("x")})
-                   .ok());
-  EXPECT_EQ(ReadText(dir.File("target")), "precious");
+TEST_F(FileSystemTest, LinksAreNotFollowed) {
+  WriteText(dir_.File("target"), "precious");
+  std::filesystem::create_symlink(dir_.File("target"), dir_.File("link"));
+  EXPECT_FALSE(
+      RealFileSystem()
+          .WriteFile(dir_.File("link"), 0600, {ByteRope::CopyText("x")})
+          .ok());
+  EXPECT_EQ(ReadText(dir_.File("target")), "precious");
 }
 
-TEST(FileSystemTest, ListsNamesSorted) {
-  const TempDir dir;
-  for (const char* name : {"b", "c", "a"}) WriteText(dir.File(name), "");
-  EXPECT_THAT(NamesIn(dir), ElementsAre("a", "b", "c"));
+TEST_F(FileSystemTest, ListsNamesSorted) {
+  for (const char* name : {"b", "c", "a"}) WriteText(dir_.File(name), "");
+  EXPECT_THAT(NamesIn(dir_), ElementsAre("a", "b", "c"));
 }
 
-TEST(FileSystemTest, MakesADirectoryOnce) {
-  const TempDir dir;
+TEST_F(FileSystemTest, MakesADirectoryOnce) {
   FileSystem& files = RealFileSystem();
-  EXPECT_TRUE(files.MakeDirectory(dir.File("d"), 0700).ok());
-  EXPECT_TRUE(files.MakeDirectory(dir.File("d"), 0700).ok());
-  WriteText(dir.File("f"), "");
-  EXPECT_FALSE(files.MakeDirectory(dir.File("f"), 0700).ok());
+  EXPECT_TRUE(files.MakeDirectory(dir_.File("d"), 0700).ok());
+  EXPECT_TRUE(files.MakeDirectory(dir_.File("d"), 0700).ok());
+  WriteText(dir_.File("f"), "");
+  EXPECT_FALSE(files.MakeDirectory(dir_.File("f"), 0700).ok());
 }
 
-TEST(FileSystemTest, RemovesTreesAndWhatIsNotThere) {
-  const TempDir dir;
+TEST_F(FileSystemTest, RemovesTreesAndWhatIsNotThere) {
   FileSystem& files = RealFileSystem();
-  ASSERT_TRUE(files.MakeDirectory(dir.File("d"), 0700).ok());
-  WriteText(dir.File("d/f"), "");
-  EXPECT_TRUE(files.RemoveAll(dir.File("d")).ok());
-  EXPECT_TRUE(files.RemoveAll(dir.File("d")).ok());
-  EXPECT_THAT(NamesIn(dir), ElementsAre());
+  ASSERT_TRUE(files.MakeDirectory(dir_.File("d"), 0700).ok());
+  WriteText(dir_.File("d/f"), "");
+  EXPECT_TRUE(files.RemoveAll(dir_.File("d")).ok());
+  EXPECT_TRUE(files.RemoveAll(dir_.File("d")).ok());
+  EXPECT_THAT(NamesIn(dir_), ElementsAre());
 }
 
 TEST(WriteFileAtomicallyTest, ReplacesTheFileAndLeavesNothingElse) {
   const TempDir dir;
   WriteText(dir.File("f"), "old");
   FileSystem& files = RealFileSystem();
-  ASSERT_TRUE(WriteFileAtomically(files, dir.File("f"), 0644,
-                                  {ByteRope::CopyText("new")})
-                  .ok());
+  ExpectOk(WriteFileAtomically(files, dir.File("f"), 0644,
+                               {ByteRope::CopyText("new")}));
   EXPECT_EQ(ReadText(dir.File("f")), "new");
   EXPECT_THAT(NamesIn(dir), ElementsAre("f"));
 }

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
 namespace {
 
 using ::testing::EndsWith;
-using ::testing::HasSubstr;
 
 const absl::Time kNow = absl::FromUnixSeconds(1700000000);
 
@@ -51,10 +51,8 @@ TEST(TensorBoardTest, EventsAreProtobufMessages) {
   const TempDir folder;
   auto file = EventFile::Create(folder.path(), kNow, 0);
   ASSERT_TRUE(file.ok()) << file.status();
-  ASSERT_TRUE(
-      (*file)
-          ->Add(300, absl::FromUnixSeconds(1700000001), {{"loss/train", 0.5}})
-          .ok());
+  ExpectOk((*file)->Add(300, absl::FromUnixSeconds(1700000001),
+                        {{"loss/train", 0.5}}));
   const std::vector<std::string> records = Records(ReadText((*file)->path()));
   ASSERT_EQ(records.size(), 3u);
   EXPECT_THAT(records[0], EndsWith("\x1a\x0d"
@@ -91,8 +89,8 @@ TEST(TensorBoardTest, WhatIsNoDirectoryIsNamed) {
   WriteText(path, "text");
   for (const std::string& wrong : {path, absl::StrCat(path, "/below")}) {
     const auto file = EventFile::Create(wrong, kNow, 0);
-    EXPECT_EQ(file.status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(file.status().message()), HasSubstr(wrong));
+    EXPECT_THAT(file.status(),
+                IsError(absl::StatusCode::kFailedPrecondition, wrong));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/formats/trace_file.h"
 #include "common/formats/trace_merge.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -105,9 +106,8 @@ TEST(TraceFileTest, WhatCannotBeHeldIsCounted) {
 
 TEST(TraceFileTest, PathThatCannotBeWrittenIsNamed) {
   const auto trace = TraceFile::Create("/no/such/folder/t.json", "server");
-  EXPECT_EQ(trace.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(trace.status().message()),
-              HasSubstr("/no/such/folder/t.json: No such file"));
+  EXPECT_THAT(trace.status(), IsError(absl::StatusCode::kFailedPrecondition,
+                                      "/no/such/folder/t.json: No such file"));
 }
 
 TEST(TraceMergeTest, PutsAllOnTheServersClock) {
@@ -120,16 +120,15 @@ TEST(TraceMergeTest, PutsAllOnTheServersClock) {
             Example("worker", "r", 1, 1'700'000'000'000'000 + 400, 0, -1));
   WriteText(folder.File("s"),
             Example("server", "r", -1, 1'700'000'000'000'000, 0, -1) + "\n]\n");
-  const auto merged =
+  const auto merged = OkValue(
       MergeTraces({folder.File("w1"), folder.File("w0"), folder.File("s")},
-                  folder.File("out"));
-  ASSERT_TRUE(merged.ok()) << merged.status();
-  ASSERT_EQ(merged->processes.size(), 3u);
-  EXPECT_EQ(merged->processes[0].name, "server");
-  EXPECT_EQ(merged->processes[0].clock_error, absl::ZeroDuration());
-  EXPECT_EQ(merged->processes[1].name, "worker 0");
-  EXPECT_EQ(merged->processes[1].clock_error, absl::Microseconds(20));
-  EXPECT_LT(merged->processes[2].clock_error, absl::ZeroDuration());
+                  folder.File("out")));
+  ASSERT_EQ(merged.processes.size(), 3u);
+  EXPECT_EQ(merged.processes[0].name, "server");
+  EXPECT_EQ(merged.processes[0].clock_error, absl::ZeroDuration());
+  EXPECT_EQ(merged.processes[1].name, "worker 0");
+  EXPECT_EQ(merged.processes[1].clock_error, absl::Microseconds(20));
+  EXPECT_LT(merged.processes[2].clock_error, absl::ZeroDuration());
   const json all = json::parse(ReadText(folder.File("out"))).at("traceEvents");
   const std::vector<json> spans = Events(all, "X");
   ASSERT_EQ(spans.size(), 3u);
@@ -155,12 +154,10 @@ TEST(TraceMergeTest, EachProcessOnceAndEachIncarnationByItsName) {
   WriteText(first, Example("worker", "3f2a", 0, 2000, 0, 5));
   WriteText(second, Example("worker", "3f2a", 0, 9000, 0, 5));
   const std::string out = folder.File("merged.json");
-  const absl::StatusOr<MergedTrace> merged =
-      MergeTraces({second, server, first}, out);
-  ASSERT_TRUE(merged.ok()) << merged.status();
-  ASSERT_EQ(merged->processes.size(), 3u);
-  EXPECT_EQ(merged->processes[1].name, "worker 0");
-  EXPECT_EQ(merged->processes[2].name, "worker 0, process 2");
+  const MergedTrace merged = OkValue(MergeTraces({second, server, first}, out));
+  ASSERT_EQ(merged.processes.size(), 3u);
+  EXPECT_EQ(merged.processes[1].name, "worker 0");
+  EXPECT_EQ(merged.processes[2].name, "worker 0, process 2");
 
   EXPECT_THAT(
       std::string(MergeTraces({server, first, first}, out).status().message()),
@@ -175,9 +172,9 @@ TEST(TraceMergeTest, TakesWhatAKilledProcessLeft) {
   const TempDir folder;
   const std::string whole = Example("server", "r", -1, 1'000'000, 0, -1);
   WriteText(folder.File("s"), whole + ",\n{\"ph\":\"X\",\"na");
-  const auto merged = MergeTraces({folder.File("s")}, folder.File("out"));
-  ASSERT_TRUE(merged.ok()) << merged.status();
-  EXPECT_EQ(merged->processes[0].spans, 1);
+  const auto merged =
+      OkValue(MergeTraces({folder.File("s")}, folder.File("out")));
+  EXPECT_EQ(merged.processes[0].spans, 1);
 }
 
 TEST(TraceMergeTest, WhatIsNoTraceIsNamed) {
@@ -199,17 +196,15 @@ TEST(TraceMergeTest, WhatIsNoTraceIsNamed) {
     WriteText(folder.File("bad"), text);
     const auto merged = MergeTraces({folder.File("good"), folder.File("bad")},
                                     folder.File("out"));
-    EXPECT_EQ(merged.status().code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(merged.status().message()), HasSubstr(error));
+    EXPECT_THAT(merged.status(),
+                IsError(absl::StatusCode::kInvalidArgument, error));
     EXPECT_THAT(std::string(merged.status().message()),
                 HasSubstr(folder.File("bad")));
   }
-  EXPECT_EQ(
-      MergeTraces({folder.File("none")}, folder.File("out")).status().code(),
-      absl::StatusCode::kNotFound);
-  EXPECT_EQ(
-      MergeTraces({folder.File("good")}, folder.File("good")).status().code(),
-      absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(absl::IsNotFound(
+      MergeTraces({folder.File("none")}, folder.File("out")).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      MergeTraces({folder.File("good")}, folder.File("good")).status()));
 }
 
 }  // namespace
