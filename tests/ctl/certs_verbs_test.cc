@@ -13,6 +13,8 @@
 #include "common/security/tls_files.h"
 #include "common/security/tokens.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -39,17 +41,15 @@ TEST_F(CertsVerbsTest, InitMakesUsableFilesForEveryRole) {
   for (absl::string_view line :
        absl::StrSplit(init.out, '\n', absl::SkipEmpty())) {
     const auto made = nlohmann::json::parse(std::string(line));
-    const absl::StatusOr<TlsContent> content = ReadTlsFiles(
+    const TlsContent content = OkValue(ReadTlsFiles(
         {.cert = made["cert"], .key = made["key"], .ca = made["ca"]},
-        absl::Now());
-    ASSERT_TRUE(content.ok()) << content.status();
-    EXPECT_EQ(content->identity->Uri(), made["identity"]);
+        absl::Now()));
+    EXPECT_EQ(content.identity->Uri(), made["identity"]);
     ++found;
   }
   EXPECT_EQ(found, 4);
-  const CtlResult again = Certs(absl::StrCat("init --run=demo ", Dir()));
-  EXPECT_EQ(again.code, 3);
-  EXPECT_THAT(again.err, HasSubstr("has an authority already"));
+  EXPECT_THAT(Certs(absl::StrCat("init --run=demo ", Dir())),
+              PrintsError(3, "has an authority already"));
 }
 
 TEST_F(CertsVerbsTest, IssueAddsIdentitiesAndShowPrintsThem) {
@@ -137,29 +137,24 @@ TEST_F(CertsVerbsTest, TokensAreShownOnceAndStoredAsHashes) {
       Certs(absl::StrCat("token --name=ben --tokens=", tokens));
   ASSERT_EQ(ana.code, 0) << ana.err;
   ASSERT_EQ(ben.code, 0) << ben.err;
-  const auto loaded = Tokens::Load(tokens);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ((*loaded)->NameOf(absl::StripSuffix(ana.out, "\n")), "ana");
-  EXPECT_EQ((*loaded)->NameOf(absl::StripSuffix(ben.out, "\n")), "ben");
+  const auto loaded = OkValue(Tokens::Load(tokens));
+  EXPECT_EQ(loaded->NameOf(absl::StripSuffix(ana.out, "\n")), "ana");
+  EXPECT_EQ(loaded->NameOf(absl::StripSuffix(ben.out, "\n")), "ben");
   EXPECT_EQ(Certs("token").code, 3);
-  const CtlResult again =
-      Certs(absl::StrCat("token --name=ana --tokens=", tokens));
-  EXPECT_EQ(again.code, 3);
-  EXPECT_THAT(again.err, HasSubstr("has a token of the name ana already"));
+  EXPECT_THAT(Certs(absl::StrCat("token --name=ana --tokens=", tokens)),
+              PrintsError(3, "has a token of the name ana already"));
 }
 
 TEST_F(CertsVerbsTest, ATokenWithoutEncryptionIsRefused) {
   std::ofstream(dir_.File("token")) << "secret\n";
-  const CtlResult status =
-      ctl_.Run(absl::StrCat("status --token_file=", dir_.File("token")));
-  EXPECT_EQ(status.code, 3);
-  EXPECT_THAT(status.err, HasSubstr("want --tls_ca too"));
+  EXPECT_THAT(
+      ctl_.Run(absl::StrCat("status --token_file=", dir_.File("token"))),
+      PrintsError(3, "want --tls_ca too"));
 }
 
 TEST_F(CertsVerbsTest, RunGivesEachProcessItsOwn) {
-  const CtlResult run = ctl_.RunPlain("run --tls_cert=x");
-  EXPECT_EQ(run.code, 2);
-  EXPECT_THAT(run.err, HasSubstr("--tls makes them"));
+  EXPECT_THAT(ctl_.RunPlain("run --tls_cert=x"),
+              PrintsError(2, "--tls makes them"));
 }
 
 }  // namespace

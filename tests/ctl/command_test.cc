@@ -13,6 +13,7 @@
 #include "server/ctl/ctl.h"
 #include "server/ctl/verb.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 
 namespace cohort {
 namespace {
@@ -21,9 +22,13 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-TEST(CtlCommandTest, WithoutArgumentsHelpsInShort) {
-  CtlHarness ctl;
-  const CtlResult result = ctl.RunPlain("");
+class CtlCommandTest : public testing::Test {
+ protected:
+  CtlHarness ctl_;
+};
+
+TEST_F(CtlCommandTest, WithoutArgumentsHelpsInShort) {
+  const CtlResult result = ctl_.RunPlain("");
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.err, "");
   EXPECT_EQ(result.out,
@@ -69,13 +74,12 @@ Verbs:
 )");
 }
 
-TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
-  CtlHarness ctl;
-  EXPECT_THAT(ctl.RunPlain("help").out, HasSubstr("5 server unreachable"));
-  EXPECT_EQ(ctl.RunPlain("--help").out, ctl.RunPlain("help").out);
+TEST_F(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
+  EXPECT_THAT(ctl_.RunPlain("help").out, HasSubstr("5 server unreachable"));
+  EXPECT_EQ(ctl_.RunPlain("--help").out, ctl_.RunPlain("help").out);
   for (const Verb& verb : Verbs()) {
     const std::string name(verb.name);
-    const CtlResult help = ctl.RunPlain(absl::StrCat("help ", name));
+    const CtlResult help = ctl_.RunPlain(absl::StrCat("help ", name));
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(
         help.out,
@@ -83,7 +87,7 @@ TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
             "cohortctl ", name, verb.words.empty() ? "" : " ",
             std::string(verb.words), verb.rest.empty() ? "" : " [-- ",
             std::string(verb.rest), verb.rest.empty() ? "" : "]", ": ")));
-    EXPECT_EQ(ctl.RunPlain(absl::StrCat(name, " -h")).out, help.out);
+    EXPECT_EQ(ctl_.RunPlain(absl::StrCat(name, " -h")).out, help.out);
     for (const FlagSpec& flag : verb.flags) {
       EXPECT_THAT(help.out,
                   HasSubstr(absl::StrCat("--", std::string(flag.name))));
@@ -98,8 +102,7 @@ TEST(CtlCommandTest, HelpExplainsEveryVerbItsFlagsAndExitCodes) {
   }
 }
 
-TEST(CtlCommandTest, HelpOfAGroupListsItsVerbs) {
-  CtlHarness ctl;
+TEST_F(CtlCommandTest, HelpOfAGroupListsItsVerbs) {
   std::set<std::string> groups;
   for (const Verb& verb : Verbs()) {
     const std::vector<std::string> words =
@@ -108,12 +111,12 @@ TEST(CtlCommandTest, HelpOfAGroupListsItsVerbs) {
   }
   EXPECT_EQ(groups.count("certs"), 1u);
   for (const std::string& group : groups) {
-    const CtlResult help = ctl.RunPlain(absl::StrCat("help ", group));
+    const CtlResult help = ctl_.RunPlain(absl::StrCat("help ", group));
     EXPECT_EQ(help.code, 0) << group;
     EXPECT_EQ(help.err, "") << group;
-    EXPECT_EQ(ctl.RunPlain(absl::StrCat(group, " --help")).out, help.out);
+    EXPECT_EQ(ctl_.RunPlain(absl::StrCat(group, " --help")).out, help.out);
   }
-  EXPECT_EQ(ctl.RunPlain("help workers").out, R"(Verbs:
+  EXPECT_EQ(ctl_.RunPlain("help workers").out, R"(Verbs:
   workers list   lists ranks, workers and when each was last heard from
   workers drain  lets a worker finish its step and leave
   workers evict  ends a worker's incarnation, as if the process had died
@@ -122,18 +125,18 @@ TEST(CtlCommandTest, HelpOfAGroupListsItsVerbs) {
 )");
 }
 
-TEST(CtlCommandTest, TheServersFlagTakesPrecedenceOverItsVariable) {
-  CtlHarness ctl;
-  ctl.environment = {"COHORT_SERVER=127.0.0.1:1"};
-  EXPECT_EQ(ctl.RunPlain("status --timeout=100ms").code, 5);
+TEST_F(CtlCommandTest, TheServersFlagTakesPrecedenceOverItsVariable) {
+  ctl_.environment = {"COHORT_SERVER=127.0.0.1:1"};
+  EXPECT_EQ(ctl_.RunPlain("status --timeout=100ms").code, 5);
   EXPECT_EQ(
-      ctl.RunPlain(absl::StrCat("status --server=", ctl.server.address())).code,
+      ctl_.RunPlain(absl::StrCat("status --server=", ctl_.server.address()))
+          .code,
       0);
-  ctl.environment = {absl::StrCat("COHORT_SERVER=", ctl.server.address())};
-  EXPECT_EQ(ctl.RunPlain("status").code, 0);
+  ctl_.environment = {absl::StrCat("COHORT_SERVER=", ctl_.server.address())};
+  EXPECT_EQ(ctl_.RunPlain("status").code, 0);
 }
 
-TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
+TEST_F(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
   struct Case {
     const char* arguments;
     const char* err;
@@ -194,16 +197,12 @@ TEST(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
       {"status --timeout", "--timeout wants a value: --timeout=T"},
       {"status --timeout=1s --timeout=2s", "--timeout is given twice"},
       {"status --=x", "got '--=x', want --name=value"}};
-  CtlHarness ctl;
   for (const Case& c : cases) {
-    const CtlResult result = ctl.RunPlain(c.arguments);
-    EXPECT_EQ(result.code, 2) << c.arguments;
-    EXPECT_EQ(result.out, "");
-    EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", c.err, "\n"));
+    EXPECT_THAT(ctl_.RunPlain(c.arguments), PrintsError(2, c.err));
   }
 }
 
-TEST(CtlCommandTest, ValuesThatCannotBeAreExitCode3) {
+TEST_F(CtlCommandTest, ValuesThatCannotBeAreExitCode3) {
   struct Case {
     const char* arguments;
     const char* err;
@@ -223,19 +222,14 @@ TEST(CtlCommandTest, ValuesThatCannotBeAreExitCode3) {
       {"workers drain --rank=-1", "--rank: got '-1', want 0 or more"},
       {"log level loud --server=127.0.0.1:1 --timeout=0s",
        "--timeout: got '0s', want a duration such as 30s or 5m"}};
-  CtlHarness ctl;
   for (const Case& c : cases) {
-    const CtlResult result = ctl.RunPlain(c.arguments);
-    EXPECT_EQ(result.code, 3) << c.arguments;
-    EXPECT_EQ(result.out, "");
-    EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", c.err, "\n"));
+    EXPECT_THAT(ctl_.RunPlain(c.arguments), PrintsError(3, c.err));
   }
 }
 
-TEST(CtlCommandTest, HelpOfRunHasExamplesFirst) {
-  CtlHarness ctl;
+TEST_F(CtlCommandTest, HelpOfRunHasExamplesFirst) {
   EXPECT_EQ(
-      ctl.RunPlain("help run").out,
+      ctl_.RunPlain("help run").out,
       R"(cohortctl run [-- FLAGS OF THE WORKERS, OR A PROGRAM]: trains on this machine: starts a server and its workers
 
 Examples:
@@ -264,136 +258,122 @@ Flags:
 )");
 }
 
-TEST(CtlCommandTest, TheEnvironmentNamesTheServerAndAFlagWins) {
-  CtlHarness ctl;
-  ctl.environment = {absl::StrCat("COHORT_SERVER=", ctl.server.address()),
-                     // Variables of other programs.
-                     "COHORT_WORKERS=4", "COHORT_MODEL=cnn"};
-  EXPECT_EQ(ctl.RunPlain("status").code, 0);
-  ctl.environment = {"COHORT_SERVER=127.0.0.1:1"};
-  EXPECT_EQ(ctl.Run("status").code, 0);
+TEST_F(CtlCommandTest, TheEnvironmentNamesTheServerAndAFlagWins) {
+  ctl_.environment = {absl::StrCat("COHORT_SERVER=", ctl_.server.address()),
+                      // Variables of other programs.
+                      "COHORT_WORKERS=4", "COHORT_MODEL=cnn"};
+  EXPECT_EQ(ctl_.RunPlain("status").code, 0);
+  ctl_.environment = {"COHORT_SERVER=127.0.0.1:1"};
+  EXPECT_EQ(ctl_.Run("status").code, 0);
 }
 
-TEST(CtlCommandTest, AMisspeltVariableIsRefusedWithItsNearestName) {
-  CtlHarness ctl;
-  ctl.environment = {"COHORT_SEVER=127.0.0.1:1"};
-  const CtlResult result = ctl.Run("status");
-  EXPECT_EQ(result.code, 2);
-  EXPECT_EQ(result.err,
-            "cohortctl: unknown variable COHORT_SEVER in the environment; did "
-            "you mean COHORT_SERVER?\n");
-  EXPECT_EQ(ctl.RunPlain("help status").code, 0);
+TEST_F(CtlCommandTest, AMisspeltVariableIsRefusedWithItsNearestName) {
+  ctl_.environment = {"COHORT_SEVER=127.0.0.1:1"};
+  EXPECT_THAT(
+      ctl_.Run("status"),
+      PrintsError(2,
+                  "unknown variable COHORT_SEVER in the environment; did "
+                  "you mean COHORT_SERVER?"));
+  EXPECT_EQ(ctl_.RunPlain("help status").code, 0);
 }
 
-TEST(CtlCommandTest, QuietLeavesResultsAndErrors) {
-  CtlHarness ctl;
-  ctl.server.on_drain = [](const v1::DrainRequest&) {
+TEST_F(CtlCommandTest, QuietLeavesResultsAndErrors) {
+  ctl_.server.on_drain = [](const v1::DrainRequest&) {
     return v1::DrainReply();
   };
-  EXPECT_NE(ctl.Run("run drain").err, "");
+  EXPECT_NE(ctl_.Run("run drain").err, "");
   for (const char* quiet :
        {"run drain -q", "run drain --quiet", "-q run drain"}) {
-    const CtlResult result = ctl.Run(quiet);
+    const CtlResult result = ctl_.Run(quiet);
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_THAT(result.out, StartsWith("draining since step 0"));
     EXPECT_EQ(result.err, "");
   }
-  ctl.server.Shutdown();
-  const CtlResult failed = ctl.Run("export --quiet");
-  EXPECT_EQ(failed.code, 5);
-  EXPECT_THAT(failed.err, HasSubstr("cannot be reached"));
+  ctl_.server.Shutdown();
+  EXPECT_THAT(ctl_.Run("export --quiet"), PrintsError(5, "cannot be reached"));
 }
 
-TEST(CtlCommandTest, NoColorTakesColoursAway) {
-  CtlHarness ctl;
-  ctl.color = true;
-  EXPECT_THAT(ctl.Run("workers list").out, HasSubstr("\x1b["));
-  EXPECT_THAT(ctl.Run("workers list --no_color").out, Not(HasSubstr("\x1b[")));
+TEST_F(CtlCommandTest, NoColorTakesColoursAway) {
+  ctl_.color = true;
+  EXPECT_THAT(ctl_.Run("workers list").out, HasSubstr("\x1b["));
+  EXPECT_THAT(ctl_.Run("workers list --no_color").out, Not(HasSubstr("\x1b[")));
 }
 
-TEST(CtlCommandTest, BadTimeoutIsExitCode3) {
-  CtlHarness ctl;
+TEST_F(CtlCommandTest, BadTimeoutIsExitCode3) {
   for (const char* bad : {"soon", "0s", "-1s", "10"}) {
-    const CtlResult result = ctl.Run(absl::StrCat("status --timeout=", bad));
-    EXPECT_EQ(result.code, 3);
-    EXPECT_EQ(result.err,
-              absl::StrCat("cohortctl: --timeout: got '", bad,
-                           "', want a duration such as 30s or 5m\n"));
+    EXPECT_THAT(
+        ctl_.Run(absl::StrCat("status --timeout=", bad)),
+        PrintsError(3, absl::StrCat("--timeout: got '", bad,
+                                    "', want a duration such as 30s or 5m\n")));
   }
 }
 
-TEST(CtlCommandTest, UnreachableServerIsExitCode5) {
-  CtlHarness ctl;
-  ctl.server.Shutdown();
+TEST_F(CtlCommandTest, UnreachableServerIsExitCode5) {
+  ctl_.server.Shutdown();
   for (const char* verb :
        {"status", "policy get", "policy set --aggregation=async",
         "workers list", "run drain", "checkpoint save", "statistics collect",
         "export"}) {
-    const CtlResult result = ctl.Run(verb);
-    EXPECT_EQ(result.code, 5) << verb;
-    EXPECT_EQ(result.out, "");
-    EXPECT_EQ(
-        result.err,
-        absl::StrCat("cohortctl: ", ctl.server.address(),
-                     ": cannot be reached (Connection refused)\nIs "
-                     "cohort-server running there? It prints the address that "
-                     "it listens on when it starts; pass it as "
-                     "--server\n"));
+    EXPECT_THAT(
+        ctl_.Run(verb),
+        PrintsError(
+            5, absl::StrCat(
+                   ctl_.server.address(),
+                   ": cannot be reached (Connection refused)\nIs "
+                   "cohort-server running there? It prints the address that "
+                   "it listens on when it starts; pass it as "
+                   "--server\n")));
   }
 }
 
 // As after the loss of a data shard.
-TEST(CtlCommandTest, AServerThatIsBackInAMomentIsAskedAgain) {
-  CtlHarness ctl;
+TEST_F(CtlCommandTest, AServerThatIsBackInAMomentIsAskedAgain) {
   for (const absl::Status& broken :
        {absl::CancelledError("CANCELLED"), absl::UnavailableError("GOAWAY")}) {
     int calls = 0;
-    ctl.server.on_checkpoint = [&]() -> absl::StatusOr<v1::CheckpointReply> {
+    ctl_.server.on_checkpoint = [&]() -> absl::StatusOr<v1::CheckpointReply> {
       if (++calls == 1) return broken;
       return v1::CheckpointReply();
     };
-    EXPECT_EQ(ctl.Run("checkpoint save").code, 0);
+    EXPECT_EQ(ctl_.Run("checkpoint save").code, 0);
     EXPECT_EQ(calls, 2);
   }
-  ctl.server.on_checkpoint = []() -> absl::StatusOr<v1::CheckpointReply> {
+  ctl_.server.on_checkpoint = []() -> absl::StatusOr<v1::CheckpointReply> {
     return absl::CancelledError("CANCELLED");
   };
-  const CtlResult result = ctl.Run("checkpoint save");
-  EXPECT_EQ(result.code, 5);
-  EXPECT_THAT(result.err,
-              HasSubstr("the server stopped during the request, which may or "
-                        "may not have been done\n"));
+  EXPECT_THAT(ctl_.Run("checkpoint save"),
+              PrintsError(5,
+                          "the server stopped during the request, which may or "
+                          "may not have been done\n"));
 }
 
-TEST(CtlCommandTest, ServerOfAnotherReleaseIsRecognised) {
-  CtlHarness ctl;
-  ctl.server.on_get = []() -> absl::StatusOr<v1::GetPolicyReply> {
+TEST_F(CtlCommandTest, ServerOfAnotherReleaseIsRecognised) {
+  ctl_.server.on_get = []() -> absl::StatusOr<v1::GetPolicyReply> {
     return absl::UnimplementedError("");
   };
-  const CtlResult result = ctl.Run("policy get");
-  EXPECT_EQ(result.code, 1);
-  EXPECT_EQ(result.err,
-            absl::StrCat("cohortctl: ", ctl.server.address(),
-                         ": does not know this request: it is a server of "
-                         "another release, or none of Cohort's\nCheck "
-                         "--server, or use the cohortctl of that release\n"));
+  EXPECT_THAT(
+      ctl_.Run("policy get"),
+      PrintsError(
+          1, absl::StrCat(ctl_.server.address(),
+                          ": does not know this request: it is a server of "
+                          "another release, or none of Cohort's\nCheck "
+                          "--server, or use the cohortctl of that release\n")));
 }
 
-TEST(CtlCommandTest, ServerThatDoesNotAnswerIsExitCode5AtTheTimeout) {
-  CtlHarness ctl;
-  ctl.server.on_status = []() -> absl::StatusOr<v1::Status> {
+TEST_F(CtlCommandTest, ServerThatDoesNotAnswerIsExitCode5AtTheTimeout) {
+  ctl_.server.on_status = []() -> absl::StatusOr<v1::Status> {
     return absl::DeadlineExceededError("as gRPC says it");
   };
-  const CtlResult result = ctl.Run("workers list --timeout=5s");
-  EXPECT_EQ(result.code, 5);
-  EXPECT_EQ(result.err,
-            absl::StrCat("cohortctl: ", ctl.server.address(),
+  EXPECT_THAT(
+      ctl_.Run("workers list --timeout=5s"),
+      PrintsError(5, absl::StrCat(
+                         ctl_.server.address(),
                          ": no answer within 5s\nIs it a Cohort server, and is "
                          "the way to it open? Try again with a longer "
-                         "--timeout\n"));
+                         "--timeout\n")));
 }
 
-TEST(CtlCommandTest, ExitCodeTellsWhatKindOfErrorItWas) {
+TEST_F(CtlCommandTest, ExitCodeTellsWhatKindOfErrorItWas) {
   EXPECT_EQ(ExitCodeForVerb(absl::OkStatus()), kExitOk);
   EXPECT_EQ(ExitCodeForVerb(absl::NotFoundError("")), kExitUsage);
   EXPECT_EQ(ExitCodeForVerb(absl::InvalidArgumentError("")), kExitConfig);

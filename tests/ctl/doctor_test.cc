@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -8,7 +7,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -17,6 +15,7 @@
 #include "server/ctl/doctor/program_checks.h"
 #include "server/ctl/doctor/server_checks.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/fakes/temp_dir.h"
 
 namespace cohort {
 namespace {
@@ -46,10 +45,14 @@ v1::Status HealthyStatus() {
   return status;
 }
 
-TEST(DoctorTest, HealthyRunIsExitCode0) {
-  CtlHarness ctl;
-  ctl.server.on_status = [] { return HealthyStatus(); };
-  const CtlResult result = ctl.Run("doctor --json");
+class DoctorTest : public testing::Test {
+ protected:
+  CtlHarness ctl_;
+};
+
+TEST_F(DoctorTest, HealthyRunIsExitCode0) {
+  ctl_.server.on_status = [] { return HealthyStatus(); };
+  const CtlResult result = ctl_.Run("doctor --json");
   EXPECT_EQ(result.code, 0) << result.out;
   EXPECT_EQ(nlohmann::json::parse(result.out)["ok"], true);
   for (const char* name :
@@ -58,14 +61,13 @@ TEST(DoctorTest, HealthyRunIsExitCode0) {
   }
 }
 
-TEST(DoctorTest, FindsAWrongAddress) {
-  CtlHarness ctl;
-  ctl.server.Shutdown();
-  const CtlResult result = ctl.Run("doctor");
+TEST_F(DoctorTest, FindsAWrongAddress) {
+  ctl_.server.Shutdown();
+  const CtlResult result = ctl_.Run("doctor");
   EXPECT_EQ(result.code, 1);
   EXPECT_EQ(result.err, "");
   EXPECT_THAT(result.out,
-              HasSubstr(absl::StrCat(ctl.server.address(),
+              HasSubstr(absl::StrCat(ctl_.server.address(),
                                      " takes no connection (Connection "
                                      "refused)")));
   EXPECT_THAT(result.out, HasSubstr("address: nothing listens there: start "
@@ -73,17 +75,16 @@ TEST(DoctorTest, FindsAWrongAddress) {
   EXPECT_THAT(result.out, HasSubstr("server        skipped  it is not "
                                     "reached"));
   for (const char* wrong : {"nowhere.invalid:7070", "127.0.0.1", "a:b:c"}) {
-    const CtlResult of = ctl.RunPlain(
+    const CtlResult of = ctl_.RunPlain(
         absl::StrCat("doctor --json --timeout=2s --server=", wrong));
     EXPECT_EQ(of.code, 1);
     EXPECT_EQ(ChecksOf(of)["address"]["result"], "failed") << wrong;
   }
 }
 
-TEST(DoctorTest, LooksAtUnixSockets) {
-  CtlHarness ctl;
+TEST_F(DoctorTest, LooksAtUnixSockets) {
   const CtlResult missing =
-      ctl.RunPlain("doctor --server=unix:/nowhere/cohort");
+      ctl_.RunPlain("doctor --server=unix:/nowhere/cohort");
   EXPECT_EQ(missing.code, 1);
   EXPECT_THAT(missing.out, HasSubstr("no connection: unix:/nowhere/cohort: No "
                                      "such file or directory"));
@@ -96,13 +97,12 @@ TEST(DoctorTest, LooksAtUnixSockets) {
 }
 
 // Wraps between words at the terminal's width, here 80 columns.
-TEST(DoctorTest, WrapsItsSentencesOnATerminal) {
-  CtlHarness ctl;
-  ctl.server.Shutdown();
-  EXPECT_THAT(ctl.Run("doctor").out,
+TEST_F(DoctorTest, WrapsItsSentencesOnATerminal) {
+  ctl_.server.Shutdown();
+  EXPECT_THAT(ctl_.Run("doctor").out,
               HasSubstr("pass the address that it printed as --server; one"));
-  ctl.terminal = true;
-  const std::string out = ctl.Run("doctor").out;
+  ctl_.terminal = true;
+  const std::string out = ctl_.Run("doctor").out;
   EXPECT_THAT(out, HasSubstr("pass the address that it\nprinted as --server; "
                              "one"));
   for (const absl::string_view line : absl::StrSplit(out, '\n')) {
@@ -110,15 +110,14 @@ TEST(DoctorTest, WrapsItsSentencesOnATerminal) {
   }
 }
 
-TEST(DoctorTest, FindsAVersionSkewAndAWrongClock) {
-  CtlHarness ctl;
-  ctl.server.on_status = [] {
+TEST_F(DoctorTest, FindsAVersionSkewAndAWrongClock) {
+  ctl_.server.on_status = [] {
     v1::Status status = HealthyStatus();
     status.set_build("9.9.9 (commit 0123456789ab)");
     status.set_server_unix_us(absl::ToUnixMicros(absl::Now() - absl::Hours(1)));
     return status;
   };
-  const CtlResult result = ctl.Run("doctor --json");
+  const CtlResult result = ctl_.Run("doctor --json");
   EXPECT_EQ(result.code, 1);
   auto checks = ChecksOf(result);
   EXPECT_EQ(checks["versions"]["result"], "failed");
@@ -128,41 +127,37 @@ TEST(DoctorTest, FindsAVersionSkewAndAWrongClock) {
   EXPECT_EQ(checks["clock"]["result"], "failed");
 }
 
-TEST(DoctorTest, FindsThatItIsNoCohortServer) {
-  CtlHarness ctl;
-  ctl.server.on_status = []() -> absl::StatusOr<v1::Status> {
+TEST_F(DoctorTest, FindsThatItIsNoCohortServer) {
+  ctl_.server.on_status = []() -> absl::StatusOr<v1::Status> {
     return absl::UnimplementedError("");
   };
-  const CtlResult result = ctl.Run("doctor");
+  const CtlResult result = ctl_.Run("doctor");
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out, HasSubstr("something else than a Cohort server"));
 }
 
-TEST(DoctorTest, ADataShardIsNotTakenForAnotherProgram) {
-  CtlHarness ctl;
-  ctl.server.on_status = []() -> absl::StatusOr<v1::Status> {
+TEST_F(DoctorTest, ADataShardIsNotTakenForAnotherProgram) {
+  ctl_.server.on_status = []() -> absl::StatusOr<v1::Status> {
     return absl::UnimplementedError(
         "this is a data shard (cohort-server --data_shard)");
   };
-  const CtlResult result = ctl.Run("doctor");
+  const CtlResult result = ctl_.Run("doctor");
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out, HasSubstr("this is a data shard"));
   EXPECT_THAT(result.out, HasSubstr("Pass that address as --server"));
   EXPECT_THAT(result.out, Not(HasSubstr("something else")));
 }
 
-TEST(DoctorTest, OpsPortThatWasNamedMustAnswer) {
-  CtlHarness ctl;
-  ctl.server.on_status = [] { return HealthyStatus(); };
+TEST_F(DoctorTest, OpsPortThatWasNamedMustAnswer) {
+  ctl_.server.on_status = [] { return HealthyStatus(); };
   const CtlResult named =
-      ctl.Run("doctor --json --ops=127.0.0.1:1 --timeout=2s");
+      ctl_.Run("doctor --json --ops=127.0.0.1:1 --timeout=2s");
   EXPECT_EQ(named.code, 1);
   EXPECT_EQ(ChecksOf(named)["ops port"]["result"], "failed");
 }
 
-TEST(DoctorTest, ARunThatWaitsForWhoIsAwayIsExitCode1) {
-  CtlHarness ctl;
-  ctl.server.on_status = [] {
+TEST_F(DoctorTest, ARunThatWaitsForWhoIsAwayIsExitCode1) {
+  ctl_.server.on_status = [] {
     v1::Status status = HealthyStatus();
     status.set_phase("waiting");
     status.set_state(
@@ -174,7 +169,7 @@ TEST(DoctorTest, ARunThatWaitsForWhoIsAwayIsExitCode1) {
     away.set_state("vacant");
     return status;
   };
-  const CtlResult result = ctl.Run("doctor --json");
+  const CtlResult result = ctl_.Run("doctor --json");
   EXPECT_EQ(result.code, 1) << result.out;
   EXPECT_EQ(nlohmann::json::parse(result.out)["ok"], false);
   EXPECT_EQ(ChecksOf(result)["run"]["result"], "failed");
@@ -183,15 +178,14 @@ TEST(DoctorTest, ARunThatWaitsForWhoIsAwayIsExitCode1) {
             "gives up in 560 s");
 }
 
-TEST(DoctorTest, AMissingDataShardIsTheFirstFindingAndWorkersAreNotBlamed) {
-  CtlHarness ctl;
-  ctl.server.on_status = [] {
+TEST_F(DoctorTest, AMissingDataShardIsTheFirstFindingAndWorkersAreNotBlamed) {
+  ctl_.server.on_status = [] {
     v1::Status status = StatusWithoutShard();
     // They come back when the shard does.
     status.mutable_workers(0)->set_state("vacant");
     return status;
   };
-  const CtlResult result = ctl.Run("doctor --json --ops=127.0.0.1:1");
+  const CtlResult result = ctl_.Run("doctor --json --ops=127.0.0.1:1");
   EXPECT_EQ(result.code, 1) << result.out;
   const nlohmann::json all = nlohmann::json::parse(result.out)["checks"];
   const auto first = std::find_if(
@@ -363,20 +357,13 @@ TEST(RoomCheckTest, AFullDiskFails) {
 
 class FolderTest : public ::testing::Test {
  protected:
-  FolderTest()
-      : folder_(absl::StrCat(
-            ::testing::TempDir(), "/doctor-", getpid(), "-",
-            ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~FolderTest() override { std::filesystem::remove_all(folder_); }
-
   void Write(const std::string& name, const std::string& text) {
     std::filesystem::create_directories((folder_ / name).parent_path());
     std::ofstream(folder_ / name) << text;
   }
 
-  const std::filesystem::path folder_;
+  const TempDir dir_;
+  const std::filesystem::path folder_ = dir_.path();
 };
 
 TEST_F(FolderTest, FolderThatIsNotThereYetIsTriedWhereItWouldBe) {
@@ -429,10 +416,8 @@ void WriteProgram(const std::filesystem::path& path, const std::string& text) {
 }
 
 TEST(ProgramChecksTest, SaysTheVersionsOfInstalledPrograms) {
-  const std::filesystem::path folder =
-      std::filesystem::path(::testing::TempDir()) /
-      absl::StrCat("programs-", getpid());
-  std::filesystem::create_directories(folder);
+  const TempDir dir;
+  const std::filesystem::path folder = dir.path();
   WriteProgram(folder / "cohort-server",
                absl::StrCat("echo 'cohort-server ", BuildText(), "'"));
   CtlHarness ctl;
@@ -459,20 +444,16 @@ TEST(ProgramChecksTest, SaysTheVersionsOfInstalledPrograms) {
   EXPECT_THAT(check["found"].get<std::string>(),
               HasSubstr("cohort-worker --version ended with exit code 127: "
                         "libtorch.so: cannot open"));
-  std::filesystem::remove_all(folder);
 }
 
 TEST(ProgramChecksTest, AProgramThatHangsIsAWarning) {
-  const std::filesystem::path folder =
-      std::filesystem::path(::testing::TempDir()) /
-      absl::StrCat("hanging-", getpid());
-  std::filesystem::create_directories(folder);
+  const TempDir dir;
+  const std::filesystem::path folder = dir.path();
   WriteProgram(folder / "cohort-worker", "exec sleep 1000");
   const InstalledProgram program =
       ReadProgram(folder.string(), "cohort-worker", absl::Milliseconds(50));
   EXPECT_EQ(program.problem, "gave no --version within 50ms");
   EXPECT_EQ(CheckPrograms("1", {program}).result, Result::kWarning);
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

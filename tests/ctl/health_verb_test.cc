@@ -1,7 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -10,12 +9,11 @@
 #include "common/ops/ops_routes.h"
 #include "common/security/tls_files.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 #include "tests/security/test_authority.h"
 
 namespace cohort {
 namespace {
-
-using testing::HasSubstr;
 
 class HealthVerbTest : public testing::Test {
  protected:
@@ -42,9 +40,8 @@ TEST_F(HealthVerbTest, PlaintextToHttpsSaysWhatToGive) {
   ASSERT_TRUE(server.ok()) << server.status();
   const std::string health =
       absl::StrCat("health --ops=", (*server)->address());
-  const CtlResult plain = ctl_.RunPlain(health);
-  EXPECT_EQ(plain.code, 5);
-  EXPECT_THAT(plain.err, HasSubstr("speaks HTTPS\nGive --tls_ca"));
+  EXPECT_THAT(ctl_.RunPlain(health),
+              PrintsError(5, "speaks HTTPS\nGive --tls_ca"));
   EXPECT_EQ(ctl_.RunPlain(absl::StrCat(health, " --tls_ca=",
                                        authority.Issue("viewer").ca))
                 .code,
@@ -61,10 +58,9 @@ TEST_F(HealthVerbTest, ReadyIsZero) {
 
 TEST_F(HealthVerbTest, NotReadyIsFailureWithTheReason) {
   const absl::Status restoring = absl::UnavailableError("restoring");
-  const CtlResult result = Health(restoring);
-  EXPECT_EQ(result.code, 1);
-  EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", address_,
-                                     " is not ready: restoring\n"));
+  EXPECT_THAT(
+      Health(restoring),
+      PrintsError(1, absl::StrCat(address_, " is not ready: restoring\n")));
   EXPECT_EQ(Health(restoring, "--json").out,
             "{\"ready\":false,\"message\":\"restoring\"}\n");
 }
@@ -78,10 +74,8 @@ TEST_F(HealthVerbTest, LiveAsksForIncarnationAlone) {
 
 TEST_F(HealthVerbTest, NobodyThereIsUnreachable) {
   Health(absl::OkStatus());
-  const CtlResult result =
-      ctl_.RunPlain(absl::StrCat("health --ops=", address_));
-  EXPECT_EQ(result.code, 5);
-  EXPECT_THAT(result.err, HasSubstr("--ops_listen"));
+  EXPECT_THAT(ctl_.RunPlain(absl::StrCat("health --ops=", address_)),
+              PrintsError(5, "--ops_listen"));
 }
 
 TEST_F(HealthVerbTest, VersionNamesTheCommit) {

@@ -3,12 +3,12 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 
 namespace cohort {
 namespace {
-
-using ::testing::HasSubstr;
 
 TEST(WorkersEvictTest, EvictsTheRankForTheReason) {
   CtlHarness ctl;
@@ -37,11 +37,12 @@ TEST(WorkersEvictTest, RefusalsSayWhereToLook) {
        {absl::InvalidArgumentError("got rank 9, want 0 to 1"),
         absl::FailedPreconditionError("rank 1 is vacant")}) {
     ctl.server.on_evict = [&](const v1::EvictRequest&) { return refusal; };
-    const CtlResult result = ctl.Run("workers evict --rank=1");
-    EXPECT_EQ(result.code, 3);
-    EXPECT_EQ(result.err,
-              "cohortctl: " + std::string(refusal.message()) +
-                  "\n`cohortctl workers list` shows who holds which rank\n");
+    EXPECT_THAT(
+        ctl.Run("workers evict --rank=1"),
+        PrintsError(
+            3, absl::StrCat(
+                   refusal.message(),
+                   "\n`cohortctl workers list` shows who holds which rank")));
   }
   EXPECT_EQ(ctl.Run("workers evict").code, 2);
   EXPECT_EQ(ctl.Run("workers evict --rank=one").code, 3);
@@ -76,9 +77,8 @@ TEST(WorkersDrainTest, OneThatStaysIsExitCode6) {
   ctl.server.on_evict = [](const v1::EvictRequest&) {
     return v1::EvictReply();
   };
-  const CtlResult result = ctl.Run("workers drain --rank=0 --timeout=2s");
-  EXPECT_EQ(result.code, 6);
-  EXPECT_THAT(result.err, HasSubstr("worker 0 is still there"));
+  EXPECT_THAT(ctl.Run("workers drain --rank=0 --timeout=2s"),
+              PrintsError(6, "worker 0 is still there"));
 }
 
 TEST(RunDrainTest, TellsWhatHappens) {
@@ -99,11 +99,10 @@ TEST(RunDrainTest, TellsWhatHappens) {
   ctl.server.on_drain = [](const v1::DrainRequest&) {
     return absl::FailedPreconditionError("the run is already over: done");
   };
-  const CtlResult over = ctl.Run("run drain");
-  EXPECT_EQ(over.code, 3);
-  EXPECT_EQ(over.err,
-            "cohortctl: the run is already over: done\n`cohortctl status` "
-            "tells how it ended\n");
+  EXPECT_THAT(ctl.Run("run drain"),
+              PrintsError(3,
+                          "the run is already over: done\n`cohortctl status` "
+                          "tells how it ended"));
 }
 
 TEST(RunDrainTest, ARunThatIsOverWaitsForNoDataShard) {
@@ -217,18 +216,17 @@ TEST(CheckpointSaveTest, ServerWithoutADirectoryAndFailedWrite) {
     return absl::FailedPreconditionError(
         "the server was started without --checkpoint_dir");
   };
-  const CtlResult without = ctl.Run("checkpoint save");
-  EXPECT_EQ(without.code, 3);
-  EXPECT_EQ(without.err,
-            "cohortctl: the server was started without --checkpoint_dir\n"
-            "checkpoints need a server with --checkpoint_dir=PATH and a worker "
-            "that has registered its model\n");
+  EXPECT_THAT(
+      ctl.Run("checkpoint save"),
+      PrintsError(
+          3,
+          "the server was started without --checkpoint_dir\n"
+          "checkpoints need a server with --checkpoint_dir=PATH and a worker "
+          "that has registered its model"));
   ctl.server.on_checkpoint = []() -> absl::StatusOr<v1::CheckpointReply> {
     return absl::InternalError("disk full");
   };
-  const CtlResult failed = ctl.Run("checkpoint save");
-  EXPECT_EQ(failed.code, 1);
-  EXPECT_EQ(failed.err, "cohortctl: disk full\n");
+  EXPECT_THAT(ctl.Run("checkpoint save"), PrintsError(1, "disk full"));
 }
 
 TEST(StatisticsCollectTest, TellsHowMuchIsCollected) {
@@ -247,11 +245,12 @@ TEST(StatisticsCollectTest, TellsHowMuchIsCollected) {
   ctl.server.on_collect = [] {
     return absl::FailedPreconditionError("--bn_statistics holds no after");
   };
-  const CtlResult refused = ctl.Run("statistics collect");
-  EXPECT_EQ(refused.code, 3);
-  EXPECT_EQ(refused.err,
-            "cohortctl: --bn_statistics holds no after\n`cohortctl policy set "
-            "--bn_statistics=sync,after` adds the kind that is collected\n");
+  EXPECT_THAT(
+      ctl.Run("statistics collect"),
+      PrintsError(
+          3,
+          "--bn_statistics holds no after\n`cohortctl policy set "
+          "--bn_statistics=sync,after` adds the kind that is collected"));
 }
 
 TEST(ExportTest, TellsWhichVersionWasWritten) {

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -119,12 +120,9 @@ TEST_F(RunsVerbTest, SaysWhichFoldersItWants) {
   EXPECT_EQ(empty.code, 3);
   EXPECT_THAT(empty.err, HasSubstr("contains status.json"));
   EXPECT_THAT(empty.err, HasSubstr("--results_dir"));
-  const CtlResult none = Run("/none");
-  EXPECT_EQ(none.code, 3);
-  EXPECT_THAT(none.err, HasSubstr("no folder"));
-  const CtlResult sort = Run(" --sort=size");
-  EXPECT_EQ(sort.code, 3);
-  EXPECT_THAT(sort.err, HasSubstr("want one of time, name, test, speed"));
+  EXPECT_THAT(Run("/none"), PrintsError(3, "no folder"));
+  EXPECT_THAT(Run(" --sort=size"),
+              PrintsError(3, "want one of time, name, test, speed"));
 }
 
 }  // namespace

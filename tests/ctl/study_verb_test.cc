@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 
 namespace cohort {
 namespace {
@@ -57,18 +58,15 @@ TEST(StudyVerbTest, ValuesThatCannotBeAreExitCode3) {
       {"--parallel=0", "--parallel: got '0', want 1 or more"}};
   CtlHarness ctl;
   for (const Case& c : cases) {
-    const CtlResult result = ctl.RunPlain(absl::StrCat("study ", c.arguments));
-    EXPECT_EQ(result.code, 3) << c.arguments;
-    EXPECT_EQ(result.err, absl::StrCat("cohortctl: ", c.err, "\n"));
-    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(ctl.RunPlain(absl::StrCat("study ", c.arguments)),
+                PrintsError(3, c.err));
   }
 }
 
 TEST(StudyVerbTest, ItSpeaksToNoServer) {
   CtlHarness ctl;
-  const CtlResult result = ctl.RunPlain("study --server=127.0.0.1:1");
-  EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--server means nothing here"));
+  EXPECT_THAT(ctl.RunPlain("study --server=127.0.0.1:1"),
+              PrintsError(2, "--server means nothing here"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "server/ctl/support/bundle.h"
 #include "server/ctl/support/redact.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -162,20 +163,17 @@ TEST_F(SupportBundleTest, AFileThatCannotBeWrittenIsRefused) {
   EXPECT_EQ(folder.code, 3);
   EXPECT_EQ(folder.err, absl::StrCat("cohortctl: --out: got '", dir_.path(),
                                      "', a folder, want a file\n"));
-  const CtlResult nowhere =
-      ctl_.Run("support-bundle --ops=127.0.0.1:1 --out=/no/such/x.tar.gz");
-  EXPECT_EQ(nowhere.code, 3);
-  EXPECT_EQ(nowhere.err,
-            "cohortctl: --out: got '/no/such/x.tar.gz', want a file in a "
-            "folder that is there and can be written\n");
+  EXPECT_THAT(
+      ctl_.Run("support-bundle --ops=127.0.0.1:1 --out=/no/such/x.tar.gz"),
+      PrintsError(3,
+                  "--out: got '/no/such/x.tar.gz', want a file in a "
+                  "folder that is there and can be written"));
 }
 
 TEST_F(SupportBundleTest, InterruptLeavesWhatWasThere) {
   WriteText(out_, "old");
   ctl_.interrupt_at = absl::ZeroDuration();
-  const CtlResult result = Run("");
-  EXPECT_EQ(result.code, 1);
-  EXPECT_EQ(result.err, "cohortctl: interrupted; nothing was written\n");
+  EXPECT_THAT(Run(""), PrintsError(1, "interrupted; nothing was written"));
   EXPECT_EQ(ReadText(out_), "old");
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -37,9 +38,8 @@ TEST(LogLevelTest, WrongLevelsAreRefused) {
       -> absl::StatusOr<v1::SetLogLevelReply> {
     return absl::InvalidArgumentError("log level: got 'loud', want debug");
   };
-  const CtlResult loud = ctl.Run("log level loud");
-  EXPECT_EQ(loud.code, 3);
-  EXPECT_EQ(loud.err, "cohortctl: log level: got 'loud', want debug\n");
+  EXPECT_THAT(ctl.Run("log level loud"),
+              PrintsError(3, "log level: got 'loud', want debug"));
   EXPECT_EQ(ctl.Run("log level debug info").code, 2);
 }
 
@@ -91,10 +91,8 @@ TEST(TraceMergeTest, FilesThatAreMissingOrNoTracesAreRefused) {
   EXPECT_THAT(none.err, HasSubstr("/no/such/file"));
   const TempDir folder;
   WriteText(folder.File("text"), "hello\n");
-  const CtlResult text =
-      ctl.RunPlain(absl::StrCat("trace merge ", folder.File("text")));
-  EXPECT_EQ(text.code, 3);
-  EXPECT_THAT(text.err, HasSubstr("text"));
+  EXPECT_THAT(ctl.RunPlain(absl::StrCat("trace merge ", folder.File("text"))),
+              PrintsError(3, "text"));
 }
 
 }  // namespace

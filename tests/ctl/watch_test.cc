@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "server/ctl/watch/sparkline.h"
@@ -281,27 +280,30 @@ void EndAfter(CtlHarness& ctl, int looks, int& seen) {
   };
 }
 
-TEST(WatchVerbTest, EndsWithTheRunAndIsLinesOffATerminal) {
-  CtlHarness ctl;
+class WatchVerbTest : public testing::Test {
+ protected:
+  CtlHarness ctl_;
+};
+
+TEST_F(WatchVerbTest, EndsWithTheRunAndIsLinesOffATerminal) {
   int seen = 0;
-  EndAfter(ctl, 3, seen);
-  const CtlResult result = ctl.Run("watch");
+  EndAfter(ctl_, 3, seen);
+  const CtlResult result = ctl_.Run("watch");
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(seen, 3);
-  EXPECT_EQ(ctl.paused(), absl::Seconds(20));
+  EXPECT_EQ(ctl_.paused(), absl::Seconds(20));
   EXPECT_THAT(result.out,
               HasSubstr("step 150, epoch 2 of 4, 37 % of the run, loss"));
   EXPECT_THAT(result.out, HasSubstr("\nstep 152, "));
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
 }
 
-TEST(WatchVerbTest, RedrawsATerminalInPlace) {
-  CtlHarness ctl;
-  ctl.terminal = true;
+TEST_F(WatchVerbTest, RedrawsATerminalInPlace) {
+  ctl_.terminal = true;
   int seen = 0;
-  EndAfter(ctl, 2, seen);
-  const CtlResult result = ctl.Run("watch --interval=500ms");
-  EXPECT_EQ(ctl.paused(), absl::Milliseconds(500));
+  EndAfter(ctl_, 2, seen);
+  const CtlResult result = ctl_.Run("watch --interval=500ms");
+  EXPECT_EQ(ctl_.paused(), absl::Milliseconds(500));
   const std::vector<std::string> frames = absl::StrSplit(result.out, "\x1b[J");
   ASSERT_EQ(frames.size(), 3U);
   EXPECT_THAT(frames[0], testing::StartsWith("\x1b[H\x1b[2Jrun 3f2a"));
@@ -309,16 +311,15 @@ TEST(WatchVerbTest, RedrawsATerminalInPlace) {
   EXPECT_THAT(frames[1], HasSubstr("step 151\x1b[K\n"));
 }
 
-TEST(WatchVerbTest, KeysDrainAWorker) {
-  CtlHarness ctl;
-  ctl.terminal = true;
+TEST_F(WatchVerbTest, KeysDrainAWorker) {
+  ctl_.terminal = true;
   v1::EvictRequest evicted;
-  ctl.server.on_evict = [&evicted](const v1::EvictRequest& request) {
+  ctl_.server.on_evict = [&evicted](const v1::EvictRequest& request) {
     evicted = request;
     return v1::EvictReply();
   };
-  ctl.typed = {"j", "dy", "q"};
-  const CtlResult result = ctl.Run("watch");
+  ctl_.typed = {"j", "dy", "q"};
+  const CtlResult result = ctl_.Run("watch");
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(evicted.run_id(), "3f2a");
   EXPECT_TRUE(evicted.after_step());
@@ -326,21 +327,20 @@ TEST(WatchVerbTest, KeysDrainAWorker) {
   EXPECT_THAT(result.out, HasSubstr("worker 0 leaves after its current step"));
 }
 
-TEST(WatchVerbTest, ARefusedCommandIsShownAndTheWatchGoesOn) {
-  CtlHarness ctl;
-  ctl.terminal = true;
-  ctl.server.on_evict =
+TEST_F(WatchVerbTest, ARefusedCommandIsShownAndTheWatchGoesOn) {
+  ctl_.terminal = true;
+  ctl_.server.on_evict =
       [](const v1::EvictRequest&) -> absl::StatusOr<v1::EvictReply> {
     return absl::InvalidArgumentError("no such rank");
   };
-  ctl.typed = {"jdy", "s", "q"};
-  const CtlResult result = ctl.Run("watch");
+  ctl_.typed = {"jdy", "s", "q"};
+  const CtlResult result = ctl_.Run("watch");
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(result.out, HasSubstr("drain: no such rank"));
   EXPECT_THAT(result.out, HasSubstr("s order (slowest first)"));
 }
 
-TEST(WatchVerbTest, OutlivesARestartOfTheServer) {
+TEST_F(WatchVerbTest, OutlivesARestartOfTheServer) {
   for (const bool json : {false, true}) {
     CtlHarness ctl;
     int seen = 0;
@@ -373,7 +373,7 @@ TEST(WatchVerbTest, OutlivesARestartOfTheServer) {
   }
 }
 
-TEST(WatchVerbTest, GivesUpOnAServerThatStaysAwayAndEndsWithOneThatWasDone) {
+TEST_F(WatchVerbTest, GivesUpOnAServerThatStaysAwayAndEndsWithOneThatWasDone) {
   for (const bool done : {false, true}) {
     CtlHarness ctl;
     ctl.server.on_status = [&,
@@ -391,11 +391,10 @@ TEST(WatchVerbTest, GivesUpOnAServerThatStaysAwayAndEndsWithOneThatWasDone) {
   }
 }
 
-TEST(WatchVerbTest, ServerThatWasNeverThereIsExitCode5AtOnce) {
-  CtlHarness ctl;
-  ctl.server.Shutdown();
-  EXPECT_EQ(ctl.Run("watch").code, 5);
-  EXPECT_EQ(ctl.paused(), absl::ZeroDuration());
+TEST_F(WatchVerbTest, ServerThatWasNeverThereIsExitCode5AtOnce) {
+  ctl_.server.Shutdown();
+  EXPECT_EQ(ctl_.Run("watch").code, 5);
+  EXPECT_EQ(ctl_.paused(), absl::ZeroDuration());
 }
 
 }  // namespace

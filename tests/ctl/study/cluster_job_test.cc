@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -143,11 +144,9 @@ TEST(ClusterJobTest, AWholeRunIsMarkedAndItsModelIsNotKept) {
       "{ echo samples,seconds,bn_statistics,test_accuracy,test_miou\n"
       "for kind in async after batch; do echo 1,2,$kind,0.5,; done\n"
       "} > $results/history.csv\n";
-  const absl::Status result =
-      ResultOf({.server = Script(dir, "server", server),
-                .worker = Script(dir, "worker", "exit 0\n")},
-               folder);
-  EXPECT_TRUE(result.ok()) << result;
+  ExpectOk(ResultOf({.server = Script(dir, "server", server),
+                     .worker = Script(dir, "worker", "exit 0\n")},
+                    folder));
   EXPECT_TRUE(*folder.IsDone(AsyncRun()));
   EXPECT_FALSE(std::filesystem::exists(folder.RunPath(AsyncRun()) +
                                        "/model.safetensors"));

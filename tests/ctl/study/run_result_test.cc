@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -25,14 +27,13 @@ std::string History() {
 }
 
 TEST(RunResultTest, TakesTheLastValueOfEachKind) {
-  const auto result = ParseRunResult({"sync", "after"}, History());
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->measure, "accuracy");
-  EXPECT_DOUBLE_EQ(result->percent.at("sync"), 85);
-  EXPECT_DOUBLE_EQ(result->percent.at("after"), 88);
-  EXPECT_NEAR(result->Gap("sync"), 5, 1e-9);
-  EXPECT_NEAR(result->Gap("after"), 2, 1e-9);
-  EXPECT_DOUBLE_EQ(result->seconds, 5.0);
+  const auto result = OkValue(ParseRunResult({"sync", "after"}, History()));
+  EXPECT_EQ(result.measure, "accuracy");
+  EXPECT_DOUBLE_EQ(result.percent.at("sync"), 85);
+  EXPECT_DOUBLE_EQ(result.percent.at("after"), 88);
+  EXPECT_NEAR(result.Gap("sync"), 5, 1e-9);
+  EXPECT_NEAR(result.Gap("after"), 2, 1e-9);
+  EXPECT_DOUBLE_EQ(result.seconds, 5.0);
 }
 
 TEST(RunResultTest, LabelsOfPixelsAreJudgedByMiou) {
@@ -40,10 +41,9 @@ TEST(RunResultTest, LabelsOfPixelsAreJudgedByMiou) {
       std::string(kHeader) +
       "10,1,100,2.0,,,0.1,,0.5,0.900000,2,p,sync,,0.400000\n"
       "10,1,100,2.0,,,0.1,,0.5,0.910000,2,p,batch,,0.450000\n";
-  const auto result = ParseRunResult({"sync"}, history);
-  ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(result->measure, "mIoU");
-  EXPECT_DOUBLE_EQ(result->percent.at("sync"), 40);
+  const auto result = OkValue(ParseRunResult({"sync"}, history));
+  EXPECT_EQ(result.measure, "mIoU");
+  EXPECT_DOUBLE_EQ(result.percent.at("sync"), 40);
 }
 
 TEST(RunResultTest, WhatIsMissingIsNamed) {

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -32,11 +33,15 @@ StudyFolder OpenIn(const TempDir& dir) {
   return *std::move(folder);
 }
 
-TEST(StudyFolderTest, ARunIsDoneOnceItIsMarked) {
-  const TempDir dir;
+class StudyFolderTest : public testing::Test {
+ protected:
+  const TempDir dir_;
+};
+
+TEST_F(StudyFolderTest, ARunIsDoneOnceItIsMarked) {
   const StudyRun run = ARun({"sync"});
   {
-    StudyFolder folder = OpenIn(dir);
+    StudyFolder folder = OpenIn(dir_);
     EXPECT_FALSE(*folder.IsDone(run));
     ASSERT_TRUE(folder.Prepare(run).ok());
     EXPECT_FALSE(*folder.IsDone(run));
@@ -44,23 +49,21 @@ TEST(StudyFolderTest, ARunIsDoneOnceItIsMarked) {
     ASSERT_TRUE(folder.MarkDone(run).ok());
   }
   // The folder as the next cohortctl opens it.
-  const StudyFolder again = OpenIn(dir);
+  const StudyFolder again = OpenIn(dir_);
   EXPECT_TRUE(*again.IsDone(run));
   EXPECT_THAT(*again.DoneNames(), ElementsAre(run.Name()));
 }
 
-TEST(StudyFolderTest, ARunThatLacksAKindIsNotDone) {
-  const TempDir dir;
-  StudyFolder folder = OpenIn(dir);
+TEST_F(StudyFolderTest, ARunThatLacksAKindIsNotDone) {
+  StudyFolder folder = OpenIn(dir_);
   ASSERT_TRUE(folder.Prepare(ARun({"sync", "chief"})).ok());
   ASSERT_TRUE(folder.MarkDone(ARun({"sync", "chief"})).ok());
   EXPECT_TRUE(*folder.IsDone(ARun({"chief"})));
   EXPECT_FALSE(*folder.IsDone(ARun({"sync", "chief", "after"})));
 }
 
-TEST(StudyFolderTest, PreparingARunRemovesWhatItHad) {
-  const TempDir dir;
-  StudyFolder folder = OpenIn(dir);
+TEST_F(StudyFolderTest, PreparingARunRemovesWhatItHad) {
+  StudyFolder folder = OpenIn(dir_);
   const StudyRun run = ARun({"sync"});
   ASSERT_TRUE(folder.Prepare(run).ok());
   WriteText(folder.RunPath(run) + "/history.csv", "half a run");
@@ -70,9 +73,8 @@ TEST(StudyFolderTest, PreparingARunRemovesWhatItHad) {
   EXPECT_FALSE(*folder.IsDone(run));
 }
 
-TEST(StudyFolderTest, OtherFlagsAreRefusedAndNamed) {
-  const TempDir dir;
-  OpenIn(dir);
+TEST_F(StudyFolderTest, OtherFlagsAreRefusedAndNamed) {
+  OpenIn(dir_);
   for (const auto& [flags, text] :
        std::vector<std::pair<StudyFlags, const char*>>{
            {{.server = {"--epochs=3"},
@@ -84,32 +86,29 @@ TEST(StudyFolderTest, OtherFlagsAreRefusedAndNamed) {
            {{.server = kFlags.server, .worker = kFlags.worker},
             "other --reference_images: got '0', want '64'"}}) {
     const auto folder =
-        StudyFolder::Open(RealFileSystem(), dir.File("study"), flags);
-    EXPECT_TRUE(absl::IsFailedPrecondition(folder.status()));
-    EXPECT_THAT(folder.status().message(), HasSubstr(text));
+        StudyFolder::Open(RealFileSystem(), dir_.File("study"), flags);
+    EXPECT_THAT(folder.status(),
+                IsError(absl::StatusCode::kFailedPrecondition, text));
   }
 }
 
-TEST(StudyFolderTest, ADamagedFolderIsRefused) {
-  const TempDir dir;
-  OpenIn(dir);
-  WriteText(dir.File("study/study.json"), "{");
+TEST_F(StudyFolderTest, ADamagedFolderIsRefused) {
+  OpenIn(dir_);
+  WriteText(dir_.File("study/study.json"), "{");
   const auto folder =
-      StudyFolder::Open(RealFileSystem(), dir.File("study"), kFlags);
+      StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags);
   EXPECT_THAT(folder.status().message(), HasSubstr("study.json is damaged"));
 }
 
-TEST(StudyFolderTest, TwoStudiesDoNotWorkInOneFolder) {
-  const TempDir dir;
+TEST_F(StudyFolderTest, TwoStudiesDoNotWorkInOneFolder) {
   {
-    const StudyFolder first = OpenIn(dir);
+    const StudyFolder first = OpenIn(dir_);
     const auto second =
-        StudyFolder::Open(RealFileSystem(), dir.File("study"), kFlags);
-    EXPECT_TRUE(absl::IsFailedPrecondition(second.status()));
-    EXPECT_THAT(second.status().message(),
-                HasSubstr("another study is at work in "));
+        StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags);
+    EXPECT_THAT(second.status(), IsError(absl::StatusCode::kFailedPrecondition,
+                                         "another study is at work in "));
   }
-  OpenIn(dir);
+  OpenIn(dir_);
 }
 
 }  // namespace
