@@ -11,6 +11,7 @@
 
 #include "common/checksum.h"
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -132,8 +133,8 @@ TEST_F(ExchangeLogTest, AFileThatCannotBeWrittenIsNamed) {
   const std::string path = dir_.File("none/exchange.jsonl");
   const absl::StatusOr<std::unique_ptr<ExchangeLog>> log =
       ExchangeLog::Open(path, server_);
-  EXPECT_EQ(log.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(log.status().message()), HasSubstr(path));
+  EXPECT_THAT(log.status(),
+              IsError(absl::StatusCode::kFailedPrecondition, path));
 }
 
 }  // namespace
