@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/encoding.h"
@@ -273,6 +274,8 @@ TEST_F(ClientPushTest, APushIsNotDoneWithoutAllItsWeights) {
       io.Write(VerdictReply(Verdict::kApplied, 2));
       io.Write(WeightsReply(0, 11, {5, 6}));
     }
+    // A client that takes this for all has the time to.
+    absl::SleepFor(absl::Milliseconds(100));
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "restarting");
   };
   const auto client = TrainingClient(server_);
