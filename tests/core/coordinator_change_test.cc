@@ -329,8 +329,8 @@ TEST(CoordinatorChangeTest, AChangeIsPendingUntilItIsRecorded) {
   EXPECT_FALSE(lease.pending);
   EXPECT_EQ(lease.policy_epoch, 2);
   EXPECT_EQ(outcome_of(lease.awaited)->changed, values);
-  // Asking for what is in force changes nothing.
-  EXPECT_THAT(cohort.Change(values)->awaited.values, IsEmpty());
+  // Asking for what is in force changes nothing, and names its record.
+  EXPECT_EQ(cohort.Change(values)->awaited, lease.awaited);
   EXPECT_EQ(cohort.counter("policy_changes"), 1);
   EXPECT_EQ(cohort.core().Policy({}).pending, kToAsync);
   for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
