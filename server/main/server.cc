@@ -349,24 +349,23 @@ absl::Status Server::Listen() {
   Transport::Services admin;
   (options_.admin_listen.empty() ? services : admin)
       .push_back(MakeAdminService(
-          *run_,
-          {.checkpoint = [this] { return endings_->CheckpointNow(); },
-           .export_model = [this] { return endings_->ExportNow(); },
-           .keeps_checkpoints = files_->keeps_checkpoints(),
-           .figures =
-               [this] {
-                 return GatherFigures(*run_, stats_, *files_, Links());
-               },
-           .on_status = [this] { watchers_.Asked("status"); },
-           .on_drained =
-               [this](const std::string& reason) {
-                 MutexLock lock(mu_);
-                 drain_asked_for_ = reason;
-               },
-           .audit = security_->audit(),
-           .ops_address = [this] { return ops_address(); },
-           .certificate_end = [this] { return security_->not_after(); },
-           .change_waits = &change_waits_}));
+          *run_, {.checkpoint = [this] { return endings_->CheckpointNow(); },
+                  .export_model = [this] { return endings_->ExportNow(); },
+                  .keeps_checkpoints = files_->keeps_checkpoints(),
+                  .figures =
+                      [this] {
+                        return GatherFigures(*run_, stats_, *files_, Links());
+                      },
+                  .on_status = [this] { watchers_.Asked("status"); },
+                  .on_drained =
+                      [this](const std::string& reason) {
+                        MutexLock lock(mu_);
+                        drain_asked_for_ = reason;
+                      },
+                  .audit = security_->audit(),
+                  .ops_address = [this] { return ops_address(); },
+                  .certificate_end = [this] { return security_->not_after(); },
+                  .change_waits = &change_waits_}));
   COHORT_RETURN_IF_ERROR(doors_.ListenForAdmin(std::move(admin)));
   COHORT_RETURN_IF_ERROR(doors_.Listen(std::move(services),
                                        options_.coordinator.inflight_bytes_max,

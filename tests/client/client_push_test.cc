@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/encoding.h"
@@ -268,18 +269,21 @@ TEST_F(ClientPushTest, WeightsAndVerdictMayComeInAnyOrder) {
 }
 
 TEST_F(ClientPushTest, APushIsNotDoneWithoutAllItsWeights) {
-  server_.on_exchange = [](FakeServer::ExchangeIo& io) {
+  const auto returned = std::make_shared<absl::Notification>();
+  server_.on_exchange = [returned](FakeServer::ExchangeIo& io) {
     std::vector<v1::ExchangeRequest> push;
     if (ReadPush(io, &push)) {
       io.Write(VerdictReply(Verdict::kApplied, 2));
       io.Write(WeightsReply(0, 11, {5, 6}));
     }
     // A client that takes this for all has the time to.
-    absl::SleepFor(absl::Milliseconds(100));
+    returned->WaitForNotificationWithTimeout(absl::Milliseconds(100));
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "restarting");
   };
   const auto client = TrainingClient(server_);
-  EXPECT_TRUE(absl::IsUnavailable(PushOnce(*client).status()));
+  const auto result = PushOnce(*client);
+  returned->Notify();
+  EXPECT_TRUE(absl::IsUnavailable(result.status()));
 }
 
 TEST_F(ClientPushTest, TentativeWeightsOfASkippedStepAreNotReturned) {
