@@ -47,7 +47,7 @@ class ConfinedTest(unittest.TestCase):
             # A worker that fails leaves a server that waits for another.
             cohort.until(lambda: cohort.server.poll() is not None or any(
                 worker.poll() for worker in cohort.workers.values()),
-                "an end", 180)
+                "an end")
             self.assertEqual(cohort.server.poll(), 0,
                              cohort.log() + cohort.log("worker0"))
             self.assertTrue((cohort.results / "model.safetensors").exists())

@@ -20,7 +20,7 @@ KUBERNETES = DEPLOY / "kubernetes"
 OVERLAYS = ("cpu", "example", "gpu", "monitoring")
 NO_YAML = "no yaml module for Python (apt-get install python3-yaml)"
 
-FLAG = re.compile(r"^COHORT_(?:FLAG|SETTING)\(\s*[\w:]+,\s*(\w+),", re.M)
+FLAG = re.compile(r"^COHORT_(?:FLAG|SETTING|TEXT_SETTING)\(\s*[\w:]+,\s*(\w+),", re.M)
 
 
 def variables_of(program: str) -> set[str]:

@@ -118,7 +118,7 @@ AFTER_A_RUN = [
     (3, f"{SERVER} --checkpoint_dir=CHECKPOINTS",
      "--checkpoint_dir CHECKPOINTS --resume"),
     (7, f"{SERVER} --checkpoint_dir=DAMAGED --resume",
-     "DAMAGED/checkpoint- manifest.json"),
+     "DAMAGED/checkpoint- manifest"),
 ]
 
 

@@ -33,6 +33,9 @@ class PolicyServiceTest : public ServiceTest {
   void StartTwoSteps() {
     options_ = TinyOptions();
     options_.coordinator.epochs = 2;
+    // A stop that takes long must not lose the workers, as a change that waits
+    // for their step would take effect then.
+    options_.coordinator.reconnect_grace = absl::Minutes(1);
     options_.files.checkpoint_dir = TemporaryFolder("state");
     options_.files.results_dir = TemporaryFolder("results");
     StartWithTwoWorkers(options_);
