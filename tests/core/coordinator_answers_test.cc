@@ -118,6 +118,23 @@ TEST(CoordinatorAnswersTest, AVerdictIsKeptForTheSuccessorOfItsSender) {
   EXPECT_EQ(verdict.version, Version(1));
 }
 
+// The successor repeats it while it is still being folded.
+TEST(CoordinatorAnswersTest, ASuccessorThatAskedBeforeTheVerdictIsAnswered) {
+  StartedCohort cohort(Continuing(Long(AsyncSetup())));
+  const PushKey key = cohort.key(kRank0);
+  cohort.HoldFolds();
+  cohort.Push(kRank0, kAnyPush);
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  EXPECT_THAT(PushAs(cohort, key).verdicts, IsEmpty());
+  cohort.RunFolds();
+  const auto verdicts = cohort.All<effect::SendVerdict>();
+  ASSERT_EQ(verdicts.size(), 1);
+  EXPECT_EQ(verdicts[0].incarnation, cohort.incarnation(kRank0));
+  EXPECT_EQ(verdicts[0].key, key);
+  EXPECT_EQ(verdicts[0].verdict.verdict, Verdict::kApplied);
+}
+
 TEST(CoordinatorAnswersTest, AnEvaluationsNumberIsNoPushs) {
   FakeSetup setup = SmallSetup();
   setup.options.epochs = 2;

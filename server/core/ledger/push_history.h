@@ -25,6 +25,8 @@ class PushHistory {
     std::optional<PushVerdict> verdict;
     // The push has been answered: what is answered from now on is a repetition.
     bool answered = false;
+    // A repetition came before the verdict, and waits for it.
+    bool awaited = false;
   };
 
   // Keys of sequences below `sequence` are old, not impossible: an earlier

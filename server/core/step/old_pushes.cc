@@ -46,6 +46,7 @@ void AnswerOldPush(RunParts& parts, const StepDriver& driver,
   if (!entry->verdict.has_value()) {
     // Answered once it is decided.
     if (!parts.phase.ended() && driver.IsQueued(worker.rank, key)) {
+      entry->awaited = true;
       ++ledger.counts.pushes_duplicate;
       return;
     }

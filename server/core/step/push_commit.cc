@@ -195,8 +195,14 @@ void PushCommit::Answer(Turn& turn) {
   }
   Worker& worker = parts_.ranks[push_.rank];
   if (worker.incarnation != push_.incarnation) {
-    // A process that repeats it as another incarnation gets the true verdict.
-    parts_.ledger.pushes_of(push_.rank).Decide(push_.arrived.key(), verdict_);
+    // A process that repeats it as another incarnation gets the true verdict,
+    // now if it has repeated it.
+    PushHistory& history = parts_.ledger.pushes_of(push_.rank);
+    history.Decide(push_.arrived.key(), verdict_);
+    const PushHistory::Entry* entry = history.Find(push_.arrived.key());
+    if (entry == nullptr || !entry->awaited) return;
+    turn.answers.push_back(
+        DecidePush(parts_, push_.rank, push_.arrived.key(), verdict_));
     return;
   }
   const bool applied = IsApplied(verdict_.verdict);
