@@ -180,8 +180,9 @@ void PutChangeInForce(Run& run, Turn& turn) {
                     OptimizerText(policy_before, policy, options.optimizer));
   }
   if (options.elastic()) run.roster.ForgetVacantShares();
-  if (options.workers != before.workers)
+  if (options.workers != before.workers) {
     ResizeCohort(run, options.workers, turn);
+  }
   // No push under way has read an older version.
   run.model.HoldNone();
   Record(run, Difference(before, options), std::move(text), note, turn);

@@ -10,7 +10,7 @@
 namespace cohort {
 namespace {
 
-// Of the normalizer, in the memory of the tensors.
+// Mean and inverse deviation of the call, where its tensors are.
 const double* MeanOf(const SavedCall& saved) {
   const at::Tensor& values = saved.by->values;
   return values.defined() ? values.data_ptr<double>() : saved.by->mean.data();

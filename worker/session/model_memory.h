@@ -14,8 +14,8 @@
 namespace cohort {
 
 // Where the numbers of a worker's model are: gradients are read from it and
-// weights are written to it, a partition at a time. A device's memory is copied
-// meanwhile, so a gradient is fetched first and taken later.
+// weights are written to it, a partition at a time. A device copies while the
+// pass continues, so a gradient is fetched first and taken later.
 //
 // Thread safety: one thread at a time, which may be one of autograd's.
 class ModelMemory {

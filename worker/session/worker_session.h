@@ -91,7 +91,7 @@ class WorkerSession final : public Rendezvous {
   void Begin(const Assignment& assignment);
   // Not OK once the step is void.
   const absl::Status& step_status() const { return step_status_; }
-  // Of the step in progress, for scopes of the computation.
+  // The phases of the step in progress, for scopes of the computation.
   StepPhases& phases() { return phases_; }
 
   // ---- one training step, in this order
@@ -154,7 +154,7 @@ class WorkerSession final : public Rendezvous {
                             absl::Span<const Contribution> local) const;
   absl::Status CheckStatistics(
       absl::Span<const LayerStatistics> statistics) const;
-  // Of a layer, or of a call that is not registered.
+  // The name of a layer, or the site of a call that is not registered.
   std::string NameOf(const CallPlace& place) const;
   StepPhases::Facts Facts() const;
 

@@ -45,7 +45,7 @@ std::optional<double> NumberIn(const T& value) {
     return std::nullopt;
   }
 }
-// Of the size of a cohort: MIN:MAX has been checked when it was read.
+// The size of a cohort; MIN:MAX has been checked when it was read.
 std::optional<double> NumberIn(
     const std::tuple<const int32_t&, const int32_t&>& size) {
   if (std::get<0>(size) > 0) return std::nullopt;

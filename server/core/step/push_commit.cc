@@ -197,12 +197,14 @@ void PushCommit::Answer(Turn& turn) {
   if (worker.incarnation != push_.incarnation) {
     // A process that repeats it as another incarnation gets the true verdict,
     // now if it has repeated it.
+    const PushKey& key = push_.arrived.key();
     PushHistory& history = parts_.ledger.pushes_of(push_.rank);
-    history.Decide(push_.arrived.key(), verdict_);
-    const PushHistory::Entry* entry = history.Find(push_.arrived.key());
-    if (entry == nullptr || !entry->awaited) return;
-    turn.answers.push_back(
-        DecidePush(parts_, push_.rank, push_.arrived.key(), verdict_));
+    const PushHistory::Entry* entry = history.Find(key);
+    if (entry != nullptr && entry->awaited) {
+      turn.answers.push_back(DecidePush(parts_, push_.rank, key, verdict_));
+    } else {
+      history.Decide(key, verdict_);
+    }
     return;
   }
   const bool applied = IsApplied(verdict_.verdict);
