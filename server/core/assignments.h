@@ -17,7 +17,8 @@ namespace cohort {
 // The assignment of `worker` now. It keeps an assignment until that has ended;
 // if there is none for it, it waits.
 Assignment NextFor(Run& run, Worker& worker, Instant now);
-// The same for a rank that may have been given up meanwhile.
+// The assignment of `rank` now; the end of the run for a rank that a smaller
+// cohort has given up.
 Assignment NextForRank(Run& run, Rank rank, Instant now);
 
 // Notifies the session of `worker` of its assignment.

@@ -62,6 +62,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options,
 void Coordinator::Settle(Turn& turn) {
   bool changed = turn.changed;
   while (Advance(turn)) changed = true;
+  // After everything that follows from the event: a verdict carries the next
+  // assignment of its rank.
   SendAnswers(run_, turn.answers, turn);
   if (turn.end.has_value()) {
     EndRun(run_, *turn.end, turn);
@@ -505,6 +507,7 @@ void Coordinator::Tick(Instant now, Effects& out) {
   if (run_.phase.started()) run_.driver->Tick(turn);
   Settle(turn);
   if (!run_.phase.started() || run_.phase.ended()) return;
+  // Only now, because work that was given out above counts as progress.
   Turn deadlines{.now = now, .out = out};
   LoseStalled(run_, deadlines);
   GiveUpAbandoned(run_, deadlines);

@@ -18,6 +18,7 @@ void WithdrawFrom(Run& run, Rank rank, const std::string& why, Turn& turn) {
 bool BlocksOthers(const Run& run, const Worker& worker) {
   // It makes no progress because the server reads nothing from it.
   if (run.flow.IsPaused(worker.rank)) return false;
+  // An evaluation or a collection holds up the end of the run.
   return (worker.work.busy() && !worker.work.trains()) ||
          run.driver->StandingOf(worker).blocks_others;
 }
@@ -83,6 +84,8 @@ void LoseStalled(Run& run, Turn& turn) {
     }
     Expel(run, worker.rank, VacancyReason::kDeadline,
           absl::StrCat("no progress for ", SecondsText(idle)), turn);
+    // One a tick: the loss may end the attempt that the others stand still in,
+    // and the work that they are given then counts as progress (NextFor).
     return;
   }
 }

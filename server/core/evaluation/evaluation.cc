@@ -12,6 +12,7 @@ void EvaluationBook::Start(SharedVersion snapshot, const Plan& plan) {
   if (plan.test_samples == 0 || plan.kinds.empty() || open_.contains(version)) {
     return;
   }
+  // No shard is empty.
   const auto count =
       static_cast<int32_t>(std::min<int64_t>(plan.shards, plan.test_samples));
   Open open{.snapshot = std::move(snapshot), .plan = plan};
@@ -21,6 +22,8 @@ void EvaluationBook::Start(SharedVersion snapshot, const Plan& plan) {
       waiting_.push_back(
           {.version = version,
            .statistics = kind,
+           // Counted through all kinds, so that Finish finds the kind of a
+           // shard by division.
            .index = static_cast<int32_t>(open.shards.size()),
            .range = {.begin = plan.test_samples * i / count,
                      .end = plan.test_samples * (i + 1) / count}});
@@ -42,6 +45,7 @@ void EvaluationBook::Return(const Shard& shard) { waiting_.push_front(shard); }
 absl::Status EvaluationBook::CheckFits(const Shard& shard,
                                        const EvaluationSums& sums) const {
   const auto it = open_.find(shard.version);
+  // Finish ignores the result of an evaluation that is over.
   if (it == open_.end()) return absl::OkStatus();
   for (const std::optional<EvaluationSums>& other : it->second.shards) {
     if (other.has_value()) return CheckSameMeasures(sums, *other);
@@ -64,6 +68,8 @@ std::optional<EvaluationRecord> EvaluationBook::Finish(
   for (StatisticsKind kind : open.plan.kinds) {
     record.results.push_back({.statistics = kind});
   }
+  // Summed only when all are in: shards arrive in any order, and the sums of
+  // floating-point numbers must not depend on it.
   for (size_t i = 0; i < open.shards.size(); ++i) {
     if (!open.shards[i].has_value()) return std::nullopt;
     const auto count = static_cast<size_t>(open.plan.shards);

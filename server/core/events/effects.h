@@ -238,7 +238,7 @@ struct InstallModel {
 struct FoldMoments {
   MomentsFold job;
 };
-// The same for Coordinator::StatisticsUpdated.
+// Run on a pool; hand the result to Coordinator::StatisticsUpdated.
 struct UpdateStatistics {
   StatisticsUpdate job;
 };

@@ -19,7 +19,7 @@ struct JoinRequest {
   std::optional<Rank> rank;
   // The only rank that the client may hold; absent: any.
   std::optional<Rank> permitted_rank;
-  // Both empty for a fresh process.
+  // Run and incarnation are empty for a fresh process.
   std::string run_id;
   Incarnation incarnation;
   int64_t batch_size = 0;

@@ -37,7 +37,11 @@ StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes,
   }
   Piece rest{.epoch = epoch_,
              .range = {.begin = position_, .end = samples_per_epoch_}};
+  // One range a step: it may be of an earlier epoch, and a step has one epoch.
   if (!reissue_.empty()) rest = reissue_.front();
+  // A global batch is shared out among all members at the end of a range too.
+  // Without this limit the first members would get all that is left, in the
+  // batches of a whole step.
   const StepShares shares =
       ShareStep(batch_sizes, std::min(global_batch, rest.range.size()));
   StepCut cut{.epoch = rest.epoch,
@@ -60,6 +64,7 @@ bool DataCursor::Take(const StepCut& cut) {
     Piece& front = reissue_.front();
     COHORT_CHECK(cut.epoch == front.epoch && cut.begin == front.range.begin,
                  "the cut does not start at the first reissued range");
+    // What is left stays first, so a long range takes several steps.
     front.range.begin = cut.end;
     if (front.range.empty()) reissue_.pop_front();
   } else {
@@ -84,6 +89,8 @@ void DataCursor::Advance(int64_t samples) {
 std::optional<DataCursor::Piece> DataCursor::Next(int64_t batch_size) {
   if (!has_ranges_) return Piece{};
   if (!reissue_.empty()) {
+    // Whole, whatever the batch size: the assignment says in how many batches
+    // it is computed (ArrivalQueue::Next).
     Piece piece = reissue_.front();
     reissue_.pop_front();
     return piece;
@@ -113,6 +120,7 @@ std::optional<int64_t> DataCursor::Finish(const Piece& piece) {
 
 void DataCursor::RestoreOpen(const std::vector<Piece>& open) {
   for (const Piece& piece : open) {
+    // Restore has counted everything before the cursor as decided.
     undecided_[piece.epoch] += piece.range.size();
     reissue_.push_back(piece);
   }

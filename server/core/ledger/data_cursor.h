@@ -65,7 +65,7 @@ class DataCursor {
 
   // ---- async: hands out at once. Ranges to be issued again come first.
   std::optional<Piece> Next(int64_t batch_size);
-  // A lost rank's range: the next caller gets it.
+  // Queues the range of a lost rank, to be handed out again.
   void Reissue(const Piece& piece);
   // The push of this piece is decided. Returns the epoch if this was its last
   // piece.

@@ -16,6 +16,7 @@ absl::string_view StateName(Worker::State state) {
 RankTable::RankTable(int32_t size) { Resize(size); }
 
 void RankTable::Resize(int32_t size) {
+  // Before the ranks that go take theirs with them.
   const std::vector<Sequence> sequences = next_sequences();
   const auto before = static_cast<int32_t>(workers_.size());
   workers_.resize(static_cast<size_t>(size));
@@ -58,6 +59,8 @@ Worker* RankTable::BySession(SessionId session) {
   const auto found = sessions_.find(session);
   if (found == sessions_.end()) return nullptr;
   Worker& worker = (*this)[found->second];
+  // A rank that reconnects still has this session, whose stream is broken: late
+  // events of that stream must have no effect.
   return worker.state == Worker::State::kLive ? &worker : nullptr;
 }
 
@@ -88,6 +91,7 @@ void RankTable::Transition(Worker& worker, Worker::State to, Instant now) {
   COHORT_CHECK(allowed,
                absl::StrCat("rank ", worker.rank.value(), ": ",
                             StateName(worker.state), " to ", StateName(to)));
+  // The grace to reconnect begins here.
   if (worker.state == Worker::State::kLive) worker.lost_at = now;
   worker.state = to;
 }

@@ -40,7 +40,7 @@ class ModelStore {
   int32_t partitions() const {
     return static_cast<int32_t>(model_->partitions.size());
   }
-  // Those that have a gradient.
+  // The number of partitions that have a gradient.
   int32_t trainable_partitions() const { return trainable_partitions_; }
   // A batch-norm layer keeps moving statistics.
   bool TracksStatistics() const;

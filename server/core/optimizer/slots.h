@@ -59,14 +59,14 @@ bool CountsUpdates(const Slots& slots);
 
 // The slots of the rule `kind`, in its order, whatever its numbers.
 const std::vector<SlotKind>& SlotsOfRule(OptimizerKind kind);
-// Those that `kind` cannot do without.
+// The slots that `kind` cannot do without.
 std::vector<SlotKind> SlotsOf(OptimizerKind kind);
-// Those that a run works with: the optimizer's, the mean square if stale pushes
-// are compensated adaptively, the average if one is kept, and the remainder if
-// changes are rounded.
+// The slots that a run works with: the optimizer's, the mean square if stale
+// pushes are compensated adaptively, the average if one is kept, and the
+// remainder if changes are rounded.
 std::vector<SlotKind> SlotsOf(const OptimizerOptions& optimizer,
                               const PolicyOptions& policy);
-// Those that are there, of any partition.
+// The slots that some partition has.
 std::vector<SlotKind> SlotsHeld(const std::vector<Slots>& held);
 
 // Whether a run that holds `held` may continue as `to`. It may with the same

@@ -9,6 +9,8 @@ namespace cohort {
 
 std::vector<Rank> SameBatches::Certain() {
   std::vector<Rank> ranks;
+  // Ordered by the lower rank, so the group of the lowest rank comes first. One
+  // group is enough for the warning.
   for (const auto& [pair, steps] : agreed_) {
     if (steps < kInARow) continue;
     if (ranks.empty()) ranks.push_back(pair.first);
@@ -27,6 +29,8 @@ std::vector<Rank> SameBatches::NoteStep(const std::vector<BatchDigest>& step) {
     const auto [at, first] = lowest.try_emplace(one.digest, one.rank);
     if (!first) ++agreed_[{at->second, one.rank}];
   }
+  // A pair that differs begins again. One of which a rank has sent no digest
+  // keeps its count, because the step was not compared.
   std::erase_if(agreed_, [&digests](const auto& agreed) {
     const auto low = digests.find(agreed.first.first);
     const auto high = digests.find(agreed.first.second);
@@ -53,6 +57,8 @@ std::vector<Rank> SameBatches::NotePush(const BatchDigest& push) {
     const auto at = before.find(rank);
     const int32_t steps = at == before.end() ? 1 : at->second + 1;
     own.back().agreed[rank] = steps;
+    // At the other push too: its rank may be the next to push, and continues
+    // the count from there.
     same->agreed[push.rank] = steps;
     if (steps >= kInARow) ranks.push_back(rank);
   }

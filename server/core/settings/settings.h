@@ -37,7 +37,8 @@ absl::Status CheckSettingLimits(const CoordinatorOptions& options);
 absl::Status SetSetting(absl::string_view name, absl::string_view value,
                         CoordinatorOptions& options);
 
-// The same for all of `values`, up to the first that fails.
+// Sets all of `values`, up to the first that fails.
+// Errors: those of SetSetting.
 absl::Status SetSettings(const SettingValues& values,
                          CoordinatorOptions& options);
 

@@ -207,7 +207,8 @@ class RendezvousTable {
     // The first member that is not in it.
     size_t end = 0;
     Moments total;
-    // A job has the total, and the moments of so many members from `end` on.
+    // The number of members from `end` on whose moments a job has, with the
+    // total; 0 if no job runs.
     size_t running = 0;
   };
   // One group's part of an entry.

@@ -109,7 +109,7 @@ struct StatisticsUpdate {
   int64_t samples_reference = 0;
   // See MovingStatistics::ApplyStep.
   CombinedMoments combined;
-  // Those before the step; in the result, those after it.
+  // The moving statistics before the step; in the result, those after it.
   StatisticsSets sets;
   // Result: an error if the members contradict each other, or if a call had one
   // value a channel; then `sets` are those before the step.

@@ -40,6 +40,8 @@ absl::Status ArrivalQueue::Close(Worker& worker, PushClosing closing,
   ArrivedPush& push = assembling_.at(worker.rank).push;
   CountArrival(worker, push.Close(std::move(closing)), parts_.ledger, turn);
   if (!push.Complete(parts_.model.trainable_partitions())) {
+    // With several shards the closing, which goes to shard 0, may overtake
+    // gradients at the others. With one, the stream keeps their order.
     if (parts_.settings.options().shards > 1) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", worker.rank.value(),
@@ -87,6 +89,8 @@ bool ArrivalQueue::Advance(Turn& turn) {
     QueuedPush next = std::move(queue_.front());
     queue_.erase(queue_.begin());
     applying_.emplace(parts_, std::move(next), turn);
+    // A push that is dropped has nothing to fold and is over in this call, so
+    // between two events `applying_` always has a commit.
     if (applying_->commit() != nullptr) return true;
   }
   if (!applying_->complete()) return false;
@@ -157,6 +161,7 @@ int64_t ArrivalQueue::UnderWay() const {
 }
 
 void ArrivalQueue::HoldReadVersions() {
+  // Only delay compensation reads the weights that a push was computed at.
   if (parts_.settings.policy().staleness.rule != StalenessRule::kCompensate) {
     parts_.model.HoldNone();
     return;
@@ -196,6 +201,7 @@ void ArrivalQueue::Welcome(Worker& worker, bool fresh, Turn& turn) {
 
 void ArrivalQueue::RankLost(Rank rank, bool waits, const std::string&,
                             Turn& turn) {
+  // A replacement computes the whole push again, from newer weights.
   Restart(rank, turn);
   ResumePaused(turn);
   if (waits) return;

@@ -41,7 +41,8 @@ class ArrivedPush {
   bool Has(int32_t partition) const {
     return !parts_.empty() && parts_[static_cast<size_t>(partition)].received;
   }
-  // Both of an opened push.
+  // Key and opening only of a push that was opened, the closing only of one
+  // that was closed.
   const PushKey& key() const { return key_; }
   const PushOpening& opening() const { return *opening_; }
   const PushClosing& closing() const { return *closing_; }

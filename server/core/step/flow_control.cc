@@ -24,6 +24,8 @@ std::vector<Rank> FlowControl::PausedRanks() const {
 
 void FlowControl::Pause(Rank rank, int64_t bytes, Instant now) {
   Paused& paused = paused_[rank];
+  // No bytes: the entry is new. A rank that was resumed and then found no room
+  // keeps its time, because SyncRounds::IsStalled counts the whole wait.
   if (paused.bytes == 0) paused.since = now;
   paused.bytes = bytes;
   paused.resumed = false;
@@ -45,6 +47,7 @@ void FlowControl::Resume(MayTake may_take, Turn& turn) {
 }
 
 void FlowControl::ResumeAll(Turn& turn) {
+  // The room is not checked: the pushes that filled it are over, or the run is.
   for (const auto& [rank, paused] : paused_) {
     if (paused.resumed) continue;
     turn.out.push_back(effect::ResumeGradients{
@@ -56,7 +59,9 @@ void FlowControl::ResumeAll(Turn& turn) {
 void FlowControl::LetInPaused() {
   for (const auto& [rank, paused] : paused_) {
     let_in_.insert(rank);
-    // It is charged message by message, so it must not get room twice.
+    // Withdraws a request that still waits. From now on the rank is charged
+    // message by message, so a grant would give it the same room twice. A
+    // reservation that was granted covers its messages (Charge) and stays.
     if (!budget_.HasReserved(rank)) budget_.Unreserve(rank);
   }
 }
@@ -77,6 +82,8 @@ void FlowControl::Release(Rank rank, const ArrivedPush& push, Turn& turn) {
 
 void FlowControl::Settle(Rank rank, const ArrivedPush& push) {
   if (!budget_.HasReserved(rank)) {
+    // The push was charged message by message; only a request that still waits
+    // is withdrawn.
     budget_.Unreserve(rank);
     return;
   }

@@ -51,7 +51,7 @@ bool PendingCommit::Take(FoldReport report) {
 void PendingCommit::TakeNorms(const FoldReport& report) {
   const auto p = static_cast<size_t>(report.partition);
   if (!norms_missing_[p]) return;
-  // Neither is of no fold.
+  // A report with neither is not that of a first pass.
   if (report.norms.empty() && !report.nonfinite.has_value()) return;
   norms_missing_[p] = false;
   norms_[p] = report.norms;

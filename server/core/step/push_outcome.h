@@ -55,7 +55,9 @@ void DropGradients(Rank rank, const ArrivedPush& push, Turn& turn);
 // the turn has settled.
 effect::SendVerdict DecidePush(RunParts& parts, Rank rank, const PushKey& key,
                                const PushVerdict& verdict);
-// The same, sent with weights and statistics.
+// Decides the push of `key` and queues its answer, with the statistics of the
+// newest version if the worker takes them. `weights_partitions` as in
+// effect::SendVerdict.
 void AnswerPush(RunParts& parts, Worker& worker, const PushKey& key,
                 const PushVerdict& verdict, int32_t weights_partitions,
                 Turn& turn);

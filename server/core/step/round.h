@@ -40,7 +40,7 @@ class Round {
     // Ascending. Those without samples take no part.
     std::vector<Rank> candidates;
     int32_t partitions = 0;
-    // Those that have a gradient.
+    // Partitions that have a gradient.
     int32_t trainable = 0;
     // The step is made of so many pushes; 0: of all.
     int32_t pushes_min = 0;
@@ -69,7 +69,7 @@ class Round {
     std::optional<Instant> first_fold;
     // "rank 3: conv1.weight", of moments or gradients; the first that was seen.
     std::optional<std::string> nonfinite;
-    // The same, by rank, of the moments of closed pushes.
+    // By rank: what is not finite in the moments of its closing.
     std::map<Rank, std::string> nonfinite_closings;
     // The step's statistics are being computed on the pool.
     bool updating_statistics = false;
@@ -121,7 +121,7 @@ class Round {
   bool AnyIssued() const { return any_issued_; }
   IndexRange range(Rank rank) const { return shares_[PositionOf(rank)].range; }
 
-  // All three are of the members.
+  // Pushes, rendezvous and progress are those of the members.
   RoundPushes pushes;
   RendezvousTable rendezvous;
   Progress progress;
