@@ -68,7 +68,7 @@ struct FoldJob {
   float gradient_scale = 1;
   std::vector<SliceStep> slices;
   SharedFloats weights;
-  // Those that the steps need.
+  // The slots that the steps need.
   Slots slots;
   // Share of the new weights in Slots::average, if there is one.
   float average_gain = 0;

@@ -66,6 +66,7 @@ absl::StatusOr<Partitions> Partitions::Install(const Installation& install) {
                                       *install.snapshot));
   node.options_ = install.settings;
   node.data_ = FoldStage(install.place);
+  // First, because Fit starts from the committed version.
   node.Publish(install.snapshot, {});
   COHORT_RETURN_IF_ERROR(node.Fit());
   return node;
@@ -123,6 +124,8 @@ absl::Status Partitions::Fit() {
   COHORT_ASSIGN_OR_RETURN(
       mask_, MaskFor(options_.optimizer, model_->layout, model_->partitions));
   auto fitted = std::make_shared<ModelSnapshot>(*current_);
+  // From the slots as they were committed, so that two changes between steps
+  // give what the second alone would.
   const SharedSnapshot committed = Read(current_->version);
   fitted->slots =
       FitSlots(model_->partitions, committed->weights, committed->slots,
@@ -210,6 +213,7 @@ absl::StatusOr<std::optional<Transaction>> Partitions::Commit(
                      " is to be committed and is not prepared here"));
   }
   COHORT_RETURN_IF_ERROR(CheckFollows(commit.version));
+  // Before the transaction, which `over` points to, is handed out.
   Publish(over->Next(), commit.held);
   return data_.Commit(commit.transaction);
 }
@@ -263,6 +267,9 @@ absl::StatusOr<PartitionWeights> Partitions::WeightsOf(
         pending->result(p).has_value() &&
         pending->result(p)->weights != nullptr) {
       const FoldResult& result = *pending->result(p);
+      // Tentative: the worker uses them only if the verdict names their
+      // version. The change goes with the transaction; a later request gets the
+      // whole weights.
       PartitionWeights weights{.weights = result.weights};
       if (send.takes_change) {
         weights.change = result.change;

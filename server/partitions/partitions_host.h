@@ -280,7 +280,7 @@ class PartitionsHost {
   ShardAttachment attachment_ ABSL_GUARDED_BY(mu_);
   // Absent until the model is installed.
   std::optional<Partitions> node_ ABSL_GUARDED_BY(mu_);
-  // A fold from before a reset comes to nothing.
+  // Number of resets; the result of a fold from before the last one is dropped.
   int64_t resets_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t next_ticket_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<int64_t, Staged> staged_ ABSL_GUARDED_BY(mu_);

@@ -113,7 +113,7 @@ class PullTable {
   // How many pulls there are of each.
   std::map<std::string, int32_t> of_peer_ ABSL_GUARDED_BY(mu_);
   std::map<Version, int32_t> of_version_ ABSL_GUARDED_BY(mu_);
-  // Those that wait: by number, and by how long they have.
+  // Pulls that wait for a turn: by number, and by how long they have waited.
   std::map<int64_t, Pull*> waiting_ ABSL_GUARDED_BY(mu_);
   Since waiting_since_ ABSL_GUARDED_BY(mu_);
   Since sending_since_ ABSL_GUARDED_BY(mu_);

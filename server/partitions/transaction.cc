@@ -18,6 +18,8 @@ Transaction::Transaction(CommitPlan plan, PlanContext context,
   COHORT_CHECK(context_.base->slots.size() == partitions.size(),
                absl::StrCat("got slots of ", context_.base->slots.size(),
                             " partitions, want ", partitions.size()));
+  // Pushes without weight (all labels ignored) leave weights and slots alone:
+  // decay and momentum by themselves would move them. Fold skips every slice.
   if (plan_.loss_weight > 0) {
     gradient_scale_ = model().plan.loss_reference / plan_.loss_weight;
   }
@@ -70,6 +72,7 @@ void Transaction::SetStep(int32_t partition, size_t slice,
 
 float Transaction::AverageGain() const {
   const double decay = optimizer().ema_decay;
+  // A step without weight leaves the weights as they are, and so the average.
   if (decay == 0 || plan_.loss_weight == 0) return 0;
   return static_cast<float>(1 - AverageDecay(decay, context_.base->version));
 }
@@ -118,6 +121,8 @@ FoldJob Transaction::Fold(int32_t partition,
     FoldJob& second = pending_[p];
     second = job;
     second.pass = FoldPass::kUpdate;
+    // Its gradient is the result of the first pass, which is compensated. So
+    // the contributions' memory is free as soon as that has ended.
     second.contributions.clear();
     second.compensation = {};
   }
@@ -136,6 +141,7 @@ void Transaction::Done(FoldResult result) {
     return;
   }
   pending_[p].gradient = std::move(result.gradient);
+  // The first pass moves it on, for the compensation.
   pending_[p].slots.mean_square = std::move(result.slots.mean_square);
   --missing_first_;
 }
@@ -167,6 +173,7 @@ std::vector<FoldJob> Transaction::Scale(const GradientScales& scales) {
     }
     jobs.push_back(std::move(job));
   }
+  // So that AwaitsScales holds once.
   pending_.clear();
   return jobs;
 }
