@@ -20,6 +20,7 @@
 namespace cohort {
 namespace {
 
+// A worker shows its token right after it has connected.
 constexpr absl::Duration kHelloPatience = absl::Seconds(5);
 // While there is no descriptor for a connection, it would be offered again at
 // once.
@@ -28,6 +29,8 @@ constexpr absl::Duration kAcceptPause = absl::Seconds(1);
 constexpr size_t kStrangersMax = 64;
 
 absl::StatusOr<PacketListener> Listen(const std::string& directory) {
+  // Before this door has a socket: the search connects to live ones to find the
+  // sockets of killed servers, and a door logs such a connection as refused.
   RemoveLeftSockets(directory);
   const std::string name = NewSocketName(directory);
   if (directory.empty()) return PacketListener::Open(name);
@@ -98,6 +101,7 @@ LocalDoor::Offer LocalDoor::Invite(Rank rank, Incarnation incarnation) {
   }
   if (replaced != nullptr) {
     Forget(*replaced);
+    // The thread may be waiting on the descriptor of the peer that is gone.
     Wake();
   }
   return offer;
@@ -135,6 +139,8 @@ void LocalDoor::Serve() {
       watched.push_back({member.peer->fd(), POLLIN, 0});
     }
   }
+  // Only deadlines need a look without an event: that of a stranger, and the
+  // end of a pause in accepting.
   constexpr int kCheckMs = 1'000;
   poll(watched.data(), watched.size(),
        accepts && strangers_.empty() ? -1 : kCheckMs);
@@ -195,6 +201,8 @@ absl::Status LocalDoor::Admit(PacketSocket& socket) {
     return absl::PermissionDeniedError(
         "got an unknown token, want that of the newest join, once");
   }
+  // From here on the token is used up. If anything fails, the worker stays on
+  // its connection until it joins again.
   const auto [rank, incarnation] = *invited;
   COHORT_ASSIGN_OR_RETURN(const std::shared_ptr<LocalPeer> peer,
                           MakePeer(socket));
