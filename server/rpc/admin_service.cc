@@ -38,8 +38,9 @@ constexpr size_t kReasonLengthMax = 1024;
 // partitions. The limit on an operator's requests is therefore checked after
 // they arrive.
 constexpr size_t kRequestBytesMax = size_t{64} << 10;
-// More settings, and longer texts, than there can ever be.
+// Must stay above the number of settings (server_flags.inc, optimizers.inc).
 constexpr size_t kSettingsMax = 64;
+// Bytes of a name, and of a value or text.
 constexpr size_t kNameLengthMax = 64;
 constexpr size_t kValueLengthMax = 256;
 

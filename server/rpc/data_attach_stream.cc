@@ -24,6 +24,10 @@
 namespace cohort {
 namespace {
 
+// The connection of shard 0: commands in, gradients and folds out. What the
+// host holds belongs to it, so however it ends, it detaches. The reading side
+// runs on gRPC's threads, one message at a time; any thread may send. The host
+// has a reference until it detaches; gRPC's is the last (QueuedWrites).
 class AttachReactor final
     : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer,
                           CoordinatorStream> {
@@ -64,6 +68,8 @@ class AttachReactor final
     SendReport(report);
   }
 
+  // Ends before it detaches: the host then ends it too, with a status that says
+  // less, and the first one counts.
   void OnReadDone(bool ok) override {
     if (!ok) {
       End(absl::OkStatus());
@@ -80,6 +86,7 @@ class AttachReactor final
   }
 
  protected:
+  // For an end that no read has reported, such as that of Cut.
   void OnGone() override { host_.Detach(this); }
   int64_t QueueBytesMax() const override { return int64_t{256} << 20; }
 
@@ -153,7 +160,8 @@ class AttachReactor final
   std::optional<InstallationReader> reader_;
 };
 
-// Sends one version.
+// Sends the partitions of one version to shard 0, a message at a time, and
+// ends. It may wait for the commit that makes the version.
 class FetchReactor final
     : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, Stream> {
  public:

@@ -19,11 +19,13 @@ grpc::ByteBuffer EncodeWeights(const WeightsMessage& weights, bool checksums,
   to->set_version(weights.version.value());
   to->set_encoding(v1::ENCODING_FLOAT32);
   ByteRope payload;
+  // The cheapest first. Weights in shared memory have no checksum.
   if (place.has_value()) {
     to->mutable_shared()->set_file(place->file);
     to->mutable_shared()->set_offset(place->offset);
   } else if (weights.change.size_bytes() > 0) {
     to->set_encoding(v1::ENCODING_BFLOAT16);
+    // A change leads from the version before to this one.
     to->set_base_version(weights.version.value() - 1);
     if (checksums) to->set_xxh3(weights.change_checksum);
     payload = weights.change;
@@ -42,6 +44,7 @@ absl::StatusOr<ReceivedGradient> DecodeGradient(
   ReceivedGradient gradient{
       .about = {.partition = proto.partition(),
                 .type = type,
+                // However the gradient came: a repetition may come another way.
                 .sampled_checksum = payload.SampledChecksum(),
                 .absent_slices = {proto.absent_slices().begin(),
                                   proto.absent_slices().end()}}};

@@ -28,6 +28,10 @@
 namespace cohort {
 namespace {
 
+// One registration: the layout comes in, the run answers, and the worker that
+// it has asked sends its initial values. The answer may come long after the
+// layout and from any thread, while the client may close its side at any time,
+// so what both depend on has a lock.
 class RegisterReactor final : public WorkerStream<RegisterStream> {
  public:
   using WorkerStream::WorkerStream;

@@ -89,6 +89,9 @@ absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
   return report;
 }
 
+// The session of one worker process, from its join to its leave. If it ends
+// without a leave, the rank reconnects (RunHost::SessionBroken). Threads as in
+// WorkerStream: messages one at a time, answers from any thread.
 class SessionReactor final : public WorkerStream<SessionStream> {
  public:
   // `local`, which may be null, must outlive the stream.
@@ -110,7 +113,7 @@ class SessionReactor final : public WorkerStream<SessionStream> {
         1, absl::ToInt64Milliseconds(facts.heartbeat_interval)));
     to->set_lease_ms(absl::ToInt64Milliseconds(options.lease));
     to->add_shards(facts.address);
-    // Nobody needs them after the end, and they may be gone.
+    // After the end no worker needs the data shards, and they may be gone.
     if (!facts.ended) {
       for (const std::string& address : facts.data_addresses) {
         to->add_shards(address);
