@@ -29,6 +29,7 @@
 namespace cohort {
 namespace {
 
+// The coordinator needs a tick at least every 100 ms.
 constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
 
 // Small enough that leases can be shortened during a run, and that gRPC's
@@ -36,11 +37,13 @@ constexpr absl::Duration kTickInterval = absl::Milliseconds(50);
 // and while all of them sleep, messages wait. An event every 0.9 s keeps one
 // awake; this value leaves a tenth of a second for a late heartbeat.
 constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
+// Two heartbeats may be lost before the lease ends.
 constexpr int kHeartbeatsPerLease = 3;
 
 // Time from the opening of a session to its join.
 constexpr absl::Duration kJoinDeadline = absl::Seconds(5);
 
+// Once a second: what is checked then has deadlines of 15 s and more.
 constexpr int kTicksPerReaderCheck = 20;
 
 // For the log line before the end of the process.
@@ -145,6 +148,8 @@ RunHost::RunHost(const RunHostOptions& options, const RunState* restored,
                    own_link_);
   COHORT_CHECK(attached.ok(), attached.ToString());
   if (restored == nullptr) return;
+  // Here at once: while the run waits for its data shards, operators can read
+  // and save the restored version. The data shards get their parts in Start.
   restored_model_ = restored->model;
   restored_snapshot_ = restored->snapshot;
   Install(0, restored_model_, restored_snapshot_, this->options());
@@ -224,7 +229,7 @@ void RunHost::StartUpdate(StatisticsUpdate job) {
     Handle(
         [&](Coordinator& core, Instant now, Effects& out)
             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-              // As for Folded.
+              // A commit that follows would reach no shard; see Folded.
               if (!stopped_) core.StatisticsUpdated(std::move(done), now, out);
             },
         "StatisticsUpdated");
@@ -382,6 +387,7 @@ void RunHost::OfferAfter(Rank rank, Call call) {
                    return arrived_.Offer(rank, core, now, out, refused);
                  });
   ServiceCounters::Add(counters().inflight_paused, paused);
+  // Without the lock: it is never held together with that of the partitions.
   for (ArrivedGradients::Refusal& refusal : refused) {
     links_[static_cast<size_t>(refusal.shard)]->Send(
         command::Refuse{.ticket = refusal.ticket,
@@ -396,7 +402,7 @@ absl::Status RunHost::Folded(int32_t shard, FoldReport report) {
   }
   Handle([&](Coordinator& core, Instant now, Effects& out)
              ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-               // No shard would learn of the commit.
+               // After Stop no shard would learn of the commit.
                if (!stopped_) core.Folded(std::move(report), now, out);
              });
   return absl::OkStatus();

@@ -287,7 +287,8 @@ class RunHost {
   // `version` with the weights and slots of this process; null if it is not
   // here (yet).
   SharedSnapshot WithWeights(const SharedVersion& version) const;
-  // The same for a state whose version is here.
+  // `state` with the weights and slots of this process, which must have its
+  // version.
   RunState WithWeights(RunState state) const;
   // As WithWeights, but waits until the version is here.
   // Errors: Unavailable: it does not come.

@@ -163,7 +163,7 @@ class StreamRegistry {
       ABSL_GUARDED_BY(mu_);
   // The session bound to each rank.
   std::map<Rank, Binding> bindings_ ABSL_GUARDED_BY(mu_);
-  // The same by session.
+  // The rank of each bound session; the reverse of bindings_.
   std::map<SessionId, Rank> bound_ ABSL_GUARDED_BY(mu_);
   Places<RegisterStream> registers_ ABSL_GUARDED_BY(mu_);
   Places<ExchangeStream> exchanges_ ABSL_GUARDED_BY(mu_);
