@@ -24,6 +24,7 @@ void Operations::StartReport(RunHost& run, const RunStats& stats,
 absl::Status Operations::Start(const std::string& address,
                                const OpsPort::Sources& sources) {
   if (options_.ops_listen.empty()) {
+    // Tokens are read again all the same.
     security_.Watch(nullptr);
     return absl::OkStatus();
   }
@@ -45,6 +46,7 @@ absl::Status Operations::Start(const std::string& address,
     MutexLock lock(mu_);
     address_ = ops_->address();
   }
+  // Last, because it calls the port.
   security_.Watch([this](const TlsContent& tls) { return ops_->SetTls(tls); });
   return absl::OkStatus();
 }
@@ -72,6 +74,8 @@ void Operations::StopProbe() {
 }
 
 void Operations::Close() {
+  // Each before what it uses: the watcher calls the port, and the port asks the
+  // probe and the figures.
   security_.StopWatching();
   ops_.reset();
   probe_.reset();

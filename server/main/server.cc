@@ -21,6 +21,8 @@
 namespace cohort {
 namespace {
 
+// Neither the end of a session nor the answer to a watcher wakes the thread
+// that waits for them, so it looks.
 constexpr absl::Duration kLeavePoll = absl::Milliseconds(50);
 
 std::string RandomRunId() {
@@ -218,6 +220,8 @@ absl::Status Server::Start() {
   // Page and cohortctl name the data shards that are not there. Workers are
   // refused until then.
   COHORT_RETURN_IF_ERROR(AttachDataShards());
+  // The file of the address appears only now: programs that wait for it start
+  // workers, which were refused until then.
   files_->ForgetRestored();
   endings_->recorder().Begin();
   COHORT_RETURN_IF_ERROR(WriteAddressFile(options_.address_file, address_));
@@ -541,6 +545,10 @@ void Server::Stop() {
     results_first = lifecycle_.EndsWithResults();
     awaits_leavers = lifecycle_.AwaitsLeavers();
   }
+  // The run stops before the ending is written, so that nothing changes it any
+  // more. Data shards are ended after that: the last checkpoint has their
+  // partitions. The operations port closes last and says until then that the
+  // server is stopping.
   operations_.SetReady(absl::UnavailableError("the server is stopping"));
   if (results_first) endings_->WriteResults(summary);
   if (awaits_leavers) WaitForLeavers();

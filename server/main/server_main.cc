@@ -205,7 +205,8 @@ class CurrentServer {
   Server* server_ ABSL_GUARDED_BY(mu_) = nullptr;
 };
 
-// The same run in a new server at the same addresses.
+// Options of a new server that continues the run of `server` at the same
+// addresses.
 ServerOptions OptionsAfter(Server& server, ServerOptions options) {
   options.files.resume = true;
   options.handover = server.TakeHandover();
