@@ -12,7 +12,7 @@ namespace cohort {
 
 // Limit on ranks with separate series; there may be more ranks.
 inline constexpr int64_t kRankSeriesMax = 256;
-// The same limit for layers.
+// Limit on layers with separate series.
 inline constexpr int64_t kLayerSeriesMax = 256;
 
 // The metrics of a run. METRICS.md lists them.

@@ -45,7 +45,7 @@ struct RunEvent {
   effect::Log log;
 };
 
-// The same, of a server that is over.
+// An event of an earlier server of this process, by the time of its clock.
 struct EarlierEvent {
   Instant at;
   effect::Log log;

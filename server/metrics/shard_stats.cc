@@ -21,6 +21,7 @@ ShardStats::ShardStats(const std::vector<std::string>& addresses,
   for (size_t i = 0; i < addresses.size(); ++i) {
     shards_[i + 1].address = addresses[i];
   }
+  // This process.
   shards_[0].connected = true;
 }
 
@@ -39,6 +40,7 @@ std::optional<absl::Duration> ShardStats::Attached(int32_t shard,
   state.connected = true;
   state.missing_because.clear();
   state.generation = generation;
+  // Shard 0 has no connection; its row shows the generation of the run.
   shards_[0].generation = generation;
   return gone;
 }
@@ -54,6 +56,7 @@ void ShardStats::Lost(int32_t shard, const std::string& why) {
 void ShardStats::Missing(int32_t shard, const std::string& why) {
   MutexLock lock(mu_);
   State& state = At(shard);
+  // Without the reason of a loss: shard 0 has ended the connection itself.
   if (state.connected) GoneLocked(state, "");
   state.missing_because = why;
 }
@@ -74,6 +77,7 @@ std::string ShardStats::WaitingText() const {
     if (state.connected) continue;
     const std::string name =
         absl::StrCat("data shard ", i, " at ", state.address);
+    // Errors of a connection begin with the shard's name (ShardConnection).
     const absl::string_view why =
         absl::StripPrefix(WhyGone(state), absl::StrCat(name, ": "));
     absent.push_back(absl::StrCat(
@@ -113,6 +117,8 @@ std::vector<ShardStats::Prepared> ShardStats::Committed(int64_t transaction) {
                         .end = *state.folded});
     state.folded.reset();
   }
+  // What the slowest shard alone has cost: all others were done when the second
+  // slowest was. A shard that folds alone keeps none waiting.
   if (prepared.size() < 2) return prepared;
   std::vector<Prepared> by_end = prepared;
   std::sort(by_end.begin(), by_end.end(),

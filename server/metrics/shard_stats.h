@@ -19,7 +19,8 @@ namespace cohort {
 // One object serves a process for as long as it runs: after the loss of a shard
 // the run continues in a new RunHost, and what is known of the shards stays.
 //
-// Thread safety: safe. Takes no lock but its own, for moments.
+// Thread safety: safe. Calls nothing but clocks under its lock, so it may be
+// called under any other.
 class ShardStats {
  public:
   // One shard's part of a commit.
@@ -68,7 +69,8 @@ class ShardStats {
     Instant since;
     absl::Time since_wall;
     std::string lost_because;
-    // Found since then, or before the first connection; empty while connected.
+    // Why it cannot be used, found after a loss or before the first connection;
+    // empty while connected.
     std::string missing_because;
     int64_t losses = 0;
     // The generation of the newest connection; 0 if there was none.
