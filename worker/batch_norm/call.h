@@ -106,9 +106,10 @@ std::vector<Moments> Exchange(const BatchNormScope::Step& step,
 // behind batch and channels, in the forward pass.
 Contribution At(const SavedCall& saved, ReducePhase phase, Moments moments,
                 std::vector<int64_t> extents = {});
-// The same of a forward call, whose input is `x`.
+// The contribution of a forward call, whose input is `x`.
 Contribution At(const SavedCall& saved, const at::Tensor& x, Moments moments);
-// Its number through all parts of the step.
+// The number of the call among those of its layer, through all parts of the
+// step.
 int32_t NumberInStep(const BatchNormCall& call);
 
 // Arguments of the kernels for a call, on either device. Sums are pointers in

@@ -29,7 +29,8 @@ BatchStatistics StatisticsOf(Moments all, double epsilon);
 // set here.
 Moments LocalMoments(const kernels::Backend& backend,
                      kernels::MomentsArgs args);
-// The same for the sums of the backward pass.
+// Sums of the backward pass over the local batch; zeros if it is empty. The
+// outputs of `args` are set here.
 Moments BackwardSums(const kernels::Backend& backend,
                      kernels::BackwardReduceArgs args);
 

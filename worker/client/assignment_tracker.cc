@@ -24,6 +24,7 @@ void AssignmentTracker::Offer(const Assignment& assignment) {
     wait_ = assignment;
     return;
   }
+  // The end of the run has no number to compare, and nothing follows it.
   if (assignment.kind != AssignmentKind::kFinished) {
     const std::optional<Assignment>& newest =
         offered_.has_value() ? offered_ : taken_;

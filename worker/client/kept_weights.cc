@@ -23,7 +23,7 @@ void KeptWeights::Follow(const PushResult& result,
                          Incarnation incarnation) {
   switch (HeldVersion::OutcomeOf(result, partitions)) {
     case HeldVersion::Outcome::kSame:
-      // Those that the push has read.
+      // The version has the weights that the push has read.
       version_ = result.verdict.version;
       return;
     case HeldVersion::Outcome::kUnknown:

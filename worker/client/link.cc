@@ -17,7 +17,7 @@ namespace {
 
 // The mark of AsObstacle. It never leaves the process.
 constexpr char kObstacle[] = "cohort/obstacle";
-// Likewise, of an end with DataLoss.
+// The mark of an end with DataLoss. It never leaves the process either.
 constexpr char kDamage[] = "cohort/damage";
 
 absl::Status StopRequested() {
@@ -51,6 +51,7 @@ absl::Status Link::WaitLocked(Instant deadline) {
 void Link::WaitForEndLocked() { changed_.Wait(mu); }
 
 absl::Status Link::Pause(absl::Duration pause) {
+  // Notifications that are meant for other waits do not end it.
   const Instant end = clock_.Now() + pause;
   MutexLock lock(mu);
   do {
@@ -108,6 +109,8 @@ absl::Status Link::NormalizedEnd(absl::string_view name,
   const std::string text = absl::StrCat(
       server, ": ", name, " failed", end.message() == code ? "" : ": ",
       end.message() == code ? "" : end.message());
+  // Limits and deadlines of the server, gRPC's names for a broken stream, and
+  // damage: another try may succeed. Every other code keeps its meaning.
   switch (end.code()) {
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnknown:

@@ -21,6 +21,7 @@ absl::StatusOr<std::unique_ptr<LocalLink>> ShareMemory(
     return absl::FailedPreconditionError(
         "the server offers no shared memory; see its --local");
   }
+  // The kernel's boot identifier tells hosts apart whatever their names are.
   if (offer.boot_id() != BootId()) {
     return absl::FailedPreconditionError("the server is on another host");
   }
@@ -55,6 +56,7 @@ absl::StatusOr<LocalPath> ChooseLocalPath(
         "with one network namespace or with the server's --local_dir, or use "
         "--local=auto"));
   }
+  // Not an error: the results are the same, only slower. The text says why.
   absl::StrAppend(&path.text,
                   ": no shared memory: ", memory.status().message());
   return path;

@@ -37,6 +37,7 @@ PushStream::PushStream(const std::shared_ptr<grpc::Channel>& channel,
 }
 
 BulkStream& PushStream::StreamOf(int32_t partition) {
+  // As the server divides them: ShardPlace::OwnerOf.
   const size_t owner =
       static_cast<size_t>(partition) % (data_streams_.size() + 1);
   return owner == 0 ? stream_ : *data_streams_[owner - 1];
@@ -48,6 +49,7 @@ absl::Status PushStream::Open(const PushKey& key, const PushOpening& opening,
   type_ = gradients;
   in_arena_.assign(partitions_.size(), false);
   {
+    // Before the opening is sent: an answer may come before Send returns.
     MutexLock lock(link_.mu);
     Await(key, std::move(base));
     base_version_ = opening.version;

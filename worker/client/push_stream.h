@@ -122,11 +122,11 @@ class PushStream {
   // because the place is not free before the push is over.
   std::vector<bool> in_arena_;
 
-  // The same push, for the reactions, and the answers to it.
+  // The push in progress, for the reactions, and the answers to it.
   std::optional<PushKey> awaited_ ABSL_GUARDED_BY(link_.mu);
   // One entry a partition.
   std::vector<std::optional<Received>> received_ ABSL_GUARDED_BY(link_.mu);
-  // How many of them there are of each version.
+  // The number of entries of received_ by version.
   std::map<Version, int32_t> versions_ ABSL_GUARDED_BY(link_.mu);
   std::optional<PushVerdict> verdict_ ABSL_GUARDED_BY(link_.mu);
   int32_t weights_announced_ ABSL_GUARDED_BY(link_.mu) = 0;

@@ -43,6 +43,8 @@ std::vector<int32_t> PartitionSchedule::Finish(size_t parameter) {
 
 std::vector<int32_t> PartitionSchedule::Rest() {
   std::vector<int32_t> leaving;
+  // Partitions leave in the server's order here too: each one waits for those
+  // before it, and with the last of the loop all are complete.
   for (size_t p = 0; p < trainable_.size(); ++p) {
     if (!trainable_[p] || complete_[p]) continue;
     comes_late_[p] = true;
@@ -59,6 +61,9 @@ void PartitionSchedule::Complete(size_t partition,
     leaving.push_back(static_cast<int32_t>(partition));
     return;
   }
+  // All workers keep to one order, so that the server can fold a partition soon
+  // and needs little room (GradientHooks). Only one that no pass completes is
+  // not waited for: it would hold up all after it until the pass is over.
   for (const int32_t turn : order_) {
     const auto due = static_cast<size_t>(turn);
     if (left_[due]) continue;

@@ -90,6 +90,7 @@ absl::StatusOr<std::optional<PulledVersion>> WorkerSession::ReadWeights(
 absl::StatusOr<PulledVersion> WorkerSession::Read(const PullOptions& options) {
   COHORT_ASSIGN_OR_RETURN(PulledVersion pulled, Pull(options));
   if (!options.weights) return pulled;
+  // If loading fails, the memory may hold parts of two versions.
   held_->Forget();
   COHORT_RETURN_IF_ERROR(memory_->Load(pulled.weights));
   pulled.weights.clear();
@@ -123,7 +124,7 @@ void WorkerSession::Begin(const Assignment& assignment) {
   opening_ = {};
   contributions_ = 0;
   report_.reset();
-  // Those of a push that was given up.
+  // A push that was given up may have left gradients behind.
   memory_->Drop();
   schedule_->Begin();
 }
@@ -240,6 +241,7 @@ absl::Status WorkerSession::SendGradients(absl::Span<const int32_t> partitions,
 absl::StatusOr<PushVerdict> WorkerSession::Close(PushClosing closing) {
   COHORT_RETURN_IF_ERROR(SendRest());
   closing.contributions = contributions_;
+  // Before the call, and kept if that fails: SettleLastPush asks about it.
   unanswered_ = {.key = KeyOf(assignment_),
                  .closing = std::move(closing),
                  .incarnation = client_.incarnation()};

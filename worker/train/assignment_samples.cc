@@ -38,6 +38,8 @@ absl::StatusOr<std::vector<int64_t>> AssignmentSamples::IndicesOf(
         assignment.range.end, ", want at most ", held, ", the size of ",
         dataset_.name()));
   }
+  // Neighbours in the files (frames of one drive) must not be normalised
+  // together.
   if (test && NormalisesByBatch(assignment)) {
     return order_.MixedTest(assignment.range);
   }
@@ -62,6 +64,8 @@ absl::StatusOr<Batch> AssignmentSamples::Read(const Assignment& assignment) {
 }
 
 absl::Status AssignmentSamples::PrepareNext(const Assignment& assignment) {
+  // Batches are made of the held images. A request that blends pixels is not;
+  // it is read when it is needed.
   if (batches_ != nullptr && batches_->holds()) {
     return absl::OkStatus();
   }

@@ -16,7 +16,7 @@ namespace {
 
 // Inputs of the autograd function besides its tensors.
 struct Terms {
-  // The same as CrossEntropy's.
+  // As in CrossEntropy.
   at::Tensor class_weights;
   double label_smoothing = 0;
 };

@@ -65,7 +65,7 @@ class CrossEntropy {
   double label_smoothing_;
   // [classes], float64; if undefined, all weights are 1.
   at::Tensor class_weights_;
-  // The same on the device of the logits.
+  // class_weights_ on the device of the logits.
   at::Tensor moved_weights_;
 };
 

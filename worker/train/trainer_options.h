@@ -28,7 +28,7 @@ struct TrainerOptions {
   // another; each is a separate batch to batch norm. The same on all workers.
   int64_t accumulate = 1;
   OrderOptions order;
-  // The same on all workers.
+  // Must be equal on all workers.
   std::vector<ParameterGroup> groups;
   LossOptions loss;
   // Threads that read training samples, also ahead of need. With 0, samples are
