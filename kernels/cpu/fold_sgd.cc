@@ -68,7 +68,7 @@ HWY_INLINE hn::Mask<NarrowTag> UpdateVector(const SgdStep& step,
   return hn::IsFinite(folded);
 }
 
-// The same for one element, and the same bits.
+// UpdateVector for one element, with the same bits.
 template <Rule kRule>
 HWY_INLINE bool UpdateElement(const SgdStep& step, const SgdRun& run, int64_t i,
                               double sum) {

@@ -16,7 +16,10 @@
 namespace cohort::kernels::cuda {
 namespace {
 
+// As kElementsMax in checks.cc: sums of offsets and sizes in bytes stay far
+// below 2^63.
 constexpr int64_t kRunElementsMax = int64_t{1} << 40;
+// CUDA's limit on the first extent of a grid.
 constexpr int64_t kLaunchBlocksMax = std::numeric_limits<int32_t>::max();
 
 absl::Status CheckSegment(const PackSegment& segment) {
@@ -49,6 +52,8 @@ absl::StatusOr<std::vector<PackLaunch>> PlanPack(
     }
     const int64_t blocks =
         (segment.count + kPackBlockElements - 1) / kPackBlockElements;
+    // The table of segments travels as an argument of the kernel, so its length
+    // is fixed; more segments take another launch.
     if (launches.empty() || launches.back().args.segments == kSegmentsMax ||
         launches.back().plan.blocks + blocks > kLaunchBlocksMax) {
       launches.emplace_back();
