@@ -48,6 +48,8 @@ std::string ByteRope::ToString() const {
 }
 
 uint64_t ByteRope::SampledChecksum() const {
+  // Repetitions of a push are compared by this sum. Hashes of whole gradients
+  // took a large part of a step over shared memory.
   constexpr int64_t kSample = int64_t{1} << 10;
   constexpr int64_t kStride = int64_t{16} << 10;
   std::byte scratch[kSample];

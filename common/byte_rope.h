@@ -29,7 +29,7 @@ class ByteRope {
 
   // A rope over a private copy of `bytes`.
   static ByteRope Copy(absl::Span<const std::byte> bytes);
-  // The same for the bytes of a text.
+  // A rope over a private copy of the bytes of `text`.
   static ByteRope CopyText(absl::string_view text);
 
   // Adds a piece at the end; empty pieces are ignored.

@@ -31,7 +31,7 @@ inline absl::string_view OptimizerName(OptimizerKind kind) {
   return OptimizerNames()[static_cast<size_t>(kind)];
 }
 
-// Each rule reads some of them.
+// The numbers of all rules; each rule reads some of them.
 struct OptimizerNumbers {
 #define COHORT_OPTIMIZER_NUMBER(type, name, default_value, limits, help) \
   type name = default_value;

@@ -24,6 +24,7 @@ ThreadPool::~ThreadPool() {
     stopping_ = true;
   }
   changed_.NotifyAll();
+  // The threads run what is queued before they end (NextJob).
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -40,6 +41,7 @@ absl::Status ThreadPool::Submit(Job job) {
     }
     queue_.push_back(std::move(job));
   }
+  // Without the lock, which the thread that wakes needs at once.
   changed_.NotifyOne();
   return absl::OkStatus();
 }

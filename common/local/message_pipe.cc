@@ -100,7 +100,8 @@ void MessagePipe::Wait(absl::Duration timeout) const {
     return;
   }
   const timespec limit = absl::ToTimespec(timeout);
-  // Also wakes, at once, if something has been sent since.
+  // Returns at once if something has been sent since: the kernel compares the
+  // word before it waits.
   syscall(SYS_futex, &other_->sent, FUTEX_WAIT, received_, &limit, nullptr, 0);
 }
 

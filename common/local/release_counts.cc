@@ -42,7 +42,8 @@ uint32_t ReleaseCounts::Get(int32_t index) const {
 void ReleaseCounts::WaitWhile(int32_t index, uint32_t seen,
                               absl::Duration timeout) const {
   const timespec limit = absl::ToTimespec(timeout);
-  // Also wakes, at once, if the word differs from `seen` by then.
+  // Returns at once if the word differs from `seen` by then: the kernel
+  // compares it before it waits.
   syscall(SYS_futex, Word(index), FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 

@@ -411,7 +411,8 @@ HttpServer::~HttpServer() {
 
 absl::Status HttpServer::SetTls(const TlsContent& tls) { return Serve(tls); }
 
-// Each daemon has a copy of the listening socket.
+// Each daemon takes over a copy of the listening socket, so that the next one
+// can accept before the one before has ended.
 absl::Status HttpServer::Serve(const std::optional<TlsContent>& tls) {
   const int fd = fcntl(listen_fd_, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) {
@@ -426,6 +427,8 @@ absl::Status HttpServer::Serve(const std::optional<TlsContent>& tls) {
   }
   MutexLock lock(mu_);
   if (daemon_ != nullptr) daemon_->StopAccepting();
+  // Ends the daemon before the last, and connections that have outlasted two
+  // changes of the certificate.
   retired_ = std::exchange(daemon_, std::move(daemon));
   return absl::OkStatus();
 }

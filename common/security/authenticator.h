@@ -98,7 +98,7 @@ class Authenticator {
   // `target`.
   Admission Admit(absl::string_view target, const Presented& presented,
                   absl::Span<const PeerRole> roles) const;
-  // The same for the pages of an operations port.
+  // Whether a client may read the pages of an operations port.
   absl::Status CheckPageReader(const Presented& presented) const;
 
  private:

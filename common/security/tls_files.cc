@@ -10,7 +10,7 @@
 namespace cohort {
 namespace {
 
-// The same error, with the file that the flag names.
+// `status`, with the file that it is about in its text.
 absl::Status InFile(const std::string& path, const absl::Status& status) {
   if (status.ok()) return status;
   return absl::InvalidArgumentError(

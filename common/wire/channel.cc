@@ -26,6 +26,8 @@ constexpr int64_t kLookaheadBytesMin = 64 << 10;
 
 constexpr int kKeepaliveMs = 10'000;
 constexpr int kKeepaliveTimeoutMs = 5'000;
+// The server ends a connection that is pinged more often, so this stays below
+// kKeepaliveMs.
 constexpr int kMinPingIntervalMs = 5'000;
 
 struct Setting {
@@ -123,8 +125,9 @@ int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers) {
 }
 
 ReadChunk ReadChunkFor(int32_t workers) {
-  // As many connections of each worker.
+  // Connections of each worker to the server.
   constexpr int64_t kConnections = 3;
+  // What the connections of 64 workers take with 1 MiB each.
   constexpr int64_t kBytesAtFirst = int64_t{192} * kMiB;
   constexpr int64_t kBytesMin = 8 << 10;
   const ReadChunk most;

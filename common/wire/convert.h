@@ -123,7 +123,7 @@ struct PayloadInfo {
 absl::Status CheckPayload(const PayloadInfo& info, const ByteRope& payload,
                           int64_t elements);
 
-// The same for any message with `encoding` and `xxh3`.
+// CheckPayload for any message with the fields `encoding` and `xxh3`.
 template <typename Message>
 absl::Status CheckPayload(const Message& message, const ByteRope& payload,
                           int64_t elements) {
