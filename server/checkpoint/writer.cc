@@ -59,6 +59,8 @@ absl::Status CheckpointWriter::SubmitNext(RunState state, Done done) {
 }
 
 absl::Status CheckpointWriter::Begin(Job job) {
+  // The queue cannot be full, which would leave busy_ set: there is one job at
+  // a time.
   return thread_.Submit([this, job = std::move(job)]() mutable {
     for (std::optional<Job> now = std::move(job); now.has_value();) {
       Write(*std::exchange(now, std::nullopt));

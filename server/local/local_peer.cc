@@ -97,6 +97,7 @@ absl::StatusOr<ByteRope> LocalPeer::Gradient(int32_t partition,
   const auto bytes = arena_->memory.bytes().subspan(
       static_cast<size_t>(layout_.offsets[index]),
       static_cast<size_t>(elements_[index] * BytesOf(type)));
+  // The worker writes there again once the last rope has let go of this.
   const std::shared_ptr<const void> lease(
       bytes.data(), [arena = arena_, partition](const void*) {
         arena->releases.Raise(partition);

@@ -28,6 +28,7 @@ void ServerLifecycle::ShardLost(absl::string_view why) {
 
 ServerLifecycle::Task ServerLifecycle::TakeTask() {
   if (!outcome_.has_value() && !LeavingRequested() && lost_.empty()) {
+    // First, because the run stands still until it is stored.
     if (std::exchange(milestone_, false)) return Task::kStoreMilestone;
     return leaving_shard_ > 0 ? Task::kSaveForLeaving : Task::kWait;
   }

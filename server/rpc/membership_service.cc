@@ -43,6 +43,7 @@ class MembershipService final : public RawMembership {
  private:
   absl::Status HandleReport(const Caller& caller, v1::ReportRequest request,
                             v1::ReportReply& reply) {
+    // Before any field is used.
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&request));
     COHORT_ASSIGN_OR_RETURN(Sender sender, cohort::FromProto(request.sender()));
     const absl::Status own = CheckRank(caller, sender.rank);
