@@ -57,6 +57,8 @@ absl::StatusOr<SharedMemory> SharedMemory::Map(FileDescriptor file,
                                                int64_t bytes, bool writable) {
   struct stat status {};
   const int seals = fcntl(file.get(), F_GET_SEALS);
+  // Without the seal the other process could end this one by truncating the
+  // file that it has mapped.
   if (bytes <= 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0 ||
       fstat(file.get(), &status) != 0 || status.st_size != bytes) {
     return absl::InvalidArgumentError(
