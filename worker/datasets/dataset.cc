@@ -80,6 +80,7 @@ absl::StatusOr<std::unique_ptr<Dataset>> MakeDataset(
     const DatasetOptions& options) {
   COHORT_RETURN_IF_ERROR(CheckOptions(options));
   COHORT_ASSIGN_OR_RETURN(ImageTable table, ReadTable(options));
+  // Shortened first, so that only samples that stay are resized.
   if (options.train_limit.has_value()) {
     Shorten(table, *options.train_limit, table.train);
   }
