@@ -221,7 +221,7 @@ absl::Status Server::Start() {
   // refused until then.
   COHORT_RETURN_IF_ERROR(AttachDataShards());
   // The file of the address appears only now: programs that wait for it start
-  // workers, which were refused until then.
+  // workers, which are refused while a data shard is missing.
   files_->ForgetRestored();
   endings_->recorder().Begin();
   COHORT_RETURN_IF_ERROR(WriteAddressFile(options_.address_file, address_));
