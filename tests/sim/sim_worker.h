@@ -167,7 +167,7 @@ class SimWorker {
   struct Gathered;
 
   // Reads a version, or the newest, from all shards.
-  void Read(std::optional<Version> version, OnRead done, int tries = 1);
+  void Read(std::optional<Version> version, OnRead done);
   void Gather(Gathered& gathered, const MaybeSnapshot& part);
 
   // Uses a snapshot that was read.

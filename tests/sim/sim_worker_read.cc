@@ -14,19 +14,18 @@ namespace cohort::sim {
 struct SimWorker::Gathered {
   std::optional<Version> wanted;
   OnRead done;
-  int tries = 1;
   ModelSnapshot snapshot;
   int32_t missing = 0;
   bool failed = false;
 };
 
 // Like the client's PullVersion.
-void SimWorker::Read(std::optional<Version> version, OnRead done, int tries) {
+void SimWorker::Read(std::optional<Version> version, OnRead done) {
   world_.network.Call<MaybeSnapshot>(
       connection_,
       [version](SimServer& server) { return server.Read(version); },
-      [version, done = std::move(done), tries](SimWorker& worker,
-                                               MaybeSnapshot snapshot) mutable {
+      [version, done = std::move(done)](SimWorker& worker,
+                                        MaybeSnapshot snapshot) mutable {
         const int32_t shards = worker.world_.shards.shards();
         if (!snapshot.ok() || shards == 1) {
           return done(worker, std::move(snapshot));
@@ -34,7 +33,6 @@ void SimWorker::Read(std::optional<Version> version, OnRead done, int tries) {
         const auto gathered =
             std::make_shared<Gathered>(Gathered{.wanted = version,
                                                 .done = std::move(done),
-                                                .tries = tries,
                                                 .snapshot = **snapshot,
                                                 .missing = shards - 1});
         for (int32_t shard = 1; shard < shards; ++shard) {
@@ -52,12 +50,11 @@ void SimWorker::Gather(Gathered& gathered, const MaybeSnapshot& part) {
   if (!part.ok()) {
     gathered.failed = true;
     if (!absl::IsOutOfRange(part.status())) return OnBroken();
-    // The newest may have been replaced meanwhile.
-    constexpr int kTries = 10;
-    if (gathered.wanted.has_value() || gathered.tries == kTries) {
-      return gathered.done(*this, part.status());
+    // The newest may have been replaced.
+    if (!gathered.wanted.has_value()) {
+      return Read(std::nullopt, std::move(gathered.done));
     }
-    return Read(std::nullopt, std::move(gathered.done), gathered.tries + 1);
+    return gathered.done(*this, part.status());
   }
   for (size_t p = 0; p < (*part)->weights.size(); ++p) {
     if ((*part)->weights[p] == nullptr) continue;
