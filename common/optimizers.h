@@ -11,8 +11,7 @@ namespace cohort {
 
 enum class OptimizerKind {
   // The optimizer of the workers' registration (see TakeWorkersOptimizer).
-  // Never in
-  // force once the run has a model.
+  // It is never in force once the run has a model.
   kAuto,
 #define COHORT_OPTIMIZER(Name, name) k##Name,
 #include "common/optimizers.inc"

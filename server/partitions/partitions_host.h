@@ -36,7 +36,8 @@
 
 namespace cohort {
 
-// The way to the core, as a shard sees it.
+// The way to the core, as a shard sees it: RunHost::OwnLink in the process of
+// the core, else a connection (rpc/data_attach_stream.cc).
 class CoordinatorStream : public Stream {
  public:
   virtual void SendGradient(const RemoteGradient& gradient) = 0;

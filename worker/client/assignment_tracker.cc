@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/push.h"
+
 namespace cohort {
 namespace {
 

@@ -86,8 +86,8 @@ class RunSettings {
   void AdoptAtOnce(const CoordinatorOptions& target);
   // Makes `target` the pending request; none if it is what is in force.
   void Request(CoordinatorOptions target, const ChangeNote& note);
-  // Before the run has a model: takes the optimizer of `target`. The first
-  // entry of the history names it where that said auto.
+  // Before the run has a model: takes the optimizer of `target`, into a pending
+  // request too. The caller records it.
   void AdoptOptimizer(const CoordinatorOptions& target);
   // Puts the pending request in force. There must be one.
   void AdoptPending();

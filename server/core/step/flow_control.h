@@ -40,7 +40,7 @@ class FlowControl {
   void Pause(Rank rank, int64_t bytes, Instant now);
   // It was taken, or the rank's streams have ended.
   void Forget(Rank rank) { paused_.erase(rank); }
-  // Ranks go on for whose gradient there is room now.
+  // Ranks for whose gradient there is room now continue, in ascending order.
   void Resume(MayTake may_take, Turn& turn);
   void ResumeAll(Turn& turn);
 

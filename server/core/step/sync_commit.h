@@ -16,7 +16,9 @@ namespace cohort {
 // Tells the shards what goes into the commit, once all members have opened
 // their pushes.
 void PrepareCommit(RunParts& parts, Round& round, Turn& turn);
-// A partition's shard folds it as soon as all have sent it. No-op before.
+// Counts a partition that all members have sent as being folded; no-op before.
+// Its shard begins the fold by itself, by the same condition
+// (FoldStage::FoldIfComplete).
 void BeginFoldIfComplete(RunParts& parts, Round& round, int32_t partition,
                          Instant now);
 // A fold was reported, perhaps of an attempt that has been given up since.
