@@ -64,8 +64,8 @@ Verb HealthVerb() {
       .summary = "checks through an operations port whether a process is ready",
       .flags = {{.name = "ops",
                  .value = "HOST:PORT",
-                 .help = "operations port of a server or worker (default: the "
-                         "context's, or 127.0.0.1:7071)"},
+                 .help = "operations port of a server or worker (default "
+                         "127.0.0.1:7071)"},
                 {.name = "live",
                  .value = "",
                  .help = "check only that the process responds"}},
