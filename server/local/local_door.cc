@@ -205,7 +205,7 @@ absl::Status LocalDoor::Admit(PacketSocket& socket) {
   // its connection until it joins again.
   const auto [rank, incarnation] = *invited;
   COHORT_ASSIGN_OR_RETURN(const std::shared_ptr<LocalPeer> peer,
-                          MakePeer(socket));
+                          MakePeer(socket, rank));
   std::shared_ptr<LocalPeer> before;
   {
     MutexLock lock(mu_);
@@ -222,7 +222,10 @@ absl::Status LocalDoor::Admit(PacketSocket& socket) {
   }
   // Last: the worker may use the peer as soon as it is welcome.
   const absl::Status welcomed = peer->Welcome();
-  if (!welcomed.ok()) Forget(*peer);
+  if (!welcomed.ok()) {
+    Forget(*peer);
+    return welcomed;
+  }
   Log(LogLevel::kInfo,
       absl::StrCat("rank ", rank.value(),
                    " exchanges gradients and weights through shared memory"));
@@ -230,7 +233,7 @@ absl::Status LocalDoor::Admit(PacketSocket& socket) {
 }
 
 absl::StatusOr<std::shared_ptr<LocalPeer>> LocalDoor::MakePeer(
-    PacketSocket& socket) {
+    PacketSocket& socket, Rank entering) {
   const std::optional<LocalNeeds> needs = options_.needs();
   if (!needs.has_value()) {
     return absl::FailedPreconditionError(
@@ -241,7 +244,8 @@ absl::StatusOr<std::shared_ptr<LocalPeer>> LocalDoor::MakePeer(
   {
     MutexLock lock(mu_);
     for (const auto& [rank, member] : members_) {
-      if (member.peer != nullptr) arenas += wanted;
+      // The arena of a worker that returns takes the place of its former one.
+      if (rank != entering && member.peer != nullptr) arenas += wanted;
     }
   }
   if (options_.arena_bytes_max > 0 && arenas > options_.arena_bytes_max) {

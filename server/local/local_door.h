@@ -98,7 +98,8 @@ class LocalDoor {
   void HearStrangers() ABSL_LOCKS_EXCLUDED(mu_);
   // Errors: the reason for a refusal.
   absl::Status Admit(PacketSocket& socket) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<std::shared_ptr<LocalPeer>> MakePeer(PacketSocket& socket);
+  absl::StatusOr<std::shared_ptr<LocalPeer>> MakePeer(PacketSocket& socket,
+                                                      Rank entering);
   // Takes the invitation with this token.
   std::optional<std::pair<Rank, Incarnation>> TakeInvitation(
       const std::string& token) ABSL_LOCKS_EXCLUDED(mu_);

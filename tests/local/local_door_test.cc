@@ -353,6 +353,8 @@ TEST_F(LocalDoorTest, ArenasHaveALimit) {
   const auto first = Enter();
   const auto second = Connect(door_->Invite(Rank(2), kSecond));
   EXPECT_TRUE(absl::IsPermissionDenied(second.status())) << second.status();
+  const auto again = Connect(door_->Invite(kRank, kFirst));
+  EXPECT_TRUE(again.ok()) << again.status();
 }
 
 TEST_F(LocalDoorTest, MessagesAreAnswered) {
