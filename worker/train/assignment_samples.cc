@@ -64,20 +64,23 @@ absl::StatusOr<Batch> AssignmentSamples::Read(const Assignment& assignment) {
 }
 
 absl::Status AssignmentSamples::PrepareNext(const Assignment& assignment) {
-  // Batches are made of the held images. A request that blends pixels is not;
-  // it is read when it is needed.
-  if (batches_ != nullptr && batches_->holds()) {
-    return absl::OkStatus();
-  }
   const std::optional<IndexRange> range = forecast_.After(
       assignment.data_epoch, assignment.range, order_.epoch_size());
   if (!range.has_value()) return absl::OkStatus();
   Assignment next = assignment;
   next.range = *range;
   COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> indices, IndicesOf(next));
-  reader_.Prepare({.indices = indices,
-                   .augmentation = AugmentationKey{
-                       .run_seed = run_seed_, .data_epoch = next.data_epoch}});
+  const SampleRequest request{
+      .indices = indices,
+      .augmentation = AugmentationKey{.run_seed = run_seed_,
+                                      .data_epoch = next.data_epoch}};
+  // The device makes such a batch of the images that it holds, unless the
+  // augmentation blends pixels.
+  if (batches_ != nullptr && batches_->holds() &&
+      dataset_.PlacesOf(request).has_value()) {
+    return absl::OkStatus();
+  }
+  reader_.Prepare(request);
   return absl::OkStatus();
 }
 
