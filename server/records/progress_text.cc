@@ -51,14 +51,13 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   if (status.test.has_value()) {
     absl::StrAppend(&text, ", test ", MainMeasureText(*status.test));
   }
+  // What stays the same is not repeated in every line of a log.
   if (status.elastic()) {
-    absl::StrAppend(&text, ", ", status.workers_live,
-                    status.workers_live == 1 ? " worker (" : " workers (",
-                    status.workers_min, ":", status.workers_expected, "), ",
-                    status.policy);
-  } else {
+    absl::StrAppend(&text, ", workers ", status.workers_live, " of ",
+                    status.workers_min, ":", status.workers_expected);
+  } else if (status.workers_live != status.workers_expected) {
     absl::StrAppend(&text, ", workers ", status.workers_live, "/",
-                    status.workers_expected, ", ", status.policy);
+                    status.workers_expected);
   }
   return text;
 }

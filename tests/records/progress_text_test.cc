@@ -19,7 +19,7 @@ TEST(ProgressTextTest, TellsStepEpochSpeedAndTimeLeft) {
   EXPECT_EQ(
       ProgressText(Training(), 10),
       "step 30, epoch 2 of 4, 37 % of the run, loss 0.5000, 10 images/s, ETA "
-      "25 s, workers 2/2, sync");
+      "25 s");
 }
 
 // --max_steps: 20 steps of 32 images, and an epoch has more. The total is an
@@ -43,11 +43,19 @@ TEST(ProgressTextTest, TellsTheNewestTestMeasure) {
   StatusView status = Training();
   status.test = EvaluationSums{.correct = 3, .labels = 4};
   EXPECT_THAT(ProgressText(status, 10),
-              EndsWith("ETA 25 s, test accuracy 75.0 %, workers 2/2, sync"));
+              EndsWith("ETA 25 s, test accuracy 75.0 %"));
   status.test->classes = {{.intersection = 3, .predicted = 4, .actual = 3},
                           {.intersection = 0, .predicted = 0, .actual = 1}};
-  EXPECT_THAT(ProgressText(status, 10),
-              EndsWith("ETA 25 s, test mIoU 37.5 %, workers 2/2, sync"));
+  EXPECT_THAT(ProgressText(status, 10), EndsWith("ETA 25 s, test mIoU 37.5 %"));
+}
+
+TEST(ProgressTextTest, CountsWorkersOnlyWhereTheNumberSaysSomething) {
+  StatusView status = Training();
+  status.workers_live = 1;
+  EXPECT_THAT(ProgressText(status, 10), EndsWith("ETA 25 s, workers 1/2"));
+  status.workers_min = 1;
+  status.workers_live = 2;
+  EXPECT_THAT(ProgressText(status, 10), EndsWith("ETA 25 s, workers 2 of 1:2"));
 }
 
 TEST(ProgressTextTest, WaitingIsToldInTheServersOwnWords) {

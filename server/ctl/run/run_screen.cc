@@ -1,5 +1,6 @@
 #include "server/ctl/run/run_screen.h"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -106,8 +107,27 @@ void RunScreen::ShowLine(const ClusterProcess& process,
             << std::flush;
     return;
   }
+  if (io_.terminal && process.is_server() && absl::StartsWith(line, "step ")) {
+    return Rewrite(Printable(line));
+  }
+  Clear();
   io_.out << (log_dir_.empty() ? Prefix(process) : "") << LogLineText(line)
           << std::endl;
+}
+
+void RunScreen::Rewrite(absl::string_view progress) {
+  Clear();
+  // The last column stays empty, because a terminal would start a new line
+  // after it.
+  const int columns = std::max(io_.screen().columns - 1, 1);
+  io_.out << progress.substr(0, static_cast<size_t>(columns)) << std::flush;
+  rewriting_ = true;
+}
+
+void RunScreen::Clear() {
+  if (!rewriting_) return;
+  io_.out << "\r\x1b[K" << std::flush;
+  rewriting_ = false;
 }
 
 void RunScreen::ShowStart(const ClusterProcess& process, pid_t pid) {
@@ -151,9 +171,10 @@ void RunScreen::Say(absl::string_view text) {
   if (json_) {
     io_.out << JsonLine({{"event", "told"}, {"text", std::string(text)}})
             << std::flush;
-  } else {
-    io_.err << "run: " << text << std::endl;
+    return;
   }
+  Clear();
+  io_.err << "run: " << text << std::endl;
 }
 
 }  // namespace cohort

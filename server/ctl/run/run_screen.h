@@ -23,11 +23,13 @@ std::string LogLineText(absl::string_view line);
 // Lines of the processes go to io.out, each prefixed with its process's name;
 // messages of `run` go to io.err. With a folder for logs, each process's lines
 // go unchanged into a file of their own, and only the server's are shown,
-// without a prefix. With JSON everything goes to io.out, one object a line.
+// without a prefix. On a terminal the server's progress is one line, which is
+// rewritten. With JSON everything goes to io.out, one object a line.
 class RunScreen {
  public:
   // `io` must outlive it. If `log_dir` is empty, no logs are written.
   RunScreen(CtlIo& io, bool json, std::string log_dir, int32_t workers);
+  ~RunScreen() { Clear(); }
 
   // Creates the folder. Errors: FailedPrecondition: it cannot be written.
   absl::Status OpenLogs();
@@ -43,6 +45,10 @@ class RunScreen {
   void Say(absl::string_view text);
 
  private:
+  // Shows progress in place of what was shown before.
+  void Rewrite(absl::string_view progress);
+  // Removes the line of progress, so that another can be printed.
+  void Clear();
   bool shown(const ClusterProcess& process) const {
     return log_dir_.empty() || process.is_server();
   }
@@ -54,6 +60,7 @@ class RunScreen {
   const std::string log_dir_;
   // Length of the longest process name.
   const size_t name_width_;
+  bool rewriting_ = false;
   std::map<ClusterProcess, std::ofstream> logs_;
   std::map<ClusterProcess, std::deque<std::string>> last_lines_;
 };
