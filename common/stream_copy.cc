@@ -1,6 +1,5 @@
 #include "common/stream_copy.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 

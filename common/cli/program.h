@@ -5,7 +5,6 @@
 #include <set>
 #include <string>
 
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
 #include "common/cli/help_text.h"

@@ -1,7 +1,6 @@
 #include "common/flags/flag_table.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <type_traits>
 
 #include "absl/flags/marshalling.h"

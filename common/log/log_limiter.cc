@@ -1,7 +1,5 @@
 #include "common/log/log_limiter.h"
 
-#include <algorithm>
-
 #include "absl/strings/ascii.h"
 
 namespace cohort {

@@ -1,7 +1,5 @@
 #include "common/measures/staleness_histogram.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 

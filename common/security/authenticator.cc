@@ -1,7 +1,6 @@
 #include "common/security/authenticator.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "absl/strings/escaping.h"

@@ -1,7 +1,6 @@
 #include "server/checkpoint/boot_number.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <vector>
 
 #include "absl/strings/numbers.h"

@@ -12,7 +12,6 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "common/byte_rope.h"
 #include "common/check.h"
 #include "common/formats/safetensors.h"

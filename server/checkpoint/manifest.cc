@@ -1,7 +1,6 @@
 #include "server/checkpoint/manifest.h"
 
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/string_view.h"
 #include "common/cli/environment.h"
 #include "common/cli/signal_watcher.h"
 #include "common/clock.h"

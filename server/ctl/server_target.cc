@@ -1,7 +1,5 @@
 #include "server/ctl/server_target.h"
 
-#include <utility>
-
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"

@@ -1,8 +1,6 @@
 #include "server/ctl/status_text.h"
 
 #include <nlohmann/json.hpp>
-#include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

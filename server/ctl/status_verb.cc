@@ -1,6 +1,5 @@
 #include <ostream>
 
-#include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/ctl/status_text.h"
 #include "server/ctl/verb.h"

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/types/span.h"
 #include "common/byte_rope.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"

@@ -1,11 +1,8 @@
 #include "server/records/history_table.h"
 
-#include <utility>
-
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/byte_rope.h"
 #include "common/formats/file_system.h"

@@ -12,8 +12,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/mutex.h"

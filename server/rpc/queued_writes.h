@@ -13,10 +13,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/mutex.h"
-#include "common/status_macros.h"
 #include "common/wire/status.h"
 #include "server/streams/fault.h"
 #include "server/streams/stream_registry.h"

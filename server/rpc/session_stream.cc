@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"

@@ -1,7 +1,5 @@
 #include "server/run/model_limits.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "common/printable.h"
 #include "common/status_macros.h"

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "common/model_layout.h"

@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "common/byte_rope.h"
 #include "common/clock.h"
 #include "common/float_buffer.h"

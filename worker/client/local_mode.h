@@ -1,7 +1,5 @@
 #pragma once
 
-#include <string>
-
 #include "absl/strings/string_view.h"
 
 namespace cohort {

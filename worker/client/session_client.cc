@@ -1,9 +1,5 @@
 #include "worker/client/session_client.h"
 
-#include <map>
-#include <string>
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"

@@ -1,6 +1,5 @@
 #include "worker/datasets/cifar.h"
 
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

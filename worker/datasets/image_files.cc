@@ -7,7 +7,6 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "worker/datasets/files.h"

@@ -1,6 +1,5 @@
 #include <csetjmp>
 #include <cstddef>
-#include <cstdio>
 #include <utility>
 #include <vector>
 

@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <exception>
-#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"

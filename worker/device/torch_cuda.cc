@@ -7,7 +7,6 @@
 
 #include <exception>
 #include <memory>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"

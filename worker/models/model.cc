@@ -3,7 +3,6 @@
 #include <torch/torch.h>
 
 #include <array>
-#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"

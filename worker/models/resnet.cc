@@ -1,8 +1,6 @@
 #include "worker/models/resnet.h"
 
 #include <array>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

@@ -3,13 +3,11 @@
 #include <fstream>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 #include "common/push.h"
 #include "worker/client/client.h"
 #include "worker/client/forwarding_client.h"

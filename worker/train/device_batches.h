@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/datasets/dataset.h"
 #include "worker/device/compute_device.h"

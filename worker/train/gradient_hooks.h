@@ -2,12 +2,10 @@
 
 #include <torch/types.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "worker/session/worker_session.h"
 
 namespace torch::autograd {

@@ -2,7 +2,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "common/ids.h"
 #include "common/model_layout.h"

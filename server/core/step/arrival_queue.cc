@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/status_macros.h"
 #include "server/core/ledger/step_shares.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"

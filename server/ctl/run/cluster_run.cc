@@ -2,11 +2,9 @@
 
 #include <signal.h>
 
-#include <algorithm>
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"

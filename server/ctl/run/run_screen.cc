@@ -11,7 +11,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "common/status_macros.h"
 #include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
 

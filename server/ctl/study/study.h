@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
 #include "common/clock.h"
 #include "server/ctl/cluster/programs.h"
 #include "server/ctl/study/matrix.h"
