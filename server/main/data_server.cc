@@ -12,7 +12,7 @@
 #include "common/status_macros.h"
 #include "server/main/start_files.h"
 #include "server/rpc/call_interceptor.h"
-#include "server/rpc/data_streams.h"
+#include "server/rpc/services.h"
 
 namespace cohort {
 namespace {

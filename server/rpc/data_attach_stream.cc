@@ -17,8 +17,9 @@
 #include "common/wire/message_checksum.h"
 #include "server/rpc/caller.h"
 #include "server/rpc/data_messages.h"
-#include "server/rpc/data_streams.h"
 #include "server/rpc/queued_writes.h"
+#include "server/rpc/services.h"
+#include "server/rpc/stream_starts.h"
 #include "server/streams/fault.h"
 
 namespace cohort {

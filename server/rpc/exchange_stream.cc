@@ -11,62 +11,28 @@
 #include "absl/strings/str_cat.h"
 #include "cohort/v1/parameters.pb.h"
 #include "common/byte_rope.h"
-#include "common/log/log.h"
-#include "common/security/authenticator.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
 #include "common/wire/message_checksum.h"
 #include "server/local/local_door.h"
 #include "server/local/local_peer.h"
-#include "server/rpc/caller.h"
 #include "server/rpc/exchange_messages.h"
-#include "server/rpc/queued_writes.h"
 #include "server/rpc/sender_check.h"
-#include "server/rpc/stream_starts.h"
+#include "server/rpc/worker_stream.h"
 #include "server/run/model_limits.h"
-#include "server/streams/fault.h"
 
 namespace cohort {
 namespace {
 
 // The stream of one worker: gradients in, weights out. At the server that
 // coordinates the run also openings, closings and verdicts.
-class ExchangeReactor final
-    : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, ExchangeStream> {
+class ExchangeReactor final : public WorkerStream<ExchangeStream> {
  public:
-  // `run` is null at a data shard, `local` if there is no shared memory. All
-  // must outlive the stream.
+  // As WorkerStream; `local`, which is null if there is no shared memory, must
+  // outlive the stream.
   ExchangeReactor(PartitionsHost& host, RunHost* run, const LocalDoor* local)
-      : QueuedWrites(host.streams()), host_(host), run_(run), local_(local) {}
-
-  void Start(grpc::CallbackServerContext* context) {
-    caller_ = CallerOf(*context);
-    encrypted_ = !IdentityNameOf(*context).empty();
-    const bool admitted = Begin(context, [this] {
-      return host_.Admit(host_.streams(), shared_from_this(), /*speaks=*/true);
-    });
-    if (admitted) Read();
-  }
-
-  void OnReadDone(bool ok) override {
-    if (!ok) return End(absl::OkStatus());
-    // A late message must not reclaim the place that this stream has lost.
-    if (ended()) return;
-    if (!std::exchange(spoken_, true)) Spoke();
-    Reading reading = Reading::kGoesOn;
-    const absl::Status status = ServePeer([this, &reading]() -> absl::Status {
-      COHORT_ASSIGN_OR_RETURN(reading, Handle());
-      return absl::OkStatus();
-    });
-    if (absl::IsPermissionDenied(status)) NoteDenied(status);
-    if (!status.ok()) {
-      End(status);
-    } else if (reading == Reading::kGoesOn) {
-      Read();
-    }
-    // Else another thread may be reading already.
-  }
+      : WorkerStream(host, run), local_(local) {}
 
   // While the stream is paused nothing is being read, so no failing read
   // reports it.
@@ -79,7 +45,7 @@ class ExchangeReactor final
   void SendWeights(const WeightsMessage& weights) override {
     std::optional<SharedPlace> place;
     if (peer_ != nullptr) place = peer_->Share(weights.key, weights.weights);
-    Send(EncodeWeights(weights, /*checksums=*/!encrypted_, place));
+    Send(EncodeWeights(weights, /*checksums=*/!encrypted(), place));
   }
 
   void SendVerdict(const effect::SendVerdict& verdict) override {
@@ -103,23 +69,15 @@ class ExchangeReactor final
  private:
   static constexpr int64_t kModelsQueued = 3;
 
-  void Read() {
-    UnlessEnded([this] {
-      request_.Clear();
-      StartRead(&request_);
-    });
-  }
-
-  absl::StatusOr<Reading> Handle() {
+  absl::StatusOr<Reading> Handle(const grpc::ByteBuffer& message) override {
     COHORT_ASSIGN_OR_RETURN(FramedMessage<v1::ExchangeRequest> framed,
-                            DecodeFramed<v1::ExchangeRequest>(request_));
+                            DecodeFramed<v1::ExchangeRequest>(message));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&framed.header));
     const v1::ExchangeRequest& request = framed.header;
     COHORT_ASSIGN_OR_RETURN(const Sender sender, FromProto(request.sender()));
-    COHORT_RETURN_IF_ERROR(one_sender_.Check(caller_, sender));
+    COHORT_RETURN_IF_ERROR(one_sender_.Check(caller(), sender));
     COHORT_ASSIGN_OR_RETURN(const PushKey key, FromProto(request.key()));
-    const auto self =
-        std::static_pointer_cast<ExchangeReactor>(shared_from_this());
+    const std::shared_ptr<ExchangeReactor> self = SharedFrom(this);
     if (queue_bytes_max_ == kQueueBytesMax) SetQueueBytes();
     if (!std::exchange(looked_for_peer_, true) && local_ != nullptr) {
       peer_ = local_->Find(sender.rank, sender.incarnation);
@@ -173,18 +131,7 @@ class ExchangeReactor final
         kQueueBytesMax + kModelsQueued * WeightBytes(model->layout);
   }
 
-  void NoteDenied(const absl::Status& status) {
-    if (run_ != nullptr) run_->DeniedRank(caller_.name);
-    Log(LogLevel::kWarning,
-        absl::StrCat("a message was refused: ", status.message()));
-  }
-
-  PartitionsHost& host_;
-  RunHost* const run_;
   const LocalDoor* const local_;
-  // Fixed by Start.
-  Caller caller_;
-  bool encrypted_ = false;
   // The worker's shared memory; null if it has none. Set by the reading side
   // with the first message, before there can be an answer.
   std::shared_ptr<LocalPeer> peer_;
@@ -194,9 +141,7 @@ class ExchangeReactor final
   // depends on it, so any memory order is enough.
   std::atomic<int64_t> queue_bytes_max_ = kQueueBytesMax;
   // Used by the reading side only.
-  grpc::ByteBuffer request_;
   OneSender one_sender_;
-  bool spoken_ = false;
 };
 
 }  // namespace
@@ -204,9 +149,7 @@ class ExchangeReactor final
 ByteBidiReactor* StartExchange(PartitionsHost& host, RunHost* run,
                                grpc::CallbackServerContext* context,
                                const LocalDoor* local) {
-  const auto stream = std::make_shared<ExchangeReactor>(host, run, local);
-  stream->Start(context);
-  return stream.get();
+  return Started<ExchangeReactor>(host, run, context, local);
 }
 
 }  // namespace cohort

@@ -1,5 +1,4 @@
 #include "cohort/v1/parameters.grpc.pb.h"
-#include "server/rpc/data_streams.h"
 #include "server/rpc/services.h"
 #include "server/rpc/stream_starts.h"
 

@@ -44,8 +44,8 @@ class ReduceReactor final : public WorkerStream<ReduceStream> {
     COHORT_ASSIGN_OR_RETURN(ReduceMessage message, ReduceMessageFrom(request));
     COHORT_RETURN_IF_ERROR(one_sender_.Check(caller(), message.sender));
     takes_further_.store(message.takes_further, std::memory_order_relaxed);
-    return run_.Reduce(message.sender, std::move(message.contributions),
-                       SharedFrom(this));
+    return run_->Reduce(message.sender, std::move(message.contributions),
+                        SharedFrom(this));
   }
 
  private:
@@ -59,7 +59,7 @@ class ReduceReactor final : public WorkerStream<ReduceStream> {
 
 ByteBidiReactor* StartReduce(RunHost& run,
                              grpc::CallbackServerContext* context) {
-  return Started<ReduceReactor>(run, context);
+  return Started<ReduceReactor>(run.partitions(), &run, context);
 }
 
 }  // namespace cohort

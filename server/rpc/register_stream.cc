@@ -79,7 +79,7 @@ class RegisterReactor final : public WorkerStream<RegisterStream> {
       }
       // Another worker must be asked for its values. A stream that a newer one
       // has replaced says nothing about that.
-      if (waiting.has_value() && !ended()) run_.RegisterClosed(*waiting);
+      if (waiting.has_value() && !ended()) run_->RegisterClosed(*waiting);
       // The answer will end the stream, unless values are still expected.
       if (waiting.has_value() && !asked) return;
     }
@@ -101,7 +101,7 @@ class RegisterReactor final : public WorkerStream<RegisterStream> {
     if (!layout_.has_value()) return OnLayout(framed.header, sender);
     COHORT_RETURN_IF_ERROR(TakeAnswer());
     COHORT_RETURN_IF_ERROR(OnValues(framed.header, framed.payload));
-    return missing_ == 0 ? Finish(sender) : run_.RegisterProgress(sender);
+    return missing_ == 0 ? Finish(sender) : run_->RegisterProgress(sender);
   }
 
   absl::Status OnHalfClose() override ABSL_LOCKS_EXCLUDED(answer_mu_) {
@@ -123,7 +123,7 @@ class RegisterReactor final : public WorkerStream<RegisterStream> {
   absl::Status OnLayout(const v1::RegisterRequest& request,
                         const Sender& sender) ABSL_LOCKS_EXCLUDED(answer_mu_) {
     COHORT_ASSIGN_OR_RETURN(layout_, FromProto(request.layout()));
-    COHORT_RETURN_IF_ERROR(CheckModelLimits(*layout_, run_.model_needs()));
+    COHORT_RETURN_IF_ERROR(CheckModelLimits(*layout_, run_->model_needs()));
     COHORT_ASSIGN_OR_RETURN(plan_, FromProto(request.plan()));
     COHORT_ASSIGN_OR_RETURN(statistics_,
                             FromProto(request.statistics(), *layout_));
@@ -131,7 +131,7 @@ class RegisterReactor final : public WorkerStream<RegisterStream> {
       MutexLock lock(answer_mu_);
       waiting_ = sender;
     }
-    return run_.BeginRegister(sender, *layout_, plan_, SharedFrom(this));
+    return run_->BeginRegister(sender, *layout_, plan_, SharedFrom(this));
   }
 
   // Prepares for the values that the answer requests.
@@ -143,9 +143,9 @@ class RegisterReactor final : public WorkerStream<RegisterStream> {
           "register: got a partition that was not requested");
     }
     // The limit is shared by all registrants.
-    COHORT_ASSIGN_OR_RETURN(reserved_,
-                            run_.partitions().registrations().Take(
-                                "initial values", WeightBytes(*layout_)));
+    COHORT_ASSIGN_OR_RETURN(
+        reserved_,
+        host_.registrations().Take("initial values", WeightBytes(*layout_)));
     partitions_ = answer_->partitions;
     values_.resize(partitions_.size());
     missing_ = values_.size();
@@ -182,8 +182,8 @@ class RegisterReactor final : public WorkerStream<RegisterStream> {
   absl::Status Finish(const Sender& sender) {
     COHORT_ASSIGN_OR_RETURN(
         const RegisterAnswer finished,
-        run_.FinishRegister(sender, *layout_, plan_, std::move(values_),
-                            std::move(statistics_)));
+        run_->FinishRegister(sender, *layout_, plan_, std::move(values_),
+                             std::move(statistics_)));
     v1::RegisterReply reply;
     reply.set_loss_reference(finished.loss_reference);
     reply.set_done(true);
@@ -219,7 +219,7 @@ class RegisterReactor final : public WorkerStream<RegisterStream> {
 
 ByteBidiReactor* StartRegister(RunHost& run,
                                grpc::CallbackServerContext* context) {
-  return Started<RegisterReactor>(run, context);
+  return Started<RegisterReactor>(run.partitions(), &run, context);
 }
 
 }  // namespace cohort

@@ -34,6 +34,10 @@ std::unique_ptr<grpc::Service> MakeParametersService(RunHost& run,
                                                      LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run);
 
+// The services of a data shard in a process of its own: for shard 0, and for
+// workers Exchange and Pull. `host` must outlive them.
+std::unique_ptr<grpc::Service> MakeDataShardsService(PartitionsHost& host);
+std::unique_ptr<grpc::Service> MakeDataParametersService(PartitionsHost& host);
 // Moments.Reduce for a worker of this host, without gRPC: the messages are the
 // same. `run` must outlive the service.
 std::shared_ptr<LocalService> MakeLocalReduce(

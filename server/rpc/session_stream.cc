@@ -94,12 +94,12 @@ absl::StatusOr<WorkerReport> ReportFrom(const v1::Heartbeat& heartbeat) {
 class SessionReactor final : public WorkerStream<SessionStream> {
  public:
   // `local`, which may be null, must outlive the stream.
-  SessionReactor(RunHost& run, LocalDoor* local)
-      : WorkerStream(run), local_(local) {}
+  SessionReactor(PartitionsHost& host, RunHost* run, LocalDoor* local)
+      : WorkerStream(host, run), local_(local) {}
 
   void SendJoined(const effect::Joined& joined) override {
-    const CoordinatorOptions options = run_.options();
-    const RunFacts facts = run_.facts();
+    const CoordinatorOptions options = run_->options();
+    const RunFacts facts = run_->facts();
     v1::SessionReply reply;
     v1::JoinReply* to = reply.mutable_joined();
     to->set_rank(joined.rank.value());
@@ -143,7 +143,7 @@ class SessionReactor final : public WorkerStream<SessionStream> {
 
  protected:
   absl::Status Admit() override {
-    COHORT_ASSIGN_OR_RETURN(id_, run_.AdmitSession(SharedFrom(this)));
+    COHORT_ASSIGN_OR_RETURN(id_, run_->AdmitSession(SharedFrom(this)));
     return absl::OkStatus();
   }
 
@@ -160,8 +160,8 @@ class SessionReactor final : public WorkerStream<SessionStream> {
       case v1::SessionRequest::kLeave:
         if (!joined_) return NotJoined("a leave");
         left_ = true;
-        if (request.leave().data_ended()) run_.DataEnded(id_);
-        run_.Leave(
+        if (request.leave().data_ended()) run_->DataEnded(id_);
+        run_->Leave(
             id_, Printable(request.leave().reason().substr(0, kTextLengthMax)));
         End(absl::OkStatus());
         return absl::OkStatus();
@@ -177,7 +177,7 @@ class SessionReactor final : public WorkerStream<SessionStream> {
 
   void OnGone() override {
     if (!joined_ || left_) return;
-    run_.SessionBroken(id_);
+    run_->SessionBroken(id_);
   }
 
  private:
@@ -202,7 +202,7 @@ class SessionReactor final : public WorkerStream<SessionStream> {
     }
     COHORT_ASSIGN_OR_RETURN(JoinRequest request, JoinFrom(join));
     COHORT_RETURN_IF_ERROR(BindRank(request));
-    COHORT_RETURN_IF_ERROR(run_.Join(id_, request));
+    COHORT_RETURN_IF_ERROR(run_->Join(id_, request));
     joined_ = true;
     return absl::OkStatus();
   }
@@ -217,7 +217,7 @@ class SessionReactor final : public WorkerStream<SessionStream> {
 
   absl::Status OnHeartbeat(const v1::Heartbeat& heartbeat) {
     COHORT_ASSIGN_OR_RETURN(const WorkerReport report, ReportFrom(heartbeat));
-    run_.Heartbeat(id_, report);
+    run_->Heartbeat(id_, report);
     if (heartbeat.sent_unix_us() == 0) return absl::OkStatus();
     v1::SessionReply reply;
     v1::HeartbeatEcho* echo = reply.mutable_heartbeat_echo();
@@ -240,7 +240,7 @@ class SessionReactor final : public WorkerStream<SessionStream> {
 ByteBidiReactor* StartSession(RunHost& run,
                               grpc::CallbackServerContext* context,
                               LocalDoor* local) {
-  return Started<SessionReactor>(run, context, local);
+  return Started<SessionReactor>(run.partitions(), &run, context, local);
 }
 
 }  // namespace cohort

@@ -30,10 +30,11 @@ template <typename Interface>
 class WorkerStream
     : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, Interface> {
  public:
-  // `run` must outlive the stream.
-  explicit WorkerStream(RunHost& run)
+  // `run` is null at a data shard. Both must outlive the stream.
+  WorkerStream(PartitionsHost& host, RunHost* run)
       : QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, Interface>(
-            run.partitions().streams()),
+            host.streams()),
+        host_(host),
         run_(run) {}
 
   // Call once, before the stream is passed to gRPC. Reads the first message, or
@@ -53,15 +54,15 @@ class WorkerStream
     // A late message must not reclaim the place that this stream has lost.
     if (this->ended()) return;
     if (!std::exchange(spoken_, true)) this->Spoke();
-    After after = After::kRead;
-    const absl::Status status = ServePeer([this, &after]() -> absl::Status {
-      COHORT_ASSIGN_OR_RETURN(after, Handle(request_));
+    Reading reading = Reading::kGoesOn;
+    const absl::Status status = ServePeer([this, &reading]() -> absl::Status {
+      COHORT_ASSIGN_OR_RETURN(reading, Handle(request_));
       return absl::OkStatus();
     });
     if (absl::IsPermissionDenied(status)) NoteDenied(status);
     if (!status.ok()) {
       this->End(status);
-    } else if (after == After::kRead) {
+    } else if (reading == Reading::kGoesOn) {
       Read();
     }
     // If paused, another thread may already be reading.
@@ -73,8 +74,10 @@ class WorkerStream
   bool encrypted() const { return encrypted_; }
 
   void Read() {
-    request_.Clear();
-    this->UnlessEnded([this] { this->StartRead(&request_); });
+    this->UnlessEnded([this] {
+      request_.Clear();
+      this->StartRead(&request_);
+    });
   }
 
   // Sends a message that has no payload.
@@ -90,24 +93,16 @@ class WorkerStream
     return std::static_pointer_cast<Stream>(stream->shared_from_this());
   }
 
-  // The next step after a message.
-  enum class After {
-    kRead,
-    // Do nothing until the stream calls Read itself.
-    kPause,
-  };
-
   // Admits the stream. Errors: those of StreamRegistry::Admit.
   virtual absl::Status Admit() {
-    PartitionsHost& host = run_.partitions();
-    return host.Admit(host.streams(), this->shared_from_this(),
-                      /*speaks=*/true);
+    return host_.Admit(host_.streams(), this->shared_from_this(),
+                       /*speaks=*/true);
   }
   // A stream overrides Handle if it may be paused, otherwise OnMessage. Must
   // not block. A status that is not OK ends the stream.
-  virtual absl::StatusOr<After> Handle(const grpc::ByteBuffer& message) {
+  virtual absl::StatusOr<Reading> Handle(const grpc::ByteBuffer& message) {
     COHORT_RETURN_IF_ERROR(OnMessage(message));
-    return After::kRead;
+    return Reading::kGoesOn;
   }
   virtual absl::Status OnMessage(const grpc::ByteBuffer& /*message*/) {
     return absl::OkStatus();
@@ -115,11 +110,12 @@ class WorkerStream
   // The status with which the stream ends when the client sends nothing more.
   virtual absl::Status OnHalfClose() { return absl::OkStatus(); }
 
-  RunHost& run_;
+  PartitionsHost& host_;
+  RunHost* const run_;
 
  private:
   void NoteDenied(const absl::Status& status) {
-    run_.DeniedRank(caller_.name);
+    if (run_ != nullptr) run_->DeniedRank(caller_.name);
     Log(LogLevel::kWarning,
         absl::StrCat("a message was refused: ", status.message()));
   }
@@ -133,9 +129,10 @@ class WorkerStream
 
 // Creates a stream and starts it. The stream owns itself.
 template <typename Stream, typename... Arguments>
-ByteBidiReactor* Started(RunHost& run, grpc::CallbackServerContext* context,
+ByteBidiReactor* Started(PartitionsHost& host, RunHost* run,
+                         grpc::CallbackServerContext* context,
                          Arguments... arguments) {
-  const auto stream = std::make_shared<Stream>(run, arguments...);
+  const auto stream = std::make_shared<Stream>(host, run, arguments...);
   stream->Start(context);
   return stream.get();
 }
