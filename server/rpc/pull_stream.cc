@@ -1,26 +1,43 @@
 #include <grpcpp/grpcpp.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "cohort/v1/parameters.pb.h"
+#include "common/byte_rope.h"
+#include "common/float_buffer.h"
+#include "common/ids.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/framed_message.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
-#include "server/rpc/pull_sender.h"
+#include "server/partitions/pull_table.h"
+#include "server/partitions/service_counters.h"
+#include "server/rpc/queued_writes.h"
 #include "server/rpc/stream_starts.h"
+#include "server/streams/stream_registry.h"
 
 namespace cohort {
 namespace {
 
 constexpr size_t kKindLengthMax = 64;
+
+// The name of a call's connection. Empty for a process of this machine that
+// came through a Unix socket: gRPC has the same name for all of them.
+std::string ConnectionOf(const grpc::CallbackServerContext& context) {
+  const std::string peer = context.peer();
+  return absl::StartsWith(peer, "unix") ? "" : peer;
+}
 
 // The moving statistics named `name`; the first if `name` is empty.
 absl::StatusOr<const StatisticsSet*> SetOf(const ModelVersion& version,
@@ -36,14 +53,14 @@ absl::StatusOr<const StatisticsSet*> SetOf(const ModelVersion& version,
                    version.version.value()));
 }
 
-// Sends a version, or the partitions of one that a data shard owns.
-class PullReactor final : public PullSender {
+// Sends a version, or the partitions of one that a data shard owns: one at a
+// time and in its turn, directly from the model's memory.
+class PullReactor final
+    : public QueuedWrites<ByteWriteReactor, grpc::ByteBuffer, PullStream> {
  public:
   // `run` is null at a data shard. Both must outlive the stream.
   PullReactor(PartitionsHost& host, RunHost* run)
-      : PullSender(host.streams(), host.pulls(), host.counters(), host.clock()),
-        host_(host),
-        run_(run) {}
+      : QueuedWrites(host.streams()), host_(host), run_(run) {}
 
   void Start(grpc::CallbackServerContext* context,
              const grpc::ByteBuffer& request) {
@@ -58,7 +75,36 @@ class PullReactor final : public PullSender {
     End(absl::CancelledError("the peer disconnected"));
   }
 
+  // Its turns come one after the other, each after the write before.
+  void SendPartition() override {
+    const size_t partition = next_++;
+    v1::PullReply reply;
+    reply.set_partition(static_cast<int32_t>(partition));
+    reply.set_encoding(v1::ENCODING_FLOAT32);
+    reply.set_xxh3(weights_[partition]->Checksum());
+    AddMessageChecksum(&reply);
+    const ByteRope weights = RopeOf(weights_[partition]);
+    ServiceCounters::Add(host_.counters().pull_bytes_float32,
+                         weights.size_bytes());
+    Send(EncodeFramed(reply, weights));
+  }
+
+ protected:
+  void OnGone() override {
+    GiveTurns(host_.pulls().Forget(this, host_.clock().Now()));
+  }
+  absl::Duration ReaderPatience() const override { return absl::Seconds(15); }
+  void OnQueueEmpty() override {
+    while (next_ < weights_.size() && weights_[next_] == nullptr) ++next_;
+    if (next_ == weights_.size()) return End(absl::OkStatus());
+    GiveTurns(host_.pulls().Await(this, host_.clock().Now()));
+  }
+
  private:
+  static void GiveTurns(const PullTable::Turns& turns) {
+    for (const std::shared_ptr<PullStream>& pull : turns) pull->SendPartition();
+  }
+
   absl::Status Ask(const grpc::ByteBuffer& message) {
     COHORT_RETURN_IF_ERROR(host_.Admit(host_.streams(), shared_from_this(),
                                        /*speaks=*/false));
@@ -113,7 +159,7 @@ class PullReactor final : public PullSender {
 
   // Queues the header.
   absl::Status Answer(const ModelSnapshot& snapshot) {
-    COHORT_RETURN_IF_ERROR(TakePlace(connection_, snapshot.version));
+    COHORT_RETURN_IF_ERROR(TakePlace(snapshot.version));
     bool averages = request_.statistics_kind() == "average";
     v1::PullReply reply;
     v1::PullHeader* header = reply.mutable_header();
@@ -128,6 +174,20 @@ class PullReactor final : public PullSender {
     AddMessageChecksum(&reply);
     Send(EncodeFramed(reply, ByteRope()));
     return absl::OkStatus();
+  }
+
+  // Comes before the first write. Errors: those of PullTable::Admit.
+  absl::Status TakePlace(Version version) {
+    StreamRegistry::Streams evicted;
+    const absl::Status taken = host_.pulls().Admit(
+        std::static_pointer_cast<PullReactor>(shared_from_this()), connection_,
+        version, host_.clock().Now(), evicted);
+    for (const std::shared_ptr<Stream>& stream : evicted) {
+      stream->Cut(
+          absl::ResourceExhaustedError("another pull replaced this one because "
+                                       "its answers were not being read"));
+    }
+    return taken;
   }
 
   void Describe(v1::PullHeader& header) const {
@@ -158,6 +218,11 @@ class PullReactor final : public PullSender {
   // meanwhile, and which of its statistics are meant.
   SharedVersion held_;
   const StatisticsSet* set_ = nullptr;
+  // By partition; null: another shard sends it. Fixed before the first write.
+  // Only weights, because optimizer slots can be several times as large.
+  std::vector<SharedFloats> weights_;
+  // Used by the first reaction and in its turns, which the table orders.
+  size_t next_ = 0;
 };
 
 }  // namespace
