@@ -10,14 +10,9 @@
 
 namespace cohort {
 
-void Operations::StartReport(RunHost& run, const RunStats& stats,
-                             const RunFiles& files, const Clock& clock,
-                             RunLinks links) {
-  if (options_.ops_listen.empty() && !files.keeps_results()) return;
-  figures_ = std::make_unique<FiguresSource>(run, stats, files, clock,
-                                             std::move(links));
-  if (!files.keeps_results()) return;
-  report_ = std::make_unique<ReportWriter>(RealFileSystem(), *figures_,
+void Operations::StartReport(FiguresSource& figures) {
+  if (options_.files.results_dir.empty()) return;
+  report_ = std::make_unique<ReportWriter>(RealFileSystem(), figures,
                                            options_.files.results_dir);
 }
 
@@ -80,7 +75,6 @@ void Operations::Close() {
   ops_.reset();
   probe_.reset();
   report_.reset();
-  figures_.reset();
 }
 
 }  // namespace cohort

@@ -5,22 +5,18 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "common/clock.h"
 #include "common/mutex.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
-#include "server/metrics/run_stats.h"
 #include "server/ops/figures_source.h"
 #include "server/ops/ops_port.h"
 #include "server/ops/report_writer.h"
-#include "server/records/run_files.h"
 #include "server/rpc/self_probe.h"
-#include "server/run/run_host.h"
 
 namespace cohort {
 
 // What shows a server process: its operations port, which says whether new
-// connections are served, and the figures and the report of a run.
+// connections are served, and the report of a run.
 // Thread safety: safe, except that StartReport and Start come first and Close
 // last.
 class Operations {
@@ -29,16 +25,14 @@ class Operations {
   Operations(const ServerOptions& options, ServerSecurity& security)
       : options_(options), security_(security) {}
 
-  // For a process that coordinates a run. All references must outlive it.
-  void StartReport(RunHost& run, const RunStats& stats, const RunFiles& files,
-                   const Clock& clock, RunLinks links);
+  // For a process that coordinates a run. No-op without --results_dir.
+  // `figures` must outlive it.
+  void StartReport(FiguresSource& figures);
   // No port without --ops_listen. `address` is where the process listens.
   // Errors: those of OpsPort::Start.
   absl::Status Start(const std::string& address,
                      const OpsPort::Sources& sources) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Null if nothing shows them.
-  const FiguresSource* figures() const { return figures_.get(); }
   // The address of the operations port; empty if there is none.
   std::string address() const ABSL_LOCKS_EXCLUDED(mu_);
   // The address of its page; empty if there is none.
@@ -61,7 +55,6 @@ class Operations {
   std::string address_ ABSL_GUARDED_BY(mu_);
 
   // Destroyed in the reverse order: each uses those before it.
-  std::unique_ptr<FiguresSource> figures_;
   // Null without --results_dir.
   std::unique_ptr<ReportWriter> report_;
   // Null without an operations port; the same for the port itself.

@@ -202,11 +202,10 @@ absl::Status Server::Start() {
   MakeRun();
   COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
-  operations_.StartReport(*run_, stats_, *files_, clock_, Links());
-  COHORT_RETURN_IF_ERROR(
-      operations_.Start(address_, {.calls = grpc_metrics_,
-                                   .figures = operations_.figures(),
-                                   .watchers = &watchers_}));
+  operations_.StartReport(*figures_);
+  COHORT_RETURN_IF_ERROR(operations_.Start(address_, {.calls = grpc_metrics_,
+                                                      .figures = figures_.get(),
+                                                      .watchers = &watchers_}));
   COHORT_RETURN_IF_ERROR(
       WriteAddressFile(options_.ops_address_file, ops_address()));
   PrintStart();
@@ -345,6 +344,8 @@ absl::Status Server::OpenRecorder() {
 }
 
 absl::Status Server::Listen() {
+  figures_ = std::make_unique<FiguresSource>(*run_, stats_, *files_, clock_,
+                                             [this] { return Links(); });
   COHORT_RETURN_IF_ERROR(doors_.OpenLocal(*run_, local_weights_));
   Transport::Services services;
   services.push_back(MakeMembershipService(*run_, doors_.local()));
@@ -356,10 +357,7 @@ absl::Status Server::Listen() {
           *run_, {.checkpoint = [this] { return endings_->CheckpointNow(); },
                   .export_model = [this] { return endings_->ExportNow(); },
                   .keeps_checkpoints = files_->keeps_checkpoints(),
-                  .figures =
-                      [this] {
-                        return GatherFigures(*run_, stats_, *files_, Links());
-                      },
+                  .figures = [this] { return figures_->Refreshed(); },
                   .on_status = [this] { watchers_.Asked("status"); },
                   .on_drained =
                       [this](const std::string& reason) {

@@ -26,6 +26,7 @@
 #include "server/main/server_security.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/metrics/run_stats.h"
+#include "server/ops/figures_source.h"
 #include "server/ops/watchers.h"
 #include "server/records/run_files.h"
 #include "server/rpc/change_waits.h"
@@ -153,10 +154,11 @@ class Server : private RunListener {
   const std::unique_ptr<RunFiles> files_;
   // Null if no memory is shared.
   std::shared_ptr<SharedFloatFiles> local_weights_;
-  // These three are made by Start.
+  // These four are made by Start.
   std::unique_ptr<DataShards> shards_;
   std::unique_ptr<RunHost> run_;
   std::unique_ptr<Endings> endings_;
+  std::unique_ptr<FiguresSource> figures_;
   Doors doors_;
   Operations operations_;
 };

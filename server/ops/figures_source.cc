@@ -54,33 +54,9 @@ ModelFigures GatherModel(RunHost& run) {
 
 }  // namespace
 
-RunFigures GatherFigures(RunHost& run, const RunStats& stats,
-                         const RunFiles& files, const RunLinks& links) {
-  RunFigures figures;
-  figures.build = BuildText();
-  figures.now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-  figures.uptime = stats.uptime();
-  figures.address = links.address;
-  figures.dashboards_url = links.dashboards_url;
-  // Before the status, so that the sentence names a shard that is gone here.
-  RunHostFigures of_run = run.figures();
-  figures.service = of_run.service;
-  figures.shards = std::move(of_run.shards);
-  figures.status = run.Status();
-  figures.policy = run.Policy();
-  const CoordinatorOptions options = run.options();
-  figures.policy_options = Resolve(options.policy);
-  figures.checkpoint_every = options.checkpoint_every;
-  figures.model = GatherModel(run);
-  figures.sums = stats.sums();
-  figures.checkpoint = files.figures();
-  figures.process = ReadProcessFigures();
-  return figures;
-}
-
 FiguresSource::FiguresSource(RunHost& run, const RunStats& stats,
                              const RunFiles& files, const Clock& clock,
-                             RunLinks links)
+                             std::function<RunLinks()> links)
     : run_(run),
       stats_(stats),
       files_(files),
@@ -108,8 +84,26 @@ SharedFigures FiguresSource::Refreshed() {
 }
 
 SharedFigures FiguresSource::Gather() {
-  auto figures =
-      std::make_shared<RunFigures>(GatherFigures(run_, stats_, files_, links_));
+  auto figures = std::make_shared<RunFigures>();
+  const RunLinks links = links_();
+  figures->build = BuildText();
+  figures->now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  figures->uptime = stats_.uptime();
+  figures->address = links.address;
+  figures->dashboards_url = links.dashboards_url;
+  // Before the status, so that the sentence names a shard that is gone here.
+  RunHostFigures of_run = run_.figures();
+  figures->service = of_run.service;
+  figures->shards = std::move(of_run.shards);
+  figures->status = run_.Status();
+  figures->policy = run_.Policy();
+  const CoordinatorOptions options = run_.options();
+  figures->policy_options = Resolve(options.policy);
+  figures->checkpoint_every = options.checkpoint_every;
+  figures->model = GatherModel(run_);
+  figures->sums = stats_.sums();
+  figures->checkpoint = files_.figures();
+  figures->process = ReadProcessFigures();
   figures->storage_free_bytes = FreeBytes(files_.options());
   figures->memory_limit_bytes = memory_limit_bytes_;
   rate_.Add(clock_.Now(), figures->status);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -22,23 +23,19 @@ struct RunLinks {
   std::string dashboards_url;
 };
 
-// The figures of this moment, without those that take a history or the disk:
-// rates, time left and free bytes. Takes locks of training, for a short time.
-RunFigures GatherFigures(RunHost& run, const RunStats& stats,
-                         const RunFiles& files, const RunLinks& links);
-
 // Gathers the figures of a run four times a second. Readers, however frequent,
 // therefore take no lock that training needs.
 // Thread safety: safe.
 class FiguresSource {
  public:
-  // All references must outlive the source.
+  // All references must outlive the source. `links` must not block.
   FiguresSource(RunHost& run, const RunStats& stats, const RunFiles& files,
-                const Clock& clock, RunLinks links);
+                const Clock& clock, std::function<RunLinks()> links);
 
   // Never null.
   SharedFigures Newest() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Gathers them now. For the last ones of a run; takes locks of training.
+  // Gathers them now. For operators and for the last ones of a run; takes locks
+  // of training, for a short time.
   SharedFigures Refreshed() ABSL_LOCKS_EXCLUDED(gather_mu_, mu_);
 
  private:
@@ -49,7 +46,7 @@ class FiguresSource {
   const RunStats& stats_;
   const RunFiles& files_;
   const Clock& clock_;
-  const RunLinks links_;
+  const std::function<RunLinks()> links_;
   const int64_t memory_limit_bytes_;
 
   Mutex gather_mu_;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,7 +18,6 @@
 #include "common/thread_pool.h"
 #include "common/wire/announced_checksum.h"
 #include "common/wire/status.h"
-#include "server/metrics/rate_meter.h"
 #include "server/rpc/caller.h"
 #include "server/rpc/change_waits.h"
 #include "server/rpc/queued_writes.h"
@@ -32,7 +30,6 @@ namespace {
 constexpr int64_t kIntervalMsMin = 100;
 constexpr int64_t kIntervalMsMax = 3'600'000;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
-constexpr absl::Duration kRateInterval = absl::Milliseconds(500);
 constexpr size_t kReasonLengthMax = 1024;
 // gRPC 1.51 has one limit for all methods of a server, which is that of
 // partitions. The limit on an operator's requests is therefore checked after
@@ -87,10 +84,8 @@ absl::StatusOr<ChangeRequest> ChangeFrom(const v1::SetPolicyRequest& proto) {
   return change;
 }
 
-v1::Status StatusOf(const RateMeter& rate, const AdminActions& actions) {
-  RunFigures figures = actions.figures();
-  AddRate(rate, figures);
-  v1::Status status = RunStatus(figures, StatusParts::kNone);
+v1::Status StatusOf(const AdminActions& actions) {
+  v1::Status status = RunStatus(*actions.figures(), StatusParts::kNone);
   if (actions.ops_address != nullptr) {
     status.set_ops_address(actions.ops_address());
   }
@@ -134,11 +129,11 @@ class WatchReactor final
 
   // Sends the status if it is due and the last one has been read. Returns
   // false once the stream is over. Called by one thread.
-  bool Poll(Instant now, const RateMeter& rate) {
+  bool Poll(Instant now) {
     if (ended()) return false;
     if (now < due_ || !idle()) return true;
     due_ = now + interval_;
-    Send(StatusOf(rate, actions_));
+    Send(StatusOf(actions_));
     return true;
   }
 
@@ -164,7 +159,7 @@ class AdminService final : public v1::Admin::CallbackService {
                                       v1::Status* reply) override {
     return Serve(context, *request, [&] {
       if (actions_.on_status != nullptr) actions_.on_status();
-      *reply = StatusOf(Rate(), actions_);
+      *reply = StatusOf(actions_);
       reply->set_caller(IdentityNameOf(*context));
       return absl::OkStatus();
     });
@@ -451,32 +446,19 @@ class AdminService final : public v1::Admin::CallbackService {
     return absl::OkStatus();
   }
 
-  RateMeter Rate() ABSL_LOCKS_EXCLUDED(mu_) {
-    MutexLock lock(mu_);
-    return rate_;
-  }
-
   void Poll() ABSL_LOCKS_EXCLUDED(mu_) {
     const Instant now = run_.partitions().clock().Now();
     if (actions_.change_waits->IsDue(now)) {
       actions_.change_waits->Check(run_.Policy(), now);
     }
-    std::optional<StatusView> status;
-    if (now >= rate_due_) {
-      rate_due_ = now + kRateInterval;
-      status = run_.Status();
-    }
     std::vector<std::shared_ptr<WatchReactor>> watches;
-    RateMeter rate;
     {
       MutexLock lock(mu_);
-      if (status.has_value()) rate_.Add(now, *status);
-      rate = rate_;
       watches = watches_;
     }
     std::vector<const WatchReactor*> over;
     for (const auto& watch : watches) {
-      if (!watch->Poll(now, rate)) over.push_back(watch.get());
+      if (!watch->Poll(now)) over.push_back(watch.get());
     }
     if (over.empty()) return;
     MutexLock lock(mu_);
@@ -488,11 +470,7 @@ class AdminService final : public v1::Admin::CallbackService {
   RunHost& run_;
   const AdminActions actions_;
 
-  // Used by the poller's thread only.
-  Instant rate_due_;
-
   Mutex mu_;
-  RateMeter rate_ ABSL_GUARDED_BY(mu_);
   std::vector<std::shared_ptr<WatchReactor>> watches_ ABSL_GUARDED_BY(mu_);
 
   // Last: their threads use everything above.

@@ -54,8 +54,8 @@ struct AdminActions {
   std::function<absl::StatusOr<Version>()> export_model;
   // False if there is no directory for checkpoints.
   bool keeps_checkpoints = false;
-  // The figures of this moment, without rates. Must not block.
-  std::function<RunFigures()> figures;
+  // The figures of this moment; never null. Must not block.
+  std::function<SharedFigures()> figures;
   // Called at each request for the status; must not block. May be null.
   std::function<void()> on_status;
   // Called once the run was drained on request, with the reason. May be null.
