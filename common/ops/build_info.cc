@@ -3,11 +3,10 @@
 #include <string>
 
 #include "common/build_info.h"
-#include "common/ops/metrics_page.h"
 
 namespace cohort {
 
-prometheus::MetricFamily BuildInfoFamily() {
+MetricFamilies BuildInfoFamilies() {
   const BuildInfo info = GetBuildInfo();
   prometheus::MetricFamily family = GaugeFamily(
       "cohort_build_info",
@@ -15,7 +14,7 @@ prometheus::MetricFamily BuildInfoFamily() {
   AddValue(family, 1,
            {{"version", std::string(info.version)},
             {"commit", std::string(info.commit)}});
-  return family;
+  return {family};
 }
 
 }  // namespace cohort

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "prometheus/metric_family.h"
+#include "common/ops/metrics_page.h"
 
 namespace cohort {
 
 // cohort_build_info, constant 1, labelled with version and commit.
-prometheus::MetricFamily BuildInfoFamily();
+MetricFamilies BuildInfoFamilies();
 
 }  // namespace cohort

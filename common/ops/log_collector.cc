@@ -3,11 +3,10 @@
 #include <string>
 
 #include "common/log/log.h"
-#include "common/ops/metrics_page.h"
 
 namespace cohort {
 
-std::vector<prometheus::MetricFamily> LogCollector::Collect() const {
+MetricFamilies LogFamilies() {
   prometheus::MetricFamily family = CounterFamily(
       "cohort_log_messages_total", "Log messages of this process, by level.");
   for (const LogLevel level : {LogLevel::kDebug, LogLevel::kInfo,

@@ -1,17 +1,10 @@
 #pragma once
 
-#include <vector>
-
-#include "prometheus/collectable.h"
-#include "prometheus/metric_family.h"
+#include "common/ops/metrics_page.h"
 
 namespace cohort {
 
 // cohort_log_messages_total, from the log's own counters.
-// Thread safety: safe.
-class LogCollector final : public prometheus::Collectable {
- public:
-  std::vector<prometheus::MetricFamily> Collect() const override;
-};
+MetricFamilies LogFamilies();
 
 }  // namespace cohort

@@ -8,13 +8,12 @@
 
 namespace cohort {
 
-std::string MetricsPage(
-    const std::vector<const prometheus::Collectable*>& collectables) {
-  std::vector<prometheus::MetricFamily> families;
-  for (const prometheus::Collectable* collectable : collectables) {
-    std::vector<prometheus::MetricFamily> collected = collectable->Collect();
-    families.insert(families.end(), std::make_move_iterator(collected.begin()),
-                    std::make_move_iterator(collected.end()));
+std::string MetricsPage(const std::vector<MetricSource>& sources) {
+  MetricFamilies families;
+  for (const MetricSource& source : sources) {
+    MetricFamilies own = source();
+    families.insert(families.end(), std::make_move_iterator(own.begin()),
+                    std::make_move_iterator(own.end()));
   }
   return prometheus::TextSerializer().Serialize(families);
 }

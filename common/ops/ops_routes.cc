@@ -1,18 +1,12 @@
 #include "common/ops/ops_routes.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/ops/build_info.h"
-#include "common/ops/metrics_page.h"
 
 namespace cohort {
 namespace {
-
-class BuildCollector final : public prometheus::Collectable {
- public:
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    return {BuildInfoFamily()};
-  }
-};
 
 constexpr int kServiceUnavailable = 503;
 
@@ -25,13 +19,13 @@ HttpResponse Readiness(const absl::Status& ready) {
 }  // namespace
 
 std::map<std::string, HttpHandler> OpsRoutes(const OpsPages& pages) {
+  std::vector<MetricSource> metrics = {&BuildInfoFamilies};
+  metrics.insert(metrics.end(), pages.metrics.begin(), pages.metrics.end());
   return {
       {"/metrics",
-       [metrics = pages.metrics]() -> HttpResponse {
-         const BuildCollector build;
-         std::vector<const prometheus::Collectable*> all = {&build};
-         all.insert(all.end(), metrics.begin(), metrics.end());
-         return {.content_type = kMetricsContentType, .body = MetricsPage(all)};
+       [metrics = std::move(metrics)]() -> HttpResponse {
+         return {.content_type = kMetricsContentType,
+                 .body = MetricsPage(metrics)};
        }},
       {"/livez", []() -> HttpResponse { return {.body = "alive\n"}; }},
       {"/readyz", [ready = pages.ready] { return Readiness(ready()); }},

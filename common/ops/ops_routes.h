@@ -7,14 +7,14 @@
 
 #include "absl/status/status.h"
 #include "common/ops/http_server.h"
-#include "prometheus/collectable.h"
+#include "common/ops/metrics_page.h"
 
 namespace cohort {
 
 // The parts of the operations port that every process of Cohort has.
 struct OpsPages {
-  // Must not be null; must outlive the server.
-  std::vector<const prometheus::Collectable*> metrics;
+  // Must not be null.
+  std::vector<MetricSource> metrics;
   // OK once the process can do its work; otherwise the message says what it
   // waits for.
   std::function<absl::Status()> ready;

@@ -11,8 +11,6 @@
 #include <string>
 #include <system_error>
 
-#include "common/ops/metrics_page.h"
-
 namespace cohort {
 namespace {
 
@@ -111,9 +109,9 @@ int64_t MemoryLimitBytes() {
   return limit;
 }
 
-std::vector<prometheus::MetricFamily> ProcessCollector::Collect() const {
+MetricFamilies ProcessFamilies() {
   const ProcessFigures figures = ReadProcessFigures();
-  std::vector<prometheus::MetricFamily> families = {
+  MetricFamilies families = {
       CounterFamily("process_cpu_seconds_total",
                     "User and system CPU time spent."),
       GaugeFamily("process_resident_memory_bytes", "Resident memory."),

@@ -1,10 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
-#include "prometheus/collectable.h"
-#include "prometheus/metric_family.h"
+#include "common/ops/metrics_page.h"
 
 namespace cohort {
 
@@ -26,10 +24,6 @@ ProcessFigures ReadProcessFigures();
 int64_t MemoryLimitBytes();
 
 // The process_* metrics under the names used by every Prometheus client.
-// Thread safety: safe.
-class ProcessCollector final : public prometheus::Collectable {
- public:
-  std::vector<prometheus::MetricFamily> Collect() const override;
-};
+MetricFamilies ProcessFamilies();
 
 }  // namespace cohort

@@ -11,6 +11,7 @@
 #include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "server/main/start_files.h"
+#include "server/metrics/data_shard_metrics.h"
 #include "server/rpc/call_interceptor.h"
 #include "server/rpc/services.h"
 
@@ -33,7 +34,11 @@ absl::StatusOr<std::unique_ptr<DataServer>> DataServer::Start(
   COHORT_RETURN_IF_ERROR(server->Listen());
   COHORT_RETURN_IF_ERROR(server->operations_.Start(
       server->address_,
-      {.calls = server->metrics_, .metrics = &server->collector_}));
+      {.calls = server->metrics_, .metrics = [&host = server->host_] {
+         DataShardFigures figures = host.figures();
+         figures.memory_limit_bytes = MemoryLimitBytes();
+         return DataShardFamilies(figures);
+       }}));
   // Shard 0 can connect. Whether it has is a metric: if it were a condition,
   // a cluster that sends nothing to processes that are not ready would never
   // let it.
@@ -76,11 +81,6 @@ DataServer::DataServer(const ServerOptions& options,
              .timeline = trace_.get()},
             clock_),
       doors_(options_, *security_, metrics_, clock_),
-      collector_([this] {
-        DataShardFigures figures = host_.figures();
-        figures.memory_limit_bytes = MemoryLimitBytes();
-        return figures;
-      }),
       operations_(options_, *security_) {}
 
 DataServer::~DataServer() { Stop(); }

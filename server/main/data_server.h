@@ -15,7 +15,6 @@
 #include "server/main/operations.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
-#include "server/metrics/data_shard_metrics.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/partitions/partitions_host.h"
 
@@ -75,7 +74,6 @@ class DataServer {
   std::shared_ptr<TraceFile> trace_;
   PartitionsHost host_;
   Doors doors_;
-  DataShardCollector collector_;
   Operations operations_;
   std::unique_ptr<PeriodicTask> ticker_;
 };

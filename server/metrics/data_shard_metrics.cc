@@ -7,8 +7,7 @@ namespace cohort {
 DataShardFigures::DataShardFigures()
     : fold_seconds(DoublingBounds(0.0001, 65.6)) {}
 
-std::vector<prometheus::MetricFamily> DataShardFamilies(
-    const DataShardFigures& figures) {
+MetricFamilies DataShardFamilies(const DataShardFigures& figures) {
   FamiliesPage page;
   // Empty, and so left out, until there is a run.
   page.Gauge("cohort_data_shard_info",

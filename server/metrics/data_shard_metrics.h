@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "prometheus/collectable.h"
-#include "prometheus/metric_family.h"
+#include "common/ops/metrics_page.h"
 #include "server/metrics/bucket_counts.h"
 #include "server/metrics/run_figures.h"
 
@@ -41,21 +40,6 @@ struct DataShardFigures {
 // The figures as metrics. Numbers that every server process has are called as
 // in run_metrics.h, so that sums over the processes of a run are those of the
 // run.
-std::vector<prometheus::MetricFamily> DataShardFamilies(
-    const DataShardFigures& figures);
-
-// Thread safety: that of `figures`.
-class DataShardCollector final : public prometheus::Collectable {
- public:
-  explicit DataShardCollector(std::function<DataShardFigures()> figures)
-      : figures_(std::move(figures)) {}
-
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    return DataShardFamilies(figures_());
-  }
-
- private:
-  const std::function<DataShardFigures()> figures_;
-};
+MetricFamilies DataShardFamilies(const DataShardFigures& figures);
 
 }  // namespace cohort

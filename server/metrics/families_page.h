@@ -11,7 +11,6 @@
 
 namespace cohort {
 
-using MetricFamilies = std::vector<prometheus::MetricFamily>;
 using MetricLabels = std::vector<prometheus::ClientMetric::Label>;
 
 // Collects the families of one page. A family is begun by its name and filled

@@ -1,16 +1,18 @@
 #pragma once
 
 #include <array>
-#include <atomic>
-#include <cstdint>
-#include <memory>
+#include <cstddef>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "prometheus/collectable.h"
-#include "prometheus/metric_family.h"
+#include "common/ops/metrics_page.h"
+#include "prometheus/counter.h"
+#include "prometheus/histogram.h"
+#include "prometheus/registry.h"
 
 namespace cohort {
 
@@ -23,41 +25,28 @@ struct GrpcMethod {
 };
 
 // Rate, errors and duration of calls, under the names of go-grpc-prometheus.
-// Counters only, so that a call costs a few atomic additions.
-//
-// Thread safety: safe, without locks.
-class GrpcMetrics final : public prometheus::Collectable {
+// Thread safety: safe; a call costs a few atomic additions.
+class GrpcMetrics {
  public:
   // Calls of one method.
   class Calls {
    public:
-    void Started() { Increment(started_); }
-    void Received() { Increment(received_); }
-    void Sent() { Increment(sent_); }
+    void Started() { started_->Increment(); }
+    void Received() { received_->Increment(); }
+    void Sent() { sent_->Increment(); }
     // `code` is a gRPC code; an unknown one counts as Unknown.
     void Handled(int code, absl::Duration took);
 
    private:
     friend class GrpcMetrics;
-
-    // Bounds of the durations, seconds; one more bucket is beyond the last.
-    static constexpr std::array<double, 11> kBounds = {
-        0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300};
     static constexpr size_t kCodes = 17;
-    using Counter = std::atomic<int64_t>;
 
-    // Relaxed: no other data is published through the count.
-    static void Increment(Counter& counter) {
-      counter.fetch_add(1, std::memory_order_relaxed);
-    }
-
-    GrpcMethod method_;
-    Counter started_ = 0;
-    Counter received_ = 0;
-    Counter sent_ = 0;
-    std::array<Counter, kCodes> handled_ = {};
-    std::array<Counter, kBounds.size() + 1> durations_ = {};
-    Counter duration_us_ = 0;
+    // Owned by the registry.
+    prometheus::Counter* started_ = nullptr;
+    prometheus::Counter* received_ = nullptr;
+    prometheus::Counter* sent_ = nullptr;
+    std::array<prometheus::Counter*, kCodes> handled_ = {};
+    prometheus::Histogram* seconds_ = nullptr;
   };
 
   // All other methods are counted together, under the name "unknown".
@@ -67,12 +56,12 @@ class GrpcMetrics final : public prometheus::Collectable {
   // as this object.
   Calls& Of(absl::string_view path);
 
-  std::vector<prometheus::MetricFamily> Collect() const override;
+  MetricFamilies Collect() const { return registry_.Collect(); }
 
  private:
-  // Fixed after construction; the last is for unknown methods.
-  std::vector<std::unique_ptr<Calls>> calls_;
-  std::vector<std::string> paths_;
+  prometheus::Registry registry_;
+  // By path, fixed after construction; unknown methods have none.
+  std::map<std::string, Calls, std::less<>> calls_;
 };
 
 }  // namespace cohort

@@ -327,7 +327,7 @@ void AddShards(const RunFigures& f, Page& page) {
 
 }  // namespace
 
-std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures) {
+MetricFamilies RunFamilies(const RunFigures& figures) {
   Page page;
   AddRun(figures, page);
   AddLearning(figures, page);
@@ -339,13 +339,6 @@ std::vector<prometheus::MetricFamily> RunFamilies(const RunFigures& figures) {
   AddCheckpoints(figures, page);
   AddBatchNorm(figures, page);
   return page.Take();
-}
-
-RunCollector::RunCollector(std::function<SharedFigures()> figures)
-    : figures_(std::move(figures)) {}
-
-std::vector<prometheus::MetricFamily> RunCollector::Collect() const {
-  return RunFamilies(*figures_());
 }
 
 }  // namespace cohort

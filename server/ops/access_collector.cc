@@ -2,16 +2,15 @@
 
 #include <string>
 
-#include "common/ops/metrics_page.h"
-
 namespace cohort {
 
-std::vector<prometheus::MetricFamily> AccessCollector::Collect() const {
+MetricFamilies AccessFamilies(const AccessControl& access,
+                              const HandshakeFailures& failures) {
   prometheus::MetricFamily family = CounterFamily(
       "cohort_denied_calls_total",
       "Calls, pages and messages that a client was denied, by reason.");
   for (const Refusal refusal : kRefusals) {
-    AddValue(family, static_cast<double>(access_.denied(refusal)),
+    AddValue(family, static_cast<double>(access.denied(refusal)),
              {{.name = "reason", .value = std::string(RefusalName(refusal))}});
   }
   prometheus::MetricFamily handshakes = CounterFamily(
@@ -21,8 +20,8 @@ std::vector<prometheus::MetricFamily> AccessCollector::Collect() const {
     AddValue(handshakes, of == nullptr ? 0.0 : static_cast<double>(of()),
              {{.name = "port", .value = port}});
   };
-  add("grpc", handshakes_.grpc);
-  add("ops", handshakes_.ops);
+  add("grpc", failures.grpc);
+  add("ops", failures.ops);
   return {family, handshakes};
 }
 

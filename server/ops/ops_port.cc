@@ -21,31 +21,6 @@ namespace {
 // Must equal POLL_MS of status_page/page.js.
 constexpr absl::Duration kPageInterval = absl::Seconds(1);
 
-using Collectors = std::vector<std::unique_ptr<const prometheus::Collectable>>;
-
-Collectors MakeCollectors(const FiguresSource* figures,
-                          const OpsPortOptions& options,
-                          std::function<int64_t()> handshake_failures) {
-  Collectors collectors;
-  if (figures != nullptr) {
-    collectors.push_back(std::make_unique<RunCollector>(
-        [figures] { return figures->Newest(); }));
-  }
-  collectors.push_back(std::make_unique<LogCollector>());
-  collectors.push_back(std::make_unique<ProcessCollector>());
-  if (options.access != nullptr) {
-    collectors.push_back(std::make_unique<AccessCollector>(
-        *options.access,
-        AccessCollector::Handshakes{.grpc = options.handshake_failures,
-                                    .ops = std::move(handshake_failures)}));
-  }
-  if (options.certificate_end != nullptr) {
-    collectors.push_back(
-        std::make_unique<CertificateCollector>(options.certificate_end));
-  }
-  return collectors;
-}
-
 // The page and its numbers, whose requests are counted.
 std::map<std::string, HttpHandler> RunRoutes(const FiguresSource& figures,
                                              Watchers& watchers) {
@@ -76,30 +51,45 @@ absl::Status CheckOpsListen(const std::string& listen, bool insecure) {
   return Validate(HttpServerOptions{.listen = listen, .insecure = insecure});
 }
 
-OpsPort::OpsPort(const OpsPortOptions& options, const Sources& sources)
-    : reachable_(options.reachable),
-      collectors_(MakeCollectors(sources.figures, options,
-                                 [this]() -> int64_t {
-                                   const HttpServer* serving = serving_.load();
-                                   return serving == nullptr
-                                              ? 0
-                                              : serving->handshake_failures();
-                                 })),
-      ready_(absl::UnavailableError("the server is starting")) {
-  if (sources.metrics != nullptr) metrics_.push_back(sources.metrics);
-  for (const auto& collector : collectors_) {
-    metrics_.push_back(collector.get());
-  }
-  metrics_.push_back(&sources.calls);
-}
+OpsPort::OpsPort(std::function<absl::Status()> reachable)
+    : reachable_(std::move(reachable)),
+      ready_(absl::UnavailableError("the server is starting")) {}
 
 OpsPort::~OpsPort() = default;
 
+std::vector<MetricSource> OpsPort::MetricsOf(const OpsPortOptions& options,
+                                             const Sources& sources) const {
+  std::vector<MetricSource> metrics;
+  if (sources.metrics != nullptr) metrics.push_back(sources.metrics);
+  if (sources.figures != nullptr) {
+    metrics.push_back([figures = sources.figures] {
+      return RunFamilies(*figures->Newest());
+    });
+  }
+  metrics.insert(metrics.end(), {&LogFamilies, &ProcessFamilies});
+  if (options.access != nullptr) {
+    const HandshakeFailures failures{
+        .grpc = options.handshake_failures, .ops = [this]() -> int64_t {
+          const HttpServer* serving = serving_.load();
+          return serving == nullptr ? 0 : serving->handshake_failures();
+        }};
+    metrics.push_back([access = options.access, failures] {
+      return AccessFamilies(*access, failures);
+    });
+  }
+  if (options.certificate_end != nullptr) {
+    metrics.push_back(
+        [end = options.certificate_end] { return CertificateFamilies(end()); });
+  }
+  metrics.push_back([&calls = sources.calls] { return calls.Collect(); });
+  return metrics;
+}
+
 absl::StatusOr<std::unique_ptr<OpsPort>> OpsPort::Start(
     const OpsPortOptions& options, const Sources& sources) {
-  std::unique_ptr<OpsPort> port(new OpsPort(options, sources));
+  std::unique_ptr<OpsPort> port(new OpsPort(options.reachable));
   std::map<std::string, HttpHandler> routes =
-      OpsRoutes({.metrics = port->metrics_,
+      OpsRoutes({.metrics = port->MetricsOf(options, sources),
                  .ready = [&port = *port] { return port.ready(); }});
   if (sources.figures != nullptr) {
     HttpHandler& metrics = routes.at("/metrics");

@@ -13,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/mutex.h"
+#include "common/ops/metrics_page.h"
 #include "common/security/tls_files.h"
-#include "prometheus/collectable.h"
 #include "server/access/access_control.h"
 #include "server/metrics/grpc_metrics.h"
 #include "server/ops/figures_source.h"
@@ -59,7 +59,7 @@ class OpsPort {
     // Receives each request for them; null without `figures`.
     Watchers* watchers = nullptr;
     // Metrics in place of the run's; may be null.
-    const prometheus::Collectable* metrics = nullptr;
+    MetricSource metrics = nullptr;
   };
 
   // The port is not ready until SetReady is called.
@@ -78,16 +78,15 @@ class OpsPort {
   absl::Status SetTls(const TlsContent& tls);
 
  private:
-  OpsPort(const OpsPortOptions& options, const Sources& sources);
+  explicit OpsPort(std::function<absl::Status()> reachable);
+  // The contents of /metrics, in order.
+  std::vector<MetricSource> MetricsOf(const OpsPortOptions& options,
+                                      const Sources& sources) const;
   absl::Status ready() const ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::function<absl::Status()> reachable_;
   // http_ for its own thread, which may run before http_ is set.
   std::atomic<const HttpServer*> serving_ = nullptr;
-  // The contents of /metrics, in this order.
-  const std::vector<std::unique_ptr<const prometheus::Collectable>> collectors_;
-  std::vector<const prometheus::Collectable*> metrics_;
-
   mutable Mutex mu_;
   absl::Status ready_ ABSL_GUARDED_BY(mu_);
 

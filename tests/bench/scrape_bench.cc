@@ -56,12 +56,11 @@ absl::StatusOr<ScrapeCost> TimeScrapes(int32_t workers, int32_t scrapes) {
   for (int32_t i = 0; i < scrapes; ++i) figures = Gather(core, run);
   cost.gather_cpu_seconds = (ProcessSeconds() - gather_begin) / scrapes;
 
-  const RunCollector collector([figures] { return figures; });
-  const LogCollector log;
-  const ProcessCollector process;
   const GrpcMetrics calls(CoordinatorMethods());
   HttpServerOptions options{.listen = "127.0.0.1:0"};
-  options.routes = OpsRoutes({.metrics = {&collector, &log, &process, &calls}});
+  options.routes = OpsRoutes(
+      {.metrics = {[figures] { return RunFamilies(*figures); }, &LogFamilies,
+                   &ProcessFamilies, [&calls] { return calls.Collect(); }}});
   COHORT_ASSIGN_OR_RETURN(const std::unique_ptr<HttpServer> server,
                           HttpServer::Start(options));
   const SteadyClock clock;

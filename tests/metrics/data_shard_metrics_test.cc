@@ -13,8 +13,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::string PageOf(const DataShardFigures& figures) {
-  const DataShardCollector collector([&figures] { return figures; });
-  return MetricsPage({&collector});
+  return MetricsPage({[&figures] { return DataShardFamilies(figures); }});
 }
 
 TEST(DataShardMetricsTest, WithoutARunThereIsNeitherRunNorVersion) {

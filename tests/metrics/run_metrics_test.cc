@@ -1,6 +1,5 @@
 #include "server/metrics/run_metrics.h"
 
-#include <memory>
 #include <string>
 
 #include "common/ops/metrics_page.h"
@@ -15,9 +14,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::string PageOf(const RunFigures& figures) {
-  const RunCollector collector(
-      [&figures] { return std::make_shared<const RunFigures>(figures); });
-  return MetricsPage({&collector});
+  return MetricsPage({[&figures] { return RunFamilies(figures); }});
 }
 
 // Rates and alerts need the zero before the first event.

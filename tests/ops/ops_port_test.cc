@@ -96,8 +96,8 @@ TEST_F(OpsPortTest, CountsAStepAndItsCalls) {
   EXPECT_EQ(ValueOf(page, "cohort_pull_bytes_total" + encoding), 32);
   EXPECT_EQ(ValueOf(page, "cohort_push_bytes_total{encoding=\"bfloat16\"}"), 0);
   const std::string exchange =
-      "{grpc_type=\"bidi_stream\",grpc_service=\"cohort.v1.Parameters\","
-      "grpc_method=\"Exchange\"}";
+      "{grpc_method=\"Exchange\",grpc_service=\"cohort.v1.Parameters\","
+      "grpc_type=\"bidi_stream\"}";
   EXPECT_EQ(ValueOf(page, "grpc_server_started_total" + exchange), 2);
   EXPECT_EQ(ValueOf(page, "grpc_server_msg_received_total" + exchange), 6);
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));

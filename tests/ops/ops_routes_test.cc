@@ -12,21 +12,17 @@
 namespace cohort {
 namespace {
 
-class TwoNumbers final : public prometheus::Collectable {
- public:
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    prometheus::MetricFamily gauge = GaugeFamily("cohort_a", "First.");
-    AddValue(gauge, 1.5);
-    prometheus::MetricFamily counter = CounterFamily("cohort_b_total", "More.");
-    AddValue(counter, 2, {{"kind", "odd \"one\"\n"}});
-    AddValue(counter, 3, {{"kind", "even"}});
-    return {gauge, counter};
-  }
-};
+MetricFamilies TwoNumbers() {
+  prometheus::MetricFamily gauge = GaugeFamily("cohort_a", "First.");
+  AddValue(gauge, 1.5);
+  prometheus::MetricFamily counter = CounterFamily("cohort_b_total", "More.");
+  AddValue(counter, 2, {{"kind", "odd \"one\"\n"}});
+  AddValue(counter, 3, {{"kind", "even"}});
+  return {gauge, counter};
+}
 
 TEST(OpsRoutesTest, MetricsAreInTextFormat) {
-  const TwoNumbers numbers;
-  const auto routes = OpsRoutes({.metrics = {&numbers}});
+  const auto routes = OpsRoutes({.metrics = {&TwoNumbers}});
   const HttpResponse page = routes.at("/metrics")();
   EXPECT_EQ(page.content_type, "text/plain; version=0.0.4; charset=utf-8");
   const size_t begin = page.body.find("# HELP cohort_a");

@@ -42,8 +42,7 @@ TEST(ProcessCollectorTest, CpuTimeRisesWithWork) {
 }
 
 TEST(ProcessCollectorTest, UsesTheUsualNames) {
-  const ProcessCollector collector;
-  const std::string page = MetricsPage({&collector});
+  const std::string page = MetricsPage({&ProcessFamilies});
   for (const char* name :
        {"process_cpu_seconds_total", "process_resident_memory_bytes",
         "process_open_fds", "process_max_fds", "process_start_time_seconds"}) {

@@ -1,7 +1,5 @@
 #include "worker/metrics/worker_metrics.h"
 
-#include "common/ops/log_collector.h"
-
 namespace cohort {
 namespace {
 
@@ -28,8 +26,7 @@ prometheus::Family<prometheus::Gauge>& Gauges(prometheus::Registry& registry,
 
 WorkerMetrics::WorkerMetrics(
     absl::Span<const absl::string_view> states,
-    absl::Span<const absl::string_view> retried_methods)
-    : log_(std::make_unique<LogCollector>()) {
+    absl::Span<const absl::string_view> retried_methods) {
   steps_ = &Counters(registry_, "cohort_worker_steps_total",
                      "Steps that ended with a verdict.")
                 .Add({});
@@ -93,10 +90,5 @@ void WorkerMetrics::AddRetry(absl::string_view method) {
 }
 
 void WorkerMetrics::AddReconnect() { reconnects_->Increment(); }
-
-std::vector<const prometheus::Collectable*> WorkerMetrics::collectables()
-    const {
-  return {&registry_, log_.get()};
-}
 
 }  // namespace cohort

@@ -3,7 +3,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,8 +10,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/ops/metrics_page.h"
 #include "common/step_phase.h"
-#include "prometheus/collectable.h"
 #include "prometheus/counter.h"
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
@@ -34,7 +33,6 @@ namespace cohort {
 //                                                model
 //   cohort_worker_state{state}                   1 for the state it is in
 //   cohort_worker_loss                           mean loss of the newest step
-//   cohort_log_messages_total{level}
 //
 // Thread safety: safe.
 class WorkerMetrics {
@@ -52,8 +50,8 @@ class WorkerMetrics {
   void AddRetry(absl::string_view method);
   void AddReconnect();
 
-  // For the operations port; they live as long as this object.
-  std::vector<const prometheus::Collectable*> collectables() const;
+  // For the operations port.
+  MetricFamilies Collect() const { return registry_.Collect(); }
 
  private:
   prometheus::Registry registry_;
@@ -66,7 +64,6 @@ class WorkerMetrics {
   prometheus::Gauge* version_ = nullptr;
   std::map<std::string, prometheus::Gauge*, std::less<>> states_;
   prometheus::Gauge* loss_ = nullptr;
-  const std::unique_ptr<const prometheus::Collectable> log_;
 };
 
 }  // namespace cohort

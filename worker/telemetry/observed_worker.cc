@@ -5,7 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/log/log.h"
+#include "common/ops/certificate_collector.h"
+#include "common/ops/log_collector.h"
 #include "common/ops/ops_routes.h"
+#include "common/ops/process_collector.h"
 #include "common/status_macros.h"
 #include "worker/client/client_hooks.h"
 
@@ -56,11 +59,10 @@ absl::Status ObservedWorker::trace_status() const {
 }
 
 absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
-  process_ = std::make_unique<ProcessCollector>();
   OpsPages pages{
-      .metrics = metrics_->collectables(),
+      .metrics = {[metrics = metrics_.get()] { return metrics->Collect(); },
+                  &LogFamilies, &ProcessFamilies},
       .ready = [telemetry = telemetry_.get()] { return telemetry->Ready(); }};
-  pages.metrics.push_back(process_.get());
   COHORT_ASSIGN_OR_RETURN(const TlsContent tls,
                           ReadTlsFiles(options.tls, absl::Now()));
   HttpServerOptions http{.listen = options.ops_listen,
@@ -71,9 +73,9 @@ absl::Status ObservedWorker::StartOps(const ObservedWorkerOptions& options) {
     watcher_ = std::make_unique<TlsWatcher>(
         options.tls, tls, [this](const TlsContent& now) { return Serve(now); },
         nullptr);
-    certificate_ = std::make_unique<CertificateCollector>(
-        [watcher = watcher_.get()] { return watcher->not_after(); });
-    pages.metrics.push_back(certificate_.get());
+    pages.metrics.push_back([watcher = watcher_.get()] {
+      return CertificateFamilies(watcher->not_after());
+    });
     http.tls = tls;
     http.admit = [readers = readers_.get()](absl::string_view /*page*/,
                                             const Presented& presented) {

@@ -8,9 +8,7 @@
 #include "absl/status/statusor.h"
 #include "common/formats/trace_file.h"
 #include "common/mutex.h"
-#include "common/ops/certificate_collector.h"
 #include "common/ops/http_server.h"
-#include "common/ops/process_collector.h"
 #include "common/security/authenticator.h"
 #include "common/security/tls_files.h"
 #include "common/security/tls_watcher.h"
@@ -71,11 +69,9 @@ class ObservedWorker {
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<WorkerMetrics> metrics_;
   std::unique_ptr<WorkerTelemetry> telemetry_;
-  std::unique_ptr<ProcessCollector> process_;
   // Null without a certificate.
   std::unique_ptr<Authenticator> readers_;
   std::unique_ptr<TlsWatcher> watcher_;
-  std::unique_ptr<CertificateCollector> certificate_;
   Mutex mu_;
   // Last: it serves the objects above.
   std::unique_ptr<HttpServer> ops_ ABSL_GUARDED_BY(mu_);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log/log.h"
+#include "common/ops/log_collector.h"
 #include "common/ops/metrics_page.h"
 
 namespace cohort {
@@ -18,7 +19,9 @@ constexpr absl::string_view kStates[] = {"joining", "training"};
 constexpr absl::string_view kMethods[] = {"Session", "Register"};
 
 std::string Page(const WorkerMetrics& metrics) {
-  return absl::StrCat("\n", MetricsPage(metrics.collectables()));
+  return absl::StrCat(
+      "\n",
+      MetricsPage({[&metrics] { return metrics.Collect(); }, &LogFamilies}));
 }
 
 TEST(WorkerMetricsTest, EveryLabelIsThereFromTheStart) {
