@@ -208,20 +208,6 @@ void SetLogContext(std::initializer_list<LogField> fields) {
   Logger::Get().SetContext(fields);
 }
 
-absl::string_view LogLevelName(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarning:
-      return "warning";
-    case LogLevel::kError:
-      return "error";
-  }
-  return "info";
-}
-
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name) {
   for (const LogLevel level : kLevels) {
     if (LogLevelName(level) == name) return level;

@@ -7,13 +7,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/log_level.h"
 
 namespace cohort {
-
-enum class LogLevel { kDebug, kInfo, kWarning, kError };
-
-// The name of a level: "debug", "info", "warning", "error".
-absl::string_view LogLevelName(LogLevel level);
 
 // Errors: InvalidArgument: no such level; the message lists the levels.
 absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);

@@ -145,7 +145,7 @@ void EndRun(Run& run, const Turn::End& end, Turn& turn) {
   const bool done = end.outcome == RunOutcome::kFinished ||
                     end.outcome == RunOutcome::kDrained;
   turn.out.push_back(
-      effect::Log{.severity = done ? Severity::kInfo : Severity::kError,
+      effect::Log{.severity = done ? LogLevel::kInfo : LogLevel::kError,
                   .text = absl::StrCat("the run is over: ", reason)});
   turn.out.push_back(effect::RunEnded{.outcome = end.outcome,
                                       .reason = reason,

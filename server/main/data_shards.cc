@@ -184,7 +184,7 @@ absl::Status DataShards::LeavingBecause(int32_t shard) const {
 void DataShards::NoteLost(int32_t shard, const absl::Status& why) {
   if (shard_stats_ == nullptr) return;
   shard_stats_->Lost(shard, std::string(why.message()));
-  stats_.Happened({.severity = Severity::kError,
+  stats_.Happened({.severity = LogLevel::kError,
                    .text = absl::StrCat("lost ", why.message())});
 }
 

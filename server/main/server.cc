@@ -49,18 +49,6 @@ void CompleteOptions(const RunFiles& files, CoordinatorOptions& options) {
   options.first_incarnation = files.first_incarnation();
 }
 
-LogLevel LevelOf(Severity severity) {
-  switch (severity) {
-    case Severity::kInfo:
-      return LogLevel::kInfo;
-    case Severity::kWarning:
-      return LogLevel::kWarning;
-    case Severity::kError:
-      return LogLevel::kError;
-  }
-  return LogLevel::kError;
-}
-
 void LogCommit(const CommitRecord& record) {
   const auto rank = [](std::string* out, Rank member) {
     absl::StrAppend(out, member.value());
@@ -127,7 +115,7 @@ void NoteContinued(const ServerOptions& options, const RunFiles& files,
       absl::StrCat("live changes made after the last checkpoint are undone: ",
                    options.handover.policies - kept,
                    "; `cohortctl policy history` lists those that are kept");
-  stats.Happened({.severity = Severity::kWarning, .text = undone});
+  stats.Happened({.severity = LogLevel::kWarning, .text = undone});
   Log(LogLevel::kWarning, undone);
 }
 
@@ -686,13 +674,12 @@ void Server::OnLogged(const effect::Log& log) {
   }
   // Workers whose streams end because the next server takes over are not news.
   if (!continues_elsewhere) stats_.Happened(log);
-  const LogLevel level = LevelOf(log.severity);
   if (!log.worker.has_value()) {
-    Log(level, log.text);
+    Log(log.severity, log.text);
     return;
   }
   // Replaces the server's own incarnation in the line.
-  Log(level, log.text,
+  Log(log.severity, log.text,
       {{"worker", absl::StrCat(log.worker->rank.value())},
        {"incarnation", absl::StrCat(log.worker->incarnation.value())}});
 }

@@ -226,24 +226,12 @@ void FillCurves(const RunSums& sums, v1::Curves& proto) {
   }
 }
 
-absl::string_view SeverityName(Severity severity) {
-  switch (severity) {
-    case Severity::kInfo:
-      return "info";
-    case Severity::kWarning:
-      return "warning";
-    case Severity::kError:
-      return "error";
-  }
-  return "error";
-}
-
 void AddEvents(const RunFigures& figures, v1::Status& proto) {
   for (const RunEvent& event : figures.sums.events) {
     v1::RunEvent* to = proto.add_events();
     to->set_unix_s(figures.now -
                    absl::ToDoubleSeconds(figures.uptime - event.uptime));
-    to->set_severity(Owned(SeverityName(event.log.severity)));
+    to->set_severity(Owned(LogLevelName(event.log.severity)));
     if (event.log.worker.has_value()) {
       to->set_rank(event.log.worker->rank.value());
     }

@@ -135,7 +135,7 @@ TEST(StatusJsonTest, SaysWhatHappenedAndWhen) {
   figures.uptime = absl::Seconds(60);
   figures.sums.events = {
       {.uptime = absl::Seconds(20),
-       .log = {.severity = Severity::kWarning,
+       .log = {.severity = LogLevel::kWarning,
                .worker = WorkerProcess{.rank = Rank(1)},
                .text = "rank 1 is lost"}},
       {.uptime = absl::Seconds(60), .log = {.text = "policy"}}};

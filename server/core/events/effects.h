@@ -12,6 +12,7 @@
 #include "common/assignment.h"
 #include "common/evaluation_sums.h"
 #include "common/ids.h"
+#include "common/log_level.h"
 #include "common/measures/measures.h"
 #include "common/model_layout.h"
 #include "common/moments.h"
@@ -157,8 +158,6 @@ struct WorkerProcess {
   Incarnation incarnation;
 };
 
-enum class Severity { kInfo, kWarning, kError };
-
 // The answer to a registration.
 struct RegisterAnswer {
   std::vector<Partition> partitions;
@@ -273,7 +272,7 @@ struct WriteCheckpoint {
   bool awaited = false;
 };
 struct Log {
-  Severity severity = Severity::kInfo;
+  LogLevel severity = LogLevel::kInfo;
   // The worker that it is about, if it is one.
   std::optional<WorkerProcess> worker;
   std::string text;

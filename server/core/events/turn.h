@@ -48,7 +48,7 @@ struct Turn {
     out.push_back(effect::Log{.worker = worker, .text = std::move(text)});
   }
   void Warn(std::string text, std::optional<WorkerProcess> worker = {}) {
-    out.push_back(effect::Log{.severity = Severity::kWarning,
+    out.push_back(effect::Log{.severity = LogLevel::kWarning,
                               .worker = worker,
                               .text = std::move(text)});
   }
