@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,7 +32,7 @@ struct Handover {
   std::shared_ptr<ShardStats> shards;
   // Null without --trace.
   std::shared_ptr<TraceFile> trace;
-  std::vector<EarlierEvent> events;
+  std::deque<RunEvent> events;
   // The number of policies in the run's history, the first one included.
   size_t policies = 0;
   // The reason, if an operator has asked for the run's end.

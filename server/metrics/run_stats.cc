@@ -121,25 +121,18 @@ void RunStats::AddEvaluations(const std::vector<EvaluationPoint>& points) {
 
 void RunStats::Happened(const effect::Log& log) {
   MutexLock lock(mu_);
-  sums_.events.push_back({.uptime = uptime(), .log = log});
+  sums_.events.push_back({.at = clock_.Now(), .log = log});
   if (sums_.events.size() > kEventsMax) sums_.events.pop_front();
 }
 
-void RunStats::ContinueEvents(const std::vector<EarlierEvent>& events) {
+void RunStats::ContinueEvents(const std::deque<RunEvent>& events) {
   MutexLock lock(mu_);
-  for (const EarlierEvent& event : events) {
-    sums_.events.push_back({.uptime = event.at - start_, .log = event.log});
-  }
+  sums_.events = events;
 }
 
-std::vector<EarlierEvent> RunStats::events() const {
+std::deque<RunEvent> RunStats::events() const {
   MutexLock lock(mu_);
-  std::vector<EarlierEvent> events;
-  events.reserve(sums_.events.size());
-  for (const RunEvent& event : sums_.events) {
-    events.push_back({.at = start_ + event.uptime, .log = event.log});
-  }
-  return events;
+  return sums_.events;
 }
 
 void RunStats::Applied(absl::Duration took) {
@@ -149,7 +142,9 @@ void RunStats::Applied(absl::Duration took) {
 
 RunSums RunStats::sums() const {
   MutexLock lock(mu_);
-  return sums_;
+  RunSums sums = sums_;
+  sums.now = clock_.Now();
+  return sums;
 }
 
 }  // namespace cohort

@@ -40,13 +40,6 @@ struct EvaluationPoint {
 // An event that is worth finding again later: a lost worker, a change of
 // policy.
 struct RunEvent {
-  // Time since the start of the stats; negative for one before it.
-  absl::Duration uptime;
-  effect::Log log;
-};
-
-// An event of an earlier server of this process, by the time of its clock.
-struct EarlierEvent {
   Instant at;
   effect::Log log;
 };
@@ -67,6 +60,8 @@ struct RunSums {
   TrainingCurve curve;
   // Oldest first.
   std::deque<RunEvent> events;
+  // When they were read.
+  Instant now;
 
   BucketCounts barrier_wait_seconds;
   BucketCounts aggregation_seconds;
@@ -105,7 +100,7 @@ class RunStats {
   void Continue(const EarlierHistory& history) ABSL_LOCKS_EXCLUDED(mu_);
   // Events of an earlier server of this process, oldest first. Call it before
   // any event is recorded.
-  void ContinueEvents(const std::vector<EarlierEvent>& events)
+  void ContinueEvents(const std::deque<RunEvent>& events)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Committed(const CommitRecord& record,
                  const CommitObservation& observation) ABSL_LOCKS_EXCLUDED(mu_);
@@ -119,7 +114,7 @@ class RunStats {
 
   RunSums sums() const ABSL_LOCKS_EXCLUDED(mu_);
   // For ContinueEvents.
-  std::vector<EarlierEvent> events() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::deque<RunEvent> events() const ABSL_LOCKS_EXCLUDED(mu_);
   // Time since the stats was made.
   absl::Duration uptime() const { return clock_.Now() - start_; }
 

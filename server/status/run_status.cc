@@ -230,7 +230,7 @@ void AddEvents(const RunFigures& figures, v1::Status& proto) {
   for (const RunEvent& event : figures.sums.events) {
     v1::RunEvent* to = proto.add_events();
     to->set_unix_s(figures.now -
-                   absl::ToDoubleSeconds(figures.uptime - event.uptime));
+                   absl::ToDoubleSeconds(figures.sums.now - event.at));
     to->set_severity(Owned(LogLevelName(event.log.severity)));
     if (event.log.worker.has_value()) {
       to->set_rank(event.log.worker->rank.value());

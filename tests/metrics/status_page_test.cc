@@ -132,13 +132,12 @@ TEST(StatusJsonTest, LivesWithNumbersAndTextsThatJsonCannotHold) {
 TEST(StatusJsonTest, SaysWhatHappenedAndWhen) {
   RunFigures figures = BusyFigures(1);
   figures.now = 1000;
-  figures.uptime = absl::Seconds(60);
-  figures.sums.events = {
-      {.uptime = absl::Seconds(20),
-       .log = {.severity = LogLevel::kWarning,
-               .worker = WorkerProcess{.rank = Rank(1)},
-               .text = "rank 1 is lost"}},
-      {.uptime = absl::Seconds(60), .log = {.text = "policy"}}};
+  figures.sums.now = Instant() + absl::Seconds(60);
+  figures.sums.events = {{.at = Instant() + absl::Seconds(20),
+                          .log = {.severity = LogLevel::kWarning,
+                                  .worker = WorkerProcess{.rank = Rank(1)},
+                                  .text = "rank 1 is lost"}},
+                         {.at = figures.sums.now, .log = {.text = "policy"}}};
   const nlohmann::json events = Parsed(figures)["events"];
   EXPECT_EQ(events.dump(),
             R"([{"rank":1,"severity":"warning","text":"rank 1 is lost",)"
