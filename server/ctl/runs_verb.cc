@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <string>
@@ -13,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "cohort/v1/admin.pb.h"
 #include "common/clock.h"
 #include "common/formats/file_system.h"
 #include "common/status_macros.h"
@@ -92,13 +94,15 @@ absl::StatusOr<Found> FindRuns(FileSystem& files,
 std::vector<std::string> DifferingSettings(const std::vector<SavedRun>& runs) {
   std::map<std::string, std::set<std::string>> values;
   for (const SavedRun& run : runs) {
-    for (const auto& [name, value] : run.settings) values[name].insert(value);
+    for (const auto& [name, value] : run.status.policy().settings()) {
+      values[name].insert(value);
+    }
   }
   std::vector<std::string> names;
   for (const auto& setting : values) {
     const std::string& name = setting.first;
     const auto has = [&name](const SavedRun& run) {
-      return run.settings.contains(name);
+      return run.status.policy().settings().contains(name);
     };
     if (setting.second.size() > 1 ||
         !std::all_of(runs.begin(), runs.end(), has)) {
@@ -114,23 +118,23 @@ using Order = bool (*)(const SavedRun& a, const SavedRun& b);
 absl::StatusOr<Order> OrderOf(const std::string& name) {
   if (name == "time") {
     return +[](const SavedRun& a, const SavedRun& b) {
-      return a.written_at < b.written_at;
+      return a.status.server_unix_us() < b.status.server_unix_us();
     };
   }
   if (name == "name") {
     return +[](const SavedRun& a, const SavedRun& b) {
-      return a.name < b.name;
+      return a.name() < b.name();
     };
   }
   // The best run comes first; a run without the measure comes last.
   if (name == "test") {
     return +[](const SavedRun& a, const SavedRun& b) {
-      return a.test.value_or(-1) > b.test.value_or(-1);
+      return a.test().value_or(-1) > b.test().value_or(-1);
     };
   }
   if (name == "speed") {
     return +[](const SavedRun& a, const SavedRun& b) {
-      return ImagesPerSecond(a) > ImagesPerSecond(b);
+      return a.images_per_second() > b.images_per_second();
     };
   }
   return absl::InvalidArgumentError(absl::StrCat(
@@ -138,54 +142,61 @@ absl::StatusOr<Order> OrderOf(const std::string& name) {
 }
 
 std::string TestText(const SavedRun& run) {
-  if (!run.test.has_value()) return "";
-  return absl::StrFormat("%.1f %% %s", 100 * *run.test,
-                         run.test_is_miou ? "mIoU" : "accuracy");
+  if (!run.test().has_value()) return "";
+  return absl::StrFormat("%.1f %% %s", 100 * *run.test(),
+                         run.status.has_test_miou() ? "mIoU" : "accuracy");
 }
 
 Json RunJson(const SavedRun& run) {
-  Json settings = Json::object();
-  for (const auto& [name, value] : run.settings) settings[name] = value;
-  return {{"dir", run.dir},
-          {"run", run.id},
-          {"run_name", run.name},
-          {"written_unix_ms", static_cast<int64_t>(run.written_at * 1000)},
-          {"ended", run.ended},
-          {"state", run.state},
-          {"version", run.version},
-          {"samples", run.samples},
-          {"samples_total", run.samples_total},
-          {"elapsed_ms", static_cast<int64_t>(run.seconds * 1000)},
-          {"samples_per_second", ImagesPerSecond(run)},
-          {"train_loss", run.loss.has_value() ? Json(*run.loss) : Json()},
-          {"test", run.test.has_value() ? Json(*run.test) : Json()},
-          {"test_measure", run.test_is_miou ? "mean_iou" : "accuracy"},
-          {"policy", run.policy},
-          {"settings", std::move(settings)}};
+  const v1::Status& status = run.status;
+  const v1::GetPolicyReply& policy = status.policy();
+  const std::optional<double> test = run.test();
+  return {
+      {"dir", run.dir},
+      {"run", status.run_id()},
+      {"run_name", run.name()},
+      {"written_unix_ms", status.server_unix_us() / 1000},
+      {"ended", status.ended()},
+      {"state", status.state()},
+      {"version", status.version()},
+      {"samples", status.samples()},
+      {"samples_total", status.samples_total()},
+      {"elapsed_ms", static_cast<int64_t>(run.seconds() * 1000)},
+      {"samples_per_second", run.images_per_second()},
+      {"train_loss",
+       status.has_train_loss() ? Json(status.train_loss()) : Json()},
+      {"test", test.has_value() ? Json(*test) : Json()},
+      {"test_measure", status.has_test_miou() ? "mean_iou" : "accuracy"},
+      {"policy", policy.text()},
+      {"settings", std::map<std::string, std::string>(
+                       policy.settings().begin(), policy.settings().end())}};
 }
 
 void PrintTable(const std::vector<SavedRun>& runs, const CtlIo& io) {
   Table table({"run", "state", "steps", "train loss", "test", "time",
                "images/s", "policy"});
   for (const SavedRun& run : runs) {
-    table.Add({Printable(run.name), StateOf(run), absl::StrCat(run.version),
-               run.loss.has_value() ? absl::StrFormat("%.4f", *run.loss) : "",
-               TestText(run), HumanDuration(absl::Seconds(run.seconds)),
-               absl::StrFormat("%.0f", ImagesPerSecond(run)),
-               Printable(run.policy)});
+    const v1::Status& status = run.status;
+    table.Add(
+        {Printable(run.name()), run.state(), absl::StrCat(status.version()),
+         status.has_train_loss() ? absl::StrFormat("%.4f", status.train_loss())
+                                 : "",
+         TestText(run), HumanDuration(absl::Seconds(run.seconds())),
+         absl::StrFormat("%.0f", run.images_per_second()),
+         Printable(status.policy().text())});
   }
   io.out << table.ToString(io.color);
   const std::vector<std::string> differing = DifferingSettings(runs);
   if (runs.size() < 2 || differing.empty()) return;
   std::vector<std::string> header = {"setting"};
-  for (const SavedRun& run : runs) header.push_back(Printable(run.name));
+  for (const SavedRun& run : runs) header.push_back(Printable(run.name()));
   Table settings(std::move(header));
   for (const std::string& name : differing) {
     std::vector<std::string> row = {Printable(name)};
     for (const SavedRun& run : runs) {
-      const auto found = run.settings.find(name);
-      row.push_back(found == run.settings.end() ? ""
-                                                : Printable(found->second));
+      const auto& set = run.status.policy().settings();
+      const auto found = set.find(name);
+      row.push_back(found == set.end() ? "" : Printable(found->second));
     }
     settings.Add(std::move(row));
   }

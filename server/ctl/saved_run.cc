@@ -1,103 +1,68 @@
 #include "server/ctl/saved_run.h"
 
-#include <cmath>
-#include <nlohmann/json.hpp>
+#include <google/protobuf/util/json_util.h>
 
+#include <cstdint>
+
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/formats/json_depth.h"
+#include "common/byte_rope.h"
 #include "common/status_macros.h"
 
 namespace cohort {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 // Curves have a bounded number of points; this is far above their size.
 constexpr int64_t kBytesMax = int64_t{64} << 20;
 
-std::optional<double> NumberAt(const Json& json, const char* name) {
-  const auto found = json.find(name);
-  if (found == json.end() || !found->is_number()) return std::nullopt;
-  const double value = found->get<double>();
-  return std::isfinite(value) ? std::optional(value) : std::nullopt;
-}
-
-int64_t CountAt(const Json& json, const char* name) {
-  const auto found = json.find(name);
-  return found != json.end() && found->is_number_integer()
-             ? found->get<int64_t>()
-             : 0;
-}
-
-std::string TextAt(const Json& json, const char* name) {
-  const auto found = json.find(name);
-  return found != json.end() && found->is_string() ? found->get<std::string>()
-                                                   : "";
-}
-
-const Json& ObjectAt(const Json& json, const char* name) {
-  static const Json& empty = *new Json(Json::object());
-  const auto found = json.find(name);
-  return found != json.end() && found->is_object() ? *found : empty;
-}
-
-// The time of the last training point, which continues over restarts.
-double SecondsOf(const Json& curves) {
-  const auto train = curves.find("train");
-  if (train == curves.end() || !train->is_array() || train->empty() ||
-      !train->back().is_object()) {
-    return 0;
-  }
-  return NumberAt(train->back(), "elapsed_seconds").value_or(0);
-}
-
 }  // namespace
+
+const std::string& SavedRun::name() const {
+  return status.run_name().empty() ? status.run_id() : status.run_name();
+}
+
+std::string SavedRun::state() const {
+  if (!status.ended()) return "unfinished";
+  return status.samples() >= status.samples_total() ? "done" : "stopped";
+}
+
+double SavedRun::seconds() const {
+  // The time of the last training point continues over restarts.
+  const auto& train = status.curves().train();
+  return train.empty() ? 0 : train[train.size() - 1].elapsed_seconds();
+}
+
+double SavedRun::images_per_second() const {
+  return seconds() > 0 ? static_cast<double>(status.samples()) / seconds() : 0;
+}
+
+std::optional<double> SavedRun::test() const {
+  if (status.has_test_miou()) return status.test_miou();
+  if (status.has_test_accuracy()) return status.test_accuracy();
+  return std::nullopt;
+}
 
 absl::StatusOr<SavedRun> ReadSavedRun(FileSystem& files,
                                       const std::string& dir) {
   const std::string path = absl::StrCat(dir, "/", kSavedStatus);
   COHORT_ASSIGN_OR_RETURN(const ByteRope bytes,
                           files.ReadFile(path, kBytesMax));
-  const std::string text = bytes.ToString();
   const auto refuse = [&path](absl::string_view why) {
     return absl::DataLossError(
         absl::StrCat(path, ": ", why, ", want the file that a server writes"));
   };
-  if (NestsDeeperThan(text, kJsonNestingMax)) return refuse("nests too deep");
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return refuse("is not a JSON object");
-  if (TextAt(json, "run_id").empty()) return refuse("names no run");
-  SavedRun run{.dir = dir,
-               .id = TextAt(json, "run_id"),
-               .name = TextAt(json, "run_name"),
-               .written_at = NumberAt(json, "server_unix_us").value_or(0) / 1e6,
-               .state = TextAt(json, "state"),
-               .version = CountAt(json, "version"),
-               .samples = CountAt(json, "samples"),
-               .samples_total = CountAt(json, "samples_total"),
-               .seconds = SecondsOf(ObjectAt(json, "curves")),
-               .loss = NumberAt(json, "train_loss")};
-  if (run.name.empty()) run.name = run.id;
-  run.ended = json.value("ended", Json()) == Json(true);
-  run.test = NumberAt(json, "test_miou");
-  run.test_is_miou = run.test.has_value();
-  if (!run.test_is_miou) run.test = NumberAt(json, "test_accuracy");
-  const Json& policy = ObjectAt(json, "policy");
-  run.policy = TextAt(policy, "text");
-  for (const auto& [name, value] : ObjectAt(policy, "settings").items()) {
-    run.settings[name] =
-        value.is_string() ? value.get<std::string>() : value.dump();
+  SavedRun run{.dir = dir};
+  // Another release may have written it.
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(
+      bytes.ToString(), &run.status, options);
+  if (!parsed.ok()) {
+    const auto why = parsed.message();
+    return refuse(absl::string_view(why.data(), why.size()));
   }
+  if (run.status.run_id().empty()) return refuse("names no run");
   return run;
-}
-
-std::string StateOf(const SavedRun& run) {
-  if (!run.ended) return "unfinished";
-  return run.samples >= run.samples_total ? "done" : "stopped";
-}
-
-double ImagesPerSecond(const SavedRun& run) {
-  return run.seconds > 0 ? static_cast<double>(run.samples) / run.seconds : 0;
 }
 
 }  // namespace cohort
