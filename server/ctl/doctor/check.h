@@ -14,6 +14,21 @@ struct Check {
   std::string found;
   // How to fix it; empty if nothing is wrong or another check says it.
   std::string fix;
+
+  static Check Ok(const std::string& name, const std::string& found) {
+    return {.name = name, .found = found};
+  }
+  static Check Warning(const std::string& name, const std::string& found,
+                       const std::string& fix) {
+    return {name, Result::kWarning, found, fix};
+  }
+  static Check Failed(const std::string& name, const std::string& found,
+                      const std::string& fix = "") {
+    return {name, Result::kFailed, found, fix};
+  }
+  static Check Skipped(const std::string& name, const std::string& found) {
+    return {.name = name, .result = Result::kSkipped, .found = found};
+  }
 };
 
 }  // namespace cohort

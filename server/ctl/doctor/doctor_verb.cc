@@ -53,9 +53,7 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
   const absl::Duration timeout = std::min(context.timeout, kAnswerMax);
   checks.push_back(CheckAddress(address, timeout));
   if (AnyFailed(checks)) {
-    checks.push_back({.name = "server",
-                      .result = Check::Result::kSkipped,
-                      .found = "it is not reached"});
+    checks.push_back(Check::Skipped("server", "it is not reached"));
     return;
   }
   AdminClient server(context.server.target(), timeout);

@@ -33,14 +33,6 @@ constexpr size_t kProbeBytes = size_t{256} << 10;
 
 std::string Mib(uint64_t bytes) { return absl::StrCat(bytes / kMib, " MiB"); }
 
-Check Failed(const std::string& name, const std::string& found,
-             const std::string& fix) {
-  return {.name = name,
-          .result = Check::Result::kFailed,
-          .found = found,
-          .fix = fix};
-}
-
 // The folder itself, or the one in which it would be created.
 fs::path Existing(fs::path folder) {
   std::error_code error;
@@ -114,28 +106,23 @@ std::optional<MemoryFiles> FindMemoryFiles(const std::string& root) {
 Check CheckOpenFiles() {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    return {.name = "open files",
-            .result = Check::Result::kSkipped,
-            .found = "the system does not tell its limit"};
+    return Check::Skipped("open files", "the system does not tell its limit");
   }
   return CheckOpenFiles(limit.rlim_cur, limit.rlim_max);
 }
 
 Check CheckOpenFiles(uint64_t soft, uint64_t hard) {
-  Check check{.name = "open files"};
   if (soft >= kOpenFilesMin) {
-    check.found = "no less than 1024 may be open at once";
-    return check;
+    return Check::Ok("open files", "no less than 1024 may be open at once");
   }
-  check.result = Check::Result::kWarning;
-  check.found = absl::StrCat("only ", soft, " may be open at once");
-  check.fix = hard >= kOpenFilesMin
-                  ? absl::StrCat("`ulimit -n ", kOpenFilesMin,
-                                 "` before the program is started")
-                  : absl::StrCat("the hard limit is ", hard,
-                                 ": raise LimitNOFILE= of the service, or "
-                                 "/etc/security/limits.conf");
-  return check;
+  return Check::Warning(
+      "open files", absl::StrCat("only ", soft, " may be open at once"),
+      hard >= kOpenFilesMin
+          ? absl::StrCat("`ulimit -n ", kOpenFilesMin,
+                         "` before the program is started")
+          : absl::StrCat("the hard limit is ", hard,
+                         ": raise LimitNOFILE= of the service, or "
+                         "/etc/security/limits.conf"));
 }
 
 Check CheckRoom(const std::string& flag, const std::string& folder,
@@ -156,30 +143,30 @@ Check CheckFolder(const std::string& flag, const std::string& folder) {
   const fs::path existing = Existing(folder);
   std::error_code error;
   if (!fs::is_directory(existing, error)) {
-    return Failed(
+    return Check::Failed(
         flag, absl::StrCat(folder, ": ", existing.string(), " is no folder"),
         absl::StrCat("give --", flag, " another path"));
   }
   const int failure = Probe(existing);
   const bool full = failure == ENOSPC || failure == EDQUOT;
   if (failure != 0) {
-    return Failed(flag,
-                  absl::StrCat(folder, ": ",
-                               full ? "the disk is full"
-                                    : "cannot be "
-                                      "written",
-                               " (", strerror(failure), ")"),
-                  full
-                      ? absl::StrCat("free some room, or give --", flag,
-                                     " a folder of another disk")
-                      : absl::StrCat("let the user that runs the server write ",
-                                     existing.string(), ", or give --", flag,
-                                     " another path"));
+    return Check::Failed(
+        flag,
+        absl::StrCat(folder, ": ",
+                     full ? "the disk is full"
+                          : "cannot be "
+                            "written",
+                     " (", strerror(failure), ")"),
+        full ? absl::StrCat("free some room, or give --", flag,
+                            " a folder of another disk")
+             : absl::StrCat("let the user that runs the server write ",
+                            existing.string(), ", or give --", flag,
+                            " another path"));
   }
   struct statvfs disk = {};
   if (statvfs(existing.c_str(), &disk) != 0) {
-    return Failed(flag, absl::StrCat(folder, ": ", strerror(errno)),
-                  absl::StrCat("give --", flag, " another path"));
+    return Check::Failed(flag, absl::StrCat(folder, ": ", strerror(errno)),
+                         absl::StrCat("give --", flag, " another path"));
   }
   return CheckRoom(flag, folder,
                    static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);
@@ -201,27 +188,24 @@ std::optional<MemoryUse> ReadMemoryUse(const std::string& root) {
 }
 
 Check CheckMemory(const std::optional<MemoryUse>& use) {
-  Check check{.name = "memory limit"};
+  constexpr char kName[] = "memory limit";
   if (!use.has_value()) {
-    check.result = Check::Result::kSkipped;
-    check.found = "this control group tells none";
-    return check;
+    return Check::Skipped(kName, "this control group tells none");
   }
   if (!use->limit_bytes.has_value()) {
-    check.found = "none is set for this control group";
-    return check;
+    return Check::Ok(kName, "none is set for this control group");
   }
-  check.found = absl::StrCat(Mib(use->used_bytes), " of ",
-                             Mib(*use->limit_bytes), " are used");
+  const std::string found = absl::StrCat(Mib(use->used_bytes), " of ",
+                                         Mib(*use->limit_bytes), " are used");
   if (static_cast<double>(use->used_bytes) <=
       kMemoryShareMax * static_cast<double>(*use->limit_bytes)) {
-    return check;
+    return Check::Ok(kName, found);
   }
-  check.result = Check::Result::kWarning;
-  check.fix =
+  return Check::Warning(
+      kName, found,
       "raise the limit of the container or service, or end what else runs in "
-      "it: a server needs the weights six times (momentum) and --inflight_mib";
-  return check;
+      "it: a server needs the weights six times (momentum) and "
+      "--inflight_mib");
 }
 
 }  // namespace cohort

@@ -38,11 +38,6 @@ constexpr absl::Duration kClockFailure = absl::Minutes(5);
 // that are renewed by a person need days.
 constexpr absl::Duration kEndWarning = absl::Hours(7 * 24);
 
-Check Of(const std::string& name, Check::Result result,
-         const std::string& found, const std::string& fix = "") {
-  return {.name = name, .result = result, .found = found, .fix = fix};
-}
-
 // Returns the errno of the connection, or 0; ETIMEDOUT at the deadline.
 int Connect(const addrinfo& to, absl::Duration timeout) {
   const int fd =
@@ -86,15 +81,14 @@ Check CheckSocket(const std::string& address, absl::Duration timeout) {
       ClientConnection("--server", address, SteadyClock().Now() + timeout)
           .Open();
   if (opened.ok()) {
-    return Of("address", Check::Result::kOk,
-              absl::StrCat(address, " takes connections"));
+    return Check::Ok("address", absl::StrCat(address, " takes connections"));
   }
-  return Of("address", Check::Result::kFailed,
-            absl::StrCat("no connection: ", opened.message()),
-            "start cohort-server with that --listen, or pass the address that "
-            "it printed as --server; only processes of its user reach the "
-            "socket, and containers only if they mount its folder under the "
-            "same path");
+  return Check::Failed(
+      "address", absl::StrCat("no connection: ", opened.message()),
+      "start cohort-server with that --listen, or pass the address that "
+      "it printed as --server; only processes of its user reach the "
+      "socket, and containers only if they mount its folder under the "
+      "same path");
 }
 
 // "0.1.0 (commit 0f79f3a0b1c2)" of "cohort (Python) 0.1.0 (commit ...)": a
@@ -117,9 +111,8 @@ Check CheckAddress(const std::string& address, absl::Duration timeout) {
   const absl::StatusOr<ListenAddress> parts =
       ParseListenAddress("--server", address);
   if (!parts.ok()) {
-    return Of("address", Check::Result::kFailed,
-              std::string(parts.status().message()),
-              "pass --server=HOST:PORT, such as 127.0.0.1:7070");
+    return Check::Failed("address", std::string(parts.status().message()),
+                         "pass --server=HOST:PORT, such as 127.0.0.1:7070");
   }
   if (parts->is_unix()) return CheckSocket(address, timeout);
   // getaddrinfo takes an IPv6 address without its brackets.
@@ -131,10 +124,10 @@ Check CheckAddress(const std::string& address, absl::Duration timeout) {
   addrinfo* list = nullptr;
   const int unknown = getaddrinfo(host.c_str(), port.c_str(), &hints, &list);
   if (unknown != 0) {
-    return Of("address", Check::Result::kFailed,
-              absl::StrCat("the name ", host, " is not found (",
-                           gai_strerror(unknown), ")"),
-              "check its spelling and this machine's name service");
+    return Check::Failed("address",
+                         absl::StrCat("the name ", host, " is not found (",
+                                      gai_strerror(unknown), ")"),
+                         "check its spelling and this machine's name service");
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(
       list, &freeaddrinfo);
@@ -142,21 +135,19 @@ Check CheckAddress(const std::string& address, absl::Duration timeout) {
   for (const addrinfo* to = list; to != nullptr; to = to->ai_next) {
     error = Connect(*to, timeout);
     if (error == 0) {
-      return Of("address", Check::Result::kOk,
-                absl::StrCat(address, " takes connections"));
+      return Check::Ok("address", absl::StrCat(address, " takes connections"));
     }
   }
-  return Of(
-      "address", Check::Result::kFailed,
+  return Check::Failed(
+      "address",
       absl::StrCat(address, " takes no connection (", strerror(error), ")"),
       FixOf(error, address));
 }
 
 Check CheckServer(const absl::Status& answer, const v1::Status& status) {
   if (answer.ok()) {
-    return Of(
-        "server", Check::Result::kOk,
-        absl::StrCat("run ", RunText(status), ": ", Printable(status.state())));
+    return Check::Ok("server", absl::StrCat("run ", RunText(status), ": ",
+                                            Printable(status.state())));
   }
   const absl::string_view text = answer.message();
   const size_t end = text.find('\n');
@@ -168,14 +159,16 @@ Check CheckServer(const absl::Status& answer, const v1::Status& status) {
       (!absl::IsUnimplemented(answer) || elsewhere)) {
     const std::string next(
         end == absl::string_view::npos ? "" : text.substr(end + 1));
-    return Of("server", Check::Result::kFailed, first,
-              next.empty() ? "give the certificate or token of a client that "
-                             "may do this, or correct its file"
-                           : next);
+    return Check::Failed("server", first,
+                         next.empty()
+                             ? "give the certificate or token of a client that "
+                               "may do this, or correct its file"
+                             : next);
   }
-  return Of("server", Check::Result::kFailed, first,
-            "something else than a Cohort server listens there: the live page "
-            "has another port than --server wants; its start prints both");
+  return Check::Failed(
+      "server", first,
+      "something else than a Cohort server listens there: the live page "
+      "has another port than --server wants; its start prints both");
 }
 
 Check CheckConnection(const ConnectionView& connection,
@@ -185,71 +178,72 @@ Check CheckConnection(const ConnectionView& connection,
     const absl::StatusOr<ListenAddress> parsed =
         ParseListenAddress("--server", address);
     if (parsed.ok() && parsed->loopback()) {
-      return Of("connection", Check::Result::kOk,
-                absl::StrCat(text, ", on this machine"));
+      return Check::Ok("connection", absl::StrCat(text, ", on this machine"));
     }
-    return Of("connection", Check::Result::kWarning,
-              absl::StrCat(text, ": any client that reaches ", address,
-                           " may read the weights and stop the run"),
-              "give server, workers and cohortctl certificates: cohortctl "
-              "certs init");
+    return Check::Warning(
+        "connection",
+        absl::StrCat(text, ": any client that reaches ", address,
+                     " may read the weights and stop the run"),
+        "give server, workers and cohortctl certificates: cohortctl "
+        "certs init");
   }
   if (connection.first_end() - now >= kEndWarning) {
-    return Of("connection", Check::Result::kOk, text);
+    return Check::Ok("connection", text);
   }
-  return Of("connection", Check::Result::kWarning, text,
-            "renew that certificate in its file, with cohortctl certs issue or "
-            "your authority; it is read again within seconds");
+  return Check::Warning(
+      "connection", text,
+      "renew that certificate in its file, with cohortctl certs issue or "
+      "your authority; it is read again within seconds");
 }
 
 Check CheckRecord(const v1::Status& status) {
-  return Of(
-      "audit log", Check::Result::kFailed,
+  return Check::Failed(
+      "audit log",
       absl::StrCat("changes are refused: ", Printable(status.audit_problem())),
       "make room on that disk, or mend the folder's rights; the server "
       "need not be restarted");
 }
 
 Check CheckCheckpoints(const v1::Status& status) {
-  return Of("checkpoints", Check::Result::kFailed,
-            Printable(status.checkpoint_problem()),
-            "make room on that disk, or mend the folder; cohortctl checkpoint "
-            "save then tries at once");
+  return Check::Failed(
+      "checkpoints", Printable(status.checkpoint_problem()),
+      "make room on that disk, or mend the folder; cohortctl checkpoint "
+      "save then tries at once");
 }
 
 Check CheckData(const v1::Status& status) {
-  return Of("data", Check::Result::kWarning, Printable(status.data_problem()),
-            "seed each worker by its rank before its data is shuffled, or give "
-            "each its own part of the data");
+  return Check::Warning(
+      "data", Printable(status.data_problem()),
+      "seed each worker by its rank before its data is shuffled, or give "
+      "each its own part of the data");
 }
 
 Check CheckShards(const v1::Status& status) {
   const std::string missing = MissingShardsText(status);
   if (missing.empty()) {
-    return Of("shards", Check::Result::kOk,
-              absl::StrCat("all ", status.shards_size(), " are connected"));
+    return Check::Ok(
+        "shards", absl::StrCat("all ", status.shards_size(), " are connected"));
   }
   // A run that is over may not need them any more.
-  return Of("shards",
-            status.ended() ? Check::Result::kWarning : Check::Result::kFailed,
-            absl::StrCat(ShardsLine(status), ": ", missing), kMissingShardHint);
+  const auto make = status.ended() ? &Check::Warning : &Check::Failed;
+  return make("shards", absl::StrCat(ShardsLine(status), ": ", missing),
+              kMissingShardHint);
 }
 
 Check CheckRun(const v1::Status& status) {
   const std::string state = Printable(status.state());
   if (status.ended()) {
     return status.samples() >= status.samples_total()
-               ? Of("run", Check::Result::kOk, "it is done")
-               : Of("run", Check::Result::kWarning,
-                    absl::StrCat("it ended before its last image: ", state),
-                    "if it is to go on, start the server again with --resume");
+               ? Check::Ok("run", "it is done")
+               : Check::Warning(
+                     "run",
+                     absl::StrCat("it ended before its last image: ", state),
+                     "if it is to go on, start the server again with --resume");
   }
-  if (status.phase() != "waiting")
-    return Of("run", Check::Result::kOk, "it goes on");
+  if (status.phase() != "waiting") return Check::Ok("run", "it goes on");
   // CheckShards says how to go on.
   if (!MissingShardsText(status).empty()) {
-    return Of("run", Check::Result::kFailed,
-              absl::StrCat("it does not go on: ", state));
+    return Check::Failed("run", absl::StrCat("it does not go on: ", state));
   }
   const auto is_away = [&status](int32_t rank) {
     return std::any_of(status.workers().begin(), status.workers().end(),
@@ -263,23 +257,22 @@ Check CheckRun(const v1::Status& status) {
       too_few || std::any_of(status.waited_for().begin(),
                              status.waited_for().end(), is_away);
   if (status.workers_min() > 0 && any_away) {
-    return Of(
-        "run", Check::Result::kFailed,
-        absl::StrCat("it does not go on: ", state),
+    return Check::Failed(
+        "run", absl::StrCat("it does not go on: ", state),
         absl::StrCat("start a cohort-worker; or lower MIN: cohortctl policy "
                      "set --workers=MIN:",
                      status.workers_expected()));
   }
   return any_away
-             ? Of("run", Check::Result::kFailed,
-                  absl::StrCat("it does not go on: ", state),
-                  "start the workers that are away; one that has begun goes on "
-                  "without them after cohortctl policy set "
-                  "--on_worker_loss=continue")
-             : Of("run", Check::Result::kWarning,
-                  absl::StrCat("it is held up: ", state),
-                  "look at that worker's log and machine; cohortctl workers "
-                  "evict has another one take its place");
+             ? Check::Failed("run", absl::StrCat("it does not go on: ", state),
+                             "start the workers that are away; one that has "
+                             "begun goes on "
+                             "without them after cohortctl policy set "
+                             "--on_worker_loss=continue")
+             : Check::Warning(
+                   "run", absl::StrCat("it is held up: ", state),
+                   "look at that worker's log and machine; cohortctl workers "
+                   "evict has another one take its place");
 }
 
 Check CheckVersions(absl::string_view own, const v1::Status& status) {
@@ -297,7 +290,7 @@ Check CheckVersions(absl::string_view own, const v1::Status& status) {
     add(worker.build(), absl::StrCat("worker ", worker.rank()));
   }
   if (others.empty()) {
-    return Of("versions", Check::Result::kOk, absl::StrCat("all are ", own));
+    return Check::Ok("versions", absl::StrCat("all are ", own));
   }
   std::string found = absl::StrCat("cohortctl is ", own);
   bool release_differs = false;
@@ -306,18 +299,17 @@ Check CheckVersions(absl::string_view own, const v1::Status& status) {
                     who.size() == 1 ? " is " : " are ", build);
     release_differs |= ReleaseOf(build) != ReleaseOf(own);
   }
-  return Of("versions",
-            release_differs ? Check::Result::kFailed : Check::Result::kWarning,
-            found,
-            "run one build everywhere: what another release does not know it "
-            "passes over, and another build need not train the same to the "
-            "bit");
+  const auto make = release_differs ? &Check::Failed : &Check::Warning;
+  return make("versions", found,
+              "run one build everywhere: what another release does not know it "
+              "passes over, and another build need not train the same to the "
+              "bit");
 }
 
 Check CheckClock(const v1::Status& status, absl::Time asked,
                  absl::Time answered) {
   if (status.server_unix_us() == 0) {
-    return Of("clock", Check::Result::kSkipped, "the server does not tell it");
+    return Check::Skipped("clock", "the server does not tell it");
   }
   const absl::Time server = absl::FromUnixMicros(status.server_unix_us());
   // How far the server's time lies outside of the call.
@@ -325,25 +317,25 @@ Check CheckClock(const v1::Status& status, absl::Time asked,
   if (server < asked) off = asked - server;
   if (server > answered) off = server - answered;
   if (off < kClockWarning) {
-    return Of("clock", Check::Result::kOk,
-              absl::StrCat("differs by less than ",
-                           SecondsText(off + (answered - asked) +
-                                       absl::Milliseconds(100))));
+    return Check::Ok("clock",
+                     absl::StrCat("differs by less than ",
+                                  SecondsText(off + (answered - asked) +
+                                              absl::Milliseconds(100))));
   }
-  return Of(
-      "clock",
-      off < kClockFailure ? Check::Result::kWarning : Check::Result::kFailed,
-      absl::StrCat("the server's is ", HumanDuration(off), " ",
-                   server < asked ? "behind" : "ahead"),
-      "have both machines set theirs: `timedatectl set-ntp true`; logs "
-      "and certificates go by it");
+  const auto make = off < kClockFailure ? &Check::Warning : &Check::Failed;
+  return make("clock",
+              absl::StrCat("the server's is ", HumanDuration(off), " ",
+                           server < asked ? "behind" : "ahead"),
+              "have both machines set theirs: `timedatectl set-ntp true`; logs "
+              "and certificates go by it");
 }
 
 Check CheckWorkers(const v1::Status& status) {
   // Those that were there try again by themselves.
   if (!MissingShardsText(status).empty()) {
-    return Of("workers", Check::Result::kSkipped,
-              "the server takes none before all data shards are connected");
+    return Check::Skipped(
+        "workers",
+        "the server takes none before all data shards are connected");
   }
   // An elastic cohort may have vacant ranks.
   if (status.workers_min() > 0) {
@@ -356,10 +348,11 @@ Check CheckWorkers(const v1::Status& status) {
         absl::StrCat(here, " are there, ", status.workers_min(), " to ",
                      status.workers_expected(), " may be");
     return here >= status.workers_min()
-               ? Of("workers", Check::Result::kOk, found)
-               : Of("workers", Check::Result::kWarning, found,
-                    "start more: cohort-worker --server=ADDRESS; the logs of "
-                    "those before tell why they ended");
+               ? Check::Ok("workers", found)
+               : Check::Warning(
+                     "workers", found,
+                     "start more: cohort-worker --server=ADDRESS; the logs of "
+                     "those before tell why they ended");
   }
   std::vector<std::string> away;
   for (const v1::WorkerStatus& worker : status.workers()) {
@@ -367,14 +360,15 @@ Check CheckWorkers(const v1::Status& status) {
     away.push_back(absl::StrCat(worker.rank()));
   }
   if (away.empty()) {
-    return Of("workers", Check::Result::kOk,
-              absl::StrCat("all ", status.workers_size(), " are there"));
+    return Check::Ok("workers",
+                     absl::StrCat("all ", status.workers_size(), " are there"));
   }
-  return Of("workers", Check::Result::kWarning,
-            absl::StrCat(away.size(), " of ", status.workers_size(),
-                         " are away: rank ", absl::StrJoin(away, ", ")),
-            "start them: cohort-worker --server=ADDRESS --rank=N; their own "
-            "logs tell why they ended");
+  return Check::Warning(
+      "workers",
+      absl::StrCat(away.size(), " of ", status.workers_size(),
+                   " are away: rank ", absl::StrJoin(away, ", ")),
+      "start them: cohort-worker --server=ADDRESS --rank=N; their own "
+      "logs tell why they ended");
 }
 
 OpsAddress OpsAddressOf(const std::optional<std::string>& named,
@@ -403,42 +397,43 @@ Check CheckOpsPort(const OpsAddress& ops, const TlsFiles& tls,
                    absl::Duration timeout) {
   const std::string& address = ops.address;
   if (address.empty()) {
-    return Of("ops port", Check::Result::kSkipped,
-              "the server has none: its --ops_listen is empty");
+    return Check::Skipped("ops port",
+                          "the server has none: its --ops_listen is empty");
   }
   const absl::StatusOr<Page> page = FetchPage(
       {.address = address, .path = "/readyz", .timeout = timeout, .tls = tls});
   if (!page.ok()) {
     switch (ops.from) {
       case OpsAddress::From::kFlag:
-        return Of("ops port", Check::Result::kFailed,
-                  absl::StrCat(address, " does not answer"),
-                  "pass as --ops what the process was given as --ops_listen");
+        return Check::Failed(
+            "ops port", absl::StrCat(address, " does not answer"),
+            "pass as --ops what the process was given as --ops_listen");
       case OpsAddress::From::kServer:
-        return Of("ops port", Check::Result::kWarning,
-                  absl::StrCat(address,
-                               ", which the server names, does not answer "
-                               "here"),
-                  "one that listens on 127.0.0.1 is reached from its own "
-                  "machine only; from elsewhere pass --ops=HOST:PORT");
+        return Check::Warning(
+            "ops port",
+            absl::StrCat(address,
+                         ", which the server names, does not answer "
+                         "here"),
+            "one that listens on 127.0.0.1 is reached from its own "
+            "machine only; from elsewhere pass --ops=HOST:PORT");
       case OpsAddress::From::kGuess:
         break;
     }
-    return Of("ops port", Check::Result::kSkipped,
-              absl::StrCat(address,
-                           ", a guess, does not answer: the server is too old "
-                           "to name its own (--ops=HOST:PORT)"));
+    return Check::Skipped(
+        "ops port",
+        absl::StrCat(address,
+                     ", a guess, does not answer: the server is too old "
+                     "to name its own (--ops=HOST:PORT)"));
   }
   const std::string said =
       Printable(absl::StripAsciiWhitespace(page->body).substr(0, 200));
   if (page->status == kHttpStatusOk) {
-    return Of("ops port", Check::Result::kOk,
-              absl::StrCat(address, ": ", said));
+    return Check::Ok("ops port", absl::StrCat(address, ": ", said));
   }
-  return Of("ops port", Check::Result::kWarning,
-            absl::StrCat(address, " is not ready: ", said),
-            "wait, if it is starting or stopping; otherwise that is what is "
-            "wrong with it");
+  return Check::Warning(
+      "ops port", absl::StrCat(address, " is not ready: ", said),
+      "wait, if it is starting or stopping; otherwise that is what is "
+      "wrong with it");
 }
 
 }  // namespace cohort
