@@ -49,9 +49,9 @@ absl::StatusOr<int32_t> NumberOf(const Arguments& arguments,
       number <= limits.max) {
     return number;
   }
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, ": got '", *text,
-                                                 "', want ", limits.min, " to ",
-                                                 limits.max));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--", flag, ": got '", *text, "', want ", limits.min,
+      limits.max == INT32_MAX ? " or more" : absl::StrCat(" to ", limits.max)));
 }
 
 std::string ShellWord(const std::string& word) {

@@ -60,7 +60,7 @@ absl::StatusOr<absl::Duration> IntervalOf(const Arguments& arguments,
 // The range of a number.
 struct Limits {
   int32_t min = 0;
-  int32_t max = 0;
+  int32_t max = INT32_MAX;
 };
 // The number that is the value of `flag`.
 // Errors: InvalidArgument: not a number within the limits.

@@ -1,6 +1,5 @@
 #include <ostream>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "server/ctl/json_line.h"
@@ -13,16 +12,12 @@ namespace {
 constexpr absl::Duration kLookInterval = absl::Milliseconds(200);
 
 absl::StatusOr<int32_t> RankOf(const Arguments& arguments) {
-  const std::optional<std::string> text = arguments.Value("rank");
-  if (!text.has_value()) {
+  if (!arguments.Has("rank")) {
     return absl::NotFoundError(
         "got no --rank, want that of the worker\n`cohortctl workers "
         "list` shows them");
   }
-  int32_t rank = 0;
-  if (absl::SimpleAtoi(*text, &rank) && rank >= 0) return rank;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--rank: got '", *text, "', want 0 or more"));
+  return NumberOf(arguments, "rank", 0, {.min = 0});
 }
 
 // The incarnation that holds a rank; 0 if the rank is vacant.

@@ -3,7 +3,6 @@
 #include <ostream>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -27,8 +26,8 @@ namespace {
 constexpr absl::string_view kFolderDefault = "certs";
 constexpr absl::string_view kDomainDefault = "cohort.local";
 constexpr int64_t kAuthorityDays = 3650;
-constexpr int64_t kCertificateDays = 365;
-constexpr int64_t kDaysMax = 36500;
+constexpr int32_t kCertificateDays = 365;
+constexpr int32_t kDaysMax = 36500;
 constexpr int kTokensMode = 0600;
 
 std::string FolderOf(const Context& context) {
@@ -36,15 +35,10 @@ std::string FolderOf(const Context& context) {
 }
 
 // Errors: InvalidArgument naming --days.
-absl::StatusOr<absl::Duration> Lifetime(const Context& context,
-                                        int64_t otherwise) {
-  const std::optional<std::string> text = context.arguments.Value("days");
-  int64_t days = otherwise;
-  if (text.has_value() &&
-      (!absl::SimpleAtoi(*text, &days) || days < 1 || days > kDaysMax)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--days: got '", *text, "', want a whole number of 1 to ", kDaysMax));
-  }
+absl::StatusOr<absl::Duration> Lifetime(const Context& context) {
+  COHORT_ASSIGN_OR_RETURN(const int32_t days,
+                          NumberOf(context.arguments, "days", kCertificateDays,
+                                   {.min = 1, .max = kDaysMax}));
   return absl::Hours(24 * days);
 }
 
@@ -105,8 +99,7 @@ absl::Status IssueAll(Context& context, const Authority& authority,
 
 absl::Status RunCertsInit(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const std::string run, RunName(context));
-  COHORT_ASSIGN_OR_RETURN(const absl::Duration lifetime,
-                          Lifetime(context, kCertificateDays));
+  COHORT_ASSIGN_OR_RETURN(const absl::Duration lifetime, Lifetime(context));
   const std::string domain =
       context.arguments.Value("domain").value_or(std::string(kDomainDefault));
   COHORT_ASSIGN_OR_RETURN(
@@ -134,8 +127,7 @@ absl::Status RunCertsIssue(Context& context) {
         "worker/1`");
   }
   COHORT_ASSIGN_OR_RETURN(const std::string run, RunName(context));
-  COHORT_ASSIGN_OR_RETURN(const absl::Duration lifetime,
-                          Lifetime(context, kCertificateDays));
+  COHORT_ASSIGN_OR_RETURN(const absl::Duration lifetime, Lifetime(context));
   COHORT_ASSIGN_OR_RETURN(const Authority authority,
                           Authority::Open(RealFileSystem(), FolderOf(context)));
   return IssueAll(context, authority, run, context.words, lifetime);

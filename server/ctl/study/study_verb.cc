@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
@@ -80,19 +79,6 @@ absl::StatusOr<StudyAxes> AxesOf(const Arguments& arguments) {
   return axes;
 }
 
-// Absent if the flag was not given.
-absl::StatusOr<std::optional<int64_t>> CountOf(const Arguments& arguments,
-                                               const std::string& flag) {
-  const std::optional<std::string> text = arguments.Value(flag);
-  if (!text.has_value()) return std::nullopt;
-  int64_t count = 0;
-  if (absl::SimpleAtoi(*text, &count) && count >= 1 && count <= INT32_MAX) {
-    return count;
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, ": got '", *text, "', want 1 or more"));
-}
-
 int64_t Cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -101,10 +87,10 @@ int64_t Cores() {
 }
 
 // Allows one core for each process.
-int64_t ParallelByCores(const StudyAxes& axes) {
+int32_t ParallelByCores(const StudyAxes& axes) {
   const int64_t workers =
       *std::max_element(axes.workers.begin(), axes.workers.end());
-  return std::max<int64_t>(1, Cores() / (workers + 1));
+  return static_cast<int32_t>(std::max<int64_t>(1, Cores() / (workers + 1)));
 }
 
 // The command as typed, so that it can be repeated.
@@ -127,13 +113,12 @@ absl::StatusOr<StudyOptions> StudyOptionsOf(const Context& context) {
   StudyOptions options{.out = arguments.Value("out").value_or(kStudyDefault),
                        .command = CommandOf(arguments)};
   COHORT_ASSIGN_OR_RETURN(options.axes, AxesOf(arguments));
-  COHORT_ASSIGN_OR_RETURN(const std::optional<int64_t> parallel,
-                          CountOf(arguments, "parallel"));
-  options.parallel =
-      static_cast<int32_t>(parallel.value_or(ParallelByCores(options.axes)));
-  COHORT_ASSIGN_OR_RETURN(const std::optional<int64_t> images,
-                          CountOf(arguments, "reference_images"));
-  options.flags.reference_images = images.value_or(0);
+  constexpr Limits kCounts = {.min = 1};
+  COHORT_ASSIGN_OR_RETURN(
+      options.parallel,
+      NumberOf(arguments, "parallel", ParallelByCores(options.axes), kCounts));
+  COHORT_ASSIGN_OR_RETURN(options.flags.reference_images,
+                          NumberOf(arguments, "reference_images", 0, kCounts));
   // Ordered by name, so that a study continues whatever the order of its flags.
   for (const auto& [name, value] : context.settings) {
     options.flags.server.push_back(absl::StrCat("--", name, "=", value));
