@@ -15,7 +15,7 @@
 #include "common/timeline.h"
 #include "server/checkpoint/boot_number.h"
 #include "server/checkpoint/checkpoint.h"
-#include "server/checkpoint/state_lock.h"
+#include "common/formats/state_lock.h"
 #include "server/checkpoint/writer.h"
 #include "server/core/settings/options.h"
 #include "server/metrics/run_figures.h"

@@ -142,7 +142,7 @@ TEST_F(StartServerTest, ResultsOfALiveRunAreNotTouched) {
   EXPECT_THAT(StartServer(options_, out_).status(),
               IsError(absl::StatusCode::kFailedPrecondition,
                       absl::StrCat("--results_dir: ", folder_.path(),
-                                   " is in use by another server (process ",
+                                   " is in use by another process (process ",
                                    getpid(), " on ")));
   EXPECT_EQ(ReadText(folder_.File("history.csv")),
             history + "a row of the live run\n");

@@ -1,12 +1,6 @@
 #include "server/ctl/study/study_folder.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <system_error>
@@ -80,38 +74,8 @@ absl::Status WriteText(FileSystem& files, const std::string& path,
 
 }  // namespace
 
-class StudyFolder::Lock {
- public:
-  static absl::StatusOr<std::unique_ptr<Lock>> Acquire(
-      const std::string& folder) {
-    const std::string path = absl::StrCat(folder, "/lock");
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC,
-                        kPublicFileMode);
-    if (fd < 0) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(path, ": cannot open: ", std::strerror(errno)));
-    }
-    auto lock = std::make_unique<Lock>(fd);
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
-    return absl::FailedPreconditionError(
-        absl::StrCat("another study is at work in ", folder,
-                     "\nwait for it, or give this one another folder with "
-                     "--out"));
-  }
-
-  explicit Lock(int fd) : fd_(fd) {}
-  Lock(const Lock&) = delete;
-  Lock& operator=(const Lock&) = delete;
-  ~Lock() { close(fd_); }
-
- private:
-  const int fd_;
-};
-
 StudyFolder::StudyFolder(FileSystem& files, const std::string& path)
     : files_(&files), path_(path) {}
-StudyFolder::StudyFolder(StudyFolder&&) noexcept = default;
-StudyFolder::~StudyFolder() = default;
 
 absl::StatusOr<StudyFolder> StudyFolder::Open(FileSystem& files,
                                               const std::string& path,
@@ -123,7 +87,13 @@ absl::StatusOr<StudyFolder> StudyFolder::Open(FileSystem& files,
     return absl::FailedPreconditionError(absl::StrCat(
         "--out: cannot make the folder ", path, ": ", error.message()));
   }
-  COHORT_ASSIGN_OR_RETURN(folder.lock_, Lock::Acquire(path));
+  absl::StatusOr<std::unique_ptr<StateLock>> lock = StateLock::Acquire(path);
+  if (!lock.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(lock.status().message(),
+                     "\ngive this study another folder with --out"));
+  }
+  folder.lock_ = *std::move(lock);
   COHORT_RETURN_IF_ERROR(folder.CheckFlags(flags));
   return folder;
 }

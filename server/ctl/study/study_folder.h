@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/formats/file_system.h"
+#include "common/formats/state_lock.h"
 #include "server/ctl/study/matrix.h"
 
 namespace cohort {
@@ -41,9 +42,6 @@ class StudyFolder {
                                           const std::string& path,
                                           const StudyFlags& flags);
 
-  StudyFolder(StudyFolder&&) noexcept;
-  ~StudyFolder();
-
   const std::string& path() const { return path_; }
   std::string RunPath(const StudyRun& run) const;
 
@@ -64,9 +62,6 @@ class StudyFolder {
   absl::Status Write(const std::string& name, const std::string& content);
 
  private:
-  // Held while the study goes on, and released however it ends.
-  class Lock;
-
   StudyFolder(FileSystem& files, const std::string& path);
 
   absl::Status CheckFlags(const StudyFlags& flags);
@@ -75,7 +70,8 @@ class StudyFolder {
 
   FileSystem* files_;
   std::string path_;
-  std::unique_ptr<Lock> lock_;
+  // Held while the study goes on, and released however it ends.
+  std::unique_ptr<StateLock> lock_;
 };
 
 }  // namespace cohort

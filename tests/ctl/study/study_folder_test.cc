@@ -106,7 +106,7 @@ TEST_F(StudyFolderTest, TwoStudiesDoNotWorkInOneFolder) {
     const auto second =
         StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags);
     EXPECT_THAT(second.status(), IsError(absl::StatusCode::kFailedPrecondition,
-                                         "another study is at work in "));
+                                         "is in use by another process"));
   }
   OpenIn(dir_);
 }

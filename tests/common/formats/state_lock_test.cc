@@ -1,4 +1,4 @@
-#include "server/checkpoint/state_lock.h"
+#include "common/formats/state_lock.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(StateLockTest, ASecondServerIsRefusedUntilTheFirstEnds) {
   const absl::Status second = StateLock::Acquire(dir.path()).status();
   EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.message()),
-              HasSubstr(dir.path() + " is in use by another server"));
+              HasSubstr(dir.path() + " is in use by another process"));
   first->reset();
   EXPECT_TRUE(StateLock::Acquire(dir.path()).ok());
 }

@@ -1,4 +1,4 @@
-#include "server/checkpoint/state_lock.h"
+#include "common/formats/state_lock.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(
     const std::string holder = HolderText(fd);
     close(fd);
     return absl::FailedPreconditionError(
-        absl::StrCat(dir, " is in use by another server",
+        absl::StrCat(dir, " is in use by another process",
                      holder.empty() ? "" : absl::StrCat(" (", holder, ")"),
                      "; stop it or choose another directory"));
   }

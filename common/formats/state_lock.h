@@ -8,8 +8,8 @@
 
 namespace cohort {
 
-// Locks a directory for one process, so that two servers never write to the
-// same state. The lock ends with this object or with the process, even if it is
+// Locks a directory for one process, so that two servers, or two studies, never
+// write to the same state. The lock ends with this object or with the process, even if it is
 // killed.
 class StateLock {
  public:
