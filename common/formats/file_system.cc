@@ -265,4 +265,9 @@ absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,
       slash == std::string::npos ? "." : path.substr(0, slash + 1));
 }
 
+absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,
+                                 int mode, absl::string_view content) {
+  return WriteFileAtomically(files, path, mode, {ByteRope::CopyText(content)});
+}
+
 }  // namespace cohort

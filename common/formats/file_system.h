@@ -8,6 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/byte_rope.h"
 
@@ -73,5 +74,7 @@ inline constexpr int kPublicFileMode = 0644;
 // removed if possible. Only one writer may use a path at a time.
 absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,
                                  int mode, absl::Span<const ByteRope> content);
+absl::Status WriteFileAtomically(FileSystem& files, const std::string& path,
+                                 int mode, absl::string_view content);
 
 }  // namespace cohort

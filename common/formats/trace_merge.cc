@@ -270,8 +270,8 @@ absl::StatusOr<MergedTrace> MergeTraces(absl::Span<const std::string> files,
                             : absl::Microseconds(trace.error_us)});
   }
   const std::string text = MergedText(traces);
-  COHORT_RETURN_IF_ERROR(WriteFileAtomically(RealFileSystem(), out, kFileMode,
-                                             {ByteRope::CopyText(text)}));
+  COHORT_RETURN_IF_ERROR(
+      WriteFileAtomically(RealFileSystem(), out, kFileMode, text));
   return merged;
 }
 

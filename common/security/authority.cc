@@ -136,7 +136,7 @@ absl::Status Sign(X509* certificate, EVP_PKEY* key) {
 
 absl::Status WritePem(FileSystem& files, const std::string& path, int mode,
                       const std::string& pem) {
-  return WriteFileAtomically(files, path, mode, {ByteRope::CopyText(pem)});
+  return WriteFileAtomically(files, path, mode, pem);
 }
 
 std::string OrganizationOf(const X509* certificate) {

@@ -77,8 +77,8 @@ absl::StatusOr<BootNumber> TakeBootNumber(FileSystem& files,
         absl::StrCat(path, ": got start ", boot.number, ", want at most ",
                      kNumberMax, "; start a new run"));
   }
-  COHORT_RETURN_IF_ERROR(WriteFileAtomically(
-      files, path, kBootFileMode, {ByteRope::CopyText(LineOf(boot.number))}));
+  COHORT_RETURN_IF_ERROR(
+      WriteFileAtomically(files, path, kBootFileMode, LineOf(boot.number)));
   return boot;
 }
 

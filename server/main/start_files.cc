@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/byte_rope.h"
 #include "common/formats/file_system.h"
 
 namespace cohort {
@@ -27,8 +26,7 @@ absl::Status WriteAddressFile(const std::string& path,
                               const std::string& address) {
   if (path.empty()) return absl::OkStatus();
   const std::string line = absl::StrCat(address, "\n");
-  return WriteFileAtomically(RealFileSystem(), path, kAddressFileMode,
-                             {ByteRope::CopyText(line)});
+  return WriteFileAtomically(RealFileSystem(), path, kAddressFileMode, line);
 }
 
 }  // namespace cohort

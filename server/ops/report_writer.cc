@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "common/byte_rope.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "server/status/status_json.h"
@@ -14,12 +13,6 @@ namespace cohort {
 namespace {
 
 constexpr absl::Duration kReportInterval = absl::Minutes(1);
-
-absl::Status WriteText(FileSystem& files, const std::string& path,
-                       absl::string_view text) {
-  return WriteFileAtomically(files, path, kPublicFileMode,
-                             {ByteRope::CopyText(text)});
-}
 
 }  // namespace
 
@@ -39,10 +32,11 @@ ReportWriter::ReportWriter(FileSystem& files, FiguresSource& figures,
 absl::Status ReportWriter::Write() {
   MutexLock lock(mu_);
   const SharedFigures figures = figures_.Refreshed();
-  COHORT_RETURN_IF_ERROR(WriteText(files_, absl::StrCat(dir_, "/status.json"),
-                                   StatusJson(*figures, StatusParts::kAll)));
-  return WriteText(files_, absl::StrCat(dir_, "/report.html"),
-                   ReportPage(*figures));
+  COHORT_RETURN_IF_ERROR(WriteFileAtomically(
+      files_, absl::StrCat(dir_, "/status.json"), kPublicFileMode,
+      StatusJson(*figures, StatusParts::kAll)));
+  return WriteFileAtomically(files_, absl::StrCat(dir_, "/report.html"),
+                             kPublicFileMode, ReportPage(*figures));
 }
 
 }  // namespace cohort

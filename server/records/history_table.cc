@@ -40,8 +40,8 @@ absl::StatusOr<std::vector<std::string>> CutTable(const std::string& path,
   std::string after = header.empty() ? "" : absl::StrCat(header, "\n");
   for (const std::string& row : lines) absl::StrAppend(&after, row, "\n");
   if (after != before) {
-    COHORT_RETURN_IF_ERROR(WriteFileAtomically(
-        RealFileSystem(), path, kPublicFileMode, {ByteRope::CopyText(after)}));
+    COHORT_RETURN_IF_ERROR(
+        WriteFileAtomically(RealFileSystem(), path, kPublicFileMode, after));
   }
   return lines;
 }

@@ -12,7 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/byte_rope.h"
 #include "common/formats/file_system.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
@@ -323,7 +322,7 @@ absl::Status RunFiles::WriteStaleness(const StalenessCounts& counts) {
   }
   return WriteFileAtomically(
       files_, absl::StrCat(options_.results_dir, "/staleness.csv"),
-      kPublicFileMode, {ByteRope::CopyText(text)});
+      kPublicFileMode, text);
 }
 
 absl::StatusOr<CoordinatorOptions> ContinuedOptions(

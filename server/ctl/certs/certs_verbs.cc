@@ -219,8 +219,8 @@ absl::Status RunCertsToken(Context& context) {
   if (!lines.empty() && lines.back() != '\n') lines += '\n';
   COHORT_ASSIGN_OR_RETURN(const std::string token, NewToken());
   absl::StrAppend(&lines, *name, " ", TokenHash(token), "\n");
-  COHORT_RETURN_IF_ERROR(WriteFileAtomically(
-      RealFileSystem(), path, kTokensMode, {ByteRope::CopyText(lines)}));
+  COHORT_RETURN_IF_ERROR(
+      WriteFileAtomically(RealFileSystem(), path, kTokensMode, lines));
   context.io.out << token << "\n";
   context.io.err << "its hash is in " << path
                  << "; the token itself is shown only now" << std::endl;

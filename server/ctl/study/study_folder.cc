@@ -66,12 +66,6 @@ absl::Status CompareFlags(const std::string& path, const StudyFlags& got,
   return absl::OkStatus();
 }
 
-absl::Status WriteText(FileSystem& files, const std::string& path,
-                       const std::string& text) {
-  return WriteFileAtomically(files, path, kPublicFileMode,
-                             {ByteRope::CopyText(text)});
-}
-
 }  // namespace
 
 StudyFolder::StudyFolder(FileSystem& files, const std::string& path)
@@ -126,8 +120,8 @@ absl::Status StudyFolder::Prepare(const StudyRun& run) {
 }
 
 absl::Status StudyFolder::MarkDone(const StudyRun& run) {
-  return WriteText(*files_, absl::StrCat(RunPath(run), "/", kRunFile),
-                   Dump({{"kinds", run.kinds}}));
+  return Write(absl::StrCat(kRuns, "/", run.Name(), "/", kRunFile),
+               Dump({{"kinds", run.kinds}}));
 }
 
 absl::Status StudyFolder::ForgetFlags() {
@@ -163,7 +157,8 @@ absl::StatusOr<std::vector<std::string>> StudyFolder::DoneNames() const {
 
 absl::Status StudyFolder::Write(const std::string& name,
                                 const std::string& content) {
-  return WriteText(*files_, absl::StrCat(path_, "/", name), content);
+  return WriteFileAtomically(*files_, absl::StrCat(path_, "/", name),
+                             kPublicFileMode, content);
 }
 
 }  // namespace cohort
