@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -17,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/clock.h"
 #include "common/exit_codes.h"
 #include "common/progress_report.h"
 #include "common/status_macros.h"
@@ -290,6 +292,20 @@ std::optional<ProcessEnd> ChildProcess::TryReap(OnLine on_line) {
   ProcessEnd end = EndOf(status);
   char byte = 0;
   end.made_step = recv(progress_, &byte, 1, MSG_DONTWAIT) == 1;
+  return end;
+}
+
+std::optional<ProcessEnd> ChildProcess::AwaitEnd(absl::Duration timeout,
+                                                 OnLine on_line) {
+  constexpr int kRoundMs = 20;
+  const SteadyClock clock;
+  std::optional<ProcessEnd> end;
+  for (const Instant until = clock.Now() + timeout;
+       !end.has_value() && clock.Now() < until; end = TryReap(on_line)) {
+    pollfd output = {.fd = output_, .events = POLLIN, .revents = 0};
+    poll(&output, 1, kRoundMs);
+    ReadLines(on_line);
+  }
   return end;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/ctl/cluster/line_buffer.h"
 
@@ -65,6 +66,9 @@ class ChildProcess {
   // If the process has ended, passes on its last lines, kills remaining
   // descendants and returns how it ended. Does not wait.
   std::optional<ProcessEnd> TryReap(OnLine on_line);
+  // The same, once it has ended; absent if it still runs after `timeout`.
+  std::optional<ProcessEnd> AwaitEnd(absl::Duration timeout, OnLine on_line);
+
   // Signals the whole group. No-op once the process is reaped.
   void Signal(int number);
 

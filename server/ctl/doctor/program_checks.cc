@@ -1,6 +1,5 @@
 #include "server/ctl/doctor/program_checks.h"
 
-#include <poll.h>
 #include <unistd.h>
 
 #include <memory>
@@ -9,16 +8,9 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "server/ctl/cluster/child_process.h"
 
 namespace cohort {
-namespace {
-
-constexpr absl::Duration kRound = absl::Milliseconds(20);
-
-}  // namespace
-
 InstalledProgram ReadProgram(const std::string& folder, const std::string& name,
                              absl::Duration timeout) {
   InstalledProgram program{.name = name};
@@ -34,14 +26,7 @@ InstalledProgram ReadProgram(const std::string& folder, const std::string& name,
   const auto read = [&first](absl::string_view line) {
     if (first.empty()) first = std::string(line);
   };
-  std::optional<ProcessEnd> end;
-  for (const absl::Time until = absl::Now() + timeout;
-       !end.has_value() && absl::Now() < until;) {
-    pollfd output = {.fd = (*child)->output(), .events = POLLIN, .revents = 0};
-    poll(&output, 1, static_cast<int>(absl::ToInt64Milliseconds(kRound)));
-    (*child)->ReadLines(read);
-    end = (*child)->TryReap(read);
-  }
+  const std::optional<ProcessEnd> end = (*child)->AwaitEnd(timeout, read);
   if (!end.has_value()) {
     program.problem = absl::StrCat("gave no --version within ",
                                    absl::FormatDuration(timeout));

@@ -1,6 +1,5 @@
 #include "server/ctl/support/bundle.h"
 
-#include <poll.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -26,8 +25,6 @@ namespace fs = std::filesystem;
 
 constexpr int kFileMode = 0600;
 constexpr int kDirectoryMode = 0700;
-// Limit on waiting for output before checking whether tar has ended.
-constexpr int kTarPollMs = 50;
 
 // A directory that is removed with this object, including its contents.
 class Staging {
@@ -81,13 +78,8 @@ absl::Status RunTar(absl::Span<const std::string> arguments) {
   const auto on_line = [&said](absl::string_view line) {
     absl::StrAppend(&said, said.empty() ? "" : "; ", line);
   };
-  std::optional<ProcessEnd> end;
-  while (!end.has_value()) {
-    pollfd output{.fd = tar->output(), .events = POLLIN};
-    poll(&output, 1, kTarPollMs);
-    tar->ReadLines(on_line);
-    end = tar->TryReap(on_line);
-  }
+  const std::optional<ProcessEnd> end =
+      tar->AwaitEnd(absl::InfiniteDuration(), on_line);
   if (end->code == 0) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat("tar ", end->Text(), said.empty() ? "" : ": ", said));
