@@ -1,37 +1,19 @@
 #include "common/exchange_names.h"
 
+#include <cstddef>
+
 namespace cohort {
 
 const char* AssignmentName(AssignmentKind kind) {
-  switch (kind) {
-    case AssignmentKind::kTrain:
-      return "train";
-    case AssignmentKind::kEvaluate:
-      return "evaluate";
-    case AssignmentKind::kCollectMoments:
-      return "collect_moments";
-    case AssignmentKind::kFinished:
-      return "finished";
-    case AssignmentKind::kWait:
-      break;
-  }
-  return "wait";
+  constexpr const char* kNames[] = {"train", "evaluate", "wait", "finished",
+                                    "collect_moments"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 const char* VerdictName(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kApplied:
-      return "applied";
-    case Verdict::kDamped:
-      return "damped";
-    case Verdict::kSkipped:
-      return "skipped";
-    case Verdict::kDropped:
-      return "dropped";
-    case Verdict::kRejectedNonfinite:
-      break;
-  }
-  return "rejected_nonfinite";
+  constexpr const char* kNames[] = {"applied", "damped", "skipped", "dropped",
+                                    "rejected_nonfinite"};
+  return kNames[static_cast<size_t>(verdict)];
 }
 
 }  // namespace cohort

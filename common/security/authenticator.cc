@@ -49,21 +49,10 @@ Caller CallerWith(const Identity& identity) {
 }
 
 absl::string_view RefusalName(Refusal refusal) {
-  switch (refusal) {
-    case Refusal::kNoIdentity:
-      return "no_identity";
-    case Refusal::kUnknownToken:
-      return "unknown_token";
-    case Refusal::kOtherRun:
-      return "other_run";
-    case Refusal::kRole:
-      return "role";
-    case Refusal::kBadCertificate:
-      return "bad_certificate";
-    case Refusal::kRank:
-      return "rank";
-  }
-  return "unknown";
+  constexpr absl::string_view kNames[] = {"no_identity",     "unknown_token",
+                                          "other_run",       "role",
+                                          "bad_certificate", "rank"};
+  return kNames[static_cast<size_t>(refusal)];
 }
 
 Authenticator::Authenticator(Identity own, const Tokens* tokens)

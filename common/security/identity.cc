@@ -60,17 +60,9 @@ bool ParseRole(const std::vector<absl::string_view>& parts,
 }  // namespace
 
 absl::string_view PeerRoleName(PeerRole role) {
-  switch (role) {
-    case PeerRole::kServer:
-      return "server";
-    case PeerRole::kWorker:
-      return "worker";
-    case PeerRole::kViewer:
-      return "viewer";
-    case PeerRole::kOperator:
-      return "operator";
-  }
-  return "unknown";
+  constexpr absl::string_view kNames[] = {"server", "worker", "viewer",
+                                          "operator"};
+  return kNames[static_cast<size_t>(role)];
 }
 
 std::string Identity::Uri() const {

@@ -41,19 +41,9 @@ struct Found {
 };
 
 absl::string_view ResultName(Found::Result result) {
-  switch (result) {
-    case Found::Result::kOk:
-      return "ok";
-    case Found::Result::kDamaged:
-      return "damaged";
-    case Found::Result::kOtherRelease:
-      return "other_release";
-    case Found::Result::kUnreadable:
-      return "unreadable";
-    case Found::Result::kUnfinished:
-      return "unfinished";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"ok", "damaged", "other_release",
+                                          "unreadable", "unfinished"};
+  return kNames[static_cast<size_t>(result)];
 }
 
 Found::Result ResultOf(const absl::Status& status) {

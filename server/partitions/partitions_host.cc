@@ -27,15 +27,8 @@ int64_t RegistrationBytesMax(int64_t memory_bytes) {
 }
 
 const char* PassName(FoldPass pass) {
-  switch (pass) {
-    case FoldPass::kWhole:
-      return "whole";
-    case FoldPass::kGradient:
-      return "gradient";
-    case FoldPass::kUpdate:
-      return "update";
-  }
-  return "";
+  constexpr const char* kNames[] = {"whole", "gradient", "update"};
+  return kNames[static_cast<size_t>(pass)];
 }
 
 constexpr int64_t kPoolQueueMax = int64_t{1} << 24;

@@ -29,17 +29,8 @@ constexpr absl::Duration kAnswerMax = absl::Seconds(5);
 constexpr absl::Duration kVersionMax = absl::Seconds(20);
 
 absl::string_view ResultName(Check::Result result) {
-  switch (result) {
-    case Check::Result::kOk:
-      return "ok";
-    case Check::Result::kWarning:
-      return "warning";
-    case Check::Result::kFailed:
-      return "failed";
-    case Check::Result::kSkipped:
-      return "skipped";
-  }
-  return "";
+  constexpr absl::string_view kNames[] = {"ok", "warning", "failed", "skipped"};
+  return kNames[static_cast<size_t>(result)];
 }
 
 bool AnyFailed(const std::vector<Check>& checks) {

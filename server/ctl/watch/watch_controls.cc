@@ -1,6 +1,7 @@
 #include "server/ctl/watch/watch_controls.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -19,28 +20,12 @@ constexpr absl::string_view kPageDown = "\x1b[6~";
 constexpr int kPage = 10;
 constexpr int kScrollColumns = 8;
 
-absl::string_view OrderName(WorkerOrder order) {
-  switch (order) {
-    case WorkerOrder::kRank:
-      return "rank";
-    case WorkerOrder::kSlowest:
-      return "slowest first";
-    case WorkerOrder::kSilent:
-      return "silent first";
-  }
-  return "";
-}
+constexpr absl::string_view kOrderNames[] = {"rank", "slowest first",
+                                             "silent first"};
 
 WorkerOrder Next(WorkerOrder order) {
-  switch (order) {
-    case WorkerOrder::kRank:
-      return WorkerOrder::kSlowest;
-    case WorkerOrder::kSlowest:
-      return WorkerOrder::kSilent;
-    case WorkerOrder::kSilent:
-      return WorkerOrder::kRank;
-  }
-  return WorkerOrder::kRank;
+  return static_cast<WorkerOrder>((static_cast<size_t>(order) + 1) %
+                                  std::size(kOrderNames));
 }
 
 // The key at the beginning of `bytes`: a byte, or an escape sequence such as
@@ -136,7 +121,8 @@ void WatchControls::ShowLine() {
                               " leave after its step? y/n");
   } else {
     view_.line = absl::StrCat("arrows select and scroll  s order (",
-                              OrderName(view_.order), ")  d drain  q quit");
+                              kOrderNames[static_cast<size_t>(view_.order)],
+                              ")  d drain  q quit");
   }
 }
 
