@@ -219,7 +219,7 @@ struct PartitionsHost::Handler {
           "take: got ticket ", take.ticket, ", which is not open"));
     }
     const std::shared_ptr<Stream> displaced =
-        host.streams_.PutExchange(take.rank, take.incarnation, staged->from);
+        host.streams_.Put(take.rank, take.incarnation, staged->from);
     if (displaced != nullptr) {
       actions.calls.push_back([displaced] { EndDisplaced(displaced); });
     }
@@ -269,7 +269,7 @@ struct PartitionsHost::Handler {
 void PartitionsHost::SendLocked(const command::SendWeights& send,
                                 PartitionWeights weights, Actions& actions) {
   const std::shared_ptr<ExchangeStream> stream =
-      streams_.Exchange(send.rank, send.incarnation);
+      streams_.Find<ExchangeStream>(send.rank, send.incarnation);
   if (stream == nullptr) return;
   const int64_t change_bytes = weights.change.size_bytes();
   if (change_bytes > 0) {
@@ -436,19 +436,23 @@ absl::Status PartitionsHost::Admit(StreamRegistry& to,
   return admitted;
 }
 
-void PartitionsHost::CheckStreams() {
+void PartitionsHost::CheckStreams(bool readers) {
   const Instant now = clock_.Now();
   for (StreamRegistry* registry : {&streams_, &links_}) {
-    for (const std::shared_ptr<Stream>& stream : registry->TakeSilent(now)) {
-      stream->Cut(absl::DeadlineExceededError(
-          "no first message came in time; send it when the call begins"));
-    }
-    for (const std::shared_ptr<Stream>& stream : registry->All()) {
-      stream->CheckReader(now);
-    }
+    EndAll(registry->TakeSilent(now),
+           absl::DeadlineExceededError(absl::StrCat(
+               "got no message in time, want a join within ",
+               absl::FormatDuration(kJoinDeadline),
+               " of opening a session, and a first message within ",
+               absl::FormatDuration(kFirstMessageDeadline),
+               " of opening any other stream")));
   }
   for (const auto& pull : pulls_.Tick(now)) pull->SendPartition();
   EndOverdueReads();
+  if (!readers) return;
+  for (StreamRegistry* registry : {&streams_, &links_}) {
+    for (const auto& stream : registry->All()) stream->CheckReader(now);
+  }
   std::shared_ptr<CoordinatorStream> link;
   {
     // With the lock, so that a process whose lock is held for ever is silent.

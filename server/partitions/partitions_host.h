@@ -140,9 +140,11 @@ class PartitionsHost {
   // Errors: those of StreamRegistry::Admit.
   absl::Status Admit(StreamRegistry& to, const std::shared_ptr<Stream>& stream,
                      bool speaks);
-  // Ends streams whose peer says nothing, and tells shard 0 that this process
-  // is alive. Call it every second.
-  void CheckStreams() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends streams whose peer says nothing, gives turns to pulls, and gives up
+  // reads that have waited for too long. With `readers`, also ends streams
+  // whose peer reads nothing, and tells shard 0 that this process is alive.
+  // Call it every second, with `readers` then or more seldom.
+  void CheckStreams(bool readers = true) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Runs `work` on the threads that fold. After Stop nothing is run.
   void Run(absl::AnyInvocable<void()> work) ABSL_LOCKS_EXCLUDED(mu_);
@@ -194,8 +196,6 @@ class PartitionsHost {
   //   than shard 0 can be; Unavailable: it does not come in 30 s.
   void Read(const ReaderBelief& belief, Version version, OnRead done)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Gives up reads that have waited for too long.
-  void EndOverdueReads() ABSL_LOCKS_EXCLUDED(mu_);
   // Null if the version is not here (yet).
   SharedSnapshot Held(Version version) const ABSL_LOCKS_EXCLUDED(mu_);
   // Null before there is one.
@@ -257,6 +257,8 @@ class PartitionsHost {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The numbers of streams and pulls follow the cohort.
   void FitStreams(int32_t workers);
+  // Gives up reads that have waited for too long.
+  void EndOverdueReads() ABSL_LOCKS_EXCLUDED(mu_);
   // Answers reads of versions that are here now.
   void AnswerReadsLocked(Actions& actions) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

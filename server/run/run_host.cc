@@ -39,10 +39,6 @@ constexpr absl::Duration kHeartbeatMax = absl::Milliseconds(800);
 // Two heartbeats may be lost before the lease ends.
 constexpr int kHeartbeatsPerLease = 3;
 
-// Time from the opening of a session to its join.
-constexpr absl::Duration kJoinDeadline = absl::Seconds(5);
-
-// Once a second: what is checked then has deadlines of 15 s and more.
 constexpr int kTicksPerReaderCheck = 20;
 
 // For the log line before the end of the process.
@@ -179,7 +175,9 @@ void RunHost::Start(const std::string& address) {
         Handle([](Coordinator& core, Instant now,
                   Effects& out) { core.Tick(now, out); },
                "Tick");
-        CheckStreams(++ticks);
+        const bool readers = ++ticks % kTicksPerReaderCheck == 0;
+        host_.CheckStreams(readers);
+        if (readers) OfferOverdue();
       });
 }
 
@@ -281,7 +279,7 @@ absl::Status RunHost::BeginRegister(
   absl::Status status = Handle([&](Coordinator& core, Instant now,
                                    Effects& out) {
     COHORT_RETURN_IF_ERROR(core.BeginRegister(sender, layout, plan, now, out));
-    displaced = streams().PutRegister(sender.rank, sender.incarnation, from);
+    displaced = streams().Put(sender.rank, sender.incarnation, from);
     return absl::OkStatus();
   });
   EndDisplaced(displaced);
@@ -325,8 +323,7 @@ absl::Status RunHost::HandlePush(const Sender& sender,
   absl::Status status = Handle(
       [&](Coordinator& core, Instant now, Effects& out) {
         COHORT_RETURN_IF_ERROR(call(core, now, out));
-        displaced =
-            streams().PutExchange(sender.rank, sender.incarnation, from);
+        displaced = streams().Put(sender.rank, sender.incarnation, from);
         return absl::OkStatus();
       },
       doing);
@@ -442,7 +439,7 @@ absl::Status RunHost::Reduce(const Sender& sender,
               key, CallNameOf(key.place, core.model()->layout.batch_norms),
               sender.rank, now, absl::MakeConstSpan(out).subspan(before));
         }
-        displaced = streams().PutReduce(sender.rank, sender.incarnation, from);
+        displaced = streams().Put(sender.rank, sender.incarnation, from);
         return absl::OkStatus();
       });
   EndDisplaced(displaced);
@@ -685,22 +682,6 @@ void RunHost::DescribeWaiting(StatusView& view) const {
 
 // ---- streams
 
-void RunHost::CheckStreams(int64_t ticks) {
-  const Instant now = clock_.Now();
-  EndAll(streams().TakeSilent(now),
-         absl::DeadlineExceededError(
-             absl::StrCat("got no message in time, want a join within ",
-                          absl::FormatDuration(kJoinDeadline),
-                          " of opening a session, and a first message within ",
-                          absl::FormatDuration(kFirstMessageDeadline),
-                          " of opening any other stream")));
-  for (const auto& pull : host_.pulls().Tick(now)) pull->SendPartition();
-  host_.EndOverdueReads();
-  if (ticks % kTicksPerReaderCheck != 0) return;
-  OfferOverdue();
-  for (const auto& stream : streams().All()) stream->CheckReader(now);
-}
-
 absl::StatusOr<SessionId> RunHost::AdmitSession(
     const std::shared_ptr<SessionStream>& stream) {
   if (options_.shard_stats != nullptr) {
@@ -768,7 +749,7 @@ struct RunHost::Dispatcher {
           run.host_.trace()->Answered(result->key, result->rank, now);
         }
       }
-      const auto stream = run.streams().Reduce(to.first, to.second);
+      const auto stream = run.streams().Find<ReduceStream>(to.first, to.second);
       if (stream == nullptr) continue;
       const absl::Status sent =
           ServePeer([&stream, &answers = answers, &encoded] {
@@ -805,18 +786,19 @@ struct RunHost::Dispatcher {
          &SessionStream::SendStepAborted, std::as_const(aborted));
   }
   void operator()(effect::RegisterAnswered& answered) const {
-    Tell(run.streams().Register(answered.rank, answered.incarnation),
-         &RegisterStream::SendAnswer, std::as_const(answered.answer));
+    Tell(
+        run.streams().Find<RegisterStream>(answered.rank, answered.incarnation),
+        &RegisterStream::SendAnswer, std::as_const(answered.answer));
   }
   void operator()(effect::ReduceResult& result) {
     results[{result.rank, result.incarnation}].push_back(&result);
   }
   void operator()(effect::ReduceAborted& aborted) const {
-    Tell(run.streams().Reduce(aborted.rank, aborted.incarnation),
+    Tell(run.streams().Find<ReduceStream>(aborted.rank, aborted.incarnation),
          &ReduceStream::SendAborted, std::as_const(aborted));
   }
   void operator()(effect::SendVerdict& verdict) const {
-    Tell(run.streams().Exchange(verdict.rank, verdict.incarnation),
+    Tell(run.streams().Find<ExchangeStream>(verdict.rank, verdict.incarnation),
          &ExchangeStream::SendVerdict, std::as_const(verdict));
   }
   void operator()(effect::ResumeGradients& resume) const {

@@ -308,8 +308,6 @@ class RunHost {
   // The same for ranks whose gradients have waited for an opening for too long.
   void OfferOverdue() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Ends streams whose peer sends nothing or reads nothing.
-  void CheckStreams(int64_t ticks) ABSL_LOCKS_EXCLUDED(mu_);
   void StartFold(MomentsFold job) ABSL_LOCKS_EXCLUDED(mu_);
   void StartUpdate(StatisticsUpdate job) ABSL_LOCKS_EXCLUDED(mu_);
   void StartMeasuring(effect::MeasureDrift measure) ABSL_LOCKS_EXCLUDED(mu_);

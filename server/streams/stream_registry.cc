@@ -1,37 +1,24 @@
 #include "server/streams/stream_registry.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 
 namespace cohort {
 namespace {
 
-// Moves the stream of `rank` to `out` if `condition` holds for its incarnation.
-template <typename Places, typename Condition>
-void TakeIf(Places& places, Rank rank, Condition condition,
+// Moves the streams of `rank` to `out` whose incarnation meets `condition`.
+template <typename AllPlaces, typename Condition>
+void TakeIf(AllPlaces& all, Rank rank, Condition condition,
             StreamRegistry::Streams& out) {
-  const auto at = places.find(rank);
-  if (at == places.end() || !condition(at->second.incarnation)) return;
-  out.push_back(std::move(at->second.stream));
-  places.erase(at);
-}
-
-template <typename Places>
-auto Find(const Places& places, Rank rank, Incarnation incarnation) {
-  const auto at = places.find(rank);
-  using Pointer = decltype(at->second.stream);
-  if (at == places.end() || at->second.incarnation != incarnation) {
-    return Pointer();
-  }
-  return Pointer(at->second.stream);
-}
-
-template <typename Places>
-void EraseStream(Places& places, Rank rank, const Stream* stream) {
-  const auto at = places.find(rank);
-  if (at != places.end() && at->second.stream.get() == stream) {
+  const auto take = [&](auto& places) {
+    const auto at = places.find(rank);
+    if (at == places.end() || !condition(at->second.incarnation)) return;
+    out.push_back(std::move(at->second.stream));
     places.erase(at);
-  }
+  };
+  std::apply([&take](auto&... places) { (take(places), ...); }, all);
 }
 
 }  // namespace
@@ -146,51 +133,24 @@ void StreamRegistry::Forget(const Stream* stream) {
   const std::optional<Rank> rank = at->second.rank;
   open_.erase(at);
   if (!rank.has_value()) return;
-  EraseStream(exchanges_, *rank, stream);
-  EraseStream(reduces_, *rank, stream);
-  EraseStream(registers_, *rank, stream);
+  const auto erase = [&rank, stream](auto& places) {
+    const auto place = places.find(*rank);
+    if (place != places.end() && place->second.stream.get() == stream) {
+      places.erase(place);
+    }
+  };
+  std::apply([&erase](auto&... places) { (erase(places), ...); }, places_);
 }
 
-template <typename T>
-std::shared_ptr<Stream> StreamRegistry::PutLocked(
-    Places<T>& places, Rank rank, Incarnation incarnation,
-    const std::shared_ptr<T>& stream) {
-  // The stream lost its place while its message was on the way.
-  const auto open = open_.find(stream.get());
-  if (open == open_.end() || open->second.evicted) return stream;
-  Place<T>& place = places[rank];
-  if (place.stream == stream) return nullptr;
+bool StreamRegistry::MayTakeLocked(const Stream* present, bool same_incarnation,
+                                   const Stream* stream) const {
+  const auto open = open_.find(stream);
+  if (open == open_.end() || open->second.evicted) return false;
   // A message that was still in transit on the older stream must not take the
   // place back.
-  if (place.stream != nullptr && place.incarnation == incarnation &&
-      open_[place.stream.get()].number > open->second.number) {
-    return stream;
-  }
-  open->second.rank = rank;
-  std::shared_ptr<Stream> displaced = std::move(place.stream);
-  place = {.incarnation = incarnation, .stream = stream};
-  return displaced;
-}
-
-std::shared_ptr<Stream> StreamRegistry::PutRegister(
-    Rank rank, Incarnation incarnation,
-    const std::shared_ptr<RegisterStream>& stream) {
-  MutexLock lock(mu_);
-  return PutLocked(registers_, rank, incarnation, stream);
-}
-
-std::shared_ptr<Stream> StreamRegistry::PutExchange(
-    Rank rank, Incarnation incarnation,
-    const std::shared_ptr<ExchangeStream>& stream) {
-  MutexLock lock(mu_);
-  return PutLocked(exchanges_, rank, incarnation, stream);
-}
-
-std::shared_ptr<Stream> StreamRegistry::PutReduce(
-    Rank rank, Incarnation incarnation,
-    const std::shared_ptr<ReduceStream>& stream) {
-  MutexLock lock(mu_);
-  return PutLocked(reduces_, rank, incarnation, stream);
+  const auto other = open_.find(present);
+  return other == open_.end() || !same_incarnation ||
+         other->second.number <= open->second.number;
 }
 
 StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
@@ -210,9 +170,7 @@ StreamRegistry::Streams StreamRegistry::Bind(SessionId session, Rank rank,
   const auto is_older = [incarnation](Incarnation i) {
     return i < incarnation;
   };
-  TakeIf(registers_, rank, is_older, older);
-  TakeIf(exchanges_, rank, is_older, older);
-  TakeIf(reduces_, rank, is_older, older);
+  TakeIf(places_, rank, is_older, older);
   return older;
 }
 
@@ -226,9 +184,7 @@ StreamRegistry::Streams StreamRegistry::Unbind(SessionId session) {
   const auto same = [incarnation = at->second.incarnation](Incarnation i) {
     return i == incarnation;
   };
-  TakeIf(registers_, rank, same, ended);
-  TakeIf(exchanges_, rank, same, ended);
-  TakeIf(reduces_, rank, same, ended);
+  TakeIf(places_, rank, same, ended);
   bindings_.erase(at);
   bound_.erase(bound);
   return ended;
@@ -239,24 +195,6 @@ std::shared_ptr<SessionStream> StreamRegistry::Session(
   MutexLock lock(mu_);
   const auto at = sessions_.find(session);
   return at == sessions_.end() ? nullptr : at->second;
-}
-
-std::shared_ptr<RegisterStream> StreamRegistry::Register(
-    Rank rank, Incarnation incarnation) const {
-  MutexLock lock(mu_);
-  return Find(registers_, rank, incarnation);
-}
-
-std::shared_ptr<ExchangeStream> StreamRegistry::Exchange(
-    Rank rank, Incarnation incarnation) const {
-  MutexLock lock(mu_);
-  return Find(exchanges_, rank, incarnation);
-}
-
-std::shared_ptr<ReduceStream> StreamRegistry::Reduce(
-    Rank rank, Incarnation incarnation) const {
-  MutexLock lock(mu_);
-  return Find(reduces_, rank, incarnation);
 }
 
 int32_t StreamRegistry::sessions() const {

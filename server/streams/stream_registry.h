@@ -4,6 +4,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -17,7 +19,9 @@
 
 namespace cohort {
 
-// Time from the opening of a stream to its first message.
+// Time from the opening of a session to its join, and of any other stream to
+// its first message.
+inline constexpr absl::Duration kJoinDeadline = absl::Seconds(5);
 inline constexpr absl::Duration kFirstMessageDeadline = absl::Seconds(15);
 
 // Finds the streams that receive effects: sessions by their number, data
@@ -74,17 +78,43 @@ class StreamRegistry {
   void Forget(const Stream* stream);
 
   // Effects for this incarnation go to `stream`, which must be admitted, from
-  // now on. Returns the stream that lost its place: the previous one or, if
-  // that one was opened later, `stream` itself. Null if nothing changed.
-  std::shared_ptr<Stream> PutRegister(
-      Rank rank, Incarnation incarnation,
-      const std::shared_ptr<RegisterStream>& stream);
-  std::shared_ptr<Stream> PutExchange(
-      Rank rank, Incarnation incarnation,
-      const std::shared_ptr<ExchangeStream>& stream);
-  std::shared_ptr<Stream> PutReduce(
-      Rank rank, Incarnation incarnation,
-      const std::shared_ptr<ReduceStream>& stream);
+  // now on; T is RegisterStream, ExchangeStream or ReduceStream. Returns the
+  // stream that lost its place: the previous one or, if that one was opened
+  // later, `stream` itself. Null if nothing changed.
+  template <typename T>
+  std::shared_ptr<Stream> Put(Rank rank, Incarnation incarnation,
+                              const std::shared_ptr<T>& stream)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    Places<T>& places = std::get<Places<T>>(places_);
+    const auto at = places.find(rank);
+    const Stream* present =
+        at == places.end() ? nullptr : at->second.stream.get();
+    if (!MayTakeLocked(
+            present,
+            present != nullptr && at->second.incarnation == incarnation,
+            stream.get())) {
+      return stream;
+    }
+    if (present == stream.get()) return nullptr;
+    open_.at(stream.get()).rank = rank;
+    Place<T>& place = places[rank];
+    std::shared_ptr<Stream> displaced = std::move(place.stream);
+    place = {.incarnation = incarnation, .stream = stream};
+    return displaced;
+  }
+
+  // The stream that effects for this incarnation go to; null if there is none.
+  template <typename T>
+  std::shared_ptr<T> Find(Rank rank, Incarnation incarnation) const
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    const Places<T>& places = std::get<Places<T>>(places_);
+    const auto at = places.find(rank);
+    return at == places.end() || at->second.incarnation != incarnation
+               ? nullptr
+               : at->second.stream;
+  }
 
   // Binds `session` to this incarnation of `rank`. Returns data streams of
   // older incarnations.
@@ -95,12 +125,6 @@ class StreamRegistry {
 
   // Null if there is no such session any more.
   std::shared_ptr<SessionStream> Session(SessionId session) const;
-  std::shared_ptr<RegisterStream> Register(Rank rank,
-                                           Incarnation incarnation) const;
-  std::shared_ptr<ExchangeStream> Exchange(Rank rank,
-                                           Incarnation incarnation) const;
-  std::shared_ptr<ReduceStream> Reduce(Rank rank,
-                                       Incarnation incarnation) const;
 
   // The number of open sessions.
   int32_t sessions() const;
@@ -142,10 +166,10 @@ class StreamRegistry {
   std::shared_ptr<Stream> TakePlaceLocked(OpenStream& open)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SpokeLocked(OpenStream& open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  template <typename T>
-  std::shared_ptr<Stream> PutLocked(Places<T>& places, Rank rank,
-                                    Incarnation incarnation,
-                                    const std::shared_ptr<T>& stream)
+  // False if `stream` lost its place while its message was on the way, or if
+  // `present`, which has the place, is a newer one of the same incarnation.
+  bool MayTakeLocked(const Stream* present, bool same_incarnation,
+                     const Stream* stream) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   mutable Mutex mu_;
@@ -164,9 +188,9 @@ class StreamRegistry {
   std::map<Rank, Binding> bindings_ ABSL_GUARDED_BY(mu_);
   // The rank of each bound session; the reverse of bindings_.
   std::map<SessionId, Rank> bound_ ABSL_GUARDED_BY(mu_);
-  Places<RegisterStream> registers_ ABSL_GUARDED_BY(mu_);
-  Places<ExchangeStream> exchanges_ ABSL_GUARDED_BY(mu_);
-  Places<ReduceStream> reduces_ ABSL_GUARDED_BY(mu_);
+  std::tuple<Places<RegisterStream>, Places<ExchangeStream>,
+             Places<ReduceStream>>
+      places_ ABSL_GUARDED_BY(mu_);
 };
 
 // Ends streams that Admit has evicted.

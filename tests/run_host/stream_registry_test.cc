@@ -43,27 +43,27 @@ TEST(StreamRegistryTest, NewerStreamTakesThePlaceAndTheOlderCannotTakeItBack) {
   StreamRegistry registry({});
   const auto older = Admitted(registry);
   const auto newer = Admitted(registry);
-  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, older), nullptr);
-  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, newer), older);
-  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, newer), nullptr);
-  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, older), older);
-  EXPECT_EQ(registry.Exchange(kRank, kIncarnation), newer);
+  EXPECT_EQ(registry.Put<ExchangeStream>(kRank, kIncarnation, older), nullptr);
+  EXPECT_EQ(registry.Put<ExchangeStream>(kRank, kIncarnation, newer), older);
+  EXPECT_EQ(registry.Put<ExchangeStream>(kRank, kIncarnation, newer), nullptr);
+  EXPECT_EQ(registry.Put<ExchangeStream>(kRank, kIncarnation, older), older);
+  EXPECT_EQ(registry.Find<ExchangeStream>(kRank, kIncarnation), newer);
 }
 
 TEST(StreamRegistryTest, EffectsReachOnlyTheIncarnationTheyAreFor) {
   StreamRegistry registry({});
   const auto stream = Admitted(registry);
-  registry.PutExchange(kRank, kIncarnation, stream);
-  EXPECT_EQ(registry.Exchange(kRank, Incarnation(6)), nullptr);
-  EXPECT_EQ(registry.Exchange(Rank(2), kIncarnation), nullptr);
+  registry.Put<ExchangeStream>(kRank, kIncarnation, stream);
+  EXPECT_EQ(registry.Find<ExchangeStream>(kRank, Incarnation(6)), nullptr);
+  EXPECT_EQ(registry.Find<ExchangeStream>(Rank(2), kIncarnation), nullptr);
   registry.Forget(stream.get());
-  EXPECT_EQ(registry.Exchange(kRank, kIncarnation), nullptr);
+  EXPECT_EQ(registry.Find<ExchangeStream>(kRank, kIncarnation), nullptr);
 }
 
 TEST(StreamRegistryTest, NewerIncarnationEndsTheStreamsOfOlderOnes) {
   StreamRegistry registry({});
   const auto stream = Admitted(registry);
-  registry.PutExchange(kRank, kIncarnation, stream);
+  registry.Put<ExchangeStream>(kRank, kIncarnation, stream);
   EXPECT_THAT(registry.Bind(SessionId(1), kRank, kIncarnation), IsEmpty());
   const StreamRegistry::Streams ended =
       registry.Bind(SessionId(2), kRank, kIncarnation.Next());
@@ -75,7 +75,7 @@ TEST(StreamRegistryTest, NewerIncarnationEndsTheStreamsOfOlderOnes) {
 TEST(StreamRegistryTest, EndOfAReplacedSessionLeavesTheIncarnationAlone) {
   StreamRegistry registry({});
   const auto stream = Admitted(registry);
-  registry.PutExchange(kRank, kIncarnation, stream);
+  registry.Put<ExchangeStream>(kRank, kIncarnation, stream);
   registry.Bind(SessionId(1), kRank, kIncarnation);
   registry.Bind(SessionId(2), kRank, kIncarnation);
   EXPECT_THAT(registry.Unbind(SessionId(1)), IsEmpty());
@@ -139,7 +139,7 @@ TEST(StreamRegistryTest, StreamThatLostItsPlaceGetsNoEffects) {
   ASSERT_TRUE(registry.Admit(silent, patience).ok());
   ASSERT_TRUE(registry.Admit(newcomer, patience, &evicted).ok());
   EXPECT_THAT(evicted, ElementsAre(silent));
-  EXPECT_EQ(registry.PutExchange(kRank, kIncarnation, silent), silent);
+  EXPECT_EQ(registry.Put<ExchangeStream>(kRank, kIncarnation, silent), silent);
   registry.Spoke(newcomer.get());
   EXPECT_TRUE(absl::IsResourceExhausted(
       registry.Admit(std::make_shared<FakeExchange>(), patience, &evicted)));
