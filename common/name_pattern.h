@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace cohort {
 // Whether `name` is what `pattern` describes: `*` stands for any characters,
 // dots included, `?` for one; everything else for itself.
 bool MatchesPattern(absl::string_view pattern, absl::string_view name);
+
+// Number of single-character edits between two words (Levenshtein).
+size_t EditDistance(absl::string_view a, absl::string_view b);
 
 // Up to three parameter names that differ least from `pattern`, to tell
 // someone who mistyped one: "conv1.weight, conv2.weight".

@@ -1,7 +1,6 @@
 #include "common/cli/command_line.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"
@@ -9,28 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "common/name_pattern.h"
 
 namespace cohort {
 namespace {
 
 // Words with more typing errors than this are not suggested.
 constexpr size_t kTyposMax = 3;
-
-// Number of single-character edits between two words (Levenshtein).
-size_t EditDistance(absl::string_view a, absl::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
 
 absl::Status UnknownFlag(absl::string_view name) {
   std::vector<std::string> known;
