@@ -67,9 +67,8 @@ TEST_F(DoctorTest, FindsAWrongAddress) {
   EXPECT_EQ(result.code, 1);
   EXPECT_EQ(result.err, "");
   EXPECT_THAT(result.out,
-              HasSubstr(absl::StrCat(ctl_.server.address(),
-                                     " takes no connection (Connection "
-                                     "refused)")));
+              HasSubstr(absl::StrCat("no connection: ", ctl_.server.address(),
+                                     ": Connection refused")));
   EXPECT_THAT(result.out, HasSubstr("address: nothing listens there: start "
                                     "cohort-server"));
   EXPECT_THAT(result.out, HasSubstr("server        skipped  it is not "

@@ -1,22 +1,15 @@
 #include "server/ctl/doctor/server_checks.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <netdb.h>
-#include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <memory>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "common/clock.h"
 #include "common/listen_address.h"
 #include "common/ops/client_connection.h"
@@ -38,59 +31,6 @@ constexpr absl::Duration kClockFailure = absl::Minutes(5);
 // that are renewed by a person need days.
 constexpr absl::Duration kEndWarning = absl::Hours(7 * 24);
 
-// Returns the errno of the connection, or 0; ETIMEDOUT at the deadline.
-int Connect(const addrinfo& to, absl::Duration timeout) {
-  const int fd =
-      socket(to.ai_family, to.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
-             to.ai_protocol);
-  if (fd < 0) return errno;
-  int error = connect(fd, to.ai_addr, to.ai_addrlen) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
-    pollfd waiting{.fd = fd, .events = POLLOUT};
-    const int ready =
-        poll(&waiting, 1, static_cast<int>(absl::ToInt64Milliseconds(timeout)));
-    socklen_t size = sizeof(error);
-    if (ready <= 0) {
-      error = ETIMEDOUT;
-    } else {
-      getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
-    }
-  }
-  close(fd);
-  return error;
-}
-
-std::string FixOf(int error, const std::string& address) {
-  switch (error) {
-    case ECONNREFUSED:
-      return "nothing listens there: start cohort-server, or pass the address "
-             "that it printed as --server; one that listens on 127.0.0.1 is "
-             "reached from its own machine only (its --listen)";
-    case ETIMEDOUT:
-      return absl::StrCat(
-          "a firewall or a network policy may drop it: open "
-          "the way to ",
-          address);
-    default:
-      return "look at this machine's network";
-  }
-}
-
-Check CheckSocket(const std::string& address, absl::Duration timeout) {
-  const absl::Status opened =
-      ClientConnection("--server", address, SteadyClock().Now() + timeout)
-          .Open();
-  if (opened.ok()) {
-    return Check::Ok("address", absl::StrCat(address, " takes connections"));
-  }
-  return Check::Failed(
-      "address", absl::StrCat("no connection: ", opened.message()),
-      "start cohort-server with that --listen, or pass the address that "
-      "it printed as --server; only processes of its user reach the "
-      "socket, and containers only if they mount its folder under the "
-      "same path");
-}
-
 // "0.1.0 (commit 0f79f3a0b1c2)" of "cohort (Python) 0.1.0 (commit ...)": a
 // program may say its name first.
 std::string WithoutName(const std::string& build) {
@@ -108,40 +48,37 @@ absl::string_view ReleaseOf(absl::string_view build) {
 }  // namespace
 
 Check CheckAddress(const std::string& address, absl::Duration timeout) {
-  const absl::StatusOr<ListenAddress> parts =
-      ParseListenAddress("--server", address);
-  if (!parts.ok()) {
-    return Check::Failed("address", std::string(parts.status().message()),
+  const absl::Status opened =
+      ClientConnection("--server", address, SteadyClock().Now() + timeout)
+          .Open();
+  if (opened.ok()) {
+    return Check::Ok("address", absl::StrCat(address, " takes connections"));
+  }
+  if (absl::IsInvalidArgument(opened)) {
+    return Check::Failed("address", std::string(opened.message()),
                          "pass --server=HOST:PORT, such as 127.0.0.1:7070");
   }
-  if (parts->is_unix()) return CheckSocket(address, timeout);
-  // getaddrinfo takes an IPv6 address without its brackets.
-  const std::string host(
-      absl::StripSuffix(absl::StripPrefix(parts->host, "["), "]"));
-  const std::string port = absl::StrCat(parts->port);
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int unknown = getaddrinfo(host.c_str(), port.c_str(), &hints, &list);
-  if (unknown != 0) {
-    return Check::Failed("address",
-                         absl::StrCat("the name ", host, " is not found (",
-                                      gai_strerror(unknown), ")"),
-                         "check its spelling and this machine's name service");
+  std::string fix =
+      "look at this machine's network; if a name is not known, check its "
+      "spelling and this machine's name service";
+  if (IsUnixAddress(address)) {
+    fix =
+        "start cohort-server with that --listen, or pass the address that "
+        "it printed as --server; only processes of its user reach the "
+        "socket, and containers only if they mount its folder under the "
+        "same path";
+  } else if (absl::IsDeadlineExceeded(opened)) {
+    fix = absl::StrCat(
+        "a firewall or a network policy may drop it: open the way to ",
+        address);
+  } else if (absl::EndsWith(opened.message(), strerror(ECONNREFUSED))) {
+    fix =
+        "nothing listens there: start cohort-server, or pass the address "
+        "that it printed as --server; one that listens on 127.0.0.1 is "
+        "reached from its own machine only (its --listen)";
   }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(
-      list, &freeaddrinfo);
-  int error = 0;
-  for (const addrinfo* to = list; to != nullptr; to = to->ai_next) {
-    error = Connect(*to, timeout);
-    if (error == 0) {
-      return Check::Ok("address", absl::StrCat(address, " takes connections"));
-    }
-  }
-  return Check::Failed(
-      "address",
-      absl::StrCat(address, " takes no connection (", strerror(error), ")"),
-      FixOf(error, address));
+  return Check::Failed("address",
+                       absl::StrCat("no connection: ", opened.message()), fix);
 }
 
 Check CheckServer(const absl::Status& answer, const v1::Status& status) {
