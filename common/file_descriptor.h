@@ -11,12 +11,11 @@ class FileDescriptor {
  public:
   FileDescriptor() = default;
   explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept
-      : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.Release()) {}
   FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     if (this != &other) {
       Close();
-      fd_ = std::exchange(other.fd_, -1);
+      fd_ = other.Release();
     }
     return *this;
   }
@@ -24,12 +23,12 @@ class FileDescriptor {
 
   int get() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
+  // The caller must close it.
+  int Release() { return std::exchange(fd_, -1); }
+  // close(2) may report a failed write, by -1; the destructor cannot.
+  int Close() { return valid() ? close(Release()) : 0; }
 
  private:
-  void Close() {
-    if (fd_ >= 0) close(fd_);
-  }
-
   int fd_ = -1;
 };
 

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/file.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -21,14 +20,14 @@ constexpr int kTriesMax = 500;
 }  // namespace
 
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder) {
-  FolderLock lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (lock.fd_ < 0) {
+  FileDescriptor fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) {
     return absl::UnavailableError(
         errno == ENOENT
             ? absl::StrCat("the folder ", folder, " does not exist; make it")
             : absl::StrCat(folder, ": ", std::strerror(errno)));
   }
-  for (int tries = 0; flock(lock.fd_, LOCK_EX | LOCK_NB) != 0; ++tries) {
+  for (int tries = 0; flock(fd.get(), LOCK_EX | LOCK_NB) != 0; ++tries) {
     // Some network file systems lock no folders; two servers that start there
     // at once are not kept apart.
     if (errno != EWOULDBLOCK && errno != EINTR) break;
@@ -39,11 +38,7 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& folder) {
     }
     poll(nullptr, 0, kPauseMs);
   }
-  return lock;
-}
-
-FolderLock::~FolderLock() {
-  if (fd_ >= 0) close(fd_);
+  return FolderLock(std::move(fd));
 }
 
 }  // namespace cohort

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "common/file_descriptor.h"
 
 namespace cohort {
 
@@ -14,14 +15,11 @@ class FolderLock {
   // Waits a few seconds for another process. Errors: Unavailable with the
   //   reason, such as that there is no such folder.
   static absl::StatusOr<FolderLock> Take(const std::string& folder);
-  FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FolderLock& operator=(FolderLock&&) = delete;
-  ~FolderLock();
 
  private:
-  explicit FolderLock(int fd) : fd_(fd) {}
+  explicit FolderLock(FileDescriptor folder) : folder_(std::move(folder)) {}
 
-  int fd_ = -1;
+  FileDescriptor folder_;
 };
 
 }  // namespace cohort

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/file_descriptor.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -39,23 +40,6 @@ absl::Status ErrnoStatus(absl::string_view what, const std::string& path,
   }
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&&) = delete;
-  ~Descriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
-  // close(2) may report a failed write; the destructor cannot.
-  int Close() { return close(std::exchange(fd_, -1)); }
-
- private:
-  int fd_;
-};
-
 absl::Status WriteAll(int fd, const std::string& path, const ByteRope& rope) {
   for (const ByteRope::Piece& piece : rope.pieces()) {
     const std::byte* from = piece.bytes.data();
@@ -79,7 +63,7 @@ const char* KindText(mode_t mode) {
 }
 
 struct RegularFile {
-  Descriptor descriptor;
+  FileDescriptor descriptor;
   int64_t bytes = 0;
 };
 
@@ -87,9 +71,9 @@ absl::StatusOr<RegularFile> OpenRegular(const std::string& path,
                                         int64_t bytes_max) {
   // Non-blocking: opening a pipe without a writer would otherwise wait forever.
   RegularFile file{
-      .descriptor = Descriptor(
+      .descriptor = FileDescriptor(
           open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC))};
-  if (file.descriptor.get() < 0) {
+  if (!file.descriptor.valid()) {
     if (errno == ELOOP) {
       return absl::DataLossError(
           absl::StrCat(path, ": got a symbolic link, want a regular file"));
@@ -138,10 +122,10 @@ class PosixFileSystem final : public FileSystem {
  public:
   absl::Status WriteFile(const std::string& path, int mode,
                          absl::Span<const ByteRope> content) override {
-    Descriptor file(open(path.c_str(),
-                         O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC,
-                         mode));
-    if (file.get() < 0) return ErrnoStatus("create", path, errno);
+    FileDescriptor file(
+        open(path.c_str(),
+             O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, mode));
+    if (!file.valid()) return ErrnoStatus("create", path, errno);
     for (const ByteRope& rope : content) {
       COHORT_RETURN_IF_ERROR(WriteAll(file.get(), path, rope));
     }
@@ -169,9 +153,9 @@ class PosixFileSystem final : public FileSystem {
   }
 
   absl::Status SyncDirectory(const std::string& path) override {
-    const Descriptor dir(
+    const FileDescriptor dir(
         open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (dir.get() < 0) return ErrnoStatus("open", path, errno);
+    if (!dir.valid()) return ErrnoStatus("open", path, errno);
     if (fsync(dir.get()) != 0) return ErrnoStatus("sync", path, errno);
     return absl::OkStatus();
   }

@@ -44,28 +44,25 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(
     const std::string& dir, absl::string_view name) {
   const std::string path = absl::StrCat(dir, "/", name);
   // Non-blocking: opening a FIFO in its place would otherwise wait forever.
-  const int fd =
+  FileDescriptor file(
       open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC,
-           0600);
-  if (fd < 0) {
+           0600));
+  if (!file.valid()) {
     const int error = errno;
     const std::string text =
         absl::StrCat(path, ": cannot open: ", std::strerror(error));
     return error == ENOENT ? absl::NotFoundError(text)
                            : absl::PermissionDeniedError(text);
   }
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    const std::string holder = HolderText(fd);
-    close(fd);
+  if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    const std::string holder = HolderText(file.get());
     return absl::FailedPreconditionError(
         absl::StrCat(dir, " is in use by another process",
                      holder.empty() ? "" : absl::StrCat(" (", holder, ")"),
                      "; stop it or choose another directory"));
   }
-  WriteHolder(fd);
-  return std::unique_ptr<StateLock>(new StateLock(fd));
+  WriteHolder(file.get());
+  return std::unique_ptr<StateLock>(new StateLock(std::move(file)));
 }
-
-StateLock::~StateLock() { close(fd_); }
 
 }  // namespace cohort

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/local/file_descriptor.h"
+#include "common/file_descriptor.h"
 
 namespace cohort {
 

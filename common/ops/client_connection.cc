@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -16,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/listen_address.h"
+#include "common/resolve.h"
 #include "common/security/certificate.h"
 #include "common/security/openssl_handles.h"
 #include "common/status_macros.h"
@@ -23,31 +23,6 @@
 
 namespace cohort {
 namespace {
-
-struct FreeAddresses {
-  void operator()(addrinfo* list) const { freeaddrinfo(list); }
-};
-using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
-
-std::string Unbracketed(const std::string& host) {
-  const bool bracketed = host.size() > 2 && host.front() == '[';
-  return bracketed ? host.substr(1, host.size() - 2) : host;
-}
-
-absl::StatusOr<Addresses> Resolve(const ListenAddress& address) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  const int error =
-      getaddrinfo(Unbracketed(address.host).c_str(),
-                  std::to_string(address.port).c_str(), &hints, &list);
-  if (error != 0) {
-    return absl::UnavailableError(
-        absl::StrCat(address.ToString(), ": ", gai_strerror(error)));
-  }
-  return Addresses(list);
-}
 
 absl::Status Refused(absl::string_view what) {
   return absl::UnavailableError(
@@ -228,13 +203,7 @@ ClientConnection::ClientConnection(absl::string_view flag,
                                    absl::string_view address, Instant deadline)
     : flag_(flag), address_(address), deadline_(deadline) {}
 
-ClientConnection::~ClientConnection() { Close(); }
-
-void ClientConnection::Close() {
-  tls_.reset();
-  if (fd_ >= 0) close(fd_);
-  fd_ = -1;
-}
+ClientConnection::~ClientConnection() = default;
 
 absl::Status ClientConnection::Open() {
   COHORT_ASSIGN_OR_RETURN(const ListenAddress parsed,
@@ -244,9 +213,10 @@ absl::Status ClientConnection::Open() {
                             UnixAddressOf(parsed.socket));
     return Connect(name.get(), name.size);
   }
-  COHORT_ASSIGN_OR_RETURN(const Addresses found, Resolve(parsed));
+  const absl::StatusOr<Addresses> found = Resolve(parsed);
+  if (!found.ok()) return Named(found.status());
   absl::Status status;
-  for (const addrinfo* to = found.get(); to != nullptr; to = to->ai_next) {
+  for (const addrinfo* to = found->get(); to != nullptr; to = to->ai_next) {
     status = Connect(to->ai_addr, to->ai_addrlen);
     if (status.ok()) return status;
   }
@@ -254,24 +224,24 @@ absl::Status ClientConnection::Open() {
 }
 
 absl::StatusOr<uint32_t> ClientConnection::PeerUser() const {
-  return PeerUserOf(fd_);
+  return PeerUserOf(fd_.get());
 }
 
 absl::Status ClientConnection::Connect(const sockaddr* address,
                                        socklen_t size) {
-  Close();
-  fd_ = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd_ < 0) return Failed();
+  fd_ =
+      FileDescriptor(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd_.valid()) return Failed();
   COHORT_RETURN_IF_ERROR(SetTimeouts());
   // On Linux the send timeout also limits connect.
-  return connect(fd_, address, size) == 0 ? absl::OkStatus() : Failed();
+  return connect(fd_.get(), address, size) == 0 ? absl::OkStatus() : Failed();
 }
 
 absl::Status ClientConnection::Encrypt(const TlsContent& tls,
                                        absl::string_view protocol) {
   COHORT_RETURN_IF_ERROR(SetTimeouts());
   absl::StatusOr<std::unique_ptr<Tls>> stream =
-      Tls::Connect(fd_, tls, protocol);
+      Tls::Connect(fd_.get(), tls, protocol);
   if (!stream.ok()) return Named(stream.status());
   tls_ = *std::move(stream);
   return absl::OkStatus();
@@ -282,7 +252,7 @@ bool ClientConnection::AnswersHandshake() {
   const OpenSslPtr<SSL_CTX> context(SSL_CTX_new(TLS_client_method()));
   const OpenSslPtr<SSL> ssl(context == nullptr ? nullptr
                                                : SSL_new(context.get()));
-  if (ssl == nullptr || SSL_set_fd(ssl.get(), fd_) != 1) return false;
+  if (ssl == nullptr || SSL_set_fd(ssl.get(), fd_.get()) != 1) return false;
   SSL_set_verify(ssl.get(), SSL_VERIFY_NONE, nullptr);
   bool answered = false;
   SSL_set_msg_callback_arg(ssl.get(), &answered);
@@ -304,7 +274,7 @@ absl::Status ClientConnection::Send(absl::string_view bytes) {
   while (!bytes.empty()) {
     COHORT_RETURN_IF_ERROR(SetTimeouts());
     if (tls_ != nullptr) return Named(tls_->Send(bytes));
-    const ssize_t n = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t n = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (n < 0) return Failed();
     bytes.remove_prefix(static_cast<size_t>(n));
   }
@@ -318,7 +288,7 @@ absl::StatusOr<size_t> ClientConnection::Read(absl::Span<char> into) {
     if (!read.ok()) return Named(read.status());
     return read;
   }
-  const ssize_t n = recv(fd_, into.data(), into.size(), 0);
+  const ssize_t n = recv(fd_.get(), into.data(), into.size(), 0);
   if (n < 0) return Failed();
   return static_cast<size_t>(n);
 }
@@ -339,8 +309,8 @@ absl::Status ClientConnection::SetTimeouts() {
   if (left <= absl::ZeroDuration()) return Late();
   // Zero would mean no timeout.
   const timeval limit = absl::ToTimeval(std::max(left, absl::Milliseconds(1)));
-  setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
   return absl::OkStatus();
 }
 

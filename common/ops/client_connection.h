@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "common/clock.h"
+#include "common/file_descriptor.h"
 #include "common/security/tls_files.h"
 
 namespace cohort {
@@ -54,7 +55,6 @@ class ClientConnection {
  private:
   class Tls;
 
-  void Close();
   absl::Status Connect(const sockaddr* address, socklen_t size);
   absl::Status Named(const absl::Status& status) const;
   absl::Status Late() const;
@@ -66,7 +66,7 @@ class ClientConnection {
   const std::string address_;
   const SteadyClock clock_{};
   const Instant deadline_;
-  int fd_ = -1;
+  FileDescriptor fd_;
   // Null until Encrypt.
   std::unique_ptr<Tls> tls_;
 };

@@ -382,12 +382,12 @@ class HttpServer::Daemon {
 };
 
 HttpServer::HttpServer(const HttpServerOptions& options,
-                       const ListenAddress& address, int listen_fd)
+                       const ListenAddress& address, FileDescriptor listen_fd)
     : options_(options),
       host_(address.host),
       loopback_(address.loopback()),
       address_(address.ToString()),
-      listen_fd_(listen_fd) {}
+      listen_fd_(std::move(listen_fd)) {}
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
     const HttpServerOptions& options) {
@@ -406,7 +406,6 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(
 HttpServer::~HttpServer() {
   retired_.reset();
   daemon_.reset();
-  close(listen_fd_);
 }
 
 absl::Status HttpServer::SetTls(const TlsContent& tls) { return Serve(tls); }
@@ -414,7 +413,7 @@ absl::Status HttpServer::SetTls(const TlsContent& tls) { return Serve(tls); }
 // Each daemon takes over a copy of the listening socket, so that the next one
 // can accept before the one before has ended.
 absl::Status HttpServer::Serve(const std::optional<TlsContent>& tls) {
-  const int fd = fcntl(listen_fd_, F_DUPFD_CLOEXEC, 0);
+  const int fd = fcntl(listen_fd_.get(), F_DUPFD_CLOEXEC, 0);
   if (fd < 0) {
     return absl::UnavailableError(
         absl::StrCat(options_.flag, ": ", std::strerror(errno)));

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/clock.h"
+#include "common/file_descriptor.h"
 #include "common/listen_address.h"
 #include "common/mutex.h"
 #include "common/security/authenticator.h"
@@ -102,7 +103,7 @@ class HttpServer {
   struct Request;
 
   HttpServer(const HttpServerOptions& options, const ListenAddress& address,
-             int listen_fd);
+             FileDescriptor listen_fd);
   absl::Status Serve(const std::optional<TlsContent>& tls)
       ABSL_LOCKS_EXCLUDED(mu_);
   void OnHandshakeFailure(const std::string& client)
@@ -116,7 +117,7 @@ class HttpServer {
   const std::string host_;
   const bool loopback_;
   const std::string address_;
-  const int listen_fd_;
+  const FileDescriptor listen_fd_;
 
   const SteadyClock clock_{};
 

@@ -3,7 +3,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -14,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/resolve.h"
 #include "common/unix_address.h"
 
 namespace cohort {
@@ -21,11 +21,6 @@ namespace {
 
 // Connections that wait while the process is busy; the kernel has a limit too.
 constexpr int kBacklog = 1024;
-
-struct FreeAddresses {
-  void operator()(addrinfo* list) const { freeaddrinfo(list); }
-};
-using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
 
 absl::Status CannotListen(absl::string_view flag, const ListenAddress& address,
                           absl::string_view why) {
@@ -53,24 +48,6 @@ absl::Status CannotListen(absl::string_view flag, const ListenAddress& address,
   }
 }
 
-std::string Unbracketed(const std::string& host) {
-  const bool bracketed = host.size() > 2 && host.front() == '[';
-  return bracketed ? host.substr(1, host.size() - 2) : host;
-}
-
-absl::StatusOr<Addresses> Resolve(absl::string_view flag,
-                                  const ListenAddress& address) {
-  addrinfo hints = {};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  const int error =
-      getaddrinfo(Unbracketed(address.host).c_str(),
-                  std::to_string(address.port).c_str(), &hints, &list);
-  if (error != 0) return CannotListen(flag, address, gai_strerror(error));
-  return Addresses(list);
-}
-
 int PortOf(int fd) {
   sockaddr_storage bound = {};
   socklen_t length = sizeof(bound);
@@ -87,20 +64,20 @@ int PortOf(int fd) {
 absl::StatusOr<ListenSocket> ListenSocket::Open(absl::string_view flag,
                                                 ListenAddress& address) {
   if (address.is_unix()) return OpenUnix(flag, address);
-  absl::StatusOr<Addresses> found = Resolve(flag, address);
-  if (!found.ok()) return found.status();
+  const absl::StatusOr<Addresses> found = Resolve(address, AI_PASSIVE);
+  if (!found.ok()) return CannotListen(flag, address, found.status().message());
   const addrinfo& first = **found;
   ListenSocket socket(
       ::socket(first.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (socket.fd_ < 0) return CannotListen(flag, address, errno);
+  if (!socket.fd_.valid()) return CannotListen(flag, address, errno);
   // A restarted server need not wait for old connections to time out.
   const int on = 1;
-  setsockopt(socket.fd_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (bind(socket.fd_, first.ai_addr, first.ai_addrlen) != 0 ||
-      listen(socket.fd_, kBacklog) != 0) {
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (bind(socket.fd(), first.ai_addr, first.ai_addrlen) != 0 ||
+      listen(socket.fd(), kBacklog) != 0) {
     return CannotListen(flag, address, errno);
   }
-  address.port = PortOf(socket.fd_);
+  address.port = PortOf(socket.fd());
   return socket;
 }
 
@@ -108,10 +85,11 @@ absl::StatusOr<ListenSocket> ListenSocket::OpenUnix(
     absl::string_view flag, const ListenAddress& address) {
   ListenSocket socket(
       ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (socket.fd_ < 0) return CannotListen(flag, address, std::strerror(errno));
+  if (!socket.fd_.valid())
+    return CannotListen(flag, address, std::strerror(errno));
   if (!IsAbstractSocket(address.socket)) {
     absl::StatusOr<SocketFile> file =
-        SocketFile::Listen(socket.fd_, address.socket, kBacklog);
+        SocketFile::Listen(socket.fd(), address.socket, kBacklog);
     if (!file.ok()) {
       return CannotListen(flag, address, file.status().message());
     }
@@ -121,8 +99,8 @@ absl::StatusOr<ListenSocket> ListenSocket::OpenUnix(
   socket.own_user_only_ = true;
   const absl::StatusOr<UnixAddress> name = UnixAddressOf(address.socket);
   if (!name.ok()) return CannotListen(flag, address, name.status().message());
-  if (bind(socket.fd_, name->get(), name->size) != 0 ||
-      listen(socket.fd_, kBacklog) != 0) {
+  if (bind(socket.fd(), name->get(), name->size) != 0 ||
+      listen(socket.fd(), kBacklog) != 0) {
     return CannotListen(flag, address,
                         errno == EADDRINUSE
                             ? "the name is in use: another process listens "
@@ -131,18 +109,5 @@ absl::StatusOr<ListenSocket> ListenSocket::OpenUnix(
   }
   return socket;
 }
-
-ListenSocket::ListenSocket(ListenSocket&& other) noexcept
-    : fd_(other.Release()),
-      own_user_only_(other.own_user_only_),
-      file_(std::move(other.file_)) {}
-
-ListenSocket::~ListenSocket() {
-  // First: as long as the socket listens, no other process takes its place.
-  file_ = SocketFile();
-  if (fd_ >= 0) close(fd_);
-}
-
-int ListenSocket::Release() { return std::exchange(fd_, -1); }
 
 }  // namespace cohort

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <utility>
+
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/file_descriptor.h"
 #include "common/listen_address.h"
 #include "common/ops/socket_file.h"
 
@@ -17,15 +20,12 @@ class ListenSocket {
   // Errors: Unavailable naming `flag`, the reason and a remedy.
   static absl::StatusOr<ListenSocket> Open(absl::string_view flag,
                                            ListenAddress& address);
-  ListenSocket(ListenSocket&& other) noexcept;
-  ListenSocket& operator=(ListenSocket&&) = delete;
-  ~ListenSocket();
 
-  int fd() const { return fd_; }
+  int fd() const { return fd_.get(); }
   // True if connections of other users must be refused.
   bool own_user_only() const { return own_user_only_; }
-  // The caller must close it. For TCP only.
-  int Release();
+  // For TCP only.
+  FileDescriptor Release() { return std::move(fd_); }
 
  private:
   explicit ListenSocket(int fd) : fd_(fd) {}
@@ -33,8 +33,10 @@ class ListenSocket {
   static absl::StatusOr<ListenSocket> OpenUnix(absl::string_view flag,
                                                const ListenAddress& address);
 
-  int fd_ = -1;
+  FileDescriptor fd_;
   bool own_user_only_ = false;
+  // Last, so removed first: as long as the socket listens, no other process
+  // takes its place.
   SocketFile file_;
 };
 

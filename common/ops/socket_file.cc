@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/file_descriptor.h"
 #include "common/folder_lock.h"
 #include "common/status_macros.h"
 #include "common/unix_address.h"
@@ -29,11 +30,10 @@ std::string FolderOf(const std::string& path) {
 
 // Returns the errno of a connection there, or 0.
 int Connect(const UnixAddress& address) {
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return errno;
-  const int error = connect(fd, address.get(), address.size) == 0 ? 0 : errno;
-  close(fd);
-  return error;
+  const FileDescriptor fd(
+      socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return errno;
+  return connect(fd.get(), address.get(), address.size) == 0 ? 0 : errno;
 }
 
 // Removes the socket of a process that is gone.

@@ -6,9 +6,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/file_descriptor.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -20,18 +22,15 @@ absl::Status Failed(const char* what) {
 }
 
 // A descriptor of a new file in memory.
-absl::StatusOr<int> NewFile(const std::string& text) {
-  const int file = memfd_create("cohort-tls", MFD_CLOEXEC);
-  if (file < 0) return Failed("memfd_create");
+absl::StatusOr<FileDescriptor> NewFile(const std::string& text) {
+  FileDescriptor file(memfd_create("cohort-tls", MFD_CLOEXEC));
+  if (!file.valid()) return Failed("memfd_create");
   size_t written = 0;
   while (written < text.size()) {
-    const ssize_t n = write(file, text.data() + written, text.size() - written);
+    const ssize_t n =
+        write(file.get(), text.data() + written, text.size() - written);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      const absl::Status failed = Failed("writing a memory file");
-      close(file);
-      return failed;
-    }
+    if (n <= 0) return Failed("writing a memory file");
     written += static_cast<size_t>(n);
   }
   return file;
@@ -40,18 +39,17 @@ absl::StatusOr<int> NewFile(const std::string& text) {
 // Puts `file` behind `descriptor`, or makes it the descriptor if that is -1.
 // The file itself is new, so that a reader of the old one continues
 // undisturbed.
-void Place(int file, int& descriptor) {
+void Place(FileDescriptor file, int& descriptor) {
   if (descriptor < 0) {
-    descriptor = file;
+    descriptor = file.Release();
     return;
   }
   int placed = -1;
   do {
-    placed = dup3(file, descriptor, O_CLOEXEC);
+    placed = dup3(file.get(), descriptor, O_CLOEXEC);
   } while (placed < 0 && (errno == EINTR || errno == EBUSY));
   // Otherwise it fails only for descriptors that are not open.
   COHORT_CHECK(placed >= 0, std::strerror(errno));
-  close(file);
 }
 
 }  // namespace
@@ -64,19 +62,16 @@ absl::StatusOr<std::unique_ptr<CheckedFiles>> CheckedFiles::Create(
 }
 
 absl::Status CheckedFiles::Replace(const TlsContent& content) {
-  COHORT_ASSIGN_OR_RETURN(const int ca, NewFile(content.ca));
+  COHORT_ASSIGN_OR_RETURN(FileDescriptor ca, NewFile(content.ca));
   if (content.cert.empty()) {
-    Place(ca, ca_);
+    Place(std::move(ca), ca_);
     return absl::OkStatus();
   }
-  const absl::StatusOr<int> own =
-      NewFile(absl::StrCat(content.cert, "\n", content.key));
-  if (!own.ok()) {
-    close(ca);
-    return own.status();
-  }
-  Place(ca, ca_);
-  Place(*own, cert_and_key_);
+  COHORT_ASSIGN_OR_RETURN(
+      FileDescriptor own,
+      NewFile(absl::StrCat(content.cert, "\n", content.key)));
+  Place(std::move(ca), ca_);
+  Place(std::move(own), cert_and_key_);
   return absl::OkStatus();
 }
 

@@ -77,10 +77,6 @@ AuditLog::AuditLog(std::string path, int64_t file_bytes_max)
       file_bytes_max_(file_bytes_max),
       next_id_(FirstId()) {}
 
-AuditLog::~AuditLog() {
-  if (fd_ >= 0) close(fd_);
-}
-
 void AuditLog::SetRun(const std::string& run_id) {
   MutexLock lock(mu_);
   run_id_ = run_id;
@@ -132,12 +128,12 @@ absl::Status AuditLog::Denied(const std::vector<DeniedCalls>& denied) {
 }
 
 absl::Status AuditLog::OpenLocked() {
-  fd_ =
+  file_ = FileDescriptor(
       open(path_.c_str(),
            O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
-           kFileMode);
+           kFileMode));
   struct stat found = {};
-  if (fd_ < 0 || fstat(fd_, &found) != 0) {
+  if (!file_.valid() || fstat(file_.get(), &found) != 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         path_, " cannot be opened for writing: ", std::strerror(errno)));
   }
@@ -156,17 +152,15 @@ absl::Status AuditLog::AppendLocked(absl::string_view lines) {
 }
 
 absl::Status AuditLog::TryAppendLocked(absl::string_view lines) {
-  if (fd_ < 0) COHORT_RETURN_IF_ERROR(OpenLocked());
+  if (!file_.valid()) COHORT_RETURN_IF_ERROR(OpenLocked());
   if (bytes_ >= file_bytes_max_) COHORT_RETURN_IF_ERROR(RotateLocked());
-  const absl::Status written = WriteAll(fd_, lines);
+  const absl::Status written = WriteAll(file_.get(), lines);
   if (written.ok()) {
     bytes_ += static_cast<int64_t>(lines.size());
     return written;
   }
   // Half a line would make the next one unreadable.
-  if (ftruncate(fd_, bytes_) != 0) {
-    close(std::exchange(fd_, -1));
-  }
+  if (ftruncate(file_.get(), bytes_) != 0) file_.Close();
   return absl::FailedPreconditionError(absl::StrCat(
       "the audit log ", path_, " cannot be written: ", written.message()));
 }
@@ -176,7 +170,7 @@ absl::Status AuditLog::RotateLocked() {
     return absl::FailedPreconditionError(absl::StrCat(
         "the audit log ", path_, " cannot be renamed: ", std::strerror(errno)));
   }
-  close(std::exchange(fd_, -1));
+  file_.Close();
   return OpenLocked();
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/file_descriptor.h"
 #include "common/mutex.h"
 #include "server/access/access_control.h"
 
@@ -37,7 +38,6 @@ class AuditLog {
   // Errors: FailedPrecondition naming --audit_log and the reason.
   static absl::StatusOr<std::unique_ptr<AuditLog>> Open(
       const std::string& path, int64_t file_bytes_max = kFileBytesMax);
-  ~AuditLog();
 
   // The run's id, which all lines have from now on.
   void SetRun(const std::string& run_id) ABSL_LOCKS_EXCLUDED(mu_);
@@ -77,7 +77,7 @@ class AuditLog {
   mutable Mutex mu_;
   std::string run_id_ ABSL_GUARDED_BY(mu_);
   std::string problem_ ABSL_GUARDED_BY(mu_);
-  int fd_ ABSL_GUARDED_BY(mu_) = -1;
+  FileDescriptor file_ ABSL_GUARDED_BY(mu_);
   int64_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
 };

@@ -9,7 +9,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/local/file_descriptor.h"
+#include "common/file_descriptor.h"
 #include "common/mutex.h"
 #include "common/periodic_task.h"
 #include "server/local/local_peer.h"

@@ -29,7 +29,9 @@ constexpr int kAcceptsAtOnce = 64;
 // Pause while the kernel has no memory for a connection.
 constexpr int kNoMemoryPauseMs = 100;
 
-int OpenSpare() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+FileDescriptor OpenSpare() {
+  return FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
 
 // Sets the same options as gRPC's own listener.
 void SetOptions(int fd) {
@@ -47,12 +49,12 @@ AcceptLoop::AcceptLoop(
     std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server,
     int64_t files_max, int32_t each_max)
     : listen_(std::move(socket)),
-      wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      spare_fd_(OpenSpare()),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      spare_(OpenSpare()),
       files_max_(files_max),
       server_(std::move(server)),
       by_address_(each_max) {
-  COHORT_CHECK(wake_fd_ >= 0, "eventfd failed");
+  COHORT_CHECK(wake_.valid(), "eventfd failed");
   task_ = std::make_unique<PeriodicTask>("accept", absl::ZeroDuration(),
                                          [this] { AcceptSome(); });
 }
@@ -60,15 +62,14 @@ AcceptLoop::AcceptLoop(
 AcceptLoop::~AcceptLoop() {
   const uint64_t one = 1;
   // Cannot fail: the counter is far from full.
-  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof(one));
+  [[maybe_unused]] const ssize_t written =
+      write(wake_.get(), &one, sizeof(one));
   task_.reset();
-  close(wake_fd_);
-  if (spare_fd_ >= 0) close(spare_fd_);
 }
 
 void AcceptLoop::AcceptSome() {
   pollfd waited[] = {{.fd = listen_.fd(), .events = POLLIN, .revents = 0},
-                     {.fd = wake_fd_, .events = POLLIN, .revents = 0}};
+                     {.fd = wake_.get(), .events = POLLIN, .revents = 0}};
   if (poll(waited, 2, -1) <= 0 || waited[1].revents != 0) return;
   for (int i = 0; i < kAcceptsAtOnce; ++i) {
     if (!AcceptOne()) return;
@@ -111,9 +112,9 @@ bool AcceptLoop::AcceptOne() {
       return true;
     case EMFILE:
     case ENFILE:
-      if (spare_fd_ >= 0) close(spare_fd_);
+      spare_.Close();
       Refuse(accept4(listen_.fd(), nullptr, nullptr, SOCK_CLOEXEC), NoFiles());
-      spare_fd_ = OpenSpare();
+      spare_ = OpenSpare();
       return true;
     case ENOBUFS:
     case ENOMEM:

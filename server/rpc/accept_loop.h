@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "common/file_descriptor.h"
 #include "common/ops/listen_socket.h"
 #include "common/periodic_task.h"
 #include "server/rpc/connections_by_address.h"
@@ -51,10 +52,10 @@ class AcceptLoop {
   void Refuse(int fd, absl::string_view reason);
 
   const ListenSocket listen_;
-  const int wake_fd_;
+  const FileDescriptor wake_;
   // Closed for a moment if no other descriptor is left, so that a connection
   // can be accepted and closed.
-  int spare_fd_;
+  FileDescriptor spare_;
   const int64_t files_max_;
   const std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
   // Used by the accepting thread only.

@@ -37,29 +37,25 @@ absl::Status CannotRead(const std::string& path, int error) {
 
 }  // namespace
 
-absl::StatusOr<int> OpenRegularFile(const std::string& path,
-                                    int64_t* size_bytes) {
+absl::StatusOr<FileDescriptor> OpenRegularFile(const std::string& path,
+                                               int64_t* size_bytes) {
   // Non-blocking: opening a pipe without a writer would block for ever.
-  const int fd = open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-  if (fd < 0) return CannotRead(path, errno);
+  FileDescriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!file.valid()) return CannotRead(path, errno);
   struct stat info = {};
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-    close(fd);
+  if (fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
     return absl::DataLossError(absl::StrCat(path, ": not a regular file"));
   }
   *size_bytes = static_cast<int64_t>(info.st_size);
-  return fd;
+  return file;
 }
 
 absl::StatusOr<std::vector<uint8_t>> ReadBytes(const std::string& path) {
   int64_t size = 0;
-  COHORT_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path, &size));
-  const std::unique_ptr<std::FILE, FileCloser> file(fdopen(fd, "rb"));
-  if (file == nullptr) {
-    const int error = errno;
-    close(fd);
-    return CannotRead(path, error);
-  }
+  COHORT_ASSIGN_OR_RETURN(FileDescriptor fd, OpenRegularFile(path, &size));
+  const std::unique_ptr<std::FILE, FileCloser> file(fdopen(fd.get(), "rb"));
+  if (file == nullptr) return CannotRead(path, errno);
+  fd.Release();
   if (size > kFileBytesMax) {
     return absl::DataLossError(absl::StrCat(
         path, ": got ", size, " bytes, want at most ", kFileBytesMax));

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/file_descriptor.h"
 
 namespace cohort {
 
@@ -15,10 +16,9 @@ namespace cohort {
 //   Internal cannot be read. The message has the path, and the system's text if
 //   there is one.
 
-// Opens a regular file for reading. Does not block on other kinds of file. The
-// caller closes the descriptor.
-absl::StatusOr<int> OpenRegularFile(const std::string& path,
-                                    int64_t* size_bytes);
+// Opens a regular file for reading. Does not block on other kinds of file.
+absl::StatusOr<FileDescriptor> OpenRegularFile(const std::string& path,
+                                               int64_t* size_bytes);
 
 // The whole file, of at most 1 GiB.
 absl::StatusOr<std::vector<uint8_t>> ReadBytes(const std::string& path);

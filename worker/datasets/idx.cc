@@ -50,13 +50,13 @@ absl::StatusOr<std::string> FindFile(const std::string& dir,
 // zlib also reads uncompressed files.
 absl::StatusOr<GzFile> OpenFile(const std::string& path) {
   int64_t size = 0;
-  COHORT_ASSIGN_OR_RETURN(const int fd, OpenRegularFile(path, &size));
-  GzFile file(gzdopen(fd, "rb"));
+  COHORT_ASSIGN_OR_RETURN(FileDescriptor fd, OpenRegularFile(path, &size));
+  GzFile file(gzdopen(fd.get(), "rb"));
   if (file == nullptr) {
-    close(fd);
     return absl::NotFoundError(
         absl::StrCat(path, ": cannot open: ", std::strerror(errno)));
   }
+  fd.Release();
   return file;
 }
 

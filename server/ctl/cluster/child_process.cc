@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,37 +31,9 @@ constexpr size_t kChunkBytes = size_t{16} << 10;
 // Limit, so that one process that writes without end does not block the others.
 constexpr int kChunksAtOnce = 16;
 
-// A file descriptor that closes itself and is not inherited by programs.
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() { Close(); }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  int get() const { return fd_; }
-  int Release() {
-    const int fd = fd_;
-    fd_ = -1;
-    return fd;
-  }
-  void Reset(int fd) {
-    Close();
-    fd_ = fd;
-  }
-  void Close() {
-    if (fd_ >= 0) close(fd_);
-    fd_ = -1;
-  }
-
- private:
-  int fd_ = -1;
-};
-
 struct Pipe {
-  Descriptor read;
-  Descriptor write;
+  FileDescriptor read;
+  FileDescriptor write;
 };
 
 absl::Status SystemError(absl::string_view what, int number) {
@@ -86,8 +59,8 @@ absl::Status OpenPipe(Pipe& pipe) {
   if (pipe2(ends.data(), O_CLOEXEC) != 0) {
     return SystemError("a pipe for a process's output", errno);
   }
-  pipe.read.Reset(ends[0]);
-  pipe.write.Reset(ends[1]);
+  pipe.read = FileDescriptor(ends[0]);
+  pipe.write = FileDescriptor(ends[1]);
   return absl::OkStatus();
 }
 
@@ -97,8 +70,8 @@ absl::Status OpenProgress(Pipe& progress) {
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0) {
     return SystemError("a socket for a process's progress", errno);
   }
-  progress.read.Reset(ends[0]);
-  progress.write.Reset(ends[1]);
+  progress.read = FileDescriptor(ends[0]);
+  progress.write = FileDescriptor(ends[1]);
   return absl::OkStatus();
 }
 
@@ -209,8 +182,8 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
   if (output == Output::kLines) COHORT_RETURN_IF_ERROR(OpenPipe(lines));
   COHORT_RETURN_IF_ERROR(OpenProgress(progress));
   COHORT_RETURN_IF_ERROR(OpenPipe(failure));
-  const Descriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (nothing.get() < 0) return SystemError("/dev/null", errno);
+  const FileDescriptor nothing(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!nothing.valid()) return SystemError("/dev/null", errno);
   fcntl(lines.read.get(), F_SETFL, O_NONBLOCK);
   // Built before the fork, because the child must not allocate.
   const std::vector<std::string> environment =
@@ -237,7 +210,7 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(
     return SystemError(command[0], error);
   }
   return std::unique_ptr<ChildProcess>(
-      new ChildProcess(pid, lines.read.Release(), progress.read.Release()));
+      new ChildProcess(pid, std::move(lines.read), std::move(progress.read)));
 }
 
 ChildProcess::~ChildProcess() {
@@ -246,22 +219,19 @@ ChildProcess::~ChildProcess() {
     while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
     }
   }
-  if (output_ >= 0) close(output_);
-  close(progress_);
 }
 
 bool ChildProcess::ReadOnce(OnLine on_line) {
-  if (output_ < 0) return false;
+  if (!output_.valid()) return false;
   std::array<char, kChunkBytes> chunk;
-  const ssize_t got = read(output_, chunk.data(), chunk.size());
+  const ssize_t got = read(output_.get(), chunk.data(), chunk.size());
   if (got > 0) {
     lines_.Append({chunk.data(), static_cast<size_t>(got)}, on_line);
     return true;
   }
   if (got < 0 && errno == EINTR) return true;
   if (got < 0 && errno == EAGAIN) return false;
-  close(output_);
-  output_ = -1;
+  output_.Close();
   lines_.Flush(on_line);
   return false;
 }
@@ -291,7 +261,7 @@ std::optional<ProcessEnd> ChildProcess::TryReap(OnLine on_line) {
   lines_.Flush(on_line);
   ProcessEnd end = EndOf(status);
   char byte = 0;
-  end.made_step = recv(progress_, &byte, 1, MSG_DONTWAIT) == 1;
+  end.made_step = recv(progress_.get(), &byte, 1, MSG_DONTWAIT) == 1;
   return end;
 }
 
@@ -302,7 +272,7 @@ std::optional<ProcessEnd> ChildProcess::AwaitEnd(absl::Duration timeout,
   std::optional<ProcessEnd> end;
   for (const Instant until = clock.Now() + timeout;
        !end.has_value() && clock.Now() < until; end = TryReap(on_line)) {
-    pollfd output = {.fd = output_, .events = POLLIN, .revents = 0};
+    pollfd output = {.fd = output(), .events = POLLIN, .revents = 0};
     poll(&output, 1, kRoundMs);
     ReadLines(on_line);
   }

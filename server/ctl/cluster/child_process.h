@@ -5,12 +5,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/file_descriptor.h"
 #include "server/ctl/cluster/line_buffer.h"
 
 namespace cohort {
@@ -59,7 +61,7 @@ class ChildProcess {
   pid_t pid() const { return pid_; }
   // Readable when ReadLines has something to read; -1 at the end of output, and
   // if it is inherited.
-  int output() const { return output_; }
+  int output() const { return output_.get(); }
 
   // Passes the lines that have arrived to `on_line`; does not wait.
   void ReadLines(OnLine on_line);
@@ -73,16 +75,16 @@ class ChildProcess {
   void Signal(int number);
 
  private:
-  ChildProcess(pid_t pid, int output, int progress)
-      : pid_(pid), output_(output), progress_(progress) {}
+  ChildProcess(pid_t pid, FileDescriptor output, FileDescriptor progress)
+      : pid_(pid), output_(std::move(output)), progress_(std::move(progress)) {}
 
   // Returns false if there is nothing to read for now.
   bool ReadOnce(OnLine on_line);
 
   const pid_t pid_;
-  int output_;
+  FileDescriptor output_;
   // Readable once the process has made a step.
-  const int progress_;
+  const FileDescriptor progress_;
   bool reaped_ = false;
   LineBuffer lines_;
 };

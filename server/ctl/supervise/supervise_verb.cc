@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/exit_codes.h"
+#include "common/file_descriptor.h"
 #include "common/status_macros.h"
 #include "server/ctl/cluster/child_process.h"
 #include "server/ctl/verb.h"
@@ -86,11 +87,11 @@ class Supervisor {
   // Returns after kRound at the latest, because signals are noticed by another
   // thread.
   static void AwaitEnd(pid_t child) {
-    const auto handle = static_cast<int>(syscall(SYS_pidfd_open, child, 0));
-    pollfd end = {.fd = handle, .events = POLLIN, .revents = 0};
+    const FileDescriptor handle(
+        static_cast<int>(syscall(SYS_pidfd_open, child, 0)));
+    pollfd end = {.fd = handle.get(), .events = POLLIN, .revents = 0};
     // Where the system has no such handles, poll ignores the -1 and waits.
     poll(&end, 1, static_cast<int>(absl::ToInt64Milliseconds(kRound)));
-    if (handle >= 0) close(handle);
   }
 
   // What descendants of the program have left behind.
