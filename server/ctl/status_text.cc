@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/measures/staleness_histogram.h"
+#include "common/status_macros.h"
 #include "common/wire/proto_json.h"
 #include "server/ctl/byte_count.h"
 #include "server/ctl/json_line.h"
@@ -26,6 +27,13 @@ nlohmann::json EndJson(absl::Time end) {
 }
 
 }  // namespace
+
+absl::StatusOr<Overview> LookAt(AdminClient& server) {
+  Overview overview{.server = server.server()};
+  COHORT_ASSIGN_OR_RETURN(overview.status, server.GetStatus());
+  overview.connection = ConnectionOf(server.target(), overview.status);
+  return overview;
+}
 
 std::string OverviewText(const Overview& overview, bool bold) {
   const v1::Status& status = overview.status;

@@ -2,7 +2,9 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "cohort/v1/admin.pb.h"
+#include "server/ctl/admin_client.h"
 #include "server/ctl/connection_text.h"
 
 namespace cohort {
@@ -14,6 +16,7 @@ struct Overview {
   ConnectionView connection;
 };
 
+absl::StatusOr<Overview> LookAt(AdminClient& server);
 // Several lines, including the workers, and the shards if there are several.
 std::string OverviewText(const Overview& overview, bool bold);
 // One line, for a log.

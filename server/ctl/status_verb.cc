@@ -12,17 +12,10 @@ constexpr absl::Duration kIntervalDefault = absl::Seconds(2);
 // Moves the terminal's cursor home and clears the screen.
 constexpr absl::string_view kClearScreen = "\x1b[H\x1b[2J";
 
-absl::StatusOr<Overview> Look(AdminClient& server) {
-  Overview overview{.server = server.server()};
-  COHORT_ASSIGN_OR_RETURN(overview.status, server.GetStatus());
-  overview.connection = ConnectionOf(server.target(), overview.status);
-  return overview;
-}
-
 absl::Status Watch(Context& context, absl::Duration interval) {
   CtlIo& io = context.io;
   for (;;) {
-    COHORT_ASSIGN_OR_RETURN(const Overview overview, Look(context.server));
+    COHORT_ASSIGN_OR_RETURN(const Overview overview, LookAt(context.server));
     if (context.json) {
       io.out << OverviewJson(overview) << std::flush;
     } else if (io.terminal) {
@@ -40,7 +33,7 @@ absl::Status RunStatus(Context& context) {
   COHORT_ASSIGN_OR_RETURN(const absl::Duration interval,
                           IntervalOf(context.arguments, kIntervalDefault));
   if (context.arguments.Has("watch")) return Watch(context, interval);
-  COHORT_ASSIGN_OR_RETURN(const Overview overview, Look(context.server));
+  COHORT_ASSIGN_OR_RETURN(const Overview overview, LookAt(context.server));
   context.io.out << (context.json ? OverviewJson(overview)
                                   : OverviewText(overview, context.io.color));
   return absl::OkStatus();

@@ -69,7 +69,12 @@ class Watch {
         ShowRun();
         if (last_->status.ended()) return absl::OkStatus();
       } else if (last_.has_value() && absl::IsUnavailable(looked)) {
-        if (AtItsEnd(last_->status)) return TellEnd();
+        if (AtItsEnd(last_->status)) {
+          Tell("ended",
+               "the server has ended with its run: all that there was to "
+               "train is trained");
+          return absl::OkStatus();
+        }
         COHORT_RETURN_IF_ERROR(TellLoss(looked));
       } else {
         return looked;
@@ -118,20 +123,14 @@ class Watch {
     request.set_run_id(last_->status.run_id());
     request.set_rank(command.rank);
     request.set_after_step(true);
-    return Outcome("drain", server_.Evict(request).status(),
-                   absl::StrCat("worker ", command.rank,
-                                " leaves after its current step"));
-  }
-
-  static std::string Outcome(absl::string_view what, const absl::Status& status,
-                             absl::string_view text) {
-    return absl::StrCat(what, ": ", status.ok() ? text : status.message());
+    const absl::Status sent = server_.Evict(request).status();
+    return sent.ok() ? absl::StrCat("drain: worker ", command.rank,
+                                    " leaves after its current step")
+                     : absl::StrCat("drain: ", sent.message());
   }
 
   absl::Status Look() {
-    Overview overview{.server = server_.server()};
-    COHORT_ASSIGN_OR_RETURN(overview.status, server_.GetStatus());
-    overview.connection = ConnectionOf(server_.target(), overview.status);
+    COHORT_ASSIGN_OR_RETURN(Overview overview, LookAt(server_));
     const v1::Status& status = overview.status;
     // A curve covers one run.
     if (last_.has_value() && last_->status.run_id() != status.run_id()) {
@@ -194,13 +193,6 @@ class Watch {
                                    ? "the server is there again"
                                    : "there is another run on this server",
                                ", step ", now.status.version()));
-  }
-
-  absl::Status TellEnd() {
-    Tell("ended",
-         "the server has ended with its run: all that there was to "
-         "train is trained");
-    return absl::OkStatus();
   }
 
   void Tell(const char* event, const std::string& text) {
