@@ -13,10 +13,6 @@ namespace {
 using Labels = MetricLabels;
 using Page = FamiliesPage;
 
-std::string Text(absl::string_view view) {
-  return std::string(view.data(), view.size());
-}
-
 Labels OfWorker(Rank rank) {
   return {{"worker", std::to_string(rank.value())}};
 }
@@ -36,7 +32,7 @@ void AddRun(const RunFigures& f, Page& page) {
   page.Gauge("cohort_policy_info",
              "Constant 1, labelled with the policy in force.")
       .Value(1, {{"run", run},
-                 {"policy", Text(AggregationName(policy.aggregation))},
+                 {"policy", std::string(AggregationName(policy.aggregation))},
                  {"normalization", NormalizationName(policy)},
                  {"bn_statistics", StatisticsNames(policy.statistics)},
                  {"staleness_rule",
@@ -123,7 +119,7 @@ void AddMembers(const RunFigures& f, Page& page) {
                              [state](const StatusView::Worker& worker) {
                                return worker.activity == state;
                              }),
-               {{"state", Text(state)}});
+               {{"state", std::string(state)}});
   }
   page.Gauge("cohort_workers_by_transport",
              "Workers that have pushed, by how their gradients travel.");
@@ -132,7 +128,7 @@ void AddMembers(const RunFigures& f, Page& page) {
                              [transport](const StatusView::Worker& worker) {
                                return worker.report.transport == transport;
                              }),
-               {{"transport", Text(transport)}});
+               {{"transport", std::string(transport)}});
   }
   page.Gauge("cohort_sessions", "Open session streams.")
       .Value(f.service.sessions);
@@ -140,7 +136,7 @@ void AddMembers(const RunFigures& f, Page& page) {
                "Ranks that became vacant, by reason.");
   for (VacancyReason reason : kVacancyReasons) {
     page.Value(status.vacancies.at(reason),
-               {{"reason", Text(VacancyReasonName(reason))}});
+               {{"reason", std::string(VacancyReasonName(reason))}});
   }
   page.Gauge(
           "cohort_waiting_seconds",

@@ -10,10 +10,6 @@
 namespace cohort {
 namespace {
 
-std::string Owned(absl::string_view view) {
-  return std::string(view.data(), view.size());
-}
-
 void FillMap(const SettingValues& values,
              google::protobuf::Map<std::string, std::string>* proto) {
   proto->insert(values.begin(), values.end());
@@ -47,7 +43,7 @@ void AddProgress(const RunFigures& figures, v1::Status& proto) {
   proto.set_run_id(view.run_id);
   proto.set_run_name(view.run_name);
   proto.set_state(view.state);
-  proto.set_phase(Owned(PhaseName(view.phase)));
+  proto.set_phase(std::string(PhaseName(view.phase)));
   for (Rank rank : WaitedFor(view)) proto.add_waited_for(rank.value());
   proto.set_waiting_ms(absl::ToInt64Milliseconds(view.waiting));
   proto.set_ended(view.ended);
@@ -82,7 +78,7 @@ void AddWorkers(const RunFigures& figures, v1::Status& proto) {
     v1::WorkerStatus& to = *proto.add_workers();
     to.set_rank(worker.rank.value());
     to.set_state(worker.state);
-    to.set_activity(Owned(worker.activity));
+    to.set_activity(std::string(worker.activity));
     to.set_waits_in(worker.waits_in);
     to.set_incarnation(worker.incarnation.value());
     to.set_description(worker.description);
@@ -160,7 +156,7 @@ void FillWaits(const BucketCounts& waits, v1::WaitSums* proto) {
 void FillBatchNorm(const RunFigures& figures, v1::BatchNormStatus& proto) {
   proto.set_normalization(NormalizationName(figures.policy_options));
   for (StatisticsKind kind : figures.policy_options.statistics) {
-    proto.add_statistics(Owned(StatisticsName(kind)));
+    proto.add_statistics(std::string(StatisticsName(kind)));
   }
   const StatisticsCounts& counts = figures.status.statistics;
   proto.set_folded(counts.folded);
@@ -231,7 +227,7 @@ void AddEvents(const RunFigures& figures, v1::Status& proto) {
     v1::RunEvent* to = proto.add_events();
     to->set_unix_s(figures.now -
                    absl::ToDoubleSeconds(figures.sums.now - event.at));
-    to->set_severity(Owned(LogLevelName(event.log.severity)));
+    to->set_severity(std::string(LogLevelName(event.log.severity)));
     if (event.log.worker.has_value()) {
       to->set_rank(event.log.worker->rank.value());
     }

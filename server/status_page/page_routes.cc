@@ -12,10 +12,6 @@ namespace {
 constexpr absl::string_view kPagePath = "/page.html";
 constexpr char kHtmlType[] = "text/html; charset=utf-8";
 
-std::string Owned(absl::string_view text) {
-  return std::string(text.data(), text.size());
-}
-
 }  // namespace
 
 absl::string_view EmbeddedContent(absl::string_view path) {
@@ -31,13 +27,13 @@ std::map<std::string, HttpHandler> PageRoutes(
   std::map<std::string, HttpHandler> routes;
   for (const EmbeddedFile& file : EmbeddedFiles()) {
     if (file.path == kReportPath) continue;
-    routes[file.path == kPagePath ? "/" : Owned(file.path)] =
+    routes[file.path == kPagePath ? "/" : std::string(file.path)] =
         [&file]() -> HttpResponse {
-      return {.content_type = Owned(file.content_type),
+      return {.content_type = std::string(file.content_type),
               .fixed_body = file.content};
     };
   }
-  routes[Owned(kReportPath)] = [figures]() -> HttpResponse {
+  routes[std::string(kReportPath)] = [figures]() -> HttpResponse {
     return {.content_type = kHtmlType, .body = ReportPage(*figures())};
   };
   const auto serve = [figures = std::move(figures)](StatusParts parts) {
