@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -15,6 +16,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/status_macros.h"
@@ -54,29 +56,6 @@ std::vector<std::string> FlagsOfRank(std::vector<std::string> flags,
   return flags;
 }
 
-bool HasFlag(const std::vector<std::string>& flags, absl::string_view name) {
-  const std::string spelled = absl::StrCat("--", name);
-  return std::any_of(flags.begin(), flags.end(), [&](const std::string& flag) {
-    return flag == spelled || absl::StartsWith(flag, spelled + "=");
-  });
-}
-
-// The value of the flag that counts, the last one; empty without it.
-std::string ValueOf(const std::vector<std::string>& flags,
-                    absl::string_view name) {
-  const std::string spelled = absl::StrCat("--", name);
-  std::string value;
-  for (size_t i = 0; i < flags.size(); ++i) {
-    absl::string_view flag = flags[i];
-    if (flag == spelled && i + 1 < flags.size()) {
-      value = flags[i + 1];
-    } else if (absl::ConsumePrefix(&flag, spelled + "=")) {
-      value = std::string(flag);
-    }
-  }
-  return value;
-}
-
 absl::Status CheckFlags(absl::string_view whose,
                         const std::vector<std::string>& flags,
                         std::initializer_list<absl::string_view> own) {
@@ -89,19 +68,18 @@ absl::Status CheckFlags(absl::string_view whose,
   return absl::OkStatus();
 }
 
-void AddTlsFlags(const TlsFiles& tls, std::vector<std::string>& command) {
+// `names` are those of certificate, key and authority, such as "--tls_cert=".
+void AddTls(const TlsFiles& tls, std::array<const char*, 3> names,
+            std::vector<std::string>& command) {
   if (!tls.encrypted()) return;
-  command.push_back(absl::StrCat("--tls_cert=", tls.cert));
-  command.push_back(absl::StrCat("--tls_key=", tls.key));
-  command.push_back(absl::StrCat("--tls_ca=", tls.ca));
+  command.push_back(names[0] + tls.cert);
+  command.push_back(names[1] + tls.key);
+  command.push_back(names[2] + tls.ca);
 }
 
-void AddTlsVariables(const TlsFiles& tls, std::vector<std::string>& command) {
-  if (!tls.encrypted()) return;
-  command.push_back(absl::StrCat("COHORT_TLS_CERT=", tls.cert));
-  command.push_back(absl::StrCat("COHORT_TLS_KEY=", tls.key));
-  command.push_back(absl::StrCat("COHORT_TLS_CA=", tls.ca));
-}
+constexpr std::array kTlsFlags = {"--tls_cert=", "--tls_key=", "--tls_ca="};
+constexpr std::array kTlsVariables = {
+    "COHORT_TLS_CERT=", "COHORT_TLS_KEY=", "COHORT_TLS_CA="};
 
 absl::Status Check(const ClusterSpec& spec) {
   if (spec.workers < 1) {
@@ -133,9 +111,35 @@ void AddFreePort(absl::string_view name, absl::string_view variable,
 
 }  // namespace
 
+bool HasFlag(const std::vector<std::string>& flags, absl::string_view name) {
+  const std::string spelled = absl::StrCat("--", name);
+  return std::any_of(flags.begin(), flags.end(), [&](const std::string& flag) {
+    return flag == spelled || absl::StartsWith(flag, spelled + "=");
+  });
+}
+
+std::string FlagValue(const std::vector<std::string>& flags,
+                      absl::string_view name) {
+  const std::string spelled = absl::StrCat("--", name);
+  std::string value;
+  for (size_t i = 0; i < flags.size(); ++i) {
+    absl::string_view flag = flags[i];
+    if (flag == spelled && i + 1 < flags.size()) {
+      value = flags[i + 1];
+    } else if (absl::ConsumePrefix(&flag, spelled + "=")) {
+      value = std::string(flag);
+    }
+  }
+  return value;
+}
+
 std::string ClusterProcess::Name() const {
   if (is_server()) return "server";
   return absl::StrCat(is_worker() ? "worker " : "shard ", number);
+}
+
+std::string ClusterProcess::LogName() const {
+  return absl::StrReplaceAll(Name(), {{" ", "-"}}) + ".log";
 }
 
 LocalCluster::LocalCluster(ClusterSpec spec, ClusterHooks hooks,
@@ -196,7 +200,7 @@ std::vector<std::string> LocalCluster::ServerCommand() const {
           spec_.workers_min > 0 ? absl::StrCat(spec_.workers_min, ":") : "",
           spec_.workers),
       absl::StrCat("--address_file=", AddressFile({}))};
-  AddTlsFlags(spec_.certificates.server, command);
+  AddTls(spec_.certificates.server, kTlsFlags, command);
   if (spec_.shards > 1) {
     command.push_back(absl::StrCat("--shard_addresses=",
                                    absl::StrJoin(data_addresses_, ",")));
@@ -208,7 +212,7 @@ std::vector<std::string> LocalCluster::ServerCommand() const {
 
 std::vector<std::string> LocalCluster::DataShardCommand(int32_t shard) const {
   const std::string& known = data_addresses_[static_cast<size_t>(shard) - 1];
-  const std::string trace = ValueOf(spec_.server_flags, "trace");
+  const std::string trace = FlagValue(spec_.server_flags, "trace");
   // Ports and files that the environment names are shard 0's.
   std::vector<std::string> command = {
       spec_.programs.server, "--data_shard",
@@ -225,7 +229,7 @@ std::vector<std::string> LocalCluster::DataShardCommand(int32_t shard) const {
     command.push_back(absl::StrCat(
         "--address_file=", AddressFile(ClusterProcess::DataShard(shard))));
   }
-  AddTlsFlags(spec_.certificates.server, command);
+  AddTls(spec_.certificates.server, kTlsFlags, command);
   return command;
 }
 
@@ -246,7 +250,7 @@ std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
     std::vector<std::string> command = {
         "/usr/bin/env", absl::StrCat("COHORT_SERVER=", address_),
         absl::StrCat("COHORT_RANK=", rank)};
-    AddTlsVariables(CertificateOf(rank), command);
+    AddTls(CertificateOf(rank), kTlsVariables, command);
     command.insert(command.end(), spec_.worker_command.begin(),
                    spec_.worker_command.end());
     return command;
@@ -254,7 +258,7 @@ std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
   std::vector<std::string> command = {spec_.programs.worker,
                                       absl::StrCat("--server=", address_),
                                       absl::StrCat("--rank=", rank)};
-  AddTlsFlags(CertificateOf(rank), command);
+  AddTls(CertificateOf(rank), kTlsFlags, command);
   const std::vector<std::string> flags =
       spec_.workers > 1 ? FlagsOfRank(spec_.worker_flags, rank)
                         : spec_.worker_flags;

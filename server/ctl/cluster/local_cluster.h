@@ -18,6 +18,13 @@
 
 namespace cohort {
 
+// Whether a flag is among those of a command line: "--name=value", or "--name",
+// "value".
+bool HasFlag(const std::vector<std::string>& flags, absl::string_view name);
+// The value that counts, the last one; empty without the flag.
+std::string FlagValue(const std::vector<std::string>& flags,
+                      absl::string_view name);
+
 // One of a cluster's processes: the server, a data shard, or the worker of a
 // rank.
 struct ClusterProcess {
@@ -37,6 +44,8 @@ struct ClusterProcess {
   bool is_worker() const { return role == Role::kWorker; }
   // "server", "shard 1", "worker 0".
   std::string Name() const;
+  // "server.log", "worker-0.log".
+  std::string LogName() const;
   friend auto operator<=>(const ClusterProcess&,
                           const ClusterProcess&) = default;
 };

@@ -10,7 +10,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
 
@@ -70,8 +69,7 @@ absl::Status RunScreen::OpenLogs() {
 }
 
 std::string RunScreen::LogPath(const ClusterProcess& process) const {
-  return absl::StrCat(
-      log_dir_, "/", absl::StrReplaceAll(process.Name(), {{" ", "-"}}), ".log");
+  return absl::StrCat(log_dir_, "/", process.LogName());
 }
 
 std::string RunScreen::Prefix(const ClusterProcess& process) const {

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "common/cli/command_line.h"
 #include "common/status_macros.h"
 #include "server/ctl/cluster/local_cluster.h"
@@ -28,10 +27,6 @@ constexpr std::array<const char*, 14> kOwnFlags = {
     "exit_when_done", "order",     "batch_size",    "server",
     "rank",           "wire"};
 constexpr char kRateFlag[] = "--learning_rate=";
-
-std::string FileNameOf(const ClusterProcess& process) {
-  return absl::StrReplaceAll(process.Name(), {{" ", "-"}}) + ".log";
-}
 
 class ClusterJob final : public StudyJob {
  public:
@@ -79,7 +74,7 @@ class ClusterJob final : public StudyJob {
       processes.push_back(ClusterProcess::Worker(rank));
     }
     for (const ClusterProcess& process : processes) {
-      const std::string file = absl::StrCat(path, "/", FileNameOf(process));
+      const std::string file = absl::StrCat(path, "/", process.LogName());
       std::ofstream& log = logs_[process];
       log.open(file);
       if (!log) {
@@ -118,7 +113,7 @@ class ClusterJob final : public StudyJob {
                 : absl::StatusCode::kInternal,
         absl::StrCat(process.Name(), " ", end.Text(),
                      last.empty() ? "" : absl::StrCat(": ", last), " (",
-                     folder_.RunPath(run_), "/", FileNameOf(process), ")"));
+                     folder_.RunPath(run_), "/", process.LogName(), ")"));
   }
 
   absl::Status Conclude() {
@@ -155,40 +150,31 @@ class ClusterJob final : public StudyJob {
 
 absl::Status CheckOwn(const std::vector<std::string>& flags,
                       absl::string_view whose) {
-  for (const std::string& flag : flags) {
-    for (const char* own : kOwnFlags) {
-      if (flag != absl::StrCat("--", own) &&
-          !absl::StartsWith(flag, absl::StrCat("--", own, "="))) {
-        continue;
-      }
-      return absl::InvalidArgumentError(
-          absl::StrCat("got ", flag, " among the flags of the ", whose,
-                       ", want it not there: the study sets it for each run"));
-    }
+  for (const char* own : kOwnFlags) {
+    if (!HasFlag(flags, own)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("got --", own, " among the flags of the ", whose,
+                     ", want it not there: the study sets it for each run"));
   }
   return absl::OkStatus();
 }
 
-// The number given to the server by `name`, such as "--learning_rate="; nullopt
-// if there is none.
+// The number given to the server by a flag; nullopt if there is none.
 std::optional<double> NumberOf(absl::string_view name,
                                const StudyFlags& flags) {
-  for (const absl::string_view flag : flags.server) {
-    double number = 0;
-    if (absl::StartsWith(flag, name) &&
-        absl::SimpleAtod(flag.substr(name.size()), &number)) {
-      return number;
-    }
+  double number = 0;
+  if (!absl::SimpleAtod(FlagValue(flags.server, name), &number)) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  return number;
 }
 
 std::optional<double> LearningRate(const StudyFlags& flags) {
-  return NumberOf(kRateFlag, flags);
+  return NumberOf("learning_rate", flags);
 }
 
 double ImagesOfStep(const StudyCondition& condition, const StudyFlags& flags) {
-  return NumberOf("--global_batch=", flags)
+  return NumberOf("global_batch", flags)
       .value_or(static_cast<double>(condition.workers * condition.batch_size));
 }
 

@@ -88,7 +88,7 @@ TEST(FlagsTest, TheRateIsInProportionToTheImagesOfAStep) {
 
 TEST(FlagsTest, WhatTheStudySetsIsRefused) {
   EXPECT_THAT(CheckFlags({.server = {"--results_dir=x"}}).message(),
-              HasSubstr("got --results_dir=x among the flags of the server"));
+              HasSubstr("got --results_dir among the flags of the server"));
   EXPECT_THAT(CheckFlags({.worker = {"--batch_size", "4"}}).message(),
               HasSubstr("got --batch_size among the flags of the workers"));
   EXPECT_TRUE(CheckFlags({.server = {"--ranking=1"}}).ok());
