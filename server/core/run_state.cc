@@ -43,7 +43,7 @@ RunState CaptureState(const Run& run) {
   const auto reissue = [&state](const DataCursor::Piece& piece) {
     // The data is the workers' own.
     if (piece.range.empty()) return;
-    state.reissue.push_back({.epoch = piece.epoch, .range = piece.range});
+    state.reissue.push_back(piece);
   };
   for (const DataCursor::Piece& piece : run.ledger.cursor.reissue()) {
     reissue(piece);
@@ -61,17 +61,14 @@ bool RestoreState(const RunState& restored, RunParts& run) {
   if (settings.history().size() > restored.policy_history.size()) {
     settings.AppendToHistory(adopted);
   }
-  std::vector<DataCursor::Piece> open;
-  for (const RunState::Range& r : restored.reissue) {
-    open.push_back({.epoch = r.epoch, .range = r.range});
-  }
   run.ledger.samples += restored.samples;
   run.ledger.call_order = CallOrder(restored.call_order);
   DataCursor& cursor = run.ledger.cursor;
   cursor = CursorFor(restored.model->plan, settings.options());
   cursor.Restore(restored.data_epoch, restored.cursor);
-  cursor.RestoreOpen(open);
-  return restored.cursor == 0 && restored.data_epoch > 0 && open.empty();
+  cursor.RestoreOpen(restored.reissue);
+  return restored.cursor == 0 && restored.data_epoch > 0 &&
+         restored.reissue.empty();
 }
 
 RunState FittedToSettings(RunState state) {

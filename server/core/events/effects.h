@@ -18,6 +18,7 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "common/rank_list.h"
+#include "server/core/ledger/data_cursor.h"
 #include "server/core/model/commands.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/optimizer/slots.h"
@@ -76,13 +77,7 @@ struct RunState {
   std::vector<Rank> never_registered;
   Incarnation next_incarnation;
   // Issued but not committed (async); issued again after a restart.
-  struct Range {
-    int64_t epoch = 0;
-    IndexRange range;
-
-    friend bool operator==(const Range&, const Range&) = default;
-  };
-  std::vector<Range> reissue;
+  std::vector<DataCursor::Piece> reissue;
   // The order of batch-norm calls, as learnt from repeated attempts.
   CallOrder::State call_order;
   // Training and evaluations are done: the reason for the run's end. Only with

@@ -36,6 +36,8 @@ class DataCursor {
   struct Piece {
     int64_t epoch = 0;
     IndexRange range;
+
+    friend bool operator==(const Piece&, const Piece&) = default;
   };
 
   DataCursor() = default;
