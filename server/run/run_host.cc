@@ -241,10 +241,17 @@ void RunHost::StartMeasuring(effect::MeasureDrift measure) {
   });
 }
 
+template <typename Method, typename... Args>
+auto RunHost::Forward(const char* doing, Method method, Args&&... args) {
+  return Handle(
+      [&](Coordinator& core, Instant now, Effects& out) {
+        return (core.*method)(std::forward<Args>(args)..., now, out);
+      },
+      doing);
+}
+
 absl::Status RunHost::Join(SessionId session, const JoinRequest& request) {
-  return Handle([&](Coordinator& core, Instant now, Effects& out) {
-    return core.Join(session, request, now, out);
-  });
+  return Forward(__func__, &Coordinator::Join, session, request);
 }
 
 void RunHost::Heartbeat(SessionId session, const WorkerReport& report) {
@@ -254,22 +261,16 @@ void RunHost::Heartbeat(SessionId session, const WorkerReport& report) {
 }
 
 void RunHost::DataEnded(SessionId session) {
-  Handle([&](Coordinator& core, Instant now, Effects& out) {
-    core.DataEnded(session, now, out);
-  });
+  Forward(__func__, &Coordinator::DataEnded, session);
 }
 
 void RunHost::Leave(SessionId session, const std::string& reason) {
-  Handle([&](Coordinator& core, Instant now, Effects& out) {
-    core.Leave(session, reason, now, out);
-  });
+  Forward(__func__, &Coordinator::Leave, session, reason);
   EndAll(streams().Unbind(session), absl::AbortedError("the worker has left"));
 }
 
 void RunHost::SessionBroken(SessionId session) {
-  Handle([&](Coordinator& core, Instant now, Effects& out) {
-    core.SessionBroken(session, now, out);
-  });
+  Forward(__func__, &Coordinator::SessionBroken, session);
 }
 
 absl::Status RunHost::BeginRegister(
@@ -293,9 +294,7 @@ absl::Status RunHost::RegisterProgress(const Sender& sender) {
 }
 
 void RunHost::RegisterClosed(const Sender& sender) {
-  Handle([&](Coordinator& core, Instant now, Effects& out) {
-    core.RegisterClosed(sender, now, out);
-  });
+  Forward(__func__, &Coordinator::RegisterClosed, sender);
 }
 
 absl::StatusOr<RegisterAnswer> RunHost::FinishRegister(
@@ -405,9 +404,7 @@ absl::Status RunHost::Folded(int32_t shard, FoldReport report) {
 }
 
 void RunHost::CheckpointStored() {
-  Handle([](Coordinator& core, Instant now, Effects& out) {
-    core.CheckpointStored(now, out);
-  });
+  Forward(__func__, &Coordinator::CheckpointStored);
 }
 
 absl::Status RunHost::Close(const Sender& sender, const PushKey& key,
@@ -448,23 +445,19 @@ absl::Status RunHost::Reduce(const Sender& sender,
 
 absl::StatusOr<Assignment> RunHost::ReportEvaluation(
     const Sender& sender, Sequence sequence, const EvaluationSums& sums) {
-  return Handle([&](Coordinator& core, Instant now, Effects& out) {
-    return core.ReportEvaluation(sender, sequence, sums, now, out);
-  });
+  return Forward(__func__, &Coordinator::ReportEvaluation, sender, sequence,
+                 sums);
 }
 
 absl::StatusOr<Assignment> RunHost::ReportMoments(
     const Sender& sender, Sequence sequence, std::vector<CallMoments> calls) {
-  return Handle([&](Coordinator& core, Instant now, Effects& out) {
-    return core.ReportMoments(sender, sequence, std::move(calls), now, out);
-  });
+  return Forward(__func__, &Coordinator::ReportMoments, sender, sequence,
+                 std::move(calls));
 }
 
 absl::StatusOr<CollectionAnswer> RunHost::CollectStatistics(
     const std::string& run_id) {
-  return Handle([&](Coordinator& core, Instant now, Effects& out) {
-    return core.CollectStatistics(run_id, now, out);
-  });
+  return Forward(__func__, &Coordinator::CollectStatistics, run_id);
 }
 
 absl::StatusOr<SharedVersion> RunHost::Find(

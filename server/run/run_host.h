@@ -264,6 +264,10 @@ class RunHost {
   template <typename Call>
   auto Handle(Call call, const char* doing = __builtin_FUNCTION())
       ABSL_LOCKS_EXCLUDED(mu_);
+  // The same for a method of the core with these arguments.
+  template <typename Method, typename... Args>
+  auto Forward(const char* doing, Method method, Args&&... args)
+      ABSL_LOCKS_EXCLUDED(mu_);
   template <typename Call>
   absl::Status HandlePush(const Sender& sender,
                           const std::shared_ptr<ExchangeStream>& from,
