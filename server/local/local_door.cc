@@ -10,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "common/check.h"
 #include "common/folder_lock.h"
 #include "common/local/local_messages.h"
 #include "common/log/log.h"
@@ -82,7 +81,7 @@ LocalDoor::~LocalDoor() {
     MutexLock lock(mu_);
     stopping_ = true;
   }
-  Wake();
+  Ring(wake_.get());
   task_.reset();
 }
 
@@ -101,8 +100,7 @@ LocalDoor::Offer LocalDoor::Invite(Rank rank, Incarnation incarnation) {
   }
   if (replaced != nullptr) {
     Forget(*replaced);
-    // The thread may be waiting on the descriptor of the peer that is gone.
-    Wake();
+    Ring(wake_.get());
   }
   return offer;
 }
@@ -115,13 +113,6 @@ std::shared_ptr<LocalPeer> LocalDoor::Find(Rank rank,
     return nullptr;
   }
   return found->second.peer;
-}
-
-void LocalDoor::Wake() {
-  const uint64_t one = 1;
-  COHORT_CHECK(
-      write(wake_.get(), &one, sizeof(one)) == sizeof(one) || errno == EAGAIN,
-      std::strerror(errno));
 }
 
 void LocalDoor::Serve() {

@@ -88,7 +88,6 @@ class LocalDoor {
             PacketListener listener, FileDescriptor wake,
             std::unique_ptr<LocalInbox> inbox);
 
-  void Wake();
   // Waits until something happens, and handles it.
   void Serve() ABSL_LOCKS_EXCLUDED(mu_);
   void Accept();

@@ -25,13 +25,6 @@ absl::Status Failed(const char* what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
-void Ring(int bell) {
-  const uint64_t one = 1;
-  // A full count has been announced, too.
-  COHORT_CHECK(write(bell, &one, sizeof(one)) == sizeof(one) || errno == EAGAIN,
-               std::strerror(errno));
-}
-
 // Each write to `bell` is one event (edge-triggered), so it is never read, and
 // no worker can take back what it or another one has announced.
 bool Watch(int poll, int bell, uint64_t number) {
@@ -40,6 +33,13 @@ bool Watch(int poll, int bell, uint64_t number) {
 }
 
 }  // namespace
+
+void Ring(int bell) {
+  const uint64_t one = 1;
+  // A full count has been announced, too.
+  COHORT_CHECK(write(bell, &one, sizeof(one)) == sizeof(one) || errno == EAGAIN,
+               std::strerror(errno));
+}
 
 absl::StatusOr<std::unique_ptr<LocalInbox>> LocalInbox::Open() {
   FileDescriptor poll(epoll_create1(EPOLL_CLOEXEC));

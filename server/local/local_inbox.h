@@ -31,6 +31,9 @@ class LocalService {
   virtual void OnGone() = 0;
 };
 
+// Makes an eventfd readable.
+void Ring(int bell);
+
 // Reads the messages of all workers of this host. Between a message and its
 // handling lies one wake-up of a thread, which does nothing else.
 //
