@@ -10,14 +10,7 @@
 namespace cohort {
 namespace {
 
-using Labels = MetricLabels;
 using Page = FamiliesPage;
-
-Labels OfWorker(Rank rank) {
-  return {{"worker", std::to_string(rank.value())}};
-}
-
-bool HasSeries(Rank rank) { return rank.value() < kRankSeriesMax; }
 
 void AddRun(const RunFigures& f, Page& page) {
   const std::string& run = f.status.run_id;
@@ -113,23 +106,20 @@ void AddMembers(const RunFigures& f, Page& page) {
       .Value(status.workers_expected);
   page.Gauge("cohort_workers_registered", "Ranks held by a live worker.")
       .Value(status.workers_live);
+  const auto count = [&](const char* label, const auto& names, auto name_of) {
+    for (absl::string_view name : names) {
+      page.Value(std::ranges::count(status.workers, name, name_of),
+                 {{label, std::string(name)}});
+    }
+  };
   page.Gauge("cohort_workers", "Ranks by the activity of their worker.");
-  for (absl::string_view state : kActivityNames) {
-    page.Value(std::count_if(status.workers.begin(), status.workers.end(),
-                             [state](const StatusView::Worker& worker) {
-                               return worker.activity == state;
-                             }),
-               {{"state", std::string(state)}});
-  }
+  count("state", kActivityNames,
+        [](const StatusView::Worker& worker) { return worker.activity; });
   page.Gauge("cohort_workers_by_transport",
              "Workers that have pushed, by how their gradients travel.");
-  for (absl::string_view transport : kTransportNames) {
-    page.Value(std::count_if(status.workers.begin(), status.workers.end(),
-                             [transport](const StatusView::Worker& worker) {
-                               return worker.report.transport == transport;
-                             }),
-               {{"transport", std::string(transport)}});
-  }
+  count("transport", kTransportNames, [](const StatusView::Worker& worker) {
+    return absl::string_view(worker.report.transport);
+  });
   page.Gauge("cohort_sessions", "Open session streams.")
       .Value(f.service.sessions);
   page.Counter("cohort_worker_evictions_total",
@@ -147,32 +137,31 @@ void AddMembers(const RunFigures& f, Page& page) {
 // The only metrics with a worker label; they show which worker is the
 // straggler.
 void AddWorkers(const RunFigures& f, Page& page) {
+  const auto each = [&f, &page](auto value) {
+    for (const StatusView::Worker& worker : f.status.workers) {
+      if (worker.rank.value() >= kRankSeriesMax) continue;
+      page.Value(value(worker),
+                 {{"worker", std::to_string(worker.rank.value())}});
+    }
+  };
+  const auto last = [&each](const std::map<Rank, int64_t>& counts) {
+    each([&counts](const StatusView::Worker& worker) {
+      const auto found = counts.find(worker.rank);
+      return found == counts.end() ? 0 : found->second;
+    });
+  };
   page.Gauge(
       "cohort_worker_last_seen_timestamp_seconds",
       "Time of the last message from the worker, in seconds since 1970.");
-  for (const StatusView::Worker& worker : f.status.workers) {
-    if (!HasSeries(worker.rank) || worker.incarnation == Incarnation()) {
-      continue;
-    }
-    page.Value(f.now - absl::ToDoubleSeconds(worker.silent),
-               OfWorker(worker.rank));
-  }
+  each([&f](const StatusView::Worker& worker) {
+    return worker.incarnation == Incarnation()
+               ? std::nullopt
+               : std::optional(f.now - absl::ToDoubleSeconds(worker.silent));
+  });
   page.Gauge(
       "cohort_worker_lag_versions",
       "Versions between the last one that the worker saw and the newest.");
-  for (const StatusView::Worker& worker : f.status.workers) {
-    if (HasSeries(worker.rank)) {
-      page.Value(worker.lag_versions, OfWorker(worker.rank));
-    }
-  }
-  const auto last = [&f, &page](const std::map<Rank, int64_t>& counts) {
-    for (const StatusView::Worker& worker : f.status.workers) {
-      if (!HasSeries(worker.rank)) continue;
-      const auto found = counts.find(worker.rank);
-      page.Value(found == counts.end() ? 0 : found->second,
-                 OfWorker(worker.rank));
-    }
-  };
+  each([](const StatusView::Worker& worker) { return worker.lag_versions; });
   page.Counter("cohort_barrier_last_arrival_total",
                "Steps in which this worker was the last to finish.");
   last(f.sums.last_arrivals);
