@@ -26,6 +26,9 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+constexpr FlagSpec kDirFlag = {
+    .name = "dir", .value = "DIR", .help = "the server's --checkpoint_dir"};
+
 // One directory in a server's --checkpoint_dir, as found.
 struct Found {
   enum class Result { kOk, kDamaged, kOtherRelease, kUnreadable, kUnfinished };
@@ -328,9 +331,7 @@ absl::Status RunCheckpointVerify(Context& context) {
 Verb CheckpointListVerb() {
   return {.name = "checkpoint list",
           .summary = "lists the checkpoints in a folder, without a server",
-          .flags = {{.name = "dir",
-                     .value = "DIR",
-                     .help = "the server's --checkpoint_dir"}},
+          .flags = {kDirFlag},
           .local = true,
           .examples = {"cohortctl checkpoint list --dir=state"},
           .run = &RunCheckpointList};
@@ -339,9 +340,7 @@ Verb CheckpointListVerb() {
 Verb CheckpointVerifyVerb() {
   return {.name = "checkpoint verify",
           .summary = "reads every byte of checkpoints and names damaged files",
-          .flags = {{.name = "dir",
-                     .value = "DIR",
-                     .help = "the server's --checkpoint_dir"},
+          .flags = {kDirFlag,
                     {.name = "checkpoint",
                      .value = "N",
                      .help = "only the checkpoint of step N (default: all)"}},

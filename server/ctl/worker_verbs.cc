@@ -11,6 +11,11 @@ namespace {
 
 constexpr absl::Duration kLookInterval = absl::Milliseconds(200);
 
+constexpr FlagSpec kRankFlag = {
+    .name = "rank", .value = "N", .help = "rank of the worker"};
+constexpr FlagSpec kReasonFlag = {
+    .name = "reason", .value = "TEXT", .help = "text for the server's log"};
+
 absl::StatusOr<int32_t> RankOf(const Arguments& arguments) {
   if (!arguments.Has("rank")) {
     return absl::NotFoundError(
@@ -118,27 +123,19 @@ Verb WorkersListVerb() {
 }
 
 Verb WorkersDrainVerb() {
-  return {
-      .name = "workers drain",
-      .summary = "lets a worker finish its step and leave",
-      .flags = {{.name = "rank", .value = "N", .help = "rank of the worker"},
-                {.name = "reason",
-                 .value = "TEXT",
-                 .help = "text for the server's log"}},
-      .examples = {"cohortctl workers drain --rank=1"},
-      .run = &RunWorkersDrain};
+  return {.name = "workers drain",
+          .summary = "lets a worker finish its step and leave",
+          .flags = {kRankFlag, kReasonFlag},
+          .examples = {"cohortctl workers drain --rank=1"},
+          .run = &RunWorkersDrain};
 }
 
 Verb WorkersEvictVerb() {
-  return {
-      .name = "workers evict",
-      .summary = "ends a worker's incarnation, as if the process had died",
-      .flags = {{.name = "rank", .value = "N", .help = "rank of the worker"},
-                {.name = "reason",
-                 .value = "TEXT",
-                 .help = "text for the server's log"}},
-      .examples = {"cohortctl workers evict --rank=1"},
-      .run = &RunWorkersEvict};
+  return {.name = "workers evict",
+          .summary = "ends a worker's incarnation, as if the process had died",
+          .flags = {kRankFlag, kReasonFlag},
+          .examples = {"cohortctl workers evict --rank=1"},
+          .run = &RunWorkersEvict};
 }
 
 }  // namespace cohort
