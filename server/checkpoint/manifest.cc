@@ -166,7 +166,7 @@ void ToProto(const RunState& state, v1::RunState* proto) {
   proto->set_samples(state.samples);
   proto->set_data_epoch(state.data_epoch);
   proto->set_cursor(state.cursor);
-  for (const DataCursor::Piece& range : state.reissue) {
+  for (const IssuedRange& range : state.reissue) {
     v1::IssuedRange* to = proto->add_reissue();
     to->set_epoch(range.epoch);
     to->set_begin(range.range.begin);

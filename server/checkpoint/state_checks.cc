@@ -40,12 +40,12 @@ absl::Status CheckIdentity(const RunIdentity& identity) {
 }
 
 absl::Status CheckReissue(const RunState& state) {
-  std::vector<DataCursor::Piece> ranges = state.reissue;
+  std::vector<IssuedRange> ranges = state.reissue;
   std::sort(ranges.begin(), ranges.end(), [](const auto& a, const auto& b) {
     return std::tie(a.epoch, a.range.begin) < std::tie(b.epoch, b.range.begin);
   });
   for (size_t i = 0; i < ranges.size(); ++i) {
-    const DataCursor::Piece& r = ranges[i];
+    const IssuedRange& r = ranges[i];
     // In the epoch in progress, only data before the cursor can have been
     // issued.
     const int64_t cut = r.epoch == state.data_epoch

@@ -26,7 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr FlagSpec kDirFlag = {
+constexpr FlagSpec kCheckpointDirFlag = {
     .name = "dir", .value = "DIR", .help = "the server's --checkpoint_dir"};
 
 // One directory in a server's --checkpoint_dir, as found.
@@ -331,7 +331,7 @@ absl::Status RunCheckpointVerify(Context& context) {
 Verb CheckpointListVerb() {
   return {.name = "checkpoint list",
           .summary = "lists the checkpoints in a folder, without a server",
-          .flags = {kDirFlag},
+          .flags = {kCheckpointDirFlag},
           .local = true,
           .examples = {"cohortctl checkpoint list --dir=state"},
           .run = &RunCheckpointList};
@@ -340,7 +340,7 @@ Verb CheckpointListVerb() {
 Verb CheckpointVerifyVerb() {
   return {.name = "checkpoint verify",
           .summary = "reads every byte of checkpoints and names damaged files",
-          .flags = {kDirFlag,
+          .flags = {kCheckpointDirFlag,
                     {.name = "checkpoint",
                      .value = "N",
                      .help = "only the checkpoint of step N (default: all)"}},

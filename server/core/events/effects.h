@@ -18,7 +18,6 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "common/rank_list.h"
-#include "server/core/ledger/data_cursor.h"
 #include "server/core/model/commands.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/optimizer/slots.h"
@@ -49,6 +48,14 @@ struct PolicyRecord {
   friend bool operator==(const PolicyRecord&, const PolicyRecord&) = default;
 };
 
+// A range of one epoch that was handed out on its own (async).
+struct IssuedRange {
+  int64_t epoch = 0;
+  IndexRange range;
+
+  friend bool operator==(const IssuedRange&, const IssuedRange&) = default;
+};
+
 // The state that a restart needs beside the options.
 struct RunState {
   SharedModel model;
@@ -77,7 +84,7 @@ struct RunState {
   std::vector<Rank> never_registered;
   Incarnation next_incarnation;
   // Issued but not committed (async); issued again after a restart.
-  std::vector<DataCursor::Piece> reissue;
+  std::vector<IssuedRange> reissue;
   // The order of batch-norm calls, as learnt from repeated attempts.
   CallOrder::State call_order;
   // Training and evaluations are done: the reason for the run's end. Only with

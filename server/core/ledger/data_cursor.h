@@ -8,6 +8,7 @@
 
 #include "common/assignment.h"
 #include "common/ids.h"
+#include "server/core/events/effects.h"
 
 namespace cohort {
 
@@ -32,13 +33,7 @@ struct StepCut {
 // sample is used once an epoch.
 class DataCursor {
  public:
-  // A range of one epoch that was handed out on its own (async).
-  struct Piece {
-    int64_t epoch = 0;
-    IndexRange range;
-
-    friend bool operator==(const Piece&, const Piece&) = default;
-  };
+  using Piece = IssuedRange;
 
   DataCursor() = default;
   DataCursor(int64_t samples_per_epoch, int64_t epochs);

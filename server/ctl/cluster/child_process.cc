@@ -272,8 +272,8 @@ std::optional<ProcessEnd> ChildProcess::AwaitEnd(absl::Duration timeout,
   std::optional<ProcessEnd> end;
   for (const Instant until = clock.Now() + timeout;
        !end.has_value() && clock.Now() < until; end = TryReap(on_line)) {
-    pollfd output = {.fd = output(), .events = POLLIN, .revents = 0};
-    poll(&output, 1, kRoundMs);
+    pollfd ready = {.fd = output(), .events = POLLIN, .revents = 0};
+    poll(&ready, 1, kRoundMs);
     ReadLines(on_line);
   }
   return end;

@@ -11,6 +11,7 @@
 #include "server/ctl/cluster/child_process.h"
 
 namespace cohort {
+
 InstalledProgram ReadProgram(const std::string& folder, const std::string& name,
                              absl::Duration timeout) {
   InstalledProgram program{.name = name};
