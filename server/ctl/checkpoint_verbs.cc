@@ -26,8 +26,8 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr FlagSpec kCheckpointDirFlag = {
-    .name = "dir", .value = "DIR", .help = "the server's --checkpoint_dir"};
+constexpr FlagSpec kCheckpointDirFlag = {"dir", "DIR",
+                                         "the server's --checkpoint_dir"};
 
 // One directory in a server's --checkpoint_dir, as found.
 struct Found {
@@ -341,9 +341,8 @@ Verb CheckpointVerifyVerb() {
   return {.name = "checkpoint verify",
           .summary = "reads every byte of checkpoints and names damaged files",
           .flags = {kCheckpointDirFlag,
-                    {.name = "checkpoint",
-                     .value = "N",
-                     .help = "only the checkpoint of step N (default: all)"}},
+                    {"checkpoint", "N",
+                     "only the checkpoint of step N (default: all)"}},
           .local = true,
           .examples = {"cohortctl checkpoint verify --dir=state",
                        "cohortctl checkpoint verify --dir=state "

@@ -321,15 +321,9 @@ absl::Status RunPolicyRevert(Context& context) {
 
 // Flags of the verbs that change settings, after `flags`.
 std::vector<FlagSpec> ChangeFlags(std::vector<FlagSpec> flags = {}) {
-  flags.push_back({.name = "dry_run",
-                   .value = "",
-                   .help = "check and report, but change nothing"});
-  flags.push_back({.name = "nowait",
-                   .value = "",
-                   .help = "return before the change is in force"});
-  flags.push_back({.name = "reason",
-                   .value = "TEXT",
-                   .help = "why, for the log and policy history"});
+  flags.push_back({"dry_run", "", "check and report, but change nothing"});
+  flags.push_back({"nowait", "", "return before the change is in force"});
+  flags.push_back({"reason", "TEXT", "why, for the log and policy history"});
   return flags;
 }
 
@@ -338,9 +332,8 @@ std::vector<FlagSpec> ChangeFlags(std::vector<FlagSpec> flags = {}) {
 Verb PolicyGetVerb() {
   return {.name = "policy get",
           .summary = "shows the settings in force and the pending change",
-          .flags = {{.name = "changed",
-                     .value = "",
-                     .help = "only settings that differ from their defaults"}},
+          .flags = {{"changed", "",
+                     "only settings that differ from their defaults"}},
           .examples = {"cohortctl policy get", "cohortctl policy get --changed",
                        "cohortctl policy get --json"},
           .run = &RunPolicyGet};
@@ -360,11 +353,9 @@ Verb PolicySetVerb() {
 Verb PolicyRevertVerb() {
   return {.name = "policy revert",
           .summary = "goes back to the settings after an earlier change",
-          .flags = ChangeFlags({{.name = "to",
-                                 .value = "N",
-                                 .help = "number of the change, from policy "
-                                         "history (default: the one before the "
-                                         "newest)"}}),
+          .flags = ChangeFlags({{"to", "N",
+                                 "number of the change, from policy history "
+                                 "(default: the one before the newest)"}}),
           .examples = {"cohortctl policy revert",
                        "cohortctl policy revert --to=1 --dry_run"},
           .run = &RunPolicyRevert};

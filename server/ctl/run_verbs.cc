@@ -146,9 +146,7 @@ Verb RunDrainVerb() {
   return {
       .name = "run drain",
       .summary = "ends the run after the current step and writes its results",
-      .flags = {{.name = "reason",
-                 .value = "TEXT",
-                 .help = "text for the server's log"}},
+      .flags = {{"reason", "TEXT", "text for the server's log"}},
       .examples = {"cohortctl run drain --reason='good enough'"},
       .run = &RunDrain};
 }

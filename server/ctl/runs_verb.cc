@@ -232,9 +232,7 @@ Verb RunsVerb() {
   return {.name = "runs",
           .summary = "compares runs by their results folders, without a server",
           .words = "[DIR...]",
-          .flags = {{.name = "sort",
-                     .value = "KEY",
-                     .help = "time (default), name, test or speed"}},
+          .flags = {{"sort", "KEY", "time (default), name, test or speed"}},
           .local = true,
           .examples = {"cohortctl runs", "cohortctl runs results --sort=test"},
           .run = &RunRuns};

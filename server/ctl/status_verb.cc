@@ -44,12 +44,9 @@ absl::Status RunStatus(Context& context) {
 Verb StatusVerb() {
   return {.name = "status",
           .summary = "shows state, progress, policy and workers of the run",
-          .flags = {{.name = "watch",
-                     .value = "",
-                     .help = "repeat until the run is over"},
-                    {.name = "interval",
-                     .value = "T",
-                     .help = "time between updates of --watch (default 2s)"}},
+          .flags = {{"watch", "", "repeat until the run is over"},
+                    {"interval", "T",
+                     "time between updates of --watch (default 2s)"}},
           .examples = {"cohortctl status", "cohortctl status --watch"},
           .run = &RunStatus};
 }

@@ -67,16 +67,14 @@ absl::Status RunTraceMerge(Context& context) {
 }  // namespace
 
 Verb TraceMergeVerb() {
-  return {
-      .name = "trace merge",
-      .summary = "merges the timelines of all processes on one clock",
-      .words = "FILE...",
-      .flags = {{.name = "out",
-                 .value = "FILE",
-                 .help = "file for the merged timeline (default trace.json)"}},
-      .examples = {"cohortctl trace merge server.json worker0.json "
-                   "worker1.json --out=run.json"},
-      .run = &RunTraceMerge};
+  return {.name = "trace merge",
+          .summary = "merges the timelines of all processes on one clock",
+          .words = "FILE...",
+          .flags = {{"out", "FILE",
+                     "file for the merged timeline (default trace.json)"}},
+          .examples = {"cohortctl trace merge server.json worker0.json "
+                       "worker1.json --out=run.json"},
+          .run = &RunTraceMerge};
 }
 
 }  // namespace cohort

@@ -6,38 +6,22 @@ namespace cohort {
 
 absl::Span<const FlagSpec> CommonFlags() {
   static constexpr FlagSpec kFlags[] = {
-      {.name = "server",
-       .value = "ADDRESS",
-       .help = "address of the server, HOST:PORT or unix:/path (default: "
-               "COHORT_SERVER, or 127.0.0.1:7070)"},
-      {.name = "tls_cert",
-       .value = "FILE",
-       .help = "own certificate, PEM (default: COHORT_TLS_CERT)"},
-      {.name = "tls_key",
-       .value = "FILE",
-       .help = "private key of --tls_cert, PEM"},
-      {.name = "tls_ca",
-       .value = "FILE",
-       .help = "authorities of the server's certificate, PEM; without it the "
-               "connection is not encrypted"},
-      {.name = "token_file",
-       .value = "FILE",
-       .help = "token of a viewer, in place of --tls_cert"},
-      {.name = "output",
-       .value = "FORMAT",
-       .help = "or -o: table (default), or json (one line each)"},
-      {.name = "json", .value = "", .help = "the same as --output=json"},
-      {.name = "timeout",
-       .value = "T",
-       .help = "longest wait for an answer or a change (default 1m)"},
-      {.name = "quiet",
-       .value = "",
-       .help = "or -q: no messages except errors; results as usual"},
-      {.name = "no_color",
-       .value = "",
-       .help = "no colours, as with NO_COLOR in the environment"},
-      {.name = "help", .value = "", .help = "explain the verb"},
-      {.name = "version", .value = "", .help = "print version and commit"}};
+      {"server", "ADDRESS",
+       "address of the server, HOST:PORT or unix:/path (default: "
+       "COHORT_SERVER, or 127.0.0.1:7070)"},
+      {"tls_cert", "FILE", "own certificate, PEM (default: COHORT_TLS_CERT)"},
+      {"tls_key", "FILE", "private key of --tls_cert, PEM"},
+      {"tls_ca", "FILE",
+       "authorities of the server's certificate, PEM; without it the "
+       "connection is not encrypted"},
+      {"token_file", "FILE", "token of a viewer, in place of --tls_cert"},
+      {"output", "FORMAT", "or -o: table (default), or json (one line each)"},
+      {"json", "", "the same as --output=json"},
+      {"timeout", "T", "longest wait for an answer or a change (default 1m)"},
+      {"quiet", "", "or -q: no messages except errors; results as usual"},
+      {"no_color", "", "no colours, as with NO_COLOR in the environment"},
+      {"help", "", "explain the verb"},
+      {"version", "", "print version and commit"}};
   return kFlags;
 }
 

@@ -11,10 +11,9 @@ namespace {
 
 constexpr absl::Duration kLookInterval = absl::Milliseconds(200);
 
-constexpr FlagSpec kRankFlag = {
-    .name = "rank", .value = "N", .help = "rank of the worker"};
-constexpr FlagSpec kReasonFlag = {
-    .name = "reason", .value = "TEXT", .help = "text for the server's log"};
+constexpr FlagSpec kRankFlag = {"rank", "N", "rank of the worker"};
+constexpr FlagSpec kReasonFlag = {"reason", "TEXT",
+                                  "text for the server's log"};
 
 absl::StatusOr<int32_t> RankOf(const Arguments& arguments) {
   if (!arguments.Has("rank")) {

@@ -227,20 +227,12 @@ absl::Status RunCertsToken(Context& context) {
   return absl::OkStatus();
 }
 
-constexpr FlagSpec kDirFlag = {.name = "dir",
-                               .value = "DIR",
-                               .help =
-                                   "folder of the authority (default "
-                                   "certs)"};
-constexpr FlagSpec kRunFlag = {.name = "run",
-                               .value = "NAME",
-                               .help =
-                                   "the run's name, as in --run_name of "
-                                   "the server"};
-constexpr FlagSpec kDaysFlag = {
-    .name = "days",
-    .value = "N",
-    .help = "lifetime of the certificates (default 365)"};
+constexpr FlagSpec kDirFlag = {"dir", "DIR",
+                               "folder of the authority (default certs)"};
+constexpr FlagSpec kRunFlag = {
+    "run", "NAME", "the run's name, as in --run_name of the server"};
+constexpr FlagSpec kDaysFlag = {"days", "N",
+                                "lifetime of the certificates (default 365)"};
 
 }  // namespace
 
@@ -249,9 +241,7 @@ Verb CertsInitVerb() {
           .summary = "makes an authority and certificates for a trial",
           .flags = {kDirFlag,
                     kRunFlag,
-                    {.name = "domain",
-                     .value = "DOMAIN",
-                     .help = "trust domain (default cohort.local)"},
+                    {"domain", "DOMAIN", "trust domain (default cohort.local)"},
                     kDaysFlag},
           .local = true,
           .examples = {"cohortctl certs init --run=demo",
@@ -267,10 +257,9 @@ Verb CertsIssueVerb() {
           .flags = {kDirFlag,
                     kRunFlag,
                     kDaysFlag,
-                    {.name = "replace",
-                     .value = "",
-                     .help = "replace files of another run, too; those of "
-                             "--run are always renewed"}},
+                    {"replace", "",
+                     "replace files of another run, too; those of --run are "
+                     "always renewed"}},
           .local = true,
           .examples = {"cohortctl certs issue --run=demo worker/0 worker/1"},
           .run = &RunCertsIssue};
@@ -289,13 +278,10 @@ Verb CertsShowVerb() {
 Verb CertsTokenVerb() {
   return {.name = "certs token",
           .summary = "makes a token for a viewer, and writes its hash",
-          .flags = {{.name = "name",
-                     .value = "NAME",
-                     .help = "name of the token in logs"},
-                    {.name = "tokens",
-                     .value = "FILE",
-                     .help = "file to add to, as in --viewer_tokens of the "
-                             "server (default viewer_tokens)"}},
+          .flags = {{"name", "NAME", "name of the token in logs"},
+                    {"tokens", "FILE",
+                     "file to add to, as in --viewer_tokens of the server "
+                     "(default viewer_tokens)"}},
           .local = true,
           .examples = {"cohortctl certs token --name=grafana "
                        "--tokens=viewer_tokens"},

@@ -184,21 +184,15 @@ Verb DoctorVerb() {
       .name = "doctor",
       .summary = "checks a run that does not work, and says how to fix it",
       .flags =
-          {{.name = "ops",
-            .value = "HOST:PORT",
-            .help = "operations port of the server (default: the one that it "
-                    "reports)"},
-           {.name = "programs",
-            .value = "DIR",
-            .help = "folder of cohort-server and cohort-worker (default: that "
-                    "of cohortctl)"},
-           {.name = "results_dir",
-            .value = "DIR",
-            .help = "check that the server can write results into this folder"},
-           {.name = "checkpoint_dir",
-            .value = "DIR",
-            .help = "check that the server can write checkpoints into this "
-                    "folder"}},
+          {{"ops", "HOST:PORT",
+            "operations port of the server (default: the one that it reports)"},
+           {"programs", "DIR",
+            "folder of cohort-server and cohort-worker (default: that of "
+            "cohortctl)"},
+           {"results_dir", "DIR",
+            "check that the server can write results into this folder"},
+           {"checkpoint_dir", "DIR",
+            "check that the server can write checkpoints into this folder"}},
       .examples = {"cohortctl doctor",
                    "cohortctl doctor --server=10.0.0.1:7070 "
                    "--checkpoint_dir=state"},

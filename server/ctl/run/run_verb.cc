@@ -222,31 +222,25 @@ Verb RunVerb() {
   return {
       .name = "run",
       .summary = "trains on this machine: starts a server and its workers",
-      .flags = {{.name = "workers",
-                 .value = "N",
-                 .help = "number of workers (default 2); MIN:MAX of an elastic "
-                         "cohort starts MAX"},
-                {.name = "shards",
-                 .value = "N",
-                 .help = "server processes that share the model (default 1); "
-                         "more need --checkpoint_dir"},
-                {.name = "max_restarts",
-                 .value = "N",
-                 .help = "restarts in a row, without a step in between, of a "
-                         "worker or data shard that dies (default 3)"},
-                {.name = "log_dir",
-                 .value = "DIR",
-                 .help = "folder for server.log and worker-N.log; the screen "
-                         "then shows only the server"},
-                {.name = "tls",
-                 .value = "DIR",
-                 .help = "encrypt: makes certificates in this folder, with its "
-                         "authority or a new one, and renews those of the same "
-                         "--run_name"},
-                {.name = "programs",
-                 .value = "DIR",
-                 .help = "folder of cohort-server and cohort-worker (default: "
-                         "that of cohortctl)"}},
+      .flags =
+          {{"workers", "N",
+            "number of workers (default 2); MIN:MAX of an elastic cohort "
+            "starts MAX"},
+           {"shards", "N",
+            "server processes that share the model (default 1); more need "
+            "--checkpoint_dir"},
+           {"max_restarts", "N",
+            "restarts in a row, without a step in between, of a worker or data "
+            "shard that dies (default 3)"},
+           {"log_dir", "DIR",
+            "folder for server.log and worker-N.log; the screen then shows "
+            "only the server"},
+           {"tls", "DIR",
+            "encrypt: makes certificates in this folder, with its authority or "
+            "a new one, and renews those of the same --run_name"},
+           {"programs", "DIR",
+            "folder of cohort-server and cohort-worker (default: that of "
+            "cohortctl)"}},
       .takes_program_flags = true,
       .rest = "FLAGS OF THE WORKERS, OR A PROGRAM",
       .local = true,

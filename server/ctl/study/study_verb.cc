@@ -223,65 +223,47 @@ absl::Status RunStudyVerb(Context& context) {
 }  // namespace
 
 Verb StudyVerb() {
-  return {
-      .name = "study",
-      .summary = "measures which policy suits a model, on this machine",
-      .flags = {{.name = "out",
-                 .value = "DIR",
-                 .help = "folder for runs and numbers; a stopped study "
-                         "continues there (default study)"},
-                {.name = "aggregation",
-                 .value = "LIST",
-                 .help = "sync, bounded, async (default sync,async)"},
-                {.name = "normalization",
-                 .value = "LIST",
-                 .help = "global, local (default both)"},
-                {.name = "bn_statistics",
-                 .value = "LIST",
-                 .help = "sync, async, chief, after; side by side in each run "
-                         "(default all)"},
-                {.name = "staleness",
-                 .value = "LIST",
-                 .help = "keep, drop, scale, compensate; for bounded and async "
-                         "(default keep)"},
-                {.name = "wire",
-                 .value = "LIST",
-                 .help = "float32, bf16 (default float32)"},
-                {.name = "order",
-                 .value = "LIST",
-                 .help =
+  return {.name = "study",
+          .summary = "measures which policy suits a model, on this machine",
+          .flags = {{"out", "DIR",
+                     "folder for runs and numbers; a stopped study continues "
+                     "there (default study)"},
+                    {"aggregation", "LIST",
+                     "sync, bounded, async (default sync,async)"},
+                    {"normalization", "LIST", "global, local (default both)"},
+                    {"bn_statistics", "LIST",
+                     "sync, async, chief, after; side by side in each run "
+                     "(default all)"},
+                    {"staleness", "LIST",
+                     "keep, drop, scale, compensate; for bounded and async "
+                     "(default keep)"},
+                    {"wire", "LIST", "float32, bf16 (default float32)"},
+                    {"order", "LIST",
                      "order of the data: shuffled, sorted (default shuffled)"},
-                {.name = "batch_size",
-                 .value = "LIST",
-                 .help = "images of each worker in a step (default 1,2,4,16)"},
-                {.name = "workers",
-                 .value = "LIST",
-                 .help = "workers of a run (default 4)"},
-                {.name = "seed",
-                 .value = "LIST",
-                 .help = "seeds; intervals need at least two (default 1,2,3)"},
-                {.name = "reference_images",
-                 .value = "N",
-                 .help = "scale --learning_rate, given for steps of N images, "
-                         "to other steps (default: no scaling)"},
-                {.name = "parallel",
-                 .value = "N",
-                 .help = "runs at a time (default: one core for each process)"},
-                {.name = "programs",
-                 .value = "DIR",
-                 .help = "folder of cohort-server and cohort-worker (default: "
-                         "that of cohortctl)"}},
-      .takes_program_flags = true,
-      .rest = "FLAGS OF THE WORKERS",
-      .local = true,
-      .examples = {"cohortctl study --batch_size=1,4 --epochs=4 "
-                   "--learning_rate=0.05 --reference_images=64 "
-                   "--limit=4000 --test_limit=2000",
-                   "cohortctl study --out=camvid --aggregation=sync "
-                   "--order=shuffled,sorted --batch_size=1 --seed=1,2 "
-                   "--epochs=16 --model=unet --width=16 --dataset=voc "
-                   "--data_dir=camvid --image_size=88x120"},
-      .run = &RunStudyVerb};
+                    {"batch_size", "LIST",
+                     "images of each worker in a step (default 1,2,4,16)"},
+                    {"workers", "LIST", "workers of a run (default 4)"},
+                    {"seed", "LIST",
+                     "seeds; intervals need at least two (default 1,2,3)"},
+                    {"reference_images", "N",
+                     "scale --learning_rate, given for steps of N images, to "
+                     "other steps (default: no scaling)"},
+                    {"parallel", "N",
+                     "runs at a time (default: one core for each process)"},
+                    {"programs", "DIR",
+                     "folder of cohort-server and cohort-worker (default: that "
+                     "of cohortctl)"}},
+          .takes_program_flags = true,
+          .rest = "FLAGS OF THE WORKERS",
+          .local = true,
+          .examples = {"cohortctl study --batch_size=1,4 --epochs=4 "
+                       "--learning_rate=0.05 --reference_images=64 "
+                       "--limit=4000 --test_limit=2000",
+                       "cohortctl study --out=camvid --aggregation=sync "
+                       "--order=shuffled,sorted --batch_size=1 --seed=1,2 "
+                       "--epochs=16 --model=unet --width=16 --dataset=voc "
+                       "--data_dir=camvid --image_size=88x120"},
+          .run = &RunStudyVerb};
 }
 
 }  // namespace cohort

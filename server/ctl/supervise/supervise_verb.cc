@@ -141,10 +141,8 @@ Verb SuperviseVerb() {
       .summary =
           "runs a program and starts it again when it dies, as the entry "
           "of a container",
-      .flags = {{.name = "max_restarts",
-                 .value = "N",
-                 .help = "restarts in a row without a step in between (default "
-                         "3)"}},
+      .flags = {{"max_restarts", "N",
+                 "restarts in a row without a step in between (default 3)"}},
       .rest = "PROGRAM",
       .local = true,
       .examples = {"cohortctl supervise -- cohort-worker --server=host:7070",

@@ -252,29 +252,24 @@ absl::Status RunSupportBundle(Context& context) {
 }  // namespace
 
 Verb SupportBundleVerb() {
-  return {
-      .name = "support-bundle",
-      .summary = "packs state, settings, metrics and logs for a bug report",
-      .words = "[LOG...]",
-      .flags = {{.name = "out",
-                 .value = "FILE",
-                 .help = "file for the bundle (default cohort-support.tar.gz)"},
-                {.name = "ops",
-                 .value = "HOST:PORT",
-                 .help = "operations port of the server, for its metrics "
-                         "(default: the one that it reports)"},
-                {.name = "results_dir",
-                 .value = "DIR",
-                 .help = "the server's --results_dir, for its history.csv"},
-                {.name = "checkpoint_dir",
-                 .value = "DIR",
-                 .help = "the server's --checkpoint_dir; its checkpoints are "
-                         "listed, not packed"}},
-      .examples = {"cohortctl support-bundle",
-                   "cohortctl support-bundle server.log worker-0.log "
-                   "--out=friday.tar.gz --results_dir=results "
-                   "--checkpoint_dir=state"},
-      .run = &RunSupportBundle};
+  return {.name = "support-bundle",
+          .summary = "packs state, settings, metrics and logs for a bug report",
+          .words = "[LOG...]",
+          .flags = {{"out", "FILE",
+                     "file for the bundle (default cohort-support.tar.gz)"},
+                    {"ops", "HOST:PORT",
+                     "operations port of the server, for its metrics (default: "
+                     "the one that it reports)"},
+                    {"results_dir", "DIR",
+                     "the server's --results_dir, for its history.csv"},
+                    {"checkpoint_dir", "DIR",
+                     "the server's --checkpoint_dir; its checkpoints are "
+                     "listed, not packed"}},
+          .examples = {"cohortctl support-bundle",
+                       "cohortctl support-bundle server.log worker-0.log "
+                       "--out=friday.tar.gz --results_dir=results "
+                       "--checkpoint_dir=state"},
+          .run = &RunSupportBundle};
 }
 
 }  // namespace cohort

@@ -234,11 +234,8 @@ Verb WatchVerb() {
   return {
       .name = "watch",
       .summary = "shows a live view until the run is over; keys act on it",
-      .flags =
-          {{.name = "interval",
-            .value = "T",
-            .help =
-                "time between updates (default 1s; 10s without a terminal)"}},
+      .flags = {{"interval", "T",
+                 "time between updates (default 1s; 10s without a terminal)"}},
       .examples = {"cohortctl watch", "cohortctl watch --json --interval=5s"},
       .run = &RunWatch};
 }
