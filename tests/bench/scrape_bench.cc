@@ -1,7 +1,6 @@
 #include "tests/bench/scrape_bench.h"
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

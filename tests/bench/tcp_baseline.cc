@@ -13,7 +13,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <memory>
 #include <thread>
 #include <utility>
 

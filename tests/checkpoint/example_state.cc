@@ -6,7 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/byte_rope.h"
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
 

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "server/checkpoint/model_tensors.h"

@@ -1,4 +1,3 @@
-#include "common/clock.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <optional>
 
 #include "tests/fakes/temp_dir.h"
 

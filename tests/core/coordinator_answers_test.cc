@@ -7,7 +7,6 @@
 #include <limits>
 #include <vector>
 
-#include "common/float_buffer.h"
 #include "server/core/coordinator.h"
 #include "server/core/ledger/push_history.h"
 #include "tests/core/fake_cohort.h"

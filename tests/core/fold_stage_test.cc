@@ -19,7 +19,6 @@
 namespace cohort {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 

@@ -4,10 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "common/assignment.h"
 #include "common/flags/flag_table.h"
 #include "tests/fakes/statuses.h"

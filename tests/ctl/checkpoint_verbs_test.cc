@@ -7,7 +7,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/formats/checkpoint_files.h"
 #include "server/checkpoint/checkpoint.h"
 #include "tests/checkpoint/example_state.h"
 #include "tests/ctl/ctl_harness.h"

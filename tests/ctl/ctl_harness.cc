@@ -4,7 +4,6 @@
 
 #include <chrono>
 #include <sstream>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"

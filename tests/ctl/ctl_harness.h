@@ -10,7 +10,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cohort/v1/admin.pb.h"
-#include "common/clock.h"
 
 namespace cohort {
 

@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "common/formats/file_system.h"
 
 namespace cohort {

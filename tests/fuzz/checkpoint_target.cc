@@ -1,6 +1,5 @@
 #include <google/protobuf/stubs/logging.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 

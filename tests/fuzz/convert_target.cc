@@ -1,6 +1,5 @@
 #include <google/protobuf/stubs/logging.h>
 
-#include <cstddef>
 #include <string>
 #include <type_traits>
 #include <vector>

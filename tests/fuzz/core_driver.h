@@ -3,12 +3,9 @@
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/string_view.h"
 #include "common/assignment.h"
 #include "common/clock.h"
 #include "server/core/coordinator.h"

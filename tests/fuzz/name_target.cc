@@ -3,7 +3,6 @@
 #include "common/dns_label.h"
 #include "common/listen_address.h"
 #include "common/name_pattern.h"
-#include "common/printable.h"
 #include "tests/fuzz/target.h"
 
 namespace cohort::fuzz {

@@ -1,4 +1,3 @@
-#include <map>
 
 #include "common/formats/safetensors.h"
 #include "tests/fuzz/target.h"

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,7 +16,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "kernels/cuda/cuda_kernels.h"
-#include "kernels/cuda/plan.h"
 #include "tests/gpu/bench_report.h"
 #include "tests/gpu/bench_timer.h"
 #include "tests/gpu/shapes.h"

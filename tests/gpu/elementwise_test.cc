@@ -4,12 +4,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
 #include "tests/gpu/layer.h"
 #include "tests/gpu/machine.h"
-#include "tests/gpu/shapes.h"
 #include "tests/kernels/sample_data.h"
 
 namespace cohort::kernels::cuda {

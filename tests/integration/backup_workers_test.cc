@@ -1,7 +1,6 @@
 // Steps that need only the first K pushes train on exactly their samples.
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <map>
 #include <memory>

@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/reference_training.h"
 #include "worker/train/threads.h"

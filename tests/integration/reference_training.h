@@ -9,7 +9,6 @@
 
 #include "common/assignment.h"
 #include "server/core/settings/options.h"
-#include "server/main/server.h"
 #include "worker/datasets/dataset.h"
 
 namespace cohort {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/backend.h"
 #include "kernels/data_type.h"
 #include "kernels/optimizer_step.h"
 

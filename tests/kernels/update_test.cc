@@ -5,9 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/bfloat16.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
 #include "kernels/backend.h"

@@ -7,7 +7,6 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/strings/string_view.h"
 

@@ -18,8 +18,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr char kHostile[] = "<img src=x onerror=alert(1)>\"'&<!-- STATUS -->";
-
 nlohmann::json Parsed(const RunFigures& figures) {
   return nlohmann::json::parse(StatusJson(figures, StatusParts::kAll));
 }

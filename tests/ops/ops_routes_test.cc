@@ -1,6 +1,5 @@
 #include "common/ops/ops_routes.h"
 
-#include <map>
 #include <string>
 #include <vector>
 

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <string>
-#include <vector>
 
 #include "common/ops/metrics_page.h"
 #include "gmock/gmock.h"

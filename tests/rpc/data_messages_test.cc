@@ -8,11 +8,9 @@
 #include <optional>
 #include <utility>
 #include <variant>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/float_buffer.h"
 #include "tests/core/float_values.h"
 
 namespace cohort {

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "cohort/v1/admin.grpc.pb.h"
 #include "common/float_buffer.h"
 #include "common/mutex.h"

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <fstream>
 #include <future>
-#include <iterator>
 #include <map>
 #include <string>
 
@@ -19,7 +18,6 @@ namespace cohort {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Settings = std::map<std::string, std::string>;

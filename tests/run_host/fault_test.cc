@@ -1,6 +1,5 @@
 // Exceptions inside a shard.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -9,7 +8,6 @@
 #include <stdexcept>
 
 #include "absl/status/status.h"
-#include "common/cli/command_line.h"
 #include "server/run/run_host.h"
 #include "tests/run_host/run_host_fakes.h"
 

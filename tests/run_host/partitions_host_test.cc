@@ -16,7 +16,6 @@
 #include "common/float_buffer.h"
 #include "common/mutex.h"
 #include "kernels/backend.h"
-#include "server/core/settings/settings.h"
 #include "tests/core/float_values.h"
 #include "tests/fakes/statuses.h"
 #include "tests/kernels/reference/reference_backend.h"

@@ -13,7 +13,6 @@
 #include "common/check.h"
 #include "common/clock.h"
 #include "common/float_buffer.h"
-#include "kernels/backend.h"
 #include "server/core/coordinator.h"
 #include "server/core/events/effects.h"
 #include "server/core/run_state.h"

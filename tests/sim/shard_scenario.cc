@@ -1,6 +1,5 @@
 // Scenarios with several shards.
 
-#include <algorithm>
 #include <array>
 
 #include "common/permutation.h"

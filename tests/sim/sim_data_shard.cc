@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/backend.h"
 #include "tests/kernels/reference/reference_backend.h"
 #include "tests/sim/sim_worker.h"
 

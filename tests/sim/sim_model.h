@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "common/assignment.h"
-#include "common/byte_rope.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
 #include "common/model_layout.h"

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
 #include "server/core/ledger/gradient_budget.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "tests/sim/sim_worker.h"

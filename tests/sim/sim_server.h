@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "absl/functional/any_invocable.h"

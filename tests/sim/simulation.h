@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "common/permutation.h"
-#include "server/core/events/effects.h"
 #include "tests/sim/checker.h"
 #include "tests/sim/network.h"
 #include "tests/sim/scenario.h"

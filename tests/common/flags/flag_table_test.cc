@@ -7,7 +7,6 @@
 #include <fstream>
 #include <set>
 #include <sstream>
-#include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -15,10 +14,6 @@
 
 namespace cohort {
 namespace {
-
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
 
 TEST(FlagTableTest, EveryRowIsWhole) {
   for (const FlagTable* flags : {&ServerFlagTable(), &WorkerFlagTable()}) {

@@ -7,13 +7,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "kernels/backend.h"
 #include "tests/fakes/fake_accelerator.h"
 #include "tests/fakes/statuses.h"

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
-#include <string>
 #include <utility>
 #include <vector>
 

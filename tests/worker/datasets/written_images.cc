@@ -1,10 +1,7 @@
 #include "tests/worker/datasets/written_images.h"
 
-#include <gtest/gtest.h>
 #include <png.h>
 #include <stdlib.h>
-
-#include <cstdio>
 
 // Needs size_t and FILE before it.
 #include <jpeglib.h>

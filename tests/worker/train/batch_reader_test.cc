@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <memory>
 #include <optional>
@@ -16,7 +15,6 @@
 namespace cohort {
 namespace {
 
-using testing::ElementsAre;
 using testing::HasSubstr;
 
 // A segmentation data set with every augmentation.

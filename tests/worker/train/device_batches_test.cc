@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <vector>
 

@@ -6,8 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <tuple>
-#include <utility>
 #include <vector>
 
 #include "server/core/optimizer/slots.h"

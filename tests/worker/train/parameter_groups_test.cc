@@ -5,8 +5,6 @@
 
 #include <string>
 
-#include "absl/strings/str_cat.h"
-
 namespace cohort {
 namespace {
 

@@ -15,8 +15,6 @@
 #include "kernels/backend.h"
 #include "tests/fakes/fake_client.h"
 #include "tests/fakes/tiny_dataset.h"
-#include "worker/batch_norm/binding.h"
-#include "worker/train/scoring.h"
 #include "worker/train/trainer.h"
 
 namespace cohort {

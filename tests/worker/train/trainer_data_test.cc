@@ -1,6 +1,5 @@
 // The trainer's requests to its data set.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

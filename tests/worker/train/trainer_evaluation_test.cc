@@ -17,7 +17,6 @@
 #include "tests/worker/train/trainer_example.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
-#include "worker/train/trainer.h"
 
 namespace cohort {
 namespace {

@@ -11,7 +11,6 @@
 
 #include "tests/fakes/fake_client.h"
 #include "tests/worker/train/trainer_example.h"
-#include "worker/train/trainer.h"
 
 namespace cohort {
 namespace {
