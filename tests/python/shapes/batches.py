@@ -7,7 +7,8 @@ import dataclasses
 import torch
 from torch import nn
 
-from shapes.rows import Net, error_of, refused, row, sgd, started, train
+from shapes.rows import (
+    Net, error_of, refused, row, sgd, started, steps, train, trained)
 from shapes.script import Samples
 
 SAMPLES = {2: (3, 5)}
@@ -92,8 +93,7 @@ class PairsOfPairs(Samples):
 
 @row()
 def a_loss_of_one_element(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y).reshape(1) if t.rank is not None else
               error_of(model(x), y))
 
@@ -205,15 +205,12 @@ LOCAL = ["--normalization=local", "--bn_statistics=async"]
 
 @row(flags=LOCAL)
 def group_norm_under_local_normalisation(t):
-    model = started(t, Net(lambda channels: nn.GroupNorm(1, channels)))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(lambda channels: nn.GroupNorm(1, channels)))
 
 
 @refused("UsageError", "job.share", "meet", flags=LOCAL)
 def two_means_under_local_normalisation(t):
-    model = started(t, Net(lambda channels: nn.GroupNorm(1, channels)))
-    for x, y in t.data():
+    for model, x, y in steps(t, Net(lambda channels: nn.GroupNorm(1, channels))):
         loss = t.job.share(error_of(model(x), y)) if t.rank is not None else (
             error_of(model(x), y))
         train(t, loss * 2, weight=1)

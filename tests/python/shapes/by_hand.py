@@ -5,7 +5,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from shapes.models import apply_with
-from shapes.rows import CHANNELS, Net, error_of, refused, row, started, train
+from shapes.rows import (
+    CHANNELS, Net, error_of, refused, row, started, steps, train, trained)
 
 
 class ByHand(Net):
@@ -23,15 +24,12 @@ class ByHand(Net):
 
 @row()
 def function_with_a_layers_buffers(t):
-    model = started(t, ByHand())
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, ByHand())
 
 
 @row()
 def function_and_module_in_turn(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = torch.tanh(ByHand.normalised(model.norm1, model.conv1(x)))
         x = torch.tanh(ByHand.normalised(model.norm2, model.second(x)))
         train(t, error_of(model.out(x), y))
@@ -40,8 +38,7 @@ def function_and_module_in_turn(t):
 @row()
 def function_with_the_buffers_of_another_layer(t):
     """One layer's statistics, another one's scale."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = F.batch_norm(model.conv1(x), model.norm1.running_mean,
                          model.norm1.running_var, model.norm2.weight,
                          model.norm2.bias, True, 0.1, 1e-5)
@@ -50,8 +47,7 @@ def function_with_the_buffers_of_another_layer(t):
 
 @row()
 def torch_batch_norm(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         layer = model.norm1
         x = torch.batch_norm(model.conv1(x), layer.weight, layer.bias,
                              layer.running_mean, layer.running_var, True, 0.2,
@@ -61,8 +57,7 @@ def torch_batch_norm(t):
 
 @row()
 def function_in_eval_mode(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         layer = model.norm1
         out = model(x)
         other = F.batch_norm(model.conv1(x), layer.running_mean,
@@ -88,9 +83,7 @@ class Own(nn.Module):
 
 @row()
 def function_with_foreign_registered_buffers(t):
-    model = started(t, Net(Own))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(Own))
 
 
 @refused("UsageError", "local()", or_right=True)
@@ -114,24 +107,21 @@ def function_with_lasting_buffers(t):
 def function_without_buffers(t):
     """Nothing says which layer it is; with one image a worker it would be an
     instance norm."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = F.batch_norm(model.conv1(x), None, None, training=True)
         train(t, error_of(model.out(model.second(torch.tanh(x))), y))
 
 
 @refused("UsageError", "local()", sizes={2: (1, 1)})
 def function_without_buffers_of_one_image(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = F.batch_norm(model.conv1(x), None, None, training=True)
         train(t, error_of(model.out(model.second(torch.tanh(x))), y))
 
 
 @row()
 def function_without_buffers_as_local(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         def normalised(part):
             return F.batch_norm(part, None, None, training=True)
         with t.local():
@@ -154,9 +144,7 @@ def weight_standardisation(t):
     net = Net()
     torch.manual_seed(5)
     net.conv1 = Standardised(3, CHANNELS, 3)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 class Adaptive(nn.Module):
@@ -182,9 +170,7 @@ class Adaptive(nn.Module):
 def adaptive_instance_norm(t):
     net = Net()
     net.norm1 = Adaptive(CHANNELS)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 @row()
@@ -192,17 +178,14 @@ def adaptive_instance_norm_as_local(t):
     net = Net()
     net.norm1 = Adaptive(CHANNELS)
     net.norm1.script = t
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 @row()
 def instance_norm(t):
     net = Net()
     net.norm1 = nn.InstanceNorm2d(CHANNELS, affine=True)
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         train(t, error_of(F.instance_norm(model(x)[:, None]).squeeze(1), y))
 
 
@@ -211,9 +194,7 @@ def instance_norm_with_statistics(t):
     """Buffers that are no batch norm's."""
     net = Net()
     net.norm1 = nn.InstanceNorm2d(CHANNELS, track_running_stats=True)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 @row()
@@ -221,15 +202,13 @@ def group_and_layer_norm(t):
     net = Net()
     net.norm1 = nn.GroupNorm(2, CHANNELS)
     net.norm3 = nn.LayerNorm(2)
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         train(t, error_of(model.norm3(model(x)), y))
 
 
 @refused("UsageError", "batch_norm")
 def native_batch_norm(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         layer = model.norm1
         x, _, _ = torch.native_batch_norm(
             model.conv1(x), layer.weight, layer.bias, layer.running_mean,
@@ -239,8 +218,7 @@ def native_batch_norm(t):
 
 @refused("UsageError", "batch_norm")
 def operator_by_hand(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         layer = model.norm1
         x = torch.ops.aten.batch_norm(
             model.conv1(x), layer.weight, layer.bias, layer.running_mean,
@@ -259,9 +237,7 @@ class Calling(nn.BatchNorm2d):
 
 @row()
 def subclass_that_calls_its_base(t):
-    model = started(t, Net(Calling))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(Calling))
 
 
 class Plain(nn.BatchNorm2d):
@@ -270,9 +246,7 @@ class Plain(nn.BatchNorm2d):
 
 @row()
 def subclass_without_code(t):
-    model = started(t, Net(Plain))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(Plain))
 
 
 class WithActivation(nn.BatchNorm2d):
@@ -297,15 +271,12 @@ class WithActivation(nn.BatchNorm2d):
 
 @row()
 def subclass_with_an_activation(t):
-    model = started(t, Net(WithActivation))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(WithActivation))
 
 
 @row()
 def subclass_with_an_activation_in_eval_mode(t):
-    model = started(t, Net(WithActivation))
-    for x, y in t.data():
+    for model, x, y in steps(t, Net(WithActivation)):
         model.eval()
         t.own("eval", model(x))
         model.train()
@@ -313,8 +284,7 @@ def subclass_with_an_activation_in_eval_mode(t):
 
 
 def checkpointed(t, norm, reentrant):
-    model = started(t, Net(norm) if norm else ByHand())
-    for x, y in t.data():
+    for model, x, y in steps(t, Net(norm) if norm else ByHand()):
         x.requires_grad_(reentrant)
         x = t.checkpoint(model.first, x, reentrant=reentrant)
         x = t.checkpoint(model.second, x, reentrant=reentrant)
@@ -357,9 +327,7 @@ class InForward(nn.BatchNorm2d):
 
 @row()
 def subclass_that_calls_its_base_twice(t):
-    model = started(t, Net(InForward))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(InForward))
 
 
 class Conditional(nn.Module):
@@ -377,9 +345,7 @@ class Conditional(nn.Module):
 
 @row()
 def conditional_batch_norm(t):
-    model = started(t, Net(Conditional))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(Conditional))
 
 
 class Renormalised(nn.BatchNorm2d):
@@ -400,9 +366,7 @@ class Renormalised(nn.BatchNorm2d):
 @refused("CohortError", "norm1")
 def subclass_that_normalises_by_itself(t):
     """Its buffers differ from worker to worker."""
-    model = started(t, Net(Renormalised))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(Renormalised))
 
 
 def compiled(t, norm):
@@ -427,9 +391,7 @@ def subclass_with_an_activation_compiled(t):
 def weight_norm(t):
     net = Net()
     net.conv1 = nn.utils.weight_norm(net.conv1)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 @refused("UsageError", "weight_u", or_right=True)
@@ -437,17 +399,14 @@ def spectral_norm(t):
     """A buffer that the pass writes, which depends on the weights alone."""
     net = Net()
     net.conv1 = nn.utils.spectral_norm(net.conv1)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 # ---- other parameters and buffers for a call
 
 @row()
 def functional_call_with_the_students_buffers(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         values = {**dict(model.named_parameters()),
                   **dict(model.named_buffers())}
         train(t, error_of(apply_with(model, values, x), y))
@@ -456,8 +415,7 @@ def functional_call_with_the_students_buffers(t):
 @row()
 def functional_call_with_other_weights(t):
     """A perturbed copy of the weights, whose gradients reach the model."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         values = {name: value * 1.05
                   for name, value in model.named_parameters()}
         train(t, error_of(model(x) + apply_with(model, values, x), y))
@@ -480,8 +438,7 @@ def functional_call_with_a_teachers_buffers(t):
 
 @row()
 def functional_call_in_eval_mode(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         values = {name: value.detach().clone() for name, value in
                   [*model.named_parameters(), *model.named_buffers()]}
         model.eval()
@@ -494,8 +451,7 @@ def functional_call_in_eval_mode(t):
 @row()
 def sharpness_by_other_weights(t):
     """A second pass with moved weights, in the same step."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         moved = {name: value + 0.01 * torch.cos(value.detach())
                  for name, value in model.named_parameters()}
         train(t, 0.5 * error_of(model(x), y) +

@@ -5,15 +5,15 @@ import torch
 from torch import nn
 from torch.autograd import grad
 
-from shapes.rows import CHANNELS, Net, error_of, refused, row, started, train
+from shapes.rows import (
+    CHANNELS, Net, error_of, refused, row, started, steps, train)
 
 
 # ---- gradients of the input, before the loss
 
 @row()
 def saliency_that_keeps_the_graph(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x.requires_grad_()
         out = model(x)
         found, = grad(out.tanh().sum(), x, retain_graph=True)
@@ -24,8 +24,7 @@ def saliency_that_keeps_the_graph(t):
 
 @row()
 def two_saliencies_of_one_graph(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x.requires_grad_()
         out = model(x)
         a, = grad(out[:, 0].tanh().sum(), x, retain_graph=True)
@@ -38,8 +37,7 @@ def two_saliencies_of_one_graph(t):
 @row()
 def saliency_of_a_mean(t):
     """`share` makes a mean over own samples the mean over all."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x.requires_grad_()
         out = model(x)
         loss = error_of(out, y)
@@ -52,8 +50,7 @@ def saliency_of_a_mean(t):
 @row()
 def saliency_after_the_loss(t):
     """A second pass, through another graph."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         loss = error_of(model(x), y)
         other = (x * 0.5).requires_grad_()
         found, = grad(model(other).tanh().sum(), other)
@@ -64,8 +61,7 @@ def saliency_after_the_loss(t):
 @refused("CohortError", "norm", or_right=True)
 def saliency_on_rank_0_only(t):
     """Never the saliency of one rank with the loss of another."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x.requires_grad_()
         out = model(x)
         weight = torch.ones(len(x), dtype=x.dtype)
@@ -81,8 +77,7 @@ def saliency_on_rank_0_only(t):
 @row()
 def adversarial_samples_of_one_step(t):
     """FGSM, with a smooth sign."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x.requires_grad_()
         found, = grad((model(x) - y).square().sum(), x)
         attack = (x + 0.1 * torch.tanh(found)).detach()
@@ -93,8 +88,7 @@ def adversarial_samples_of_one_step(t):
 @row()
 def adversarial_samples_in_train_mode(t):
     """PGD: several passes a step, each with a graph that it frees."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         attack = x.clone()
         for _ in range(3):
             attack = attack.detach().requires_grad_()
@@ -106,8 +100,7 @@ def adversarial_samples_in_train_mode(t):
 
 @row()
 def adversarial_samples_in_eval_mode(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.eval()
         attack = x.clone()
         for _ in range(2):
@@ -122,8 +115,7 @@ def adversarial_samples_in_eval_mode(t):
 @row()
 def virtual_adversarial_training(t):
     """A power iteration on a divergence of outputs."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         direction = torch.cos(x * 3)
         for _ in range(2):
@@ -144,8 +136,7 @@ def penalty_of(found):
 
 @row()
 def gradient_penalty(t):
-    model = started(t, lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, lr=0.02):
         x.requires_grad_()
         out = model(x)
         found, = grad(out.sum(), x, create_graph=True)
@@ -160,8 +151,7 @@ class Critic(Net):
 @row()
 def wasserstein_critic(t):
     """WGAN-GP, with batch norm in the critic."""
-    model = started(t, Critic(), lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, Critic(), lr=0.02):
         fake = torch.tanh(x.flip(2)) * 2
         share = torch.sigmoid(y[:, :1])[:, :, None, None]
         mixed = (share * x + (1 - share) * fake).requires_grad_()
@@ -172,8 +162,7 @@ def wasserstein_critic(t):
 
 @row()
 def gradient_penalty_on_rank_0_only(t):
-    model = started(t, lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, lr=0.02):
         x.requires_grad_()
         out = model(x)
         found, = grad(out.sum(), x, create_graph=True)
@@ -183,8 +172,7 @@ def gradient_penalty_on_rank_0_only(t):
 
 @row()
 def two_gradients_of_one_graph(t):
-    model = started(t, lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, lr=0.02):
         x.requires_grad_()
         out = model(x)
         a, = grad(out.exp().sum(), x, create_graph=True)
@@ -211,9 +199,8 @@ class WrittenOut(nn.BatchNorm2d):
 @row()
 def third_order(t):
     """Torch's own batch norm has two in newer releases."""
-    model = started(t, Net(WrittenOut if t.rank is None else nn.BatchNorm2d),
-                    lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, Net(WrittenOut if t.rank is None else nn.BatchNorm2d),
+                    lr=0.02):
         x.requires_grad_()
         out = model(x)
         a, = grad(out.sin().sum(), x, create_graph=True)
@@ -224,8 +211,7 @@ def third_order(t):
 @row()
 def hessian_vector_product(t):
     """Of the loss by the weights: each worker's is a share."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         loss = error_of(model(x), y)
         weights = [model.conv1.weight, model.norm2.weight]
         found = grad(t.share(loss, len(x)), weights, create_graph=True)
@@ -239,8 +225,7 @@ def hessian_vector_product(t):
 @row()
 def gradients_of_the_weights(t):
     """Each worker's is its share, to be summed."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         loss = error_of(model(x), y)
         for name, value in zip("abc", grad(
                 t.share(loss, len(x)),
@@ -253,8 +238,7 @@ def gradients_of_the_weights(t):
 @row()
 def penalty_in_half_of_the_steps(t):
     """Lazy regularisation."""
-    model = started(t, lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, lr=0.02):
         x.requires_grad_()
         out = model(x)
         loss = error_of(out, y)
@@ -287,8 +271,7 @@ def penalty_through_one_dimension(t):
 
 @row()
 def penalty_without_scale(t):
-    model = started(t, Net(affine=False), lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, Net(affine=False), lr=0.02):
         x.requires_grad_()
         out = model(x)
         found, = grad(out.sum(), x, create_graph=True)
@@ -298,8 +281,7 @@ def penalty_without_scale(t):
 @refused("CohortError", "norm", or_right=True)
 def penalty_recorded_by_rank_0_only(t):
     """Rank 0 passes create_graph=True, the others do not."""
-    model = started(t, lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, lr=0.02):
         x.requires_grad_()
         out = model(x)
         found, = grad(out.sum(), x, create_graph=t.here(0), retain_graph=True)
@@ -366,8 +348,7 @@ def attack_on_a_checkpointed_model(t):
 @row()
 def checkpointed_calls_of_one_layer(t):
     net = Net()
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         x = model.first(x)
         for _ in range(3):
             x = t.checkpoint(model.second, x, reentrant=False)
@@ -376,8 +357,7 @@ def checkpointed_calls_of_one_layer(t):
 
 @row()
 def checkpoint_within_a_checkpoint(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         def outer(value):
             return model.second(t.checkpoint(model.first, value,
                                              reentrant=False))
@@ -392,8 +372,7 @@ def two_losses_added(t):
     """An auxiliary head."""
     net = Net()
     net.side = nn.Linear(CHANNELS, 2)
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         first = model.first(x)
         loss = error_of(model.out(model.second(first)), y)
         train(t, loss + 0.4 * error_of(model.side(first.mean((2, 3))), -y))
@@ -401,8 +380,7 @@ def two_losses_added(t):
 
 @refused("UsageError", "job.backward")
 def two_backward_passes(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         t.backward(error_of(out, y))
         t.backward(error_of(model(x * 2), y))
@@ -412,8 +390,7 @@ def two_backward_passes(t):
 @row()
 def inner_gradient_of_the_head(t):
     """A recorded pass that reaches no batch norm."""
-    model = started(t, lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, lr=0.02):
         features = model.features(x).mean((2, 3))
         found, = grad((model.head(features) - y).square().sum(), features,
                       create_graph=True)
@@ -423,8 +400,7 @@ def inner_gradient_of_the_head(t):
 @row()
 def gradient_in_the_loss_of_a_generator(t):
     """A path-length penalty: the gradient by a latent."""
-    model = started(t, lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, lr=0.02):
         latent = x.clone().requires_grad_()
         image = model.features(latent)
         noise = torch.cos(image.detach() * 5)

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import cohort
-from shapes.rows import CHANNELS, Net, error_of, refused, row, started, train
+from shapes.rows import (
+    CHANNELS, Net, error_of, refused, row, started, steps, train, trained)
 
 
 class TwoHeads(Net):
@@ -47,8 +48,7 @@ def with_branch(t, model, x, which, branch):
 @row()
 def a_layer_that_rank_0_calls(t):
     """No valid points on the other ranks."""
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         out = with_branch(t, model, x, (0,), model.third)
         t.own("output", out)
         summed(t, (out - y).square().sum(1))
@@ -65,16 +65,14 @@ def a_layer_that_the_last_rank_calls(t):
 
 @row(sizes={3: (2, 3, 4)})
 def a_layer_that_two_of_three_ranks_call(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         out = with_branch(t, model, x, (0, 2), model.third)
         summed(t, (out - y).square().sum(1))
 
 
 @row()
 def a_layer_that_another_rank_calls_in_each_step(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         rank = t.step_number % len(t.sizes)
         out = with_branch(t, model, x, (rank,), model.third)
         summed(t, (out - y).square().sum(1))
@@ -99,8 +97,7 @@ def two_branches_by_rank(t):
 @row()
 def a_skipped_layer_in_front_of_others(t):
     """The ranks that skip it wait in a later one."""
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         first = model.first(x)
         if t.here(0):
             mine = t.of(x, 0)
@@ -112,8 +109,7 @@ def a_skipped_layer_in_front_of_others(t):
 
 @row()
 def stochastic_depth_by_rank(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         x = model.features(x)
         for number, block in enumerate((model.third, model.fourth)):
             ranks = [rank for rank in range(len(t.sizes))
@@ -127,8 +123,7 @@ def stochastic_depth_by_rank(t):
 
 @row()
 def stochastic_depth_alike_on_all_ranks(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         x = model.features(x)
         if t.step_number % 2 == 0:
             x = x + model.third(x)
@@ -137,8 +132,7 @@ def stochastic_depth_alike_on_all_ranks(t):
 
 @row(steps=4)
 def a_head_from_the_third_step_on(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         x = model.features(x)
         if t.step_number >= 2:
             x = x + model.third(x)
@@ -147,8 +141,7 @@ def a_head_from_the_third_step_on(t):
 
 @row(steps=4)
 def a_head_on_one_rank_from_the_third_step_on(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         which = (1,) if t.step_number >= 2 else ()
         out = with_branch(t, model, x, which, model.third)
         summed(t, (out - y).square().sum(1))
@@ -156,8 +149,7 @@ def a_head_on_one_rank_from_the_third_step_on(t):
 
 @refused("TrainingError", "norm3", "norm4", "rank 1")
 def layers_in_another_order_by_rank(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         features = model.features(x)
         if t.rank == 0:
             a = model.third(features)
@@ -171,8 +163,7 @@ def layers_in_another_order_by_rank(t):
 @refused("TrainingError", "norm2", "norm4", "rank 1")
 def a_cycle_of_orders(t):
     """Each rank begins with another layer."""
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         features = torch.tanh(model.conv1(x))
         blocks = [model.second, model.third, model.fourth]
         first = t.rank or 0
@@ -185,8 +176,7 @@ def a_cycle_of_orders(t):
 
 @row()
 def a_step_in_which_a_rank_calls_nothing(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         each = (model.head(x.mean((2, 3)).repeat(1, 2)[:, :CHANNELS]) - y
                 ).square().sum(1)
         if t.step_number == 1 and t.here(0):
@@ -200,16 +190,13 @@ def a_step_in_which_a_rank_calls_nothing(t):
 
 @row()
 def a_layer_that_nobody_calls(t):
-    model = started(t, TwoHeads())
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, TwoHeads())
 
 
 @row()
 def warm_up_on_one_rank_of_a_layer_by_name(t):
     """`cohort.call` pairs calls by name where a rank has more of them."""
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         features = model.features(x)
         extra = torch.zeros_like(features)
         if t.here(0):
@@ -226,8 +213,7 @@ def warm_up_on_one_rank_of_a_layer_by_name(t):
 def a_layer_called_twice_by_one_rank_and_once_by_another(t):
     """Which call belongs to which is not known: the numbers of calls differ, and
     neither is 0."""
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         features = model.third(model.features(x))
         if t.here(0):
             features = model.third(features)
@@ -237,8 +223,7 @@ def a_layer_called_twice_by_one_rank_and_once_by_another(t):
 @row()
 def pyramid_levels_by_name(t):
     """A shared head on several sizes, one of which a rank leaves out."""
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         features = model.features(x)
         each = torch.zeros(len(x), dtype=x.dtype)
         for number, ranks in enumerate((range(1, len(t.sizes)),
@@ -259,8 +244,7 @@ def pyramid_levels_by_name(t):
 def pyramid_levels_that_differ(t):
     """A shared head on several sizes, one of which a rank leaves out: its second
     call would meet the other's first."""
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         features = model.features(x)
         levels = [features, nn.functional.avg_pool2d(features, 2)]
         if not t.here(0):
@@ -294,8 +278,7 @@ def a_layer_in_another_part_by_rank(t):
 
 @row()
 def a_penalty_with_a_layer_that_one_rank_calls(t):
-    model = started(t, TwoHeads(), lr=0.02)
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads(), lr=0.02):
         x.requires_grad_()
         out = with_branch(t, model, x, (1,), model.third)
         found, = torch.autograd.grad(out.sum(), x, create_graph=True)
@@ -305,8 +288,7 @@ def a_penalty_with_a_layer_that_one_rank_calls(t):
 
 @refused("CohortError", "norm")
 def a_layer_in_another_thread(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         failed = []
 
         def call():
@@ -324,16 +306,14 @@ def a_layer_in_another_thread(t):
 
 @refused("UsageError", "norm")
 def a_training_call_between_steps(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
         model(x)
 
 
 @refused("UsageError", "norm")
 def a_training_call_between_steps_without_gradients(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
         with torch.no_grad():
             model(x)
@@ -341,8 +321,7 @@ def a_training_call_between_steps_without_gradients(t):
 
 @refused("UsageError", "norm1", "outside of a step")
 def a_function_between_steps(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
         layer = model.norm1
         nn.functional.batch_norm(model.conv1(x), layer.running_mean,
@@ -356,16 +335,13 @@ def a_training_call_before_the_run(t):
     x = torch.linspace(-1, 1, 4 * 108).view(4, 3, 6, 6).to(
         net.head.weight.dtype)
     net(x)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 @row()
 def a_training_call_after_the_run(t):
     """Plain torch again; the weights are the run's last."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
     x = torch.linspace(-1, 1, 4 * 108).view(4, 3, 6, 6).to(
         model.head.weight.dtype)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import cohort
-from shapes.rows import Net, error_of, refused, row, sgd, started, train
+from shapes.rows import Net, error_of, refused, row, sgd, started, steps, train
 
 
 def one_step(t, model):
@@ -43,8 +43,7 @@ def scripted_submodule(t):
     net = Net()
     net.part = torch.jit.script(nn.Sequential(nn.Conv2d(4, 4, 1),
                                               nn.BatchNorm2d(4)))
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         train(t, error_of(model.out(model.part(model.first(x))), y))
 
 
@@ -54,8 +53,7 @@ def traced_submodule(t):
     net.part = torch.jit.trace(nn.Sequential(nn.Conv2d(4, 4, 1),
                                              nn.BatchNorm2d(4)),
                                torch.randn(2, 4, 4, 4))
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         train(t, error_of(model.out(model.part(model.first(x))), y))
 
 
@@ -63,8 +61,7 @@ def traced_submodule(t):
 def scripted_submodule_without_batch_norm(t):
     net = Net()
     net.part = torch.jit.script(nn.Sequential(nn.Conv2d(4, 4, 1), nn.Tanh()))
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         train(t, error_of(model.out(model.second(model.part(model.first(x)))),
                           y))
 
@@ -127,8 +124,7 @@ def a_second_job(t):
 
 @refused("UsageError", "job.backward(loss")
 def loss_backward(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         error_of(model(x), y).backward()
         t.step()
 
@@ -168,8 +164,7 @@ def gradient_scaler(t):
 
 @refused("UsageError", "gradient was changed", "clip")
 def gradients_clipped(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.backward(error_of(model(x), y))
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
         t.step()
@@ -187,8 +182,7 @@ def gradients_clamped_by_a_hook(t):
 
 @refused("UsageError", "conv1.weight", "by hand")
 def weights_changed(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
         with torch.no_grad():
             model.conv1.weight.mul_(0.5)
@@ -206,23 +200,20 @@ def rate_changed_by_hand(t):
 
 @refused("UsageError", "job.step()")
 def a_batch_without_a_step(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.backward(error_of(model(x), y))
 
 
 @refused("UsageError", "scalar")
 def loss_of_each_sample(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, (model(x) - y).square().sum(1))
 
 
 @refused("ConfigurationError", "norm", "vmap", needs="func")
 def per_sample_gradients(t):
     """vmap over batch norm."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         def loss(one, wanted):
             return (model(one[None]) - wanted).square().sum()
         torch.func.vmap(torch.func.grad(loss))(x, y)
@@ -231,8 +222,7 @@ def per_sample_gradients(t):
 
 @refused("ConfigurationError", "norm", "forward-mode")
 def forward_mode_derivative(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         with torch.autograd.forward_ad.dual_level():
             model(torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)))
         train(t, error_of(model(x), y))
@@ -240,8 +230,7 @@ def forward_mode_derivative(t):
 
 @refused("UsageError", "norm1", or_right=True)
 def a_layer_replaced_in_the_run(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.step_number == 1:
             other = nn.BatchNorm2d(4).to(x.dtype)
             other.load_state_dict(model.norm1.state_dict())

@@ -1,7 +1,7 @@
 """The table: rows, and the small models that they train."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -144,3 +144,17 @@ def error_of(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def train(t: Script, loss: torch.Tensor, **options: Any) -> None:
     t.backward(loss, **options)
     t.step()
+
+
+def steps(t: Script, model: nn.Module | None = None, **options: Any
+          ) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
+    """A model that has joined, with SGD, and the batch of each step."""
+    model = started(t, model, **options)
+    for x, y in t.data():
+        yield model, x, y
+
+
+def trained(t: Script, model: nn.Module | None = None, **options: Any) -> None:
+    """Every step of the plainest training."""
+    for model, x, y in steps(t, model, **options):
+        train(t, error_of(model(x), y))

@@ -5,52 +5,42 @@ import copy
 import torch
 from torch import nn
 
-from shapes.rows import CHANNELS, Net, error_of, refused, row, started, train
+from shapes.rows import (
+    CHANNELS, Net, error_of, refused, row, started, steps, train, trained)
 
 
 # ---- options of a layer
 
 @row()
 def cumulative_average(t):
-    model = started(t, Net(momentum=None))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(momentum=None))
 
 
 @row()
 def momentum_of_zero(t):
-    model = started(t, Net(momentum=0.0))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(momentum=0.0))
 
 
 @row()
 def momentum_of_one(t):
-    model = started(t, Net(momentum=1.0))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(momentum=1.0))
 
 
 @row()
 def no_scale(t):
-    model = started(t, Net(affine=False))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(affine=False))
 
 
 @row()
 def no_statistics(t):
-    model = started(t, Net(track_running_stats=False))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(track_running_stats=False))
 
 
 @row()
 def no_statistics_in_eval_mode(t):
     """The exception: a layer in eval mode never meets, as torch's SyncBatchNorm,
     so each worker normalises its own samples."""
-    model = started(t, Net(track_running_stats=False))
-    for x, y in t.data():
+    for model, x, y in steps(t, Net(track_running_stats=False)):
         model.eval()
         with torch.no_grad():
             t.own("eval", t.locally(model, x))
@@ -61,8 +51,7 @@ def no_statistics_in_eval_mode(t):
 @row()
 def momentum_by_step(t):
     """Usual for point clouds."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         for layer in (model.norm1, model.norm2):
             layer.momentum = 0.5 * 0.5 ** t.step_number
         train(t, error_of(model(x), y))
@@ -78,8 +67,7 @@ def momentum_after_a_step(t):
 
 @row()
 def momentum_between_two_calls(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.norm1.momentum = 0.3
         out = model(x)
         model.norm1.momentum = 0.02
@@ -88,8 +76,7 @@ def momentum_between_two_calls(t):
 
 @row()
 def momentum_becomes_none(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.step_number == 1:
             model.norm1.momentum = None
         train(t, error_of(model(x), y))
@@ -97,32 +84,28 @@ def momentum_becomes_none(t):
 
 @row()
 def epsilon_by_step(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.norm1.eps = 0.1 * (1 + t.step_number)
         train(t, error_of(model(x), y))
 
 
 @refused("CohortError", "norm1", "eps")
 def epsilon_by_rank(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.norm1.eps = 0.2 if t.here(0) else 0.1
         train(t, error_of(model(x), y))
 
 
 @refused("CohortError", "norm1", "momentum")
 def momentum_by_rank(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.norm1.momentum = 0.2 if t.here(0) else 0.1
         train(t, error_of(model(x), y))
 
 
 @row()
 def statistics_reset(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.step_number == 1:
             model.norm1.reset_running_stats()
         train(t, error_of(model(x), y))
@@ -130,8 +113,7 @@ def statistics_reset(t):
 
 @row()
 def statistics_reset_after_the_backward_pass(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.backward(error_of(model(x), y))
         if t.step_number == 1:
             model.norm1.reset_running_stats()
@@ -141,8 +123,7 @@ def statistics_reset_after_the_backward_pass(t):
 @row()
 def tracking_ends_later(t):
     """Such a call has the batch's statistics, and moves none."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.step_number == 1:
             model.norm1.track_running_stats = False
         train(t, error_of(model(x), y))
@@ -152,8 +133,7 @@ def tracking_ends_later(t):
 
 @row()
 def buffers_written_in_a_step(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         with torch.no_grad():
             model.norm1.running_mean.fill_(0.5)
             model.norm2.running_var.mul_(2)
@@ -162,8 +142,7 @@ def buffers_written_in_a_step(t):
 
 @row()
 def buffers_written_after_the_backward_pass(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.backward(error_of(model(x), y))
         with torch.no_grad():
             model.norm1.running_mean.mul_(0.5)
@@ -173,8 +152,7 @@ def buffers_written_after_the_backward_pass(t):
 @row()
 def buffers_replaced_in_a_step(t):
     """Other tensors, in the place of the registered ones."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.step_number == 1:
             model.norm1.running_mean = model.norm1.running_mean * 0.5
         train(t, error_of(model(x), y))
@@ -182,8 +160,7 @@ def buffers_replaced_in_a_step(t):
 
 @refused("CohortError", "norm1", or_right=True)
 def buffers_written_after_a_step(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
         if t.step_number == 1:
             with torch.no_grad():
@@ -192,8 +169,7 @@ def buffers_written_after_a_step(t):
 
 @row()
 def buffers_saved_and_restored_around_a_pass(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         saved = {name: value.clone() for name, value in model.named_buffers()}
         model(x * 3 + 2)
         with torch.no_grad():
@@ -216,8 +192,7 @@ def statistics_loaded_from_a_file(t):
 
 @refused("CohortError", "norm1")
 def buffers_written_by_one_rank(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.rank == 1:
             with torch.no_grad():
                 model.norm1.running_mean.fill_(0.5)
@@ -229,8 +204,7 @@ def buffers_written_by_one_rank(t):
 @row()
 def eval_pass_before_a_training_call(t):
     """Pseudo labels, by the statistics of the version."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.eval()
         with torch.no_grad():
             labels = torch.tanh(model(x))
@@ -242,8 +216,7 @@ def eval_pass_before_a_training_call(t):
 @row()
 def eval_pass_after_a_training_call(t):
     """By the statistics that the call has moved."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         model.eval()
         with torch.no_grad():
@@ -255,8 +228,7 @@ def eval_pass_after_a_training_call(t):
 
 @row()
 def eval_pass_between_two_training_calls(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         model.eval()
         with torch.no_grad():
@@ -268,8 +240,7 @@ def eval_pass_between_two_training_calls(t):
 
 @row()
 def eval_pass_between_steps(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
         model.eval()
         with torch.no_grad():
@@ -279,8 +250,7 @@ def eval_pass_between_steps(t):
 
 @row()
 def eval_pass_on_rank_0_only(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         if t.here(0):
             mine = t.of(x, 0)
@@ -294,8 +264,7 @@ def eval_pass_on_rank_0_only(t):
 @refused("CohortError", "norm1")
 def eval_pass_at_another_place_by_rank(t):
     """Rank 0 reads the statistics before the training call, others after it."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         for place in range(2):
             if place == (0 if t.rank == 0 else 1):
                 model.eval()
@@ -310,8 +279,7 @@ def eval_pass_at_another_place_by_rank(t):
 @refused("CohortError", "norm1", or_right=True)
 def a_layer_in_eval_mode_on_rank_0_only(t):
     """It is a layer that the other ranks call."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = model.conv1(x)
         parts = []
         for ranks, training in (((0,), False),
@@ -326,8 +294,7 @@ def a_layer_in_eval_mode_on_rank_0_only(t):
 @refused("CohortError", "norm1", flags=["--normalization=local"])
 def eval_pass_after_a_call_that_is_normalised_locally(t):
     """There are no statistics of all in the step."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         model.eval()
         with torch.no_grad():
@@ -350,8 +317,7 @@ def eval_pass_without_statistics_of_a_version(t):
 @row()
 def a_layer_put_into_eval_mode_later(t):
     """Its statistics rest, and its scale is trained."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.step_number >= 1:
             model.norm1.eval()
         train(t, error_of(model(x), y))
@@ -359,16 +325,14 @@ def a_layer_put_into_eval_mode_later(t):
 
 @row(steps=4)
 def a_layer_in_eval_mode_every_second_step(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.norm2.train(t.step_number % 2 == 0)
         train(t, error_of(model(x), y))
 
 
 @row()
 def statistics_in_the_loss(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         scale = 1 + model.norm1.running_mean.abs().mean()
         train(t, error_of(out * scale, y) +
@@ -377,16 +341,14 @@ def statistics_in_the_loss(t):
 
 @row()
 def statistics_in_the_loss_before_the_call(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         scale = 1 + model.norm1.running_mean.abs().mean()
         train(t, error_of(model(x) * scale, y))
 
 
 @row()
 def state_dict_in_the_run(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.same_state("at the batch", model)
         out = model(x)
         t.same("moved", model.norm1.running_mean)
@@ -398,8 +360,7 @@ def state_dict_in_the_run(t):
 @row()
 def normalised_by_hand_with_statistics(t):
     """As in inference code that folds batch norm."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         layer = model.norm1
         scale = layer.weight / (layer.running_var + layer.eps).sqrt()
         shift = layer.bias - layer.running_mean * scale
@@ -412,8 +373,7 @@ def normalised_by_hand_with_statistics(t):
 @row()
 def distillation_from_the_version_before(t):
     """A copy in eval mode, made anew in each step."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         teacher = copy.deepcopy(model).eval()
         with torch.no_grad():
             labels = teacher(x)
@@ -455,8 +415,7 @@ def two_modules_that_share_statistics(t):
 def one_module_under_two_names(t):
     net = Net()
     net.alias = net.norm2
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         first = model.second(model.first(x))
         train(t, error_of(model.out(torch.tanh(model.alias(first))), y))
 
@@ -523,6 +482,4 @@ class OfEmbeddings(Net):
 
 @refused("UsageError", "OfEmbeddings.out", "F.batch_norm")
 def norm_of_embeddings(t):
-    model = started(t, OfEmbeddings())
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, OfEmbeddings())

@@ -4,14 +4,13 @@ import torch
 from torch import nn
 
 import cohort
-from shapes.rows import (CHANNELS, Net, error_of, refused, row, sgd, started,
-                         train)
+from shapes.rows import (
+    CHANNELS, Net, error_of, refused, row, sgd, started, steps, train, trained)
 
 
 @row()
 def straight(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         t.own("output", out)
         train(t, error_of(out, y))
@@ -28,8 +27,7 @@ def numbered_samples(t):
 @row()
 def sum_over_labels(t):
     """Weighted by something other than samples."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         valid = (y[:, 0] > -0.5).to(x.dtype)
         loss = ((model(x) - y).square().sum(1) * valid).sum()
         train(t, loss, weight=float(valid.sum()), reduction="sum")
@@ -37,8 +35,7 @@ def sum_over_labels(t):
 
 @row()
 def mean_over_labels(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         valid = (y[:, 0] > -0.5).to(x.dtype)
         loss = ((model(x) - y).square().sum(1) * valid).sum() / valid.sum()
         train(t, loss, weight=float(valid.sum()))
@@ -46,8 +43,7 @@ def mean_over_labels(t):
 
 @row()
 def loss_used_twice(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x)
         each = (out - y).square().sum(1)
         train(t, (each + torch.tanh(each)).mean() + 0.5 * each.mean())
@@ -55,23 +51,18 @@ def loss_used_twice(t):
 
 @row(sizes={2: (0, 4), 3: (2, 0, 3)})
 def a_rank_without_samples(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, (model(x) - y).square().sum(), weight=len(x), reduction="sum")
 
 
 @row()
 def nesterov(t):
-    model = started(t, nesterov=True)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, nesterov=True)
 
 
 @row()
 def plain_sgd(t):
-    model = started(t, momentum=0.0, weight_decay=0.0)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, momentum=0.0, weight_decay=0.0)
 
 
 @row()
@@ -118,16 +109,13 @@ class Shared(Net):
 
 @row()
 def shared_layers_on_two_sizes(t):
-    model = started(t, Shared())
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Shared())
 
 
 @row()
 def siamese_calls(t):
     """A model called twice a step, with gradients through both."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x) * model(x.flip(3) * 0.7), y))
 
 
@@ -146,16 +134,14 @@ class Branching(Net):
 
 @row(steps=4)
 def control_flow_by_step(t):
-    model = started(t, Branching())
-    for x, y in t.data():
+    for model, x, y in steps(t, Branching()):
         model.step = t.step_number
         train(t, error_of(model(x), y))
 
 
 @row()
 def warm_up_passes_without_gradients(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         with torch.no_grad():
             model(x * 0.5)
             model(x + 1)
@@ -164,8 +150,7 @@ def warm_up_passes_without_gradients(t):
 
 @row()
 def pass_without_gradients_after_the_loss(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         loss = error_of(model(x), y)
         with torch.no_grad():
             model(x * 0.5)
@@ -174,8 +159,7 @@ def pass_without_gradients_after_the_loss(t):
 
 @row()
 def inference_mode_before_the_loss(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         with torch.inference_mode():
             out = model(x * 0.5)
         t.own("output", out.clone())
@@ -211,15 +195,12 @@ def one_and_three_dimensions(t):
 
 @row()
 def sync_batch_norm(t):
-    model = started(t, Net(nn.SyncBatchNorm))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(nn.SyncBatchNorm))
 
 
 @row()
 def a_model_that_is_one_batch_norm(t):
-    model = started(t, nn.BatchNorm2d(3))
-    for x, y in t.data():
+    for model, x, y in steps(t, nn.BatchNorm2d(3)):
         train(t, error_of(model(x).tanh().mean((2, 3))[:, :2], y))
 
 
@@ -227,23 +208,20 @@ def a_model_that_is_one_batch_norm(t):
 def a_parameter_without_elements(t):
     net = Net()
     net.none = nn.Parameter(torch.zeros(0, 3))
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         train(t, error_of(model(x) + model.none.sum(), y))
 
 
 @row()
 def a_model_in_channels_last(t):
-    model = started(t, Net().to(memory_format=torch.channels_last))
-    for x, y in t.data():
+    for model, x, y in steps(t, Net().to(memory_format=torch.channels_last)):
         train(t, error_of(model(x.contiguous(
             memory_format=torch.channels_last)), y))
 
 
 @row()
 def input_in_channels_last(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x.contiguous(
             memory_format=torch.channels_last)), y))
 
@@ -259,9 +237,7 @@ class InPlace(Net):
 
 @row()
 def activation_in_place(t):
-    model = started(t, InPlace())
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, InPlace())
 
 
 class Rectified(Net):
@@ -271,15 +247,12 @@ class Rectified(Net):
 
 @row()
 def relu_in_place(t):
-    model = started(t, Rectified())
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Rectified())
 
 
 @row()
 def dropout_under_a_seed(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = t.dropout_of(x, 0.3)
         t.own("dropped", x)
         train(t, error_of(model(x), y))
@@ -287,8 +260,7 @@ def dropout_under_a_seed(t):
 
 @row()
 def bfloat16_autocast(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         with t.autocast():
             out = model(x)
         train(t, error_of(out.to(y.dtype), y))
@@ -307,9 +279,7 @@ class Halved(Net):
 def float16_input_of_a_layer(t):
     net = Halved()
     net.script = t
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 class Together(Net):
@@ -326,15 +296,12 @@ class Together(Net):
 
 @row()
 def two_layers_at_once(t):
-    model = started(t, Together())
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Together())
 
 
 @row()
 def a_layer_that_the_loss_does_not_need(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         first = model.first(x)
         model.second(first)
         train(t, error_of(model.out(first), y))
@@ -342,8 +309,7 @@ def a_layer_that_the_loss_does_not_need(t):
 
 @row()
 def a_part_that_the_loss_of_one_rank_needs(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         first = model.first(x)
         mine = t.of(x, 0).to(x.dtype).view(-1, 1, 1, 1)
         out = first + model.second(first) * mine if t.here(0) else first
@@ -394,9 +360,7 @@ def frozen_layers(t):
 def frozen_scale_with_batch_statistics(t):
     net = Net()
     no_gradients(net.norm1)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 @row(steps=4)
@@ -405,8 +369,7 @@ def unfrozen_at_a_step(t):
     net = Net()
     no_gradients(net.conv1)
     no_gradients(net.norm1)
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         if t.step_number == 2:
             no_gradients(model, True)
         train(t, error_of(model(x), y))
@@ -427,8 +390,7 @@ def unfrozen_after_a_step(t):
 @row(steps=4)
 def frozen_at_a_step(t):
     """As in torch, the weights then rest: SGD skips what has no gradient."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.step_number == 2:
             no_gradients(model.conv1)
             no_gradients(model.norm1)
@@ -460,9 +422,7 @@ def a_parameter_without_a_gradient(t):
     """It has no decay in that step, as in torch."""
     net = Net()
     net.unused = nn.Linear(CHANNELS, 2)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 @row()
@@ -470,8 +430,7 @@ def tied_weights(t):
     net = Net()
     net.again = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False)
     net.again.weight = net.conv2.weight
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         first = model.second(model.first(x))
         train(t, error_of(model.out(torch.tanh(model.again(first))), y))
 
@@ -480,8 +439,7 @@ def tied_weights(t):
 def a_buffer_that_the_pass_writes(t):
     net = Net()
     net.register_buffer("count", torch.zeros(1))
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         model.count += 1
         train(t, error_of(model(x), y))
 
@@ -490,8 +448,7 @@ def a_buffer_that_the_pass_writes(t):
 def sparse_embedding(t):
     net = Net()
     net.embedding = nn.Embedding(5, CHANNELS, sparse=True)
-    model = started(t, net, momentum=0.0, weight_decay=0.0)
-    for x, y in t.data():
+    for model, x, y in steps(t, net, momentum=0.0, weight_decay=0.0):
         words = torch.arange(len(x)) % 5
         out = model.out(model.features(x) +
                         model.embedding(words)[:, :, None, None])

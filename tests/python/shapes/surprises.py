@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from shapes.rows import Net, error_of, refused, row, sgd, started, train
+from shapes.rows import Net, error_of, refused, row, sgd, started, steps, train
 from shapes.script import Samples, batch_of
 
 
@@ -273,8 +273,7 @@ def numbered_samples_with_time_first_in_parts(t):
 
 @refused("ConfigurationError", "norm2", "is_grads_batched")
 def several_gradients_in_one_pass(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x.requires_grad_()
         out = model(x)
         torch.autograd.grad(out.sum(0), x, torch.eye(2, dtype=x.dtype),
@@ -284,8 +283,7 @@ def several_gradients_in_one_pass(t):
 
 @refused("ConfigurationError", "norm2", "vectorize=True")
 def jacobian_in_one_pass(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         torch.autograd.functional.jacobian(lambda x: model(x).sum(0), x,
                                            vectorize=True)
         train(t, error_of(model(x), y))
@@ -294,8 +292,7 @@ def jacobian_in_one_pass(t):
 @refused("ConfigurationError", "norm", "vectorize=True")
 def hessian_in_one_pass(t):
     """The second pass differentiates the sums of the first."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         torch.autograd.functional.hessian(lambda x: model(x).sum(), x,
                                           vectorize=True)
         train(t, error_of(model(x), y))
@@ -303,8 +300,7 @@ def hessian_in_one_pass(t):
 
 @row()
 def jacobian_by_rows(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         rows = torch.autograd.functional.jacobian(lambda x: model(x).sum(0), x)
         t.own("jacobian", rows.transpose(0, 1))
         train(t, error_of(model(x), y))
@@ -313,8 +309,7 @@ def jacobian_by_rows(t):
 # ---- batch norm beside the modules
 
 def by_an_operator(t, operator):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = model.conv1(x)
         x = operator(x, model.norm1.weight, model.norm1.bias)[0]
         train(t, error_of(model.out(model.second(torch.tanh(x))), y))
@@ -346,8 +341,7 @@ def an_operator_of_compilers(t):
 
 @row()
 def an_overload_in_evaluation_mode(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = torch.ops.aten.native_batch_norm.default(
             model.conv1(x), model.norm1.weight, model.norm1.bias,
             torch.zeros(4, dtype=x.dtype), torch.ones(4, dtype=x.dtype), False,
@@ -379,8 +373,7 @@ def a_scripted_module_beside_the_model(t):
 
 @row()
 def a_function_within_local(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = model.conv1(x)
         with t.local():
             x = t.locally(lambda part: torch.batch_norm(
@@ -392,8 +385,7 @@ def a_function_within_local(t):
 @row()
 def a_function_over_a_weight(t):
     """Weight standardisation."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         weight = torch.batch_norm(
             model.conv1.weight.reshape(1, 4, -1), None, None, None, None, True,
             0.1, 1e-5, False).view_as(model.conv1.weight)
@@ -403,8 +395,7 @@ def a_function_over_a_weight(t):
 
 @row()
 def a_function_over_a_weight_by_rows(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         weight = torch.batch_norm(
             model.conv1.weight.flatten(1).t(), None, None, None, None, True, 0.1,
             1e-5, False).t().view_as(model.conv1.weight)
@@ -435,8 +426,7 @@ def code_of_the_class_replaced_before_the_join(t):
 
 @row()
 def code_of_the_class_replaced_in_the_run(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         with (doubled(nn.modules.batchnorm._BatchNorm) if t.step_number == 1
               else contextlib.nullcontext()):
             train(t, error_of(model(x), y))
@@ -478,8 +468,7 @@ def weights_tied_by_the_parameter(t):
     net = t.model(Net())
     net.conv3 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
     net.conv3.weight = net.conv2.weight
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         train(t, error_of(model.out(torch.tanh(model.conv3(model.features(x)))),
                           y))
 
@@ -547,8 +536,7 @@ def embeddings_limited_in_the_forward_pass(t):
 @row()
 def a_copy_that_is_scripted_after_the_run(t):
     """As the error about scripted modules says."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
     model = copy.deepcopy(model).eval()
     t.own("scripted", torch.jit.script(model)(x))
@@ -589,8 +577,7 @@ def exported(t):
 @refused("ConfigurationError", "norm1", "model.eval()", needs="func")
 def traced_in_training_mode(t):
     from torch._subclasses.fake_tensor import FakeTensorMode
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             model(fake.from_tensor(x))
         train(t, error_of(model(x), y))
@@ -598,8 +585,7 @@ def traced_in_training_mode(t):
 
 @refused("UsageError", "job.backward()", "float")
 def a_number_in_place_of_the_loss(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.backward(float(error_of(model(x), y)))
         t.step()
 
@@ -624,8 +610,7 @@ class WithinAFunction(torch.autograd.Function):
 
 @refused("UsageError", "backward pass of a function", "batch norm")
 def a_layer_within_a_function(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x = WithinAFunction.apply(model.conv1(x), model.norm1,
                                   *model.norm1.parameters())
         train(t, error_of(model.out(model.second(torch.tanh(x))), y))
@@ -634,15 +619,13 @@ def a_layer_within_a_function(t):
 @refused("ConfigurationError", "norm1", "make_fx", needs="func")
 def recorded_in_training_mode(t):
     from torch.fx.experimental.proxy_tensor import make_fx
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(make_fx(model)(x)(x), y))
 
 
 @refused("UsageError", "norm1", "cohort.local")
 def a_layer_of_the_model_within_local(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         with t.local():
             out = model(x)
         train(t, error_of(out, y))
@@ -651,8 +634,7 @@ def a_layer_of_the_model_within_local(t):
 @refused("UsageError", "an optimizer of the script", needs="optimizer hooks")
 def a_copy_trained_within_each_step(t):
     """An inner loop."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         inner = copy.deepcopy(model)
         optimizer = torch.optim.SGD(inner.parameters(), 0.1)
         error_of(inner.head(x.mean((2, 3)).repeat(1, 2)[:, :4]), y).backward()
@@ -662,8 +644,7 @@ def a_copy_trained_within_each_step(t):
 
 @refused("UsageError", "job.share()", "weight=0")
 def shares_of_one_rank_only(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         out = model(x.requires_grad_())
         if t.here(0):
             t.share(error_of(out, y), weight=len(x))

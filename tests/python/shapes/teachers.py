@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from shapes.rows import CHANNELS, Net, error_of, refused, row, started, train
+from shapes.rows import (
+    CHANNELS, Net, error_of, refused, row, started, steps, train)
 
 
 def frozen_copy(model):
@@ -219,8 +220,7 @@ def byol(t):
 @row()
 def pseudo_labels_of_the_model_itself(t):
     """Semi-supervised: half of the batch gets the model's own labels."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.eval()
         with torch.no_grad():
             labels = torch.softmax(model(x), 1)
@@ -232,8 +232,7 @@ def pseudo_labels_of_the_model_itself(t):
 @row()
 def recalibrated_teacher(t):
     """Resets the copy's statistics, and estimates them by passes."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         teacher = frozen_copy(model)
         if t.step_number == 1:
             for module in teacher.modules():

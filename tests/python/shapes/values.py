@@ -4,15 +4,15 @@ gradients and buffers without torch's knowledge."""
 import torch
 from torch import nn
 
-from shapes.rows import CHANNELS, Net, error_of, refused, row, started, train
+from shapes.rows import (
+    CHANNELS, Net, error_of, refused, row, started, steps, train, trained)
 
 
 # ---- gradients of the training pass
 
 @row()
 def gradients_of_the_input(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x.requires_grad_()
         t.backward(error_of(model(x), y))
         t.own("x", x.grad)
@@ -21,8 +21,7 @@ def gradients_of_the_input(t):
 
 @row()
 def gradients_of_the_parameters(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.backward(error_of(model(x), y))
         for name, parameter in model.named_parameters():
             t.total(name, parameter.grad)
@@ -42,8 +41,7 @@ def gradients_of_the_parameters_of_several_parts(t):
 @row()
 def gradients_of_features(t):
     """As Grad-CAM reads them."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         features = model.features(x)
         features.retain_grad()
         t.backward(error_of(model.out(features), y))
@@ -66,8 +64,7 @@ def gradients_in_a_backward_hook(t):
 @row()
 def clamped_gradients_of_features(t):
     """Not linear, but of own samples."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         features = model.features(x)
         features.register_hook(lambda g: g.clamp(-0.002, 0.002))
         train(t, error_of(model.out(features), y))
@@ -98,17 +95,14 @@ def hook_after_accumulation(t):
     net = Net()
     net.conv1.weight.register_post_accumulate_grad_hook(
         lambda p: p.grad.clamp_(-1e-4, 1e-4))
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 # ---- gradients by hand
 
 @refused("UsageError", "conv1.weight", "gradient")
 def gradient_clamped_as_data(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.backward(error_of(model(x), y))
         model.conv1.weight.grad.data.clamp_(-1e-4, 1e-4)
         t.step()
@@ -116,8 +110,7 @@ def gradient_clamped_as_data(t):
 
 @refused("UsageError", "conv1.weight", "zero_grad")
 def gradient_written_before_the_pass(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.conv1.weight.grad = torch.ones_like(model.conv1.weight)
         train(t, error_of(model(x), y))
 
@@ -132,8 +125,7 @@ class Spare(Net):
 
 @refused("UsageError", "spare", "gradient")
 def gradient_written_for_an_unused_parameter(t):
-    model = started(t, Spare())
-    for x, y in t.data():
+    for model, x, y in steps(t, Spare()):
         t.backward(error_of(model(x), y))
         model.spare.grad = torch.ones(3, dtype=x.dtype)
         t.step()
@@ -151,8 +143,7 @@ def head_of_the_first_step(t, reset):
     Args:
         reset: called with each parameter before each step.
     """
-    model = started(t, TwoHeads())
-    for x, y in t.data():
+    for model, x, y in steps(t, TwoHeads()):
         for parameter in model.parameters():
             reset(parameter)
         out = model(x)
@@ -178,16 +169,14 @@ def head_of_the_first_step_without_a_gradient(t):
 
 @refused("UsageError", "conv1.weight", "server")
 def weights_clamped_as_data(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         train(t, error_of(model(x), y))
         model.conv1.weight.data.clamp_(-0.05, 0.05)
 
 
 @refused("UsageError", "head.weight", "server")
 def one_weight_written_by_numpy(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         model.head.weight.detach().numpy()[0, 0] = 0
         train(t, error_of(model(x), y))
 
@@ -224,8 +213,7 @@ def scaler_that_is_off(t):
 @row()
 def sum_without_weight_on_a_rank(t):
     """A rank without positives still has a loss of its background."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         positives = t.of(x, 1)
         loss = (model(x) - y).square().sum()
         if t.rank is None:
@@ -248,8 +236,7 @@ class WithBuffer(Net):
 
 @refused("UsageError", "center", "buffer")
 def buffer_that_is_replaced(t):
-    model = started(t, WithBuffer())
-    for x, y in t.data():
+    for model, x, y in steps(t, WithBuffer()):
         out = model(x)
         model.center = 0.9 * model.center + 0.1 * out.detach().mean(0)
         train(t, error_of(out, y))
@@ -257,8 +244,7 @@ def buffer_that_is_replaced(t):
 
 @refused("UsageError", "center", "buffer")
 def buffer_written_as_data_after_the_step(t):
-    model = started(t, WithBuffer())
-    for x, y in t.data():
+    for model, x, y in steps(t, WithBuffer()):
         out = model(x)
         train(t, error_of(out, y))
         model.center.data.add_(out.detach().mean(0))
@@ -266,8 +252,7 @@ def buffer_written_as_data_after_the_step(t):
 
 @refused("UsageError", "scale", "buffer")
 def buffer_that_is_not_persistent(t):
-    model = started(t, WithBuffer())
-    for x, y in t.data():
+    for model, x, y in steps(t, WithBuffer()):
         out = model(x)
         with torch.no_grad():
             model.scale.mul_(1 + out.var())
@@ -277,8 +262,7 @@ def buffer_that_is_not_persistent(t):
 @row()
 def buffer_of_another_shape(t):
     """A grid that is made for the extents of the images."""
-    model = started(t, WithBuffer())
-    for x, y in t.data():
+    for model, x, y in steps(t, WithBuffer()):
         if t.step_number:
             model.scale = torch.ones(1, 1, dtype=x.dtype)
         train(t, error_of(model(x), y))
@@ -288,17 +272,14 @@ def buffer_of_another_shape(t):
 def buffers_that_differ_between_workers(t):
     net = WithBuffer()
     net.center.fill_(1.0 if t.here(0) else 2.0)
-    model = started(t, net)
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, net)
 
 
 @refused("UsageError", "bank", "buffer")
 def buffer_that_grows(t):
     net = Net()
     net.register_buffer("bank", torch.zeros(1))
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         out = model(x)
         net.bank = torch.cat([net.bank, out.detach()[:, 0].float()])
         train(t, error_of(out, y) + net.bank.mean().to(x.dtype) * out.mean())
@@ -308,8 +289,7 @@ def buffer_that_grows(t):
 def buffer_of_the_first_batch(t):
     net = Net()
     net.register_buffer("mean", None)
-    model = started(t, net)
-    for x, y in t.data():
+    for model, x, y in steps(t, net):
         if net.mean is None:
             net.mean = x.mean((0, 2, 3), keepdim=True)
         train(t, error_of(model(x - net.mean), y))
@@ -327,9 +307,7 @@ class CountingNorm(nn.BatchNorm2d):
 
 @refused("UsageError", "norm1.seen", "buffer")
 def buffer_of_a_batch_norm(t):
-    model = started(t, Net(CountingNorm))
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+    trained(t, Net(CountingNorm))
 
 
 @row()
@@ -390,8 +368,7 @@ def mean_over_nothing(t):
 
 @row()
 def mean_of_zeros_over_a_checkpoint(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         valid = t.of(x, 0).to(x.dtype)
         out = model.out(t.checkpoint(model.features, x.requires_grad_(),
                                      reentrant=True))
@@ -403,8 +380,7 @@ def mean_of_zeros_over_a_checkpoint(t):
 @row()
 def root_of_nothing(t):
     """0, with an infinite derivative."""
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         x.requires_grad_()
         valid = t.of(x, 0).to(x.dtype)
         error = (error_by_sample(model(x), y) * valid).sum()
@@ -418,8 +394,7 @@ def root_of_nothing(t):
 
 @refused("UsageError", "clip_norm")
 def gradients_clipped_above_the_shares(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         t.backward(error_of(model(x), y))
         nn.utils.clip_grad_norm_(model.parameters(), 1e6)
         t.step()
@@ -497,8 +472,7 @@ def temperature_with_an_optimizer_of_the_script(t):
 
 @row()
 def perturbation_by_an_optimizer_of_the_script(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         change = torch.zeros_like(x, requires_grad=True)
         optimizer = torch.optim.SGD([change], lr=0.1, maximize=True)
         error = (model(x + change) - y).square().sum()
@@ -521,8 +495,7 @@ def probe_of(model, x, y, probe, optimizer):
 
 @refused("UsageError", "optimizer", needs="optimizer hooks", steps=6)
 def probe_that_is_made_late(t):
-    model = started(t)
-    for x, y in t.data():
+    for model, x, y in steps(t):
         if t.step_number == 3:
             probe = nn.Linear(CHANNELS, 2)
             optimizer = torch.optim.SGD(probe.parameters(), lr=0.1)
