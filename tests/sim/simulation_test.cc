@@ -6,8 +6,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <ostream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -19,16 +21,8 @@
 namespace cohort::sim {
 namespace {
 
-// Seeds that a scenario runs: 10,000 of the base scenario and 1,000 of each
-// further one, or COHORT_SIM_SEEDS for all of them.
-constexpr int64_t kBaseSeeds = 10000;
-constexpr int64_t kMiscountSeeds = 1000;
-constexpr int64_t kSkipsSeeds = 2000;
-constexpr int64_t kElasticSeeds = 1000;
-constexpr int64_t kShardsSeeds = 1000;
-constexpr int64_t kTightSeeds = 1000;
-constexpr int64_t kEndingSeeds = 1000;
-
+// Seeds that a scenario runs: the usual number, or COHORT_SIM_SEEDS for all of
+// them.
 int64_t SeedCount(int64_t usual) {
   const char* wanted = std::getenv("COHORT_SIM_SEEDS");
   if (wanted == nullptr) return usual;
@@ -145,7 +139,7 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
   int failures = 0;
   int other_models = 0;
   Outcome sum;
-  const int64_t seeds = SeedCount(kBaseSeeds);
+  const int64_t seeds = SeedCount(10000);
   for (int64_t seed = 1; seed <= seeds; ++seed) {
     const std::string failure = RunScenario(
         MakeScenario(static_cast<uint64_t>(seed)), references, outcome);
@@ -191,6 +185,8 @@ TEST(SimulationTest, EverySeedKeepsEveryInvariantAndResult) {
 struct Totals : Outcome {
   // Runs that had to have the bits of an undisturbed one.
   int64_t identical = 0;
+  // Those that followed no loss of a data shard.
+  int64_t other_restarts = 0;
 };
 
 // Runs a scenario that is replayed as `name`.
@@ -205,6 +201,7 @@ Totals RunAll(const char* name, Scenario (*make)(uint64_t), int64_t seeds) {
                            << seed;
     if (!failure.empty()) break;
     sum.identical += MustBeIdentical(scenario, outcome);
+    sum.other_restarts += outcome.restarts - outcome.shards_lost;
     for (int64_t Outcome::*counter :
          {&Outcome::commits, &Outcome::fenced, &Outcome::repeated_for_order,
           &Outcome::workers_lost, &Outcome::steps_aborted, &Outcome::resizes,
@@ -223,85 +220,72 @@ Totals RunAll(const char* name, Scenario (*make)(uint64_t), int64_t seeds) {
   return sum;
 }
 
-// One worker reports other batch-norm calls than it made, once. It is fenced,
-// and the result is that of an undisturbed run.
-TEST(SimulationTest, AWorkerThatMiscountsItsCallsLeavesNoTrace) {
-  const auto seeds = SeedCount(kMiscountSeeds);
-  EXPECT_GT(RunAll("miscount", MakeMiscount, seeds).fenced, seeds / 2);
+// A scenario besides the base one, replayed as --NAME=SEED, and how often what
+// it is about has to happen: in one of so many seeds.
+struct Case {
+  const char* name;
+  Scenario (*make)(uint64_t);
+  std::vector<std::pair<int64_t Totals::*, int64_t>> one_of;
+  int64_t seeds = 1000;
+  friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+};
+
+std::vector<Case> Cases() {
+  using T = Totals;
+  return {
+      // One worker reports other batch-norm calls than it made, once. It is
+      // fenced, and the result is that of an undisturbed run.
+      {"miscount", MakeMiscount, {{&T::fenced, 2}}},
+      // Ranks leave out layers, in an order that changes with the step.
+      // Whatever happens meanwhile, the result is that of an undisturbed run.
+      {"skips",
+       MakeSkips,
+       {{&T::identical, 5}, {&T::repeated_for_order, 10}},
+       2000},
+      // Every sample counts once, whoever comes and goes, and no step is made
+      // by too few.
+      {"elastic",
+       MakeElastic,
+       {{&T::workers_lost, 1}, {&T::steps_aborted, 20}, {&T::resizes, 20}}},
+      // The weights are those of one server, whichever shard is lost and when.
+      {"shards",
+       MakeShards,
+       {{&T::identical, 3}, {&T::shards_lost, 2}, {&T::other_restarts, 4}}},
+      // Room for one push: whoever is let in, at whichever shard, is let in for
+      // good.
+      {"tight",
+       MakeTight,
+       {{&T::identical, 20}, {&T::workers_lost, 4}, {&T::shards_lost, 2}}},
+      // Nothing is repeated since the checkpoint of a data shard that is
+      // stopped.
+      {"leaving", MakeLeaving, {{&T::identical, 3}, {&T::shards_left, 2}}},
+      // The server dies as a data shard leaves.
+      {"killed_leaving",
+       MakeKilledLeaving,
+       {{&T::identical, 3}, {&T::other_restarts, 2}}},
+      // It is stopped while it waits for data shards, or stores a milestone.
+      {"stop_awaiting", MakeStopAwaiting, {{&T::identical, 3}, {&T::stops, 2}}},
+      {"stop_storing", MakeStopStoring, {{&T::identical, 3}, {&T::stops, 2}}},
+      // A data shard that is lost at the end costs no result.
+      {"lost_at_end",
+       MakeLostAtEnd,
+       {{&T::identical, 4}, {&T::shards_lost, 2}}}};
 }
 
-// Ranks leave out layers, in an order that changes with the step. Whatever
-// happens meanwhile, the result is that of an undisturbed run.
-TEST(SimulationTest, LayersThatRanksLeaveOutChangeNoBit) {
-  const auto seeds = SeedCount(kSkipsSeeds);
-  const Totals sum = RunAll("skips", MakeSkips, seeds);
-  EXPECT_GT(sum.identical, seeds / 5);
-  EXPECT_GT(sum.repeated_for_order, seeds / 10);
+class ScenarioTest : public testing::TestWithParam<Case> {};
+
+TEST_P(ScenarioTest, EverySeedKeepsEveryInvariantAndResult) {
+  const int64_t seeds = SeedCount(GetParam().seeds);
+  const Totals sum = RunAll(GetParam().name, GetParam().make, seeds);
+  for (const auto& [counter, part] : GetParam().one_of) {
+    EXPECT_GT(sum.*counter, seeds / part);
+  }
 }
 
-// Every sample counts once, whoever comes and goes, and no step is made by too
-// few.
-TEST(SimulationTest, ElasticCohortsLoseAndDoubleNothing) {
-  const auto seeds = SeedCount(kElasticSeeds);
-  const Totals sum = RunAll("elastic", MakeElastic, seeds);
-  EXPECT_GT(sum.workers_lost, seeds);
-  EXPECT_GT(sum.steps_aborted, seeds / 20);
-  EXPECT_GT(sum.resizes, seeds / 20);
-}
-
-// The weights are those of one server, whichever shard is lost and when.
-TEST(SimulationTest, SeveralShardsMakeTheWeightsOfOneServer) {
-  const auto seeds = SeedCount(kShardsSeeds);
-  const Totals sum = RunAll("shards", MakeShards, seeds);
-  EXPECT_GT(sum.identical, seeds / 3);
-  EXPECT_GT(sum.shards_lost, seeds / 2);
-  EXPECT_GT(sum.restarts - sum.shards_lost, seeds / 4);
-}
-
-// Whoever is let in, at whichever shard, is let in for good.
-TEST(SimulationTest, SeveralShardsWithRoomForOnePushNeverStall) {
-  const auto seeds = SeedCount(kTightSeeds);
-  const Totals sum = RunAll("tight", MakeTight, seeds);
-  EXPECT_GT(sum.identical, seeds / 20);
-  EXPECT_GT(sum.workers_lost, seeds / 4);
-  EXPECT_GT(sum.shards_lost, seeds / 2);
-}
-
-// Nothing is repeated since the checkpoint of a data shard that is stopped.
-TEST(SimulationTest, DataShardsThatAreStoppedLoseNoStep) {
-  const auto seeds = SeedCount(kEndingSeeds);
-  const Totals sum = RunAll("leaving", MakeLeaving, seeds);
-  EXPECT_GT(sum.identical, seeds / 3);
-  EXPECT_GT(sum.shards_left, seeds / 2);
-}
-
-TEST(SimulationTest, AServerMayDieAsADataShardLeaves) {
-  const auto seeds = SeedCount(kEndingSeeds);
-  const Totals sum = RunAll("killed_leaving", MakeKilledLeaving, seeds);
-  EXPECT_GT(sum.identical, seeds / 3);
-  EXPECT_GT(sum.restarts - sum.shards_lost, seeds / 2);
-}
-
-TEST(SimulationTest, AServerMayBeStoppedWhileItWaitsForDataShards) {
-  const auto seeds = SeedCount(kEndingSeeds);
-  const Totals sum = RunAll("stop_awaiting", MakeStopAwaiting, seeds);
-  EXPECT_GT(sum.identical, seeds / 3);
-  EXPECT_GT(sum.stops, seeds / 2);
-}
-
-TEST(SimulationTest, AServerMayBeStoppedWhileItStoresAMilestone) {
-  const auto seeds = SeedCount(kEndingSeeds);
-  const Totals sum = RunAll("stop_storing", MakeStopStoring, seeds);
-  EXPECT_GT(sum.identical, seeds / 3);
-  EXPECT_GT(sum.stops, seeds / 2);
-}
-
-TEST(SimulationTest, ADataShardLostAtTheEndCostsNoResult) {
-  const auto seeds = SeedCount(kEndingSeeds);
-  const Totals sum = RunAll("lost_at_end", MakeLostAtEnd, seeds);
-  EXPECT_GT(sum.identical, seeds / 4);
-  EXPECT_GT(sum.shards_lost, seeds / 2);
-}
+INSTANTIATE_TEST_SUITE_P(Scenarios, ScenarioTest, testing::ValuesIn(Cases()),
+                         [](const auto& info) {
+                           return std::string(info.param.name);
+                         });
 
 // Runs one seed and prints the outcome. Returns the exit status.
 int Replay(const Scenario& scenario) {
@@ -320,27 +304,16 @@ int Replay(const Scenario& scenario) {
 // With --NAME=SEED, replays one seed of a scenario instead of testing: seed is
 // the base scenario, the others are named as their functions.
 int main(int argc, char** argv) {
-  using cohort::sim::Scenario;
-  const std::map<std::string, Scenario (*)(uint64_t)> scenarios = {
-      {"seed", cohort::sim::MakeScenario},
-      {"miscount", cohort::sim::MakeMiscount},
-      {"skips", cohort::sim::MakeSkips},
-      {"elastic", cohort::sim::MakeElastic},
-      {"shards", cohort::sim::MakeShards},
-      {"tight", cohort::sim::MakeTight},
-      {"leaving", cohort::sim::MakeLeaving},
-      {"killed_leaving", cohort::sim::MakeKilledLeaving},
-      {"stop_awaiting", cohort::sim::MakeStopAwaiting},
-      {"stop_storing", cohort::sim::MakeStopStoring},
-      {"lost_at_end", cohort::sim::MakeLostAtEnd}};
+  std::vector<cohort::sim::Case> scenarios = cohort::sim::Cases();
+  scenarios.push_back({"seed", cohort::sim::MakeScenario, {}});
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
-    for (const auto& [name, make] : scenarios) {
+    for (const cohort::sim::Case& c : scenarios) {
       absl::string_view text = argv[i];
       uint64_t seed = 0;
-      if (absl::ConsumePrefix(&text, absl::StrCat("--", name, "=")) &&
+      if (absl::ConsumePrefix(&text, absl::StrCat("--", c.name, "=")) &&
           absl::SimpleAtoi(text, &seed)) {
-        return cohort::sim::Replay(make(seed));
+        return cohort::sim::Replay(c.make(seed));
       }
     }
   }
