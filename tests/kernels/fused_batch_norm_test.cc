@@ -35,8 +35,8 @@ long double Exact(T value) {
   return static_cast<double>(value);
 }
 
-// A fused layer with parameters of float32 and activations of both signs.
-template <typename T>
+// A layer in the middle of a step, with activations of both signs.
+template <typename T, typename P = float>
 struct FusedLayer {
   explicit FusedLayer(const BatchShape& the_shape) : shape(the_shape) {
     Numbers numbers(21);
@@ -45,8 +45,8 @@ struct FusedLayer {
     dy = numbers.Take<T>(Elements(shape));
     mean = numbers.Take<double>(shape.channels, 1);
     invstd = numbers.Take<double>(shape.channels, 2);
-    gamma = numbers.Take<float>(shape.channels, 1);
-    beta = numbers.Take<float>(shape.channels);
+    gamma = numbers.Take<P>(shape.channels, 1);
+    beta = numbers.Take<P>(shape.channels);
     sum_dy = numbers.Take<double>(shape.channels, 0, 10);
     sum_dy_xmu = numbers.Take<double>(shape.channels, 0, 10);
   }
@@ -63,6 +63,7 @@ struct FusedLayer {
             .x = x.data(),
             .mean = mean.data(),
             .invstd = invstd.data(),
+            .parameter_type = TypeOf<P>(),
             .gamma = gamma.data(),
             .beta = beta.data(),
             .add = add ? z.data() : nullptr,
@@ -83,6 +84,7 @@ struct FusedLayer {
             .relu = true,
             .y = y,
             .invstd = invstd.data(),
+            .parameter_type = TypeOf<P>(),
             .gamma = gamma.data(),
             .beta = beta.data(),
             .dz = dz};
@@ -96,19 +98,20 @@ struct FusedLayer {
             .dy = dy.data(),
             .mean = mean.data(),
             .invstd = invstd.data(),
+            .parameter_type = TypeOf<P>(),
             .gamma = gamma.data(),
             .sum_dy = frozen ? nullptr : sum_dy.data(),
             .sum_dy_xmu = frozen ? nullptr : sum_dy_xmu.data(),
             .total_count = frozen ? 0 : 3 * shape.count(),
             .relu = relu,
-            .beta = beta.data(),
+            .beta = relu ? beta.data() : nullptr,
             .dx = dx.data()};
   }
 
   BatchShape shape;
   std::vector<T> x, z, dy;
   std::vector<double> mean, invstd;
-  std::vector<float> gamma, beta;
+  std::vector<P> gamma, beta;
   std::vector<double> sum_dy, sum_dy_xmu;
 };
 
@@ -125,20 +128,21 @@ void ForEachCase(F f) {
 
 class FusedBatchNormTest : public BackendTest {};
 
-template <typename T>
-void ExpectForward(const Backend& backend, const FusedLayer<T>& layer,
+template <typename T, typename P>
+void ExpectForward(const Backend& backend, const FusedLayer<T, P>& layer,
                    bool relu, bool add) {
   const std::vector<T> y = layer.Forward(backend, relu, add);
   int64_t wrong = 0;
   for (int64_t i = 0; i < Elements(layer.shape); ++i) {
     const int64_t c = ChannelOf(layer.shape, i);
-    const long double product =
-        (Exact(layer.x[i]) - layer.mean[c]) * layer.invstd[c] * layer.gamma[c];
+    const long double product = (Exact(layer.x[i]) - layer.mean[c]) *
+                                layer.invstd[c] * Exact(layer.gamma[c]);
     const long double z = add ? Exact(layer.z[i]) : 0;
-    long double want = product + layer.beta[c] + z;
+    const long double beta = Exact(layer.beta[c]);
+    long double want = product + beta + z;
     if (relu && want < 0) want = 0;
     const long double magnitude =
-        std::abs(product) + std::abs(layer.beta[c]) + std::abs(z);
+        std::abs(product) + std::abs(beta) + std::abs(z);
     if (!Near(y[i], want, magnitude)) ++wrong;
   }
   EXPECT_EQ(wrong, 0);
@@ -196,8 +200,8 @@ TEST_P(FusedBatchNormTest, SumsAndMaskedGradientAreThoseOfThePositiveOutputs) {
   });
 }
 
-template <typename T>
-void ExpectBackward(const Backend& backend, const FusedLayer<T>& layer,
+template <typename T, typename P>
+void ExpectBackward(const Backend& backend, const FusedLayer<T, P>& layer,
                     bool relu, bool frozen) {
   const std::vector<T> y = layer.Forward(ReferenceBackend(), true, false);
   std::vector<T> dx(y.size());
@@ -214,7 +218,7 @@ void ExpectBackward(const Backend& backend, const FusedLayer<T>& layer,
                                       : (Exact(layer.x[i]) - layer.mean[c]) *
                                             invstd * invstd *
                                             layer.sum_dy_xmu[c] / n;
-    const long double scale = layer.gamma[c] * invstd;
+    const long double scale = Exact(layer.gamma[c]) * invstd;
     const long double magnitude =
         std::abs(scale) * (std::abs(dz) + std::abs(first) + std::abs(second));
     if (!Near(dx[i], scale * (dz - first - second), magnitude)) ++wrong;
@@ -232,6 +236,17 @@ TEST_P(FusedBatchNormTest, BackwardEqualsTheFormulaAndTheReferenceBitForBit) {
     ExpectBackward(backend(), layer, false, true);
     ExpectBackward(backend(), layer, true, true);
   });
+}
+
+TEST_P(FusedBatchNormTest, WithoutActivationItEqualsThemInEveryShapeToo) {
+  for (const BatchShape& shape : InterestingShapes()) {
+    ForEachType([&]<typename T>(std::type_identity<T>) {
+      SCOPED_TRACE(absl::StrCat(Describe(shape), " of ", sizeof(T), " bytes"));
+      const FusedLayer<T, T> layer(shape);
+      ExpectForward(backend(), layer, false, false);
+      ExpectBackward(backend(), layer, false, false);
+    });
+  }
 }
 
 // Pass 1 stores dz, pass 2 reads it: the same as a mask in pass 2.
@@ -257,6 +272,10 @@ TEST_P(FusedBatchNormTest, OutputsMayBeInputs) {
     FusedLayer<T> over_z = layer;
     backend().Normalize(over_z.ForwardArgs(true, true, over_z.z));
     EXPECT_TRUE(over_z.z == y);
+    const std::vector<T> plain = layer.Forward(backend(), false, false);
+    over_x = layer;
+    backend().Normalize(over_x.ForwardArgs(false, false, over_x.x));
+    EXPECT_TRUE(over_x.x == plain);
 
     std::vector<double> sum(layer.mean.size()), product(layer.mean.size());
     std::vector<T> dz(y.size());
@@ -273,6 +292,12 @@ TEST_P(FusedBatchNormTest, OutputsMayBeInputs) {
     backend().BackwardElementwise(
         over_dy.BackwardArgs(true, false, over_dy.dy));
     EXPECT_TRUE(over_dy.dy == dx);
+    backend().BackwardElementwise(layer.BackwardArgs(false, false, dx));
+    over_dy = layer;
+    backend().BackwardElementwise(
+        over_dy.BackwardArgs(false, false, over_dy.dy));
+    EXPECT_TRUE(over_dy.dy == dx);
+    backend().BackwardElementwise(layer.BackwardArgs(true, false, dx));
     over_x = layer;
     backend().BackwardElementwise(over_x.BackwardArgs(true, false, over_x.x));
     EXPECT_TRUE(over_x.x == dx);
@@ -359,8 +384,10 @@ TEST_P(FusedBatchNormTest, EmptyBatchTouchesNothingAndSumsToZero) {
     EXPECT_EQ(sum, std::vector<double>(3));
     EXPECT_EQ(product, std::vector<double>(3));
     EXPECT_TRUE(layer.Forward(backend(), true, true).empty());
+    EXPECT_TRUE(layer.Forward(backend(), false, false).empty());
     std::vector<T> dx;
     backend().BackwardElementwise(layer.BackwardArgs(true, true, dx));
+    backend().BackwardElementwise(layer.BackwardArgs(false, false, dx));
   });
 }
 
