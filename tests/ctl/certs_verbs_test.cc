@@ -27,14 +27,24 @@ class CertsVerbsTest : public testing::Test {
   CtlResult Certs(const std::string& arguments) {
     return ctl_.RunPlain(absl::StrCat("certs ", arguments));
   }
-  std::string Dir() const { return absl::StrCat("--dir=", dir_.File("pki")); }
+  // With the folder of the authority.
+  CtlResult InDir(const std::string& arguments) {
+    return Certs(absl::StrCat(arguments, " --dir=", dir_.File("pki")));
+  }
+  CtlResult Show(const std::string& file, const std::string& flags = "") {
+    return Certs(absl::StrCat("show ", flags, dir_.File("pki/" + file)));
+  }
+  CtlResult MakeToken(const std::string& name) {
+    return Certs(
+        absl::StrCat("token --name=", name, " --tokens=", dir_.File("tokens")));
+  }
 
   const TempDir dir_;
   CtlHarness ctl_;
 };
 
 TEST_F(CertsVerbsTest, InitMakesUsableFilesForEveryRole) {
-  const CtlResult init = Certs(absl::StrCat("init --run=demo --json ", Dir()));
+  const CtlResult init = InDir("init --run=demo --json");
   ASSERT_EQ(init.code, 0) << init.err;
   EXPECT_THAT(init.err, HasSubstr("--tls_cert="));
   int found = 0;
@@ -48,18 +58,13 @@ TEST_F(CertsVerbsTest, InitMakesUsableFilesForEveryRole) {
     ++found;
   }
   EXPECT_EQ(found, 4);
-  EXPECT_THAT(Certs(absl::StrCat("init --run=demo ", Dir())),
-              PrintsError(3, "has an authority already"));
+  EXPECT_THAT(InDir("init --run=demo"), PrintsError(3, "has an authority"));
 }
 
 TEST_F(CertsVerbsTest, IssueAddsIdentitiesAndShowPrintsThem) {
-  ASSERT_EQ(Certs(absl::StrCat("init --run=demo --domain=a.org ", Dir())).code,
-            0);
-  ASSERT_EQ(
-      Certs(absl::StrCat("issue --run=demo worker/0 worker/1 ", Dir())).code,
-      0);
-  const CtlResult show =
-      Certs(absl::StrCat("show ", dir_.File("pki/worker-1/tls.crt")));
+  ASSERT_EQ(InDir("init --run=demo --domain=a.org").code, 0);
+  ASSERT_EQ(InDir("issue --run=demo worker/0 worker/1").code, 0);
+  const CtlResult show = Show("worker-1/tls.crt");
   EXPECT_THAT(show.out, HasSubstr("spiffe://a.org/cohort/demo/worker/1"));
   EXPECT_THAT(show.out, HasSubstr(", ends in 364 days\n"));
   EXPECT_THAT(show.out, HasSubstr("CN = Cohort authority a.org "));
@@ -67,38 +72,31 @@ TEST_F(CertsVerbsTest, IssueAddsIdentitiesAndShowPrintsThem) {
                             "SHA-256   ([0-9a-f][0-9a-f]:)+[0-9a-f]+\n"));
   // A key among the files, as a pattern names it.
   const CtlResult both =
-      Certs(absl::StrCat("show ", dir_.File("pki/worker-1/tls.key"), " ",
-                         dir_.File("pki/worker-1/tls.crt")));
+      Show("worker-1/tls.key", dir_.File("pki/worker-1/tls.crt "));
   EXPECT_EQ(both.code, 0) << both.err;
   EXPECT_THAT(both.out, HasSubstr("tls.key\n  private key; keep it secret\n"));
   EXPECT_THAT(both.out, HasSubstr("/worker/1"));
-  const CtlResult json =
-      Certs(absl::StrCat("show --json ", dir_.File("pki/worker-1/tls.crt")));
+  const CtlResult json = Show("worker-1/tls.crt", "--json ");
   EXPECT_EQ(nlohmann::json::parse(json.out)["uris"][0],
             "spiffe://a.org/cohort/demo/worker/1");
 }
 
 TEST_F(CertsVerbsTest, FilesOfAnotherRunAreReplacedOnRequestOnly) {
-  ASSERT_EQ(Certs(absl::StrCat("init --run=demo ", Dir())).code, 0);
+  ASSERT_EQ(InDir("init --run=demo").code, 0);
   // The first of the two is free; it is not written either.
-  const CtlResult other =
-      Certs(absl::StrCat("issue --run=other worker/0 server/0 ", Dir()));
-  EXPECT_EQ(other.code, 3);
-  EXPECT_THAT(other.err, HasSubstr("spiffe://cohort.local/cohort/demo/server"));
+  const CtlResult other = InDir("issue --run=other worker/0 server/0");
+  EXPECT_THAT(other,
+              PrintsError(3, "spiffe://cohort.local/cohort/demo/server"));
   EXPECT_THAT(other.err, HasSubstr("than other\nUse another --dir"));
-  EXPECT_EQ(
-      Certs(absl::StrCat("show ", dir_.File("pki/worker-0/tls.crt"))).code, 3);
-  EXPECT_EQ(Certs(absl::StrCat("issue --run=demo server/0 ", Dir())).code, 0);
-  EXPECT_EQ(
-      Certs(absl::StrCat("issue --run=other --replace server/0 ", Dir())).code,
-      0);
-  EXPECT_THAT(
-      Certs(absl::StrCat("show ", dir_.File("pki/server-0/tls.crt"))).out,
-      HasSubstr("/cohort/other/server/0"));
+  EXPECT_EQ(Show("worker-0/tls.crt").code, 3);
+  EXPECT_EQ(InDir("issue --run=demo server/0").code, 0);
+  EXPECT_EQ(InDir("issue --run=other --replace server/0").code, 0);
+  EXPECT_THAT(Show("server-0/tls.crt").out,
+              HasSubstr("/cohort/other/server/0"));
 }
 
 TEST_F(CertsVerbsTest, RunRefusesAFolderOfAnotherRun) {
-  ASSERT_EQ(Certs(absl::StrCat("init --run=demo ", Dir())).code, 0);
+  ASSERT_EQ(InDir("init --run=demo").code, 0);
   // Any file will do for a program that is not started.
   for (const char* name : {"cohort-server", "cohort-worker"}) {
     std::ofstream(dir_.File(name)) << "#!/bin/false\n";
@@ -106,43 +104,33 @@ TEST_F(CertsVerbsTest, RunRefusesAFolderOfAnotherRun) {
   }
   const CtlResult run = ctl_.RunPlain(absl::StrCat(
       "run --programs=", dir_.path(), " --tls=", dir_.File("pki")));
-  EXPECT_EQ(run.code, 3);
-  EXPECT_THAT(run.err, HasSubstr("/cohort/demo/server/0"));
+  EXPECT_THAT(run, PrintsError(3, "/cohort/demo/server/0"));
   EXPECT_THAT(run.err, HasSubstr("--run_name of that run"));
 }
 
 TEST_F(CertsVerbsTest, WrongWordsAreNamed) {
-  EXPECT_THAT(Certs(absl::StrCat("init ", Dir())).err,
-              HasSubstr("--run: want"));
-  EXPECT_THAT(Certs(absl::StrCat("init --run=Demo ", Dir())).err,
-              HasSubstr("--run"));
-  EXPECT_THAT(Certs(absl::StrCat("issue --run=demo worker/0 ", Dir())).err,
-              HasSubstr("certs init"));
-  ASSERT_EQ(Certs(absl::StrCat("init --run=demo ", Dir())).code, 0);
-  EXPECT_THAT(Certs(absl::StrCat("issue --run=demo root ", Dir())).err,
-              HasSubstr("got 'root', want server/0"));
-  EXPECT_THAT(
-      Certs(absl::StrCat("issue --run=demo --days=x viewer ", Dir())).err,
-      HasSubstr("--days: got 'x'"));
+  EXPECT_THAT(InDir("init").err, HasSubstr("--run: want"));
+  EXPECT_THAT(InDir("init --run=Demo").err, HasSubstr("--run"));
+  EXPECT_THAT(InDir("issue --run=demo worker/0").err, HasSubstr("certs init"));
+  ASSERT_EQ(InDir("init --run=demo").code, 0);
+  EXPECT_THAT(InDir("issue --run=demo root").err, HasSubstr("got 'root'"));
+  EXPECT_THAT(InDir("issue --run=demo --days=x viewer").err,
+              HasSubstr("--days: got 'x'"));
   EXPECT_EQ(Certs("issue --run=demo").code, 2);
   EXPECT_EQ(Certs("show").code, 2);
   EXPECT_EQ(Certs("show /missing").code, 3);
 }
 
 TEST_F(CertsVerbsTest, TokensAreShownOnceAndStoredAsHashes) {
-  const std::string tokens = dir_.File("tokens");
-  const CtlResult ana =
-      Certs(absl::StrCat("token --name=ana --tokens=", tokens));
-  const CtlResult ben =
-      Certs(absl::StrCat("token --name=ben --tokens=", tokens));
+  const CtlResult ana = MakeToken("ana");
+  const CtlResult ben = MakeToken("ben");
   ASSERT_EQ(ana.code, 0) << ana.err;
   ASSERT_EQ(ben.code, 0) << ben.err;
-  const auto loaded = OkValue(Tokens::Load(tokens));
+  const auto loaded = OkValue(Tokens::Load(dir_.File("tokens")));
   EXPECT_EQ(loaded->NameOf(absl::StripSuffix(ana.out, "\n")), "ana");
   EXPECT_EQ(loaded->NameOf(absl::StripSuffix(ben.out, "\n")), "ben");
   EXPECT_EQ(Certs("token").code, 3);
-  EXPECT_THAT(Certs(absl::StrCat("token --name=ana --tokens=", tokens)),
-              PrintsError(3, "has a token of the name ana already"));
+  EXPECT_THAT(MakeToken("ana"), PrintsError(3, "of the name ana"));
 }
 
 TEST_F(CertsVerbsTest, ATokenWithoutEncryptionIsRefused) {

@@ -10,6 +10,8 @@
 #include "server/checkpoint/checkpoint.h"
 #include "tests/checkpoint/example_state.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -34,10 +36,8 @@ class CheckpointVerbsTest : public testing::Test {
   }
 
   void Write(int64_t version) {
-    const absl::Status status =
-        WriteCheckpoint(RealFileSystem(), dir_.path(), /*keep=*/9,
-                        ExampleIdentity(), ExampleState(version));
-    ASSERT_TRUE(status.ok()) << status;
+    ExpectOk(WriteCheckpoint(RealFileSystem(), dir_.path(), /*keep=*/9,
+                             ExampleIdentity(), ExampleState(version)));
   }
 
   CtlResult Run(const std::string& verb) {
@@ -127,26 +127,21 @@ TEST_F(CheckpointVerbsTest, VerifyNamesTheDamagedFileAndIsExitCode7) {
               StartsWith(absl::StrCat(kSecond, ": ", Tensors(kSecond),
                                       ": checksum: got ")));
   EXPECT_THAT(verified.err, HasSubstr(", want "));
-  EXPECT_THAT(verified.err,
-              HasSubstr("\nA server with --resume passes what is damaged over "
-                        "and continues from step 7\n"));
+  EXPECT_THAT(verified.err, HasSubstr("continues from step 7"));
   const nlohmann::json json = Json("checkpoint verify");
   EXPECT_EQ(json["ok"], false);
   EXPECT_EQ(json["checkpoints"][0]["result"], "ok");
   EXPECT_EQ(json["checkpoints"][1]["result"], "damaged");
 
   WriteText(dir_.File(std::string(kFirst) + "/manifest"), "{}");
-  EXPECT_THAT(Run("checkpoint verify").err,
-              HasSubstr("None is whole: a server with --resume ends with exit "
-                        "code 7\n"));
+  EXPECT_THAT(Run("checkpoint verify").err, HasSubstr("exit code 7"));
 }
 
 TEST_F(CheckpointVerbsTest, VerifyNamesWhatAnEarlierReleaseWrote) {
   const std::string path = dir_.File(kSecond) + "/manifest";
   fs::rename(path, path + ".json");
   EXPECT_THAT(Run("checkpoint verify").err,
-              StartsWith(absl::StrCat(kSecond, ": ", path,
-                                      ".json: got format below 4, want 4")));
+              HasSubstr(path + ".json: got format below 4, want 4"));
   EXPECT_EQ(Json("checkpoint verify")["checkpoints"][1]["result"],
             "other_release");
 }
@@ -166,8 +161,7 @@ TEST_F(CheckpointVerbsTest, VerifyAgreesWithTheServer) {
     WriteText(path, good);
   }
   std::vector<std::string> problems;
-  EXPECT_TRUE(
-      LoadNewestCheckpoint(RealFileSystem(), dir_.path(), problems).ok());
+  ExpectOk(LoadNewestCheckpoint(RealFileSystem(), dir_.path(), problems));
   EXPECT_TRUE(problems.empty());
   EXPECT_EQ(Run("checkpoint verify --checkpoint=1200").code, 0);
 }
@@ -180,11 +174,8 @@ TEST_F(CheckpointVerbsTest, VerifyTakesOneVersionAndKnowsTheOthers) {
   const CtlResult none = Run("checkpoint verify --checkpoint=8");
   EXPECT_EQ(none.code, 3);
   EXPECT_EQ(none.err, "cohortctl: --checkpoint: got 8, want one of 7, 1200\n");
-  const CtlResult word = Run("checkpoint verify --checkpoint=newest");
-  EXPECT_EQ(word.code, 3);
-  EXPECT_EQ(
-      word.err,
-      "cohortctl: --checkpoint: got 'newest', want a step such as 1200\n");
+  EXPECT_THAT(Run("checkpoint verify --checkpoint=newest"),
+              PrintsError(3, "--checkpoint: got 'newest'"));
 }
 
 TEST_F(CheckpointVerbsTest, FoldersThatAreNoServersAreRefused) {
@@ -231,10 +222,8 @@ TEST_F(CheckpointVerbsTest, AFolderWithoutOneYetIsListedAndNotVerified) {
   EXPECT_EQ(list.code, 0);
   EXPECT_EQ(list.out, "");
   EXPECT_EQ(list.err, begun.path() + ": no checkpoint was written yet\n");
-  const CtlResult verified =
-      ctl_.RunPlain("checkpoint verify --dir=" + begun.path());
-  EXPECT_EQ(verified.code, 3);
-  EXPECT_THAT(verified.err, HasSubstr("there is no finished checkpoint"));
+  EXPECT_THAT(ctl_.RunPlain("checkpoint verify --dir=" + begun.path()),
+              PrintsError(3, "there is no finished checkpoint"));
 }
 
 }  // namespace

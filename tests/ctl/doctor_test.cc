@@ -66,13 +66,10 @@ TEST_F(DoctorTest, FindsAWrongAddress) {
   const CtlResult result = ctl_.Run("doctor");
   EXPECT_EQ(result.code, 1);
   EXPECT_EQ(result.err, "");
-  EXPECT_THAT(result.out,
-              HasSubstr(absl::StrCat("no connection: ", ctl_.server.address(),
-                                     ": Connection refused")));
-  EXPECT_THAT(result.out, HasSubstr("address: nothing listens there: start "
-                                    "cohort-server"));
-  EXPECT_THAT(result.out, HasSubstr("server        skipped  it is not "
-                                    "reached"));
+  EXPECT_THAT(result.out, HasSubstr(absl::StrCat(ctl_.server.address(),
+                                                 " takes no connection")));
+  EXPECT_THAT(result.out, HasSubstr("address: nothing listens there"));
+  EXPECT_THAT(result.out, HasSubstr("server        skipped"));
   for (const char* wrong : {"nowhere.invalid:7070", "127.0.0.1", "a:b:c"}) {
     const CtlResult of = ctl_.RunPlain(
         absl::StrCat("doctor --json --timeout=2s --server=", wrong));
@@ -85,10 +82,8 @@ TEST_F(DoctorTest, LooksAtUnixSockets) {
   const CtlResult missing =
       ctl_.RunPlain("doctor --server=unix:/nowhere/cohort");
   EXPECT_EQ(missing.code, 1);
-  EXPECT_THAT(missing.out, HasSubstr("no connection: unix:/nowhere/cohort: No "
-                                     "such file or directory"));
-  EXPECT_THAT(missing.out, HasSubstr("address: start cohort-server with that "
-                                     "--listen"));
+  EXPECT_THAT(missing.out, HasSubstr("no connection: unix:/nowhere/cohort"));
+  EXPECT_THAT(missing.out, HasSubstr("address: start cohort-server"));
   const Check connection =
       CheckConnection({}, "unix:/nowhere/cohort", absl::Now());
   EXPECT_EQ(connection.result, Result::kOk);
@@ -99,7 +94,7 @@ TEST_F(DoctorTest, LooksAtUnixSockets) {
 TEST_F(DoctorTest, WrapsItsSentencesOnATerminal) {
   ctl_.server.Shutdown();
   EXPECT_THAT(ctl_.Run("doctor").out,
-              HasSubstr("pass the address that it printed as --server; one"));
+              HasSubstr("address that it printed as --server"));
   ctl_.terminal = true;
   const std::string out = ctl_.Run("doctor").out;
   EXPECT_THAT(out, HasSubstr("pass the address that it\nprinted as --server; "
@@ -127,16 +122,14 @@ TEST_F(DoctorTest, FindsAVersionSkewAndAWrongClock) {
 }
 
 TEST_F(DoctorTest, FindsThatItIsNoCohortServer) {
-  ctl_.server.on_status = []() -> absl::StatusOr<v1::Status> {
-    return absl::UnimplementedError("");
-  };
+  ctl_.server.on_status = [] { return absl::UnimplementedError(""); };
   const CtlResult result = ctl_.Run("doctor");
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.out, HasSubstr("something else than a Cohort server"));
 }
 
 TEST_F(DoctorTest, ADataShardIsNotTakenForAnotherProgram) {
-  ctl_.server.on_status = []() -> absl::StatusOr<v1::Status> {
+  ctl_.server.on_status = [] {
     return absl::UnimplementedError(
         "this is a data shard (cohort-server --data_shard)");
   };

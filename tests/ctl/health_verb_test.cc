@@ -10,6 +10,7 @@
 #include "common/security/tls_files.h"
 #include "tests/ctl/ctl_harness.h"
 #include "tests/ctl/prints_error.h"
+#include "tests/fakes/statuses.h"
 #include "tests/security/test_authority.h"
 
 namespace cohort {
@@ -33,13 +34,11 @@ class HealthVerbTest : public testing::Test {
 
 TEST_F(HealthVerbTest, PlaintextToHttpsSaysWhatToGive) {
   TestAuthority authority;
-  const auto server = HttpServer::Start(
+  const auto server = OkValue(HttpServer::Start(
       {.listen = "127.0.0.1:0",
        .routes = OpsRoutes({.ready = [] { return absl::OkStatus(); }}),
-       .tls = *ReadTlsFiles(authority.Issue("server/0"), absl::Now())});
-  ASSERT_TRUE(server.ok()) << server.status();
-  const std::string health =
-      absl::StrCat("health --ops=", (*server)->address());
+       .tls = *ReadTlsFiles(authority.Issue("server/0"), absl::Now())}));
+  const std::string health = absl::StrCat("health --ops=", server->address());
   EXPECT_THAT(ctl_.RunPlain(health),
               PrintsError(5, "speaks HTTPS\nGive --tls_ca"));
   EXPECT_EQ(ctl_.RunPlain(absl::StrCat(health, " --tls_ca=",

@@ -109,8 +109,7 @@ class LocalClusterTest : public ::testing::Test {
   }
   void RunToTheEnd(int32_t workers, std::vector<std::string> server_flags = {},
                    std::vector<std::string> worker_flags = {}) {
-    ASSERT_TRUE(
-        Start(workers, std::move(server_flags), std::move(worker_flags)).ok());
+    ExpectOk(Start(workers, std::move(server_flags), std::move(worker_flags)));
     ASSERT_TRUE(PollUntilDone().ok());
   }
   bool Exists(const std::string& name) {
@@ -272,8 +271,7 @@ TEST_F(LocalClusterTest, ServerThatEndsBeforeItListensStartsNoWorker) {
 TEST_F(LocalClusterTest, ServerThatDoesNotListenIsToldAndStopped) {
   Play("await never", "");
   ASSERT_TRUE(Start(1, {}, {}, absl::Milliseconds(100)).ok());
-  EXPECT_THAT(PollUntilDone(),
-              IsError(absl::StatusCode::kDeadlineExceeded, "0.1 s"));
+  EXPECT_THAT(PollUntilDone(), IsError(kDeadlineExceeded, "0.1 s"));
 }
 
 TEST_F(LocalClusterTest, RefusesWhatItSetsItselfAndProgramsThatAreNotThere) {
@@ -282,14 +280,14 @@ TEST_F(LocalClusterTest, RefusesWhatItSetsItselfAndProgramsThatAreNotThere) {
   for (const absl::Status& status :
        {Start(0), Start(1, {"--address_file=x"}), Start(1, {"--workers", "3"}),
         Start(1, {}, {"--rank=1"}), Start(1, {}, {"--server=a:1"})}) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.code(), kInvalidArgument);
   }
 }
 
 TEST_F(LocalClusterTest, ProgramThatCannotRunIsTold) {
   Play("listen; await never", "");
   Script("cohort-server", "#!/no/such/interpreter\n");
-  EXPECT_THAT(Start(1), IsError(absl::StatusCode::kNotFound, "cohort-server"));
+  EXPECT_THAT(Start(1), IsError(kNotFound, "cohort-server"));
 }
 
 TEST_F(LocalClusterTest, NothingOutlivesTheProcessThatStartedIt) {

@@ -47,10 +47,11 @@ class RunTest(unittest.TestCase):
             path.write_text(f"{HEAD}echo $$ >{name}$rank.pid\n{text}\n")
             path.chmod(0o755)
 
-    def start(self, *arguments: str) -> subprocess.Popen:
+    def start(self, *arguments: str, before: tuple[str, ...] = ()
+              ) -> subprocess.Popen:
         return subprocess.Popen(
-            [BIN / "cohortctl", "run", f"--programs={self.dir}", *arguments],
-            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*before, BIN / "cohortctl", "run", f"--programs={self.dir}",
+             *arguments], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE)
 
     def cohort(self, *arguments: str) -> tuple[int, list[str], list[str]]:
@@ -58,6 +59,11 @@ class RunTest(unittest.TestCase):
         process = self.start(*arguments)
         out, err = process.communicate(timeout=DEADLINE_S)
         return process.returncode, out.splitlines(), err.splitlines()
+
+    def await_line(self, process: subprocess.Popen, word: str,
+                   stream: str = "stdout") -> None:
+        while word not in getattr(process, stream).readline():
+            self.assertIsNone(process.poll())
 
     def assert_ended(self, *names: str) -> None:
         for name in names:
@@ -93,14 +99,13 @@ class RunTest(unittest.TestCase):
         code, _, err = self.cohort("--max_restarts=2")
         self.assertEqual(code, 137)
         self.assertEqual((self.dir / "lives").read_text(), "x\n" * 3)
-        self.assertEqual(
-            [line for line in err if "was ended by signal" in line],
-            ["run: worker 1 was ended by signal 9 (Killed): it is started "
-             f"again, {i} of 2 times" for i in (1, 2)] +
-            ["run: worker 1 was ended by signal 9 (Killed): --max_restarts=2 "
-             "allows no further start, so the run is stopped"])
-        self.assertEqual(err[-1], "run: nothing was kept to go on from; "
-                         "--checkpoint_dir=DIR keeps it")
+        ends = [line for line in err if "ended by signal 9 (Killed)" in line]
+        for line, what in zip(ends, ("1 of 2", "2 of 2", "--max_restarts=2"),
+                              strict=True):
+            self.assertTrue(line.startswith("run: worker 1 was"), line)
+            self.assertIn(what, line)
+        self.assertIn("run: worker 1 wrote nothing", err)
+        self.assertIn("--checkpoint_dir=DIR", err[-1])
         self.assert_ended("server", "worker0", "worker1")
 
     def test_dead_data_shard_is_started_again_but_not_for_ever(self):
@@ -112,12 +117,9 @@ class RunTest(unittest.TestCase):
                                    "--checkpoint_dir=a", "--max_restarts=1")
         self.assertEqual(code, 137)
         self.assertEqual((self.dir / "lives").read_text(), "x\n" * 2)
-        died = "run: shard 1 was ended by signal 9 (Killed): "
-        self.assertEqual(
-            [line for line in err if line.startswith(died)],
-            [f"{died}it is started again, 1 of 1 times",
-             f"{died}--max_restarts=1 allows no further start, so the run is "
-             "stopped"])
+        first, last = (line for line in err if "run: shard 1 was ended" in line)
+        self.assertIn("1 of 1 times", first)
+        self.assertIn("--max_restarts=1", last)
         self.assertTrue(err[-1].startswith("run: to go on: "), err)
         self.assertTrue(err[-1].endswith(" --max_restarts=1 --resume"), err)
 
@@ -126,8 +128,7 @@ class RunTest(unittest.TestCase):
         code, _, err = self.cohort("--workers=1")
         self.assertEqual(code, 2)
         self.assertEqual((self.dir / "lives").read_text(), "x\n")
-        self.assertEqual(err[-1], "run: worker 0 ended with exit code 2: it "
-                         "would end so again, so the run is stopped")
+        self.assertIn("worker 0 ended with exit code 2", err[-1])
 
     def test_worker_that_leaves_with_zero_is_not_started_again(self):
         self.play("listen; await worker0.pid; sleep 0.5", "echo x >>lives")
@@ -139,12 +140,10 @@ class RunTest(unittest.TestCase):
         self.play("listen; await worker1.pid; await gone; sleep 0.2; exit 0",
                   "[[ $rank == 1 ]] && touch gone && exit 7; sleep 0.3")
         code, _, err = self.cohort("--on_worker_loss=continue")
-        self.assertIn("run: worker 1 ended with exit code 7: the run continues "
-                      "without it", err)
+        self.assertIn("worker 1 ended with exit code 7", "".join(err))
         # The server's is 0, and not everything ended well.
         self.assertEqual(code, 7, err)
-        self.assertEqual(err[-1], "run: the server ended well, but worker 1 "
-                         "ended with exit code 7, so the exit code is 7")
+        self.assertTrue(err[-1].endswith("the exit code is 7"), err)
 
     def test_a_worker_that_fails_after_the_run_is_no_success(self):
         self.play("listen; await worker0.pid; await worker1.pid; touch over",
@@ -167,21 +166,16 @@ class RunTest(unittest.TestCase):
                   "touch done; exit 1")
         code, _, err = self.cohort("--workers=1:2", "--max_restarts=1")
         self.assertEqual(code, 1, err)
-        self.assertEqual(
-            [line for line in err if "worker 1 ended" in line],
-            ["run: worker 1 ended with exit code 1: it is started again, 1 of "
-             "1 times",
-             "run: worker 1 ended with exit code 1: the run continues without "
-             "it"])
+        first, last = (line for line in err if "worker 1 ended" in line)
+        self.assertIn("exit code 1: it is started again, 1 of 1 times", first)
+        self.assertIn("continues without it", last)
 
     def test_an_elastic_run_with_too_few_workers_is_stopped(self):
         self.play("listen; await never",
                   "[[ $rank == 0 ]] && await never; exit 3")
         code, _, err = self.cohort("--workers=2:2")
         self.assertEqual(code, 3)
-        self.assertIn("run: worker 1 ended with exit code 3: it would end so "
-                      "again, and 1 worker is fewer than 2, so the run is "
-                      "stopped", err)
+        self.assertIn("1 worker is fewer than 2", "".join(err))
 
     def test_interrupt_stops_the_server_first_and_tells_how_to_go_on(self):
         self.play("trap 'echo saved; touch saved; exit 0' TERM; listen\n"
@@ -191,8 +185,7 @@ class RunTest(unittest.TestCase):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             process = self.start("--workers=1", "--checkpoint_dir=a b",
                                  "--", "--threads=1")
-            while "ready" not in process.stdout.readline():
-                self.assertIsNone(process.poll())
+            self.await_line(process, "ready")
             process.send_signal(number)
             out, err = process.communicate(timeout=DEADLINE_S)
             self.assertEqual(process.returncode, 128 + number, err)
@@ -221,11 +214,9 @@ class RunTest(unittest.TestCase):
         self.play("trap '' TERM; listen; await worker0.pid; echo ready\n"
                   "await never", "await never")
         process = self.start("--workers=1")
-        while "ready" not in process.stdout.readline():
-            self.assertIsNone(process.poll())
+        self.await_line(process, "ready")
         process.send_signal(signal.SIGINT)
-        while "stopping" not in process.stderr.readline():
-            self.assertIsNone(process.poll())
+        self.await_line(process, "stopping", "stderr")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=DEADLINE_S)
         self.assertEqual(process.returncode, 130)
@@ -257,8 +248,7 @@ class RunTest(unittest.TestCase):
                   "trap 'exit 0' TERM; await never")
         process = self.start("--workers=1")
         for word in ("ready", "told"):
-            while word not in process.stdout.readline():
-                self.assertIsNone(process.poll())
+            self.await_line(process, word)
             process.send_signal(signal.SIGHUP)
         (self.dir / "more").touch()
         process.communicate(timeout=DEADLINE_S)
@@ -268,13 +258,8 @@ class RunTest(unittest.TestCase):
     def test_nohup_keeps_it_running(self):
         self.play("trap 'exit 0' TERM; listen; await worker0.pid; echo ready\n"
                   "await never", "trap 'exit 0' TERM; await never")
-        process = subprocess.Popen(
-            ["nohup", BIN / "cohortctl", "run", f"--programs={self.dir}",
-             "--workers=1"],
-            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE)
-        while "ready" not in process.stdout.readline():
-            self.assertIsNone(process.poll())
+        process = self.start("--workers=1", before=("nohup",))
+        self.await_line(process, "ready")
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=DEADLINE_S)
@@ -285,8 +270,7 @@ class RunTest(unittest.TestCase):
         self.play("listen; await worker0.pid; echo ready; exec sleep 600",
                   "exec sleep 600")
         process = self.start("--workers=1")
-        while "ready" not in process.stdout.readline():
-            self.assertIsNone(process.poll())
+        self.await_line(process, "ready")
         process.kill()
         # The output ends when all processes that could write it have ended.
         process.communicate(timeout=DEADLINE_S)

@@ -10,6 +10,8 @@
 namespace cohort {
 namespace {
 
+using testing::HasSubstr;
+
 TEST(WorkersEvictTest, EvictsTheRankForTheReason) {
   CtlHarness ctl;
   v1::EvictRequest seen;
@@ -22,9 +24,7 @@ TEST(WorkersEvictTest, EvictsTheRankForTheReason) {
   const CtlResult result = ctl.Run("workers evict --rank=1 --reason=slow");
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(result.out, "worker 1 evicted at step 12\n");
-  EXPECT_EQ(result.err,
-            "`cohortctl status` tells whether the run waits for a "
-            "replacement\n");
+  EXPECT_THAT(result.err, HasSubstr("`cohortctl status`"));
   EXPECT_EQ(seen.rank(), 1);
   EXPECT_EQ(seen.reason(), "slow");
   EXPECT_EQ(ctl.Run("workers evict --rank=1 --json").out,
@@ -36,13 +36,10 @@ TEST(WorkersEvictTest, RefusalsSayWhereToLook) {
   for (const absl::Status& refusal :
        {absl::InvalidArgumentError("got rank 9, want 0 to 1"),
         absl::FailedPreconditionError("rank 1 is vacant")}) {
-    ctl.server.on_evict = [&](const v1::EvictRequest&) { return refusal; };
-    EXPECT_THAT(
-        ctl.Run("workers evict --rank=1"),
-        PrintsError(
-            3, absl::StrCat(
-                   refusal.message(),
-                   "\n`cohortctl workers list` shows who holds which rank")));
+    ctl.server.on_evict = [&](const auto&) { return refusal; };
+    EXPECT_THAT(ctl.Run("workers evict --rank=1"),
+                PrintsError(3, absl::StrCat(refusal.message(),
+                                            "\n`cohortctl workers list`")));
   }
   EXPECT_EQ(ctl.Run("workers evict").code, 2);
   EXPECT_EQ(ctl.Run("workers evict --rank=one").code, 3);
@@ -74,9 +71,7 @@ TEST(WorkersDrainTest, WaitsUntilTheWorkerHasLeft) {
 
 TEST(WorkersDrainTest, OneThatStaysIsExitCode6) {
   CtlHarness ctl;
-  ctl.server.on_evict = [](const v1::EvictRequest&) {
-    return v1::EvictReply();
-  };
+  ctl.server.on_evict = [](const auto&) { return v1::EvictReply(); };
   EXPECT_THAT(ctl.Run("workers drain --rank=0 --timeout=2s"),
               PrintsError(6, "worker 0 is still there"));
 }
@@ -92,24 +87,18 @@ TEST(RunDrainTest, TellsWhatHappens) {
   };
   const CtlResult result = ctl.Run("run drain --reason=enough");
   EXPECT_EQ(result.code, 0);
-  EXPECT_EQ(result.out,
-            "draining since step 30: the run ends with the step in "
-            "progress\n");
+  EXPECT_THAT(result.out, HasSubstr("draining since step 30"));
   EXPECT_EQ(reason, "enough");
-  ctl.server.on_drain = [](const v1::DrainRequest&) {
+  ctl.server.on_drain = [](const auto&) {
     return absl::FailedPreconditionError("the run is already over: done");
   };
   EXPECT_THAT(ctl.Run("run drain"),
-              PrintsError(3,
-                          "the run is already over: done\n`cohortctl status` "
-                          "tells how it ended"));
+              PrintsError(3, "already over: done\n`cohortctl status`"));
 }
 
 TEST(RunDrainTest, ARunThatIsOverWaitsForNoDataShard) {
   CtlHarness ctl;
-  ctl.server.on_drain = [](const v1::DrainRequest&) {
-    return v1::DrainReply();
-  };
+  ctl.server.on_drain = [](const auto&) { return v1::DrainReply(); };
   ctl.server.on_status = [] {
     v1::Status status = StatusWithoutShard();
     status.set_ended(true);
@@ -120,12 +109,11 @@ TEST(RunDrainTest, ARunThatIsOverWaitsForNoDataShard) {
   EXPECT_EQ(result.out, "the run is over at step 150\n");
   EXPECT_EQ(result.err, "");
   EXPECT_EQ(ctl.Run("run drain --json").out, "{\"version\":0}\n");
-  ctl.server.on_drain = [](const v1::DrainRequest&) {
+  ctl.server.on_drain = [](const auto&) {
     return absl::FailedPreconditionError("the run is already over: drained");
   };
-  EXPECT_EQ(ctl.Run("run drain").err,
-            "cohortctl: the run is already over: drained\n`cohortctl status` "
-            "tells how it ended\n");
+  EXPECT_THAT(ctl.Run("run drain").err,
+              HasSubstr("already over: drained\n`cohortctl status`"));
 }
 
 TEST(RunDrainTest, TellsARunThatIsOverFromOneThatWaits) {
@@ -141,23 +129,19 @@ TEST(RunDrainTest, TellsARunThatIsOverFromOneThatWaits) {
   };
   status.set_phase("waiting");
   status.set_state("waiting for worker 1, 3 s, gives up in 57 s");
-  EXPECT_EQ(ctl.Run("run drain").err,
-            "now: waiting for worker 1, 3 s, gives up in 57 s\n`cohortctl "
-            "status --watch` follows it to its end\n");
+  EXPECT_THAT(ctl.Run("run drain").err,
+              HasSubstr("up in 57 s\n`cohortctl status --watch`"));
   status.set_ended(true);
   status.set_version(31);
   const CtlResult over = ctl.Run("run drain");
   EXPECT_EQ(over.out, "the run is over at step 31\n");
   EXPECT_EQ(over.err, "");
   status.set_version(0);
-  EXPECT_EQ(ctl.Run("run drain").out,
-            "the run is over at step 0: training had not begun\n");
-  ctl.server.on_status = []() -> absl::StatusOr<v1::Status> {
+  EXPECT_THAT(ctl.Run("run drain").out, HasSubstr("over at step 0"));
+  ctl.server.on_status = [] {
     return absl::UnavailableError("the server is stopping");
   };
-  EXPECT_EQ(ctl.Run("run drain").out,
-            "drained at step 30: the server does not answer any more, as after "
-            "the end of a run\n");
+  EXPECT_THAT(ctl.Run("run drain").out, HasSubstr("drained at step 30"));
 }
 
 // Advice about workers and flags would not help.
@@ -212,20 +196,13 @@ TEST(CheckpointSaveTest, TellsWhichVersionIsSafe) {
 
 TEST(CheckpointSaveTest, ServerWithoutADirectoryAndFailedWrite) {
   CtlHarness ctl;
-  ctl.server.on_checkpoint = []() -> absl::StatusOr<v1::CheckpointReply> {
+  ctl.server.on_checkpoint = [] {
     return absl::FailedPreconditionError(
         "the server was started without --checkpoint_dir");
   };
-  EXPECT_THAT(
-      ctl.Run("checkpoint save"),
-      PrintsError(
-          3,
-          "the server was started without --checkpoint_dir\n"
-          "checkpoints need a server with --checkpoint_dir=PATH and a worker "
-          "that has registered its model"));
-  ctl.server.on_checkpoint = []() -> absl::StatusOr<v1::CheckpointReply> {
-    return absl::InternalError("disk full");
-  };
+  EXPECT_THAT(ctl.Run("checkpoint save"),
+              PrintsError(3, "without --checkpoint_dir\n"));
+  ctl.server.on_checkpoint = [] { return absl::InternalError("disk full"); };
   EXPECT_THAT(ctl.Run("checkpoint save"), PrintsError(1, "disk full"));
 }
 
@@ -237,9 +214,8 @@ TEST(StatisticsCollectTest, TellsHowMuchIsCollected) {
     reply.set_batches(12);
     return reply;
   };
-  EXPECT_EQ(ctl.Run("statistics collect").out,
-            "collecting statistics over 12 batches with the weights of "
-            "step 40\n");
+  EXPECT_THAT(ctl.Run("statistics collect").out,
+              HasSubstr("12 batches with the weights of step 40"));
   EXPECT_EQ(ctl.Run("statistics collect --json").out,
             "{\"version\":40,\"batches\":12}\n");
   ctl.server.on_collect = [] {
@@ -247,10 +223,7 @@ TEST(StatisticsCollectTest, TellsHowMuchIsCollected) {
   };
   EXPECT_THAT(
       ctl.Run("statistics collect"),
-      PrintsError(
-          3,
-          "--bn_statistics holds no after\n`cohortctl policy set "
-          "--bn_statistics=sync,after` adds the kind that is collected"));
+      PrintsError(3, "`cohortctl policy set --bn_statistics=sync,after`"));
 }
 
 TEST(ExportTest, TellsWhichVersionWasWritten) {
@@ -260,9 +233,7 @@ TEST(ExportTest, TellsWhichVersionWasWritten) {
     reply.set_version(41);
     return reply;
   };
-  EXPECT_EQ(ctl.Run("export").out,
-            "model.safetensors of step 41 is in the server's "
-            "--results_dir\n");
+  EXPECT_THAT(ctl.Run("export").out, HasSubstr("model.safetensors of step 41"));
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "server/ctl/status_text.h"
 #include "server/ctl/status_words.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 
 namespace cohort {
 namespace {
@@ -63,8 +64,7 @@ TEST(StatusVerbTest, TellsWhyTheNewestCheckpointCouldNotBeWritten) {
     return status;
   };
   EXPECT_THAT(ctl.Run("status").out,
-              HasSubstr("\ncheckpoint     checkpoint of step 150 failed; disk "
-                        "full\n"));
+              HasSubstr("checkpoint of step 150 failed; disk full"));
 }
 
 // --max_steps: 20 steps of 32 images, and an epoch has more. The total is an
@@ -240,9 +240,8 @@ TEST(StatusVerbTest, WatchEndsWithTheServersAbsence) {
     if (++looks >= 2) return absl::UnavailableError("the server is stopping");
     return ExampleStatus();
   };
-  const CtlResult result = ctl.Run("status --watch --json");
-  EXPECT_EQ(result.code, 5);
-  EXPECT_THAT(result.err, HasSubstr("the server is stopping"));
+  EXPECT_THAT(ctl.Run("status --watch --json"),
+              PrintsError(5, "the server is stopping"));
 }
 
 // A description is text from any worker: it must not move the cursor or break
@@ -263,11 +262,8 @@ TEST(StatusVerbTest, TextsOfWorkersAreMadeHarmless) {
 
 TEST(StatusVerbTest, BadIntervalIsRefused) {
   CtlHarness ctl;
-  const CtlResult result = ctl.Run("status --watch --interval=0s");
-  EXPECT_EQ(result.code, 3);
-  EXPECT_EQ(result.err,
-            "cohortctl: --interval: got '0s', want a duration such as 2s, of "
-            "at least 100ms\n");
+  EXPECT_THAT(ctl.Run("status --watch --interval=0s"),
+              PrintsError(3, "--interval: got '0s'"));
 }
 
 }  // namespace

@@ -311,34 +311,6 @@ class QuickstartTest(unittest.TestCase):
         for who in ("server", "worker-0", "worker-1"):
             self.assert_ended(who)
 
-    def test_killed_worker_is_started_again(self):
-        self.play("server", """
-            listen; await worker-0.args; await worker-1.args
-            rm "$PLAYS/worker-1.args"
-            kill -KILL $(cat "$PLAYS/worker-1.pid")
-            await worker-1.args
-            touch "$PLAYS/over"
-            echo 'test accuracy 70.0 %'""")
-        self.play("worker", "await over")
-        code, out, err = self.quickstart()
-        self.assertEqual((code, out.splitlines()[-1]),
-                         (0, "test accuracy 70.0 %"), err)
-        self.assertIn("run: worker 1 was ended by signal 9 (Killed): it is "
-                      "started again, 1 of 3 times", err.splitlines())
-        self.assertIn("run: worker 1 wrote nothing", err.splitlines())
-
-    def test_failed_worker_does_not_end_a_run_that_goes_on_without_it(self):
-        self.play("server", """
-            listen; await worker-1.args; await worker-0.args; sleep 0.2
-            echo 'test accuracy 70.0 %'""")
-        self.play("worker", "[[ $rank == 0 ]] || exit 1; sleep 0.2")
-        code, _, err = self.quickstart("--on_worker_loss=continue")
-        # The run ended well, but not every worker did.
-        self.assertEqual(code, 1, err)
-        self.assertIn("worker 1 ended with exit code 1: the run continues", err)
-        self.assertIn("the server ended well, but worker 1 ended with exit code "
-                      "1", err)
-
     def test_interrupt_stops_everything_it_started(self):
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             with self.subTest(signal=number):
@@ -367,8 +339,7 @@ class QuickstartTest(unittest.TestCase):
             echo 'info: the run is over: drained by an operator'""")
         code, out, err = self.quickstart()
         self.assertEqual(code, 0, err)
-        self.assertIn("drained before the first epoch was scored",
-                      out.splitlines()[-1])
+        self.assertIn("drained before", out.splitlines()[-1])
 
     def test_last_line_of_a_segmentation_run_is_its_miou(self):
         self.play("server", GOOD_SERVER.replace(

@@ -47,14 +47,12 @@ TEST(RunResultTest, LabelsOfPixelsAreJudgedByMiou) {
 }
 
 TEST(RunResultTest, WhatIsMissingIsNamed) {
-  EXPECT_THAT(ParseRunResult({"chief"}, History()).status().message(),
-              HasSubstr("no evaluation with chief statistics"));
+  EXPECT_THAT(ParseRunResult({"chief"}, History()),
+              IsError(kDataLoss, "chief statistics"));
   EXPECT_THAT(ParseRunResult({"sync"}, "version,epoch\n").status().message(),
               HasSubstr("no column seconds"));
-  EXPECT_THAT(ParseRunResult({"sync"}, std::string(kHeader) + "1,2\n")
-                  .status()
-                  .message(),
-              HasSubstr("line 2: got 2 fields, want 15"));
+  EXPECT_THAT(ParseRunResult({"sync"}, std::string(kHeader) + "1,2\n"),
+              IsError(kDataLoss, "line 2: got 2 fields"));
   for (const auto& status : {ParseRunResult({"chief"}, History()).status(),
                              ParseRunResult({"sync"}, "").status()}) {
     EXPECT_TRUE(absl::IsDataLoss(status));

@@ -12,7 +12,6 @@ namespace cohort {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::IsEmpty;
 
 const StudyFlags kFlags = {.server = {"--epochs=2"},
@@ -85,28 +84,23 @@ TEST_F(StudyFolderTest, OtherFlagsAreRefusedAndNamed) {
             "other worker flags: got '', want '--model=cnn'"},
            {{.server = kFlags.server, .worker = kFlags.worker},
             "other --reference_images: got '0', want '64'"}}) {
-    const auto folder =
-        StudyFolder::Open(RealFileSystem(), dir_.File("study"), flags);
-    EXPECT_THAT(folder.status(),
-                IsError(absl::StatusCode::kFailedPrecondition, text));
+    EXPECT_THAT(StudyFolder::Open(RealFileSystem(), dir_.File("study"), flags),
+                IsError(kFailedPrecondition, text));
   }
 }
 
 TEST_F(StudyFolderTest, ADamagedFolderIsRefused) {
   OpenIn(dir_);
   WriteText(dir_.File("study/study.json"), "{");
-  const auto folder =
-      StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags);
-  EXPECT_THAT(folder.status().message(), HasSubstr("study.json is damaged"));
+  EXPECT_THAT(StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags),
+              IsError(kDataLoss, "study.json"));
 }
 
 TEST_F(StudyFolderTest, TwoStudiesDoNotWorkInOneFolder) {
   {
     const StudyFolder first = OpenIn(dir_);
-    const auto second =
-        StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags);
-    EXPECT_THAT(second.status(), IsError(absl::StatusCode::kFailedPrecondition,
-                                         "is in use by another process"));
+    EXPECT_THAT(StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags),
+                IsError(kFailedPrecondition, "another study"));
   }
   OpenIn(dir_);
 }
