@@ -25,6 +25,7 @@ namespace cohort {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 constexpr auto kForward = ReducePhase::kForward;
 constexpr auto kBackward = ReducePhase::kBackward;
@@ -65,6 +66,16 @@ StepContext MakeStep(Rendezvous* rendezvous) {
   return {.rendezvous = rendezvous, .backend = &kernels::CpuBackend()};
 }
 
+// A layer in a step, with local normalisation until it has a rendezvous.
+class BoundNormTest : public testing::Test {
+ protected:
+  torch::nn::BatchNorm1d norm_{2};
+  const BatchNormBinding binding_ = *BatchNormBinding::Make(*norm_);
+  NotingRendezvous rendezvous_;
+  StepContext step_ = MakeStep(nullptr);
+  const BatchNormScope scope_{binding_, &step_};
+};
+
 TEST(BatchNormBindingTest, ListsLayersInModuleOrderAndSharedOnesOnce) {
   MixedNet net;
   const auto binding = OkValue(BatchNormBinding::Make(*net));
@@ -95,9 +106,8 @@ TEST(BatchNormBindingTest, RefusesTwoLayersThatShareTheirTensors) {
                             torch::nn::BatchNorm1d(3));
   net[1]->as<torch::nn::BatchNorm1d>()->running_mean =
       net[0]->as<torch::nn::BatchNorm1d>()->running_mean;
-  EXPECT_THAT(BatchNormBinding::Make(*net).status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "1 shares its tensors with 0"));
+  EXPECT_THAT(BatchNormBinding::Make(*net),
+              IsError(kInvalidArgument, "1 shares its tensors with 0"));
 }
 
 TEST(BatchNormBindingTest, StatisticsGoThroughTheModel) {
@@ -167,29 +177,21 @@ TEST(BatchNormScopeTest, LocalMomentsAreReportedByLayerThenCall) {
               ElementsAre(std::pair(0, 0), std::pair(0, 1), std::pair(1, 0)));
 }
 
-TEST(BatchNormScopeTest, LeavesMovingStatisticsAlone) {
-  torch::nn::BatchNorm1d norm(2);
-  const auto binding = BatchNormBinding::Make(*norm);
-  StepContext step = MakeStep(nullptr);
-  const BatchNormScope scope(*binding, &step);
-  norm->forward(at::randn({8, 2}) + 5);
-  EXPECT_TRUE(at::equal(norm->running_mean, at::zeros({2})));
-  EXPECT_TRUE(at::equal(norm->running_var, at::ones({2})));
+TEST_F(BoundNormTest, LeavesMovingStatisticsAlone) {
+  norm_->forward(at::randn({8, 2}) + 5);
+  EXPECT_TRUE(at::equal(norm_->running_mean, at::zeros({2})));
+  EXPECT_TRUE(at::equal(norm_->running_var, at::ones({2})));
 }
 
-TEST(BatchNormScopeTest, EvalModeNormalisesByMovingStatistics) {
-  torch::nn::BatchNorm1d norm(2);
-  const auto binding = BatchNormBinding::Make(*norm);
-  norm->running_mean.fill_(3);
-  norm->running_var.fill_(4);
-  norm->eval();
-  NotingRendezvous rendezvous;
-  StepContext step = MakeStep(&rendezvous);
-  const BatchNormScope scope(*binding, &step);
-  const at::Tensor y = norm->forward(at::full({2, 2}, 7.0));
+TEST_F(BoundNormTest, EvalModeNormalisesByMovingStatistics) {
+  step_.rendezvous = &rendezvous_;
+  norm_->running_mean.fill_(3);
+  norm_->running_var.fill_(4);
+  norm_->eval();
+  const at::Tensor y = norm_->forward(at::full({2, 2}, 7.0));
   EXPECT_TRUE(at::allclose(y, at::full({2, 2}, 2.0), 1e-5));
-  EXPECT_TRUE(rendezvous.keys.empty());
-  EXPECT_THAT(step.calls, ElementsAre(0));
+  EXPECT_TRUE(rendezvous_.keys.empty());
+  EXPECT_THAT(step_.calls, ElementsAre(0));
 }
 
 TEST(BatchNormScopeTest, FrozenLayerKeepsItsStatisticsInTrainingMode) {
@@ -224,16 +226,12 @@ TEST(BatchNormBindingTest, FreezesByNameOrBeginning) {
       OkValue(BatchNormBinding::Make(*net, {.frozen_statistics = {"n*"}}));
   EXPECT_TRUE(all.IsFrozen(0));
   EXPECT_FALSE(all.IsFrozen(1));
-  EXPECT_THAT(
-      BatchNormBinding::Make(*net, {.frozen_statistics = {"nor"}}).status(),
-      IsError(absl::StatusCode::kInvalidArgument,
-              "got nor, want a batch-norm layer such as "
-              "norm"));
+  EXPECT_THAT(BatchNormBinding::Make(*net, {.frozen_statistics = {"nor"}}),
+              IsError(kInvalidArgument,
+                      "got nor, want a batch-norm layer such as norm"));
   // block.1 tracks no statistics.
-  EXPECT_THAT(
-      BatchNormBinding::Make(*net, {.frozen_statistics = {"*"}}).status(),
-      IsError(absl::StatusCode::kInvalidArgument,
-              "block.1 has no moving statistics"));
+  EXPECT_THAT(BatchNormBinding::Make(*net, {.frozen_statistics = {"*"}}),
+              IsError(kInvalidArgument, "block.1 has no moving statistics"));
 }
 
 TEST(BatchNormScopeTest, OutsideAScopeAModuleIsStockTorch) {
@@ -297,11 +295,9 @@ TEST(BatchNormFunctionalTest, WhatDoesNotFitIsNamed) {
     return std::string("nothing was thrown");
   };
   EXPECT_THAT(message(at::randn({2, 3, 4, 4}), at::randn({2, 3, 1, 4})),
-              ::testing::HasSubstr(
-                  "model: got Float [2, 3, 1, 4] to add, want Float [2, 3, 4, "
-                  "4]"));
+              HasSubstr("got Float [2, 3, 1, 4] to add"));
   EXPECT_THAT(message(at::ones({2, 3, 4, 4}, at::kLong), {}),
-              ::testing::HasSubstr("got input of type Long, want Float"));
+              HasSubstr("type Long, want Float"));
 }
 
 TEST(BatchNormScopeTest, UnboundLayersAndGroupedOperatorsAreStockTorch) {
@@ -318,50 +314,35 @@ TEST(BatchNormScopeTest, UnboundLayersAndGroupedOperatorsAreStockTorch) {
   EXPECT_TRUE(step.moments.empty());
 }
 
-TEST(BatchNormScopeTest, InnerScopeCountsAndOuterComesBack) {
-  torch::nn::BatchNorm1d norm(2);
-  const auto binding = BatchNormBinding::Make(*norm);
-  StepContext outer = MakeStep(nullptr);
+TEST_F(BoundNormTest, InnerScopeCountsAndOuterComesBack) {
   StepContext inner = MakeStep(nullptr);
-  const BatchNormScope outer_scope(*binding, &outer);
   {
-    const BatchNormScope inner_scope(*binding, &inner);
-    norm->forward(at::randn({4, 2}));
+    const BatchNormScope inner_scope(binding_, &inner);
+    norm_->forward(at::randn({4, 2}));
   }
-  norm->forward(at::randn({4, 2}));
-  norm->forward(at::randn({4, 2}));
+  norm_->forward(at::randn({4, 2}));
+  norm_->forward(at::randn({4, 2}));
   EXPECT_THAT(inner.calls, ElementsAre(1));
-  EXPECT_THAT(outer.calls, ElementsAre(2));
+  EXPECT_THAT(step_.calls, ElementsAre(2));
 }
 
-TEST(BatchNormScopeTest, FailedRendezvousLeavesForwardWithItsType) {
-  MixedNet net;
-  const auto binding = BatchNormBinding::Make(*net);
-  NotingRendezvous rendezvous;
-  rendezvous.fail = kForward;
-  StepContext step = MakeStep(&rendezvous);
-  const BatchNormScope scope(*binding, &step);
-  try {
-    net->forward(at::randn({2, 1, 5, 5}));
-    FAIL() << "nothing was thrown";
-  } catch (const StepInterrupted& interrupted) {
-    EXPECT_EQ(interrupted.status(), absl::AbortedError("rank 3 is lost"));
-  }
-}
-
-TEST(BatchNormScopeTest, FailedRendezvousLeavesBackwardWithItsType) {
-  MixedNet net;
-  const auto binding = BatchNormBinding::Make(*net);
-  NotingRendezvous rendezvous;
-  rendezvous.fail = kBackward;
-  StepContext step = MakeStep(&rendezvous);
-  const BatchNormScope scope(*binding, &step);
-  const at::Tensor loss = net->forward(at::randn({2, 1, 5, 5})).sum();
-  try {
-    loss.backward();
-    FAIL() << "nothing was thrown";
-  } catch (const StepInterrupted& interrupted) {
-    EXPECT_EQ(interrupted.status(), absl::AbortedError("rank 3 is lost"));
+TEST(BatchNormScopeTest, FailedRendezvousLeavesAPassWithItsType) {
+  for (const ReducePhase phase : {kForward, kBackward}) {
+    MixedNet net;
+    const auto binding = BatchNormBinding::Make(*net);
+    NotingRendezvous rendezvous;
+    rendezvous.fail = phase;
+    StepContext step = MakeStep(&rendezvous);
+    const BatchNormScope scope(*binding, &step);
+    at::Tensor loss;
+    try {
+      loss = net->forward(at::randn({2, 1, 5, 5})).sum();
+      loss.backward();
+      FAIL() << "nothing was thrown";
+    } catch (const StepInterrupted& interrupted) {
+      EXPECT_EQ(interrupted.status(), absl::AbortedError("rank 3 is lost"));
+    }
+    EXPECT_EQ(loss.defined(), phase == kBackward);
   }
 }
 
@@ -377,28 +358,20 @@ TEST(BatchNormScopeTest, BackwardAfterTheScopeIsInterrupted) {
   EXPECT_THROW(loss.backward(), StepInterrupted);
 }
 
-TEST(BatchNormScopeTest, BackwardRendezvousOnlyWhereTheInputNeedsIt) {
-  torch::nn::BatchNorm1d norm(2);
-  const auto binding = BatchNormBinding::Make(*norm);
-  NotingRendezvous rendezvous;
-  StepContext step = MakeStep(&rendezvous);
-  const BatchNormScope scope(*binding, &step);
-  norm->forward(at::randn({4, 2})).sum().backward();
-  EXPECT_THAT(rendezvous.keys, ElementsAre(Key(0, 0, kForward)));
-  EXPECT_TRUE(at::equal(norm->bias.grad(), at::full({2}, 4.0F)))
-      << norm->bias.grad();
+TEST_F(BoundNormTest, BackwardRendezvousOnlyWhereTheInputNeedsIt) {
+  step_.rendezvous = &rendezvous_;
+  norm_->forward(at::randn({4, 2})).sum().backward();
+  EXPECT_THAT(rendezvous_.keys, ElementsAre(Key(0, 0, kForward)));
+  EXPECT_TRUE(at::equal(norm_->bias.grad(), at::full({2}, 4.0F)))
+      << norm_->bias.grad();
 }
 
-TEST(BatchNormScopeTest, FrozenScaleAndShiftGetNoGradient) {
-  torch::nn::BatchNorm1d norm(2);
-  norm->weight.set_requires_grad(false);
-  const auto binding = BatchNormBinding::Make(*norm);
-  StepContext step = MakeStep(nullptr);
-  const BatchNormScope scope(*binding, &step);
+TEST_F(BoundNormTest, FrozenScaleAndShiftGetNoGradient) {
+  norm_->weight.set_requires_grad(false);
   const at::Tensor x = at::randn({4, 2}).requires_grad_();
-  norm->forward(x).square().sum().backward();
-  EXPECT_FALSE(norm->weight.grad().defined());
-  EXPECT_TRUE(norm->bias.grad().defined());
+  norm_->forward(x).square().sum().backward();
+  EXPECT_FALSE(norm_->weight.grad().defined());
+  EXPECT_TRUE(norm_->bias.grad().defined());
   EXPECT_TRUE(x.grad().defined());
 }
 
@@ -414,15 +387,11 @@ struct NoGradient : torch::autograd::Function<NoGradient> {
   }
 };
 
-TEST(BatchNormScopeTest, UndefinedGradientStillTakesPart) {
-  torch::nn::BatchNorm1d norm(2);
-  const auto binding = BatchNormBinding::Make(*norm);
-  NotingRendezvous rendezvous;
-  StepContext step = MakeStep(&rendezvous);
-  const BatchNormScope scope(*binding, &step);
+TEST_F(BoundNormTest, UndefinedGradientStillTakesPart) {
+  step_.rendezvous = &rendezvous_;
   const at::Tensor x = at::randn({4, 2}).requires_grad_();
-  NoGradient::apply(norm->forward(x)).sum().backward();
-  EXPECT_THAT(rendezvous.keys,
+  NoGradient::apply(norm_->forward(x)).sum().backward();
+  EXPECT_THAT(rendezvous_.keys,
               ElementsAre(Key(0, 0, kForward), Key(0, 0, kBackward)));
   EXPECT_TRUE(at::equal(x.grad(), at::zeros({4, 2})));
 }
@@ -437,17 +406,13 @@ TEST(BatchNormScopeTest, WrongChannelCountIsNamed) {
     FAIL() << "nothing was thrown";
   } catch (const c10::Error& error) {
     EXPECT_THAT(error.what_without_backtrace(),
-                ::testing::HasSubstr("0: got input with 5 channels, want 3"));
+                HasSubstr("5 channels, want 3"));
   }
 }
 
-TEST(BatchNormScopeTest, SecondDerivativeIsRefused) {
-  torch::nn::BatchNorm1d norm(2);
-  const auto binding = BatchNormBinding::Make(*norm);
-  StepContext step = MakeStep(nullptr);
-  const BatchNormScope scope(*binding, &step);
+TEST_F(BoundNormTest, SecondDerivativeIsRefused) {
   const at::Tensor x = at::randn({4, 2}).requires_grad_();
-  const at::Tensor loss = norm->forward(x).square().sum();
+  const at::Tensor loss = norm_->forward(x).square().sum();
   EXPECT_THROW(loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true),
                c10::Error);
 }

@@ -92,11 +92,25 @@ class ScriptModelTest : public ::testing::Test {
                       }});
   }
 
+  // The text of the refusal of one whose batch norm is called with `changed` in
+  // place of `original`.
+  std::string RefusedWith(const std::string& original,
+                          const std::string& changed) {
+    return Refused(
+        {.norm = absl::StrReplaceAll(kNormCall, {{original, changed}})});
+  }
+
+  // That of one with a statement before what it returns.
+  std::string RefusedAfter(const std::string& statement) {
+    return Refused({.body = "  " + statement +
+                            "\n  return torch.conv2d(x, self.kernel)"
+                            ".mean([2, 3])\n"});
+  }
+
   // The text of the refusal.
   std::string Refused(const Source& source) {
     const absl::Status status = Load(NetModule(source)).status();
-    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument,
-                                "--model=" + File() + ": "));
+    EXPECT_THAT(status, IsError(kInvalidArgument, "--model=" + File() + ": "));
     return std::string(status.message());
   }
 
@@ -198,11 +212,9 @@ TEST_F(ScriptModelTest, GradientsEqualThoseOfTheSameNetworkInLibTorch) {
 TEST_F(ScriptModelTest, TrainAndEvalReachTheScript) {
   const auto model = OkValue(Load(NetModule({})));
   auto binding = BatchNormBinding::Make(*model);
-  ASSERT_TRUE(binding
-                  ->LoadStatistics({{{.mean = {1, 2, 3},
+  ExpectOk(binding->LoadStatistics({{{.mean = {1, 2, 3},
                                       .variance = {4, 5, 6},
-                                      .num_batches_tracked = 9}}})
-                  .ok());
+                                      .num_batches_tracked = 9}}}));
   model->eval();
   const at::Tensor x = at::rand({2, 1, 6, 6});
   const torch::NoGradGuard no_grad;
@@ -241,12 +253,9 @@ TEST_F(ScriptModelTest, InterruptedStepLeavesTheInterpreterWithItsType) {
 
 TEST_F(ScriptModelTest, ConstantTrainingInputIsRefused) {
   for (const char* constant : {"False", "True"}) {
-    Source source;
-    source.norm = absl::StrReplaceAll(kNormCall, {{"self.training", constant}});
-    const std::string text = Refused(source);
+    const std::string text = RefusedWith("self.training", constant);
     EXPECT_THAT(text, HasSubstr("aten::batch_norm %"));
-    EXPECT_THAT(text, HasSubstr("batch norm bn: its input `training` is the "
-                                "constant "));
+    EXPECT_THAT(text, HasSubstr("batch norm bn: its input `training`"));
     EXPECT_THAT(text, HasSubstr("torch.jit.script"));
   }
 }
@@ -254,24 +263,16 @@ TEST_F(ScriptModelTest, ConstantTrainingInputIsRefused) {
 TEST_F(ScriptModelTest, FrozenModulesAreRefused) {
   torch::jit::Module net = NetModule({});
   net.eval();
-  const auto refusal = [&](bool fold_batch_norms) {
-    const absl::Status status =
-        Load(torch::jit::freeze(net, torch::nullopt, fold_batch_norms))
-            .status();
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-    return std::string(status.message());
-  };
-  EXPECT_THAT(refusal(false),
-              HasSubstr("its weight is a constant of the graph"));
-  EXPECT_THAT(refusal(true), HasSubstr("it has no parameters to train"));
+  EXPECT_THAT(Load(torch::jit::freeze(net, torch::nullopt, false)),
+              IsError(kInvalidArgument, "its weight is a constant"));
+  EXPECT_THAT(Load(torch::jit::freeze(net, torch::nullopt, true)),
+              IsError(kInvalidArgument, "it has no parameters"));
 }
 
 TEST_F(ScriptModelTest, ComputedOrForeignTensorsAreRefused) {
-  EXPECT_THAT(Refused({.norm = absl::StrReplaceAll(
-                           kNormCall, {{"self.weight", "self.weight * 2"}})}),
+  EXPECT_THAT(RefusedWith("self.weight", "self.weight * 2"),
               HasSubstr("batch norm: its weight is computed"));
-  EXPECT_THAT(Refused({.norm = absl::StrReplaceAll(
-                           kNormCall, {{"self.weight", "self.bias"}})}),
+  EXPECT_THAT(RefusedWith("self.weight", "self.bias"),
               HasSubstr("got bn.bias as its weight"));
   EXPECT_THAT(Refused({.norm = "torch.batch_norm(x, None, None, None, None, "
                                "self.training, 0.1, 0.001, True)"}),
@@ -287,17 +288,10 @@ TEST_F(ScriptModelTest, OtherFormsOfBatchNormAreRefused) {
 }
 
 TEST_F(ScriptModelTest, StateBetweenCallsIsRefused) {
-  EXPECT_THAT(Refused({.body = "  self.kernel.mul_(0.9)\n"
-                               "  return torch.conv2d(x, self.kernel)"
-                               ".mean([2, 3])\n"}),
-              HasSubstr("aten::mul_ %"));
-  EXPECT_THAT(Refused({.body = "  self.bn.running_mean[0].add_(1)\n"
-                               "  return torch.conv2d(x, self.kernel)"
-                               ".mean([2, 3])\n"}),
+  EXPECT_THAT(RefusedAfter("self.kernel.mul_(0.9)"), HasSubstr("aten::mul_ %"));
+  EXPECT_THAT(RefusedAfter("self.bn.running_mean[0].add_(1)"),
               HasSubstr("writes to bn.running_mean"));
-  EXPECT_THAT(Refused({.body = "  self.kernel = self.kernel * 0.9\n"
-                               "  return torch.conv2d(x, self.kernel)"
-                               ".mean([2, 3])\n"}),
+  EXPECT_THAT(RefusedAfter("self.kernel = self.kernel * 0.9"),
               HasSubstr("sets kernel"));
 }
 
@@ -363,8 +357,7 @@ TEST_F(ScriptModelTest, OtherSignaturesAreRefused) {
               HasSubstr("forward returns int, want a tensor"));
   torch::jit::Module two = NewModule("Two");
   two.define("def forward(self, x, y):\n  return x + y\n");
-  EXPECT_THAT(std::string(Load(two).status().message()),
-              HasSubstr("want a forward method that takes one tensor"));
+  EXPECT_THAT(Load(two), IsError(kInvalidArgument, "that takes one tensor"));
 }
 
 TEST_F(ScriptModelTest, AnotherClassCountIsNamed) {
@@ -375,19 +368,18 @@ TEST_F(ScriptModelTest, AnotherClassCountIsNamed) {
     FAIL() << "nothing was thrown";
   } catch (const c10::Error& error) {
     EXPECT_THAT(error.what_without_backtrace(),
-                HasSubstr("got logits of shape [2, 1], want [2, 3]"));
+                HasSubstr("shape [2, 1], want [2, 3]"));
   }
 }
 
 TEST_F(ScriptModelTest, AFileThatIsNoneIsRefused) {
-  EXPECT_THAT(LoadFile().status(),
-              IsError(absl::StatusCode::kNotFound, "net.pt: no such file"));
+  EXPECT_THAT(LoadFile(), IsError(kNotFound, "net.pt: no such file"));
   WriteText(File(), "weights");
-  EXPECT_THAT(LoadFile().status(), IsError(absl::StatusCode::kInvalidArgument,
-                                           "net.pt: not a TorchScript file"));
+  EXPECT_THAT(LoadFile(),
+              IsError(kInvalidArgument, "net.pt: not a TorchScript file"));
   // A file of torch.save(), which is an archive of the same kind.
   torch::save(torch::ones({3}), File());
-  EXPECT_EQ(LoadFile().status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(LoadFile().status().code(), kInvalidArgument);
 }
 
 TEST_F(ScriptModelTest, ParametersOverTheSameMemoryAreOne) {
