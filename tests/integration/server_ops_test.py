@@ -49,8 +49,7 @@ class ServerOps(unittest.TestCase):
             self.assertEqual(drain.wait(timeout=60), 0)
         self.assertEqual(active[-1], 0, active)
         self.cohort.complete()
-        self.assertIn("so that clients watching the run see its end",
-                      self.cohort.log())
+        self.assertIn("watching the run see its end", self.cohort.log())
 
     def test_status_watch_follows_the_run_to_its_end(self):
         self.await_version(5)

@@ -152,8 +152,7 @@ class ShardOpsTest(unittest.TestCase):
         cohort.ctl("run", "drain")
         # The server and shard 2 end by themselves, with the results.
         cohort.complete()
-        self.assertIn(f"data shard 1 at {cohort.data_addresses[1]} does not "
-                      "answer; if it is started again, stop it", cohort.log())
+        self.assertIn(cohort.data_addresses[1] + " does not answer", cohort.log())
 
     def not_ready(self):
         """/readyz answers 503 and names the shard."""
@@ -196,8 +195,7 @@ class ShardOpsTest(unittest.TestCase):
         cohort.await_log("waits", "waiting for data shard 2 at ")
         server.send_signal(signal.SIGTERM)
         self.assertEqual(server.wait(30), 5, cohort.log("waits"))
-        self.assertIn("stopped: given up waiting for data shard",
-                      cohort.log("waits"))
+        self.assertIn("given up waiting", cohort.log("waits"))
 
     def test_every_shard_exports_its_part(self):
         cohort = self.cohort

@@ -76,8 +76,7 @@ class Start(unittest.TestCase):
             # Success, because a failure would also fail the other workers'
             # Job.
             self.assertEqual(result.returncode, 0, result.stderr)
-            self.assertIn("rank 2 is not needed: the run has 2 workers, ranks "
-                          "0 to 1", result.stderr)
+            self.assertIn("2 workers, ranks 0 to 1", result.stderr)
 
 
 class Stop(unittest.TestCase):
@@ -129,8 +128,7 @@ class ExitWhenDone(unittest.TestCase):
                                   "--learning_rate=1000"]) as cohort:
             cohort.start()
             cohort.complete(8)
-            self.assertRegex(cohort.log(),
-                             r"not finite: rank [01]: (gradient|moments) of \w+")
+            self.assertRegex(cohort.log(), r"not finite: rank [01]: \w+ of \w+")
             cohort.await_workers(1)
             self.assertTrue((cohort.results / "model.safetensors").exists())
 

@@ -176,8 +176,7 @@ class TorchScript(unittest.TestCase):
         result = run("cohort-worker", *self.data_flags(file))
         self.assertEqual(result.returncode, 3, result.stderr)
         self.assertIn("aten::batch_norm", result.stderr)
-        self.assertIn("bn1: its input `training` is the constant false",
-                      result.stderr)
+        self.assertIn("bn1: its input `training`", result.stderr)
 
     def test_an_init_file_of_another_network_is_refused(self):
         resnet, unet = self.dir / "resnet.pt", self.dir / "unet.pt"

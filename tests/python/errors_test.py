@@ -309,8 +309,7 @@ class Processes(unittest.TestCase):
                 networks.step(model, job, batch)
             """)
         self.assertEqual(done.returncode, 3, done.stderr)
-        self.assertIn("cohort._errors.ConfigurationError: the data set cannot be "
-                      "sent to loader processes", done.stderr)
+        self.assertIn("cohort._errors.ConfigurationError: ", done.stderr)
         self.assertIn("num_workers=0", done.stderr)
 
     def test_exit_codes_of_uncaught_errors(self):
@@ -348,8 +347,7 @@ class Processes(unittest.TestCase):
         with Server(1) as server:
             done = self.script(self.FAILING, COHORT_SERVER=server.address)
         self.assertEqual((done.returncode, done.stdout), (1, ""), done.stderr)
-        self.assertRegex(done.stderr, "TrainingError: the run failed: 10 steps in a "
-                         "row were not finite")
+        self.assertRegex(done.stderr, "TrainingError: .* 10 steps in a row")
 
     def under_cohortctl(self, text, *flags):
         """As a worker of `cohortctl run`."""
@@ -381,8 +379,7 @@ class Processes(unittest.TestCase):
         said = done.stdout + done.stderr
         self.assertEqual(said.count("phase 0"), 2, said)
         self.assertNotIn("phase 1", said)
-        self.assertIn("UsageError: cohort.join(): this process has finished the "
-                      "run of the server at", said)
+        self.assertIn("UsageError: cohort.join(): ", said)
         self.assertIn("start the script once for each", said)
         self.assertEqual(done.returncode, 3, said)
 

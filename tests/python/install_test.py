@@ -26,9 +26,7 @@ class Install(unittest.TestCase):
         done = configure("-DCMAKE_IGNORE_PATH=/usr/include/hwy;/usr/include/spdlog")
         self.assertNotEqual(done.returncode, 0)
         text = " ".join(done.stderr.split())
-        self.assertIn("missing (Debian's names): libspdlog-dev libhwy-dev On "
-                      "Debian 12 install them with deploy/install-deps python",
-                      text)
+        self.assertIn(": libspdlog-dev libhwy-dev On", text)
 
     def test_nothing_is_missing_here(self):
         done = configure("-DSKBUILD_SCRIPTS_DIR=bin",

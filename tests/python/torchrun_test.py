@@ -69,8 +69,7 @@ class Variables(unittest.TestCase):
             self.assertIsNone(reached.own)
         with self.assertRaisesRegex(cohort.ConfigurationError, "so not 0"):
             _server._shared_by_gang(self.gang(), {"listen": "0.0.0.0:0"}, False)
-        with self.assertRaisesRegex(cohort.ConfigurationError,
-                                    "processes on several machines"):
+        with self.assertRaisesRegex(cohort.ConfigurationError, "several machines"):
             _server._shared_by_gang(self.gang(), {"listen": "unix:/run/cohort"},
                                     False)
 
@@ -79,9 +78,7 @@ class Variables(unittest.TestCase):
                                     "serve: got 'rank1', want 'rank0'"):
             _server.reach(None, "rank1", None, False)
         with mock.patch.dict(os.environ, {"SLURM_NTASKS": "2"}), \
-                self.assertRaisesRegex(
-                    cohort.ConfigurationError,
-                    "no server: SLURM_NTASKS.*which torchrun sets"):
+                self.assertRaisesRegex(cohort.ConfigurationError, "SLURM_NTASKS"):
             _server.reach(None, "rank0", None, False)
 
 
@@ -161,8 +158,7 @@ class Torchrun(unittest.TestCase):
     def test_without_a_server_it_says_what_to_do(self):
         _, done = self.start("none")
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn("no server: WORLD_SIZE says that other workers",
-                      done.stderr)
+        self.assertIn("no server: WORLD_SIZE", done.stderr)
         self.assertIn("cohort.join(serve='rank0', server_flags={...})",
                       done.stderr)
 
