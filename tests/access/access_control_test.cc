@@ -12,8 +12,6 @@
 namespace cohort {
 namespace {
 
-using ::testing::HasSubstr;
-
 constexpr char kDrain[] = "/cohort.v1.Admin/Drain";
 
 Presented With(const std::string& role, const std::string& run = "demo") {
@@ -34,13 +32,11 @@ class AccessControlTest : public testing::Test {
 };
 
 TEST_F(AccessControlTest, TheTableDecides) {
-  EXPECT_EQ(Call(kDrain, With("operator")), absl::StatusCode::kOk);
-  EXPECT_EQ(Call(kDrain, With("viewer")), absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(Call(kDrain, With("worker/0")),
-            absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(Call(kDrain, With("operator", "other")),
-            absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(Call(kDrain, {}), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(Call(kDrain, With("operator")), kOk);
+  EXPECT_EQ(Call(kDrain, With("viewer")), kPermissionDenied);
+  EXPECT_EQ(Call(kDrain, With("worker/0")), kPermissionDenied);
+  EXPECT_EQ(Call(kDrain, With("operator", "other")), kPermissionDenied);
+  EXPECT_EQ(Call(kDrain, {}), kUnauthenticated);
   EXPECT_EQ(access_->denied(Refusal::kRole), 2);
   EXPECT_EQ(access_->denied(Refusal::kOtherRun), 1);
   EXPECT_EQ(access_->denied(Refusal::kNoIdentity), 1);
@@ -51,24 +47,21 @@ TEST_F(AccessControlTest, TheTableDecides) {
 TEST_F(AccessControlTest, OnlyTheFirstServerTakesADataShard) {
   for (const char* method : {"Attach", "Fetch"}) {
     const std::string path = std::string("/cohort.v1.DataShards/") + method;
-    EXPECT_EQ(Call(path, With("server/0")), absl::StatusCode::kOk);
-    EXPECT_THAT(access_->CheckCall(path, With("server/1")).status(),
-                IsError(absl::StatusCode::kPermissionDenied,
-                        "want the certificate of server/0"));
+    EXPECT_EQ(Call(path, With("server/0")), kOk);
+    EXPECT_THAT(access_->CheckCall(path, With("server/1")),
+                IsError(kPermissionDenied, "want the certificate of server/0"));
   }
   EXPECT_EQ(access_->denied(Refusal::kRole), 2);
 }
 
 TEST_F(AccessControlTest, UnknownMethodsAreDeniedToAll) {
-  EXPECT_THAT(
-      access_->CheckCall("/cohort.v1.Admin/Missing", With("operator")).status(),
-      IsError(absl::StatusCode::kPermissionDenied, "which no client may"));
+  EXPECT_THAT(access_->CheckCall("/cohort.v1.Admin/Missing", With("operator")),
+              IsError(kPermissionDenied, "which no client may"));
 }
 
 TEST_F(AccessControlTest, HealthIsForAll) {
-  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", {}), absl::StatusCode::kOk);
-  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", With("viewer", "other")),
-            absl::StatusCode::kOk);
+  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", {}), kOk);
+  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", With("viewer", "other")), kOk);
 }
 
 TEST_F(AccessControlTest, PagesAreForPeople) {
@@ -81,12 +74,9 @@ TEST_F(AccessControlTest, PagesAreForPeople) {
 }
 
 TEST_F(AccessControlTest, ErrorsSayWhatIsWanted) {
-  const absl::Status status =
-      access_->CheckCall(kDrain, With("viewer")).status();
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("spiffe://a.org/cohort/demo/viewer may not call "
-                        "/cohort.v1.Admin/Drain, want a certificate of an "
-                        "operator"));
+  EXPECT_THAT(access_->CheckCall(kDrain, With("viewer")),
+              IsError(kPermissionDenied,
+                      "demo/viewer may not call /cohort.v1.Admin/Drain"));
 }
 
 TEST_F(AccessControlTest, TheFirstDenialIsReportedAtOnceAndTheRestTogether) {

@@ -93,8 +93,8 @@ TEST_F(AuditLogTest, AFullFileMakesWayForANewOne) {
 
 TEST_F(AuditLogTest, AFileThatCannotBeWrittenIsAnError) {
   std::filesystem::create_directory(dir_.File("folder"));
-  EXPECT_THAT(AuditLog::Open(dir_.File("folder")).status(),
-              IsError(absl::StatusCode::kFailedPrecondition, "--audit_log: "));
+  EXPECT_THAT(AuditLog::Open(dir_.File("folder")),
+              IsError(kFailedPrecondition, "--audit_log: "));
   // Every write fails there for lack of space.
   std::filesystem::create_symlink("/dev/full", dir_.File("link"));
   EXPECT_FALSE(AuditLog::Open(dir_.File("link")).ok());
@@ -107,9 +107,8 @@ TEST_F(AuditLogTest, AFullDiskIsAStateOfItsOwnUntilThereIsRoom) {
   // The next line begins a new file, and the old one cannot make way.
   std::filesystem::create_directory(path_ + ".1");
   std::ofstream(path_ + ".1/x") << "in the way";
-  EXPECT_THAT(log->Intent({.verb = "SetPolicy"}).status(),
-              IsError(absl::StatusCode::kFailedPrecondition,
-                      "nothing was changed, because it cannot be recorded"));
+  EXPECT_THAT(log->Intent({.verb = "SetPolicy"}),
+              IsError(kFailedPrecondition, "nothing was changed"));
   EXPECT_THAT(log->problem(), HasSubstr(path_));
   std::filesystem::remove_all(path_ + ".1");
   EXPECT_TRUE(log->Intent({.verb = "SetPolicy"}).ok());

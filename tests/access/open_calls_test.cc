@@ -14,8 +14,8 @@ TEST(OpenCallsTest, OneClientCannotTakeThePlacesOfOthers) {
   calls.Opened("a");
   EXPECT_TRUE(calls.Check("a").ok());
   calls.Opened("a");
-  EXPECT_THAT(calls.Check("a"), IsError(absl::StatusCode::kResourceExhausted,
-                                        "a has 2 calls open"));
+  EXPECT_THAT(calls.Check("a"),
+              IsError(kResourceExhausted, "a has 2 calls open"));
   EXPECT_TRUE(calls.Check("b").ok());
   calls.Closed("a");
   EXPECT_TRUE(calls.Check("a").ok());

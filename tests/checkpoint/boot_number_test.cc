@@ -9,6 +9,7 @@
 #include <string>
 
 #include "tests/fakes/faulty_file_system.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -108,17 +109,16 @@ TEST(BootNumberTest, WhatIsNoFileIsPassedOverToo) {
 
 TEST(BootNumberTest, ADiskThatCannotBeWrittenIsAnError) {
   const TempDir dir;
-  EXPECT_EQ(TakeBootNumber(RealFileSystem(), dir.File("none"), std::nullopt, 0)
-                .status()
-                .code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_THAT(
+      TakeBootNumber(RealFileSystem(), dir.File("none"), std::nullopt, 0),
+      IsError(kNotFound, ""));
 }
 
 TEST(BootNumberTest, TheLastNumberIsSaid) {
   const TempDir dir;
   const auto boot = TakeBootNumber(RealFileSystem(), dir.path(),
                                    Incarnation(INT64_MAX - 1), 0);
-  EXPECT_EQ(boot.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(boot.status().code(), kFailedPrecondition);
   EXPECT_THAT(std::string(boot.status().message()), HasSubstr("want at most"));
 }
 

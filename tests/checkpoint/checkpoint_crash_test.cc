@@ -10,6 +10,7 @@
 #include "server/checkpoint/checkpoint.h"
 #include "tests/checkpoint/example_state.h"
 #include "tests/fakes/faulty_file_system.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -34,10 +35,8 @@ struct Death {
 };
 
 void WriteReal(const TempDir& dir, int64_t version, int32_t keep) {
-  const absl::Status status =
-      WriteCheckpoint(RealFileSystem(), dir.path(), keep, ExampleIdentity(),
-                      ExampleState(version));
-  ASSERT_TRUE(status.ok()) << status;
+  ExpectOk(WriteCheckpoint(RealFileSystem(), dir.path(), keep,
+                           ExampleIdentity(), ExampleState(version)));
 }
 
 // The newest state in `dir`, compared with the expected state of its version.
@@ -91,10 +90,9 @@ class CheckpointCrashTest : public testing::TestWithParam<CrashCase> {
     // The next process continues.
     WriteReal(dir, GetParam().version + 1, GetParam().keep);
     EXPECT_EQ(LoadIntact(dir), GetParam().version + 1);
-    const auto names = RealFileSystem().List(dir.path());
-    ASSERT_TRUE(names.ok()) << names.status();
-    EXPECT_EQ(names->size(), static_cast<size_t>(GetParam().keep))
-        << "something was left behind: " << names->front();
+    const auto names = OkValue(RealFileSystem().List(dir.path()));
+    EXPECT_EQ(names.size(), static_cast<size_t>(GetParam().keep))
+        << "something was left behind: " << names.front();
   }
 };
 

@@ -14,6 +14,7 @@
 #include "server/checkpoint/checkpoint.h"
 #include "tests/checkpoint/example_state.h"
 #include "tests/checkpoint/rewritten_manifest.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -30,9 +31,8 @@ class DamagedCheckpointTest : public testing::Test {
  protected:
   DamagedCheckpointTest() {
     for (const int64_t version : {kOlder, kNewer}) {
-      EXPECT_TRUE(WriteCheckpoint(RealFileSystem(), dir_.path(), 2,
-                                  ExampleIdentity(), ExampleState(version))
-                      .ok());
+      ExpectOk(WriteCheckpoint(RealFileSystem(), dir_.path(), 2,
+                               ExampleIdentity(), ExampleState(version)));
     }
   }
 
@@ -110,10 +110,9 @@ TEST_F(DamagedCheckpointTest, AFileOfATerabyteIsNotRead) {
     EXPECT_EQ(Loaded(), kOlder) << file;
     ASSERT_EQ(problems_.size(), 1u);
     EXPECT_THAT(problems_[0],
-                HasSubstr(Newest(file) + ": got 1099511627776 bytes, want at "
-                                         "most "));
+                HasSubstr(Newest(file) + ": got 1099511627776 bytes"));
     EXPECT_EQ(VerifyCheckpoint(RealFileSystem(), Newest(".")).code(),
-              absl::StatusCode::kDataLoss);
+              kDataLoss);
   }
 }
 
@@ -124,10 +123,9 @@ TEST_F(DamagedCheckpointTest, WhatIsNoRegularFileIsNotWaitedFor) {
     std::filesystem::remove(path);
     ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
     EXPECT_EQ(Loaded(), kOlder) << file;
-    EXPECT_THAT(problems_.at(0),
-                HasSubstr(path + ": got a named pipe, want a regular file"));
+    EXPECT_THAT(problems_.at(0), HasSubstr(path + ": got a named pipe"));
     EXPECT_EQ(VerifyCheckpoint(RealFileSystem(), Newest(".")).code(),
-              absl::StatusCode::kDataLoss);
+              kDataLoss);
     std::filesystem::remove(path);
     std::filesystem::create_directory(path);
     EXPECT_EQ(Loaded(), kOlder) << file;
@@ -148,8 +146,7 @@ TEST_F(DamagedCheckpointTest, DeepNestingDoesNotExhaustTheStack) {
       EncodeCheckpointManifest({.state = std::string(1'000'000, '\x0b')});
   WriteText(Newest("manifest"), text);
   EXPECT_EQ(Loaded(), kOlder);
-  EXPECT_THAT(problems_.at(0),
-              HasSubstr("not a valid manifest: it is no RunState"));
+  EXPECT_THAT(problems_.at(0), HasSubstr("it is no RunState"));
 }
 
 // Protobuf takes what ends where a field does for a whole message.
@@ -273,18 +270,15 @@ TEST_F(DamagedCheckpointTest, AStateThatCouldNotBeReadBackIsNotWritten) {
   sets[0].layers[0].variance[0] = -1;
   snapshot->statistics = std::make_shared<const StatisticsSets>(sets);
   state.snapshot = snapshot;
-  const absl::Status written = WriteCheckpoint(RealFileSystem(), dir_.path(), 1,
-                                               ExampleIdentity(), state);
-  EXPECT_EQ(written.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(written.message()),
-              HasSubstr("bn: got the mean 0.5 and variance -1 in channel 0"));
+  EXPECT_THAT(WriteCheckpoint(RealFileSystem(), dir_.path(), 1,
+                              ExampleIdentity(), state),
+              IsError(kDataLoss, "bn: got the mean 0.5 and variance -1"));
   // Nor would its export.
   sets[0].layers[0].variance[0] = 1e40;
   snapshot->statistics = std::make_shared<const StatisticsSets>(sets);
-  EXPECT_EQ(WriteCheckpoint(RealFileSystem(), dir_.path(), 1, ExampleIdentity(),
-                            state)
-                .code(),
-            absl::StatusCode::kDataLoss);
+  EXPECT_THAT(WriteCheckpoint(RealFileSystem(), dir_.path(), 1,
+                              ExampleIdentity(), state),
+              IsError(kDataLoss, ""));
   EXPECT_EQ(Loaded(), kNewer);
   EXPECT_THAT(problems_, IsEmpty());
 }

@@ -10,6 +10,7 @@
 #include "server/checkpoint/model_tensors.h"
 #include "tests/checkpoint/example_state.h"
 #include "tests/fakes/faulty_file_system.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -45,8 +46,7 @@ TEST(ModelExportTest, NumpyReadsTheModelUnderPyTorchsNames) {
   const TempDir dir;
   const RunState state = ExampleState(2);
   const std::string path = dir.File("model.safetensors");
-  ASSERT_TRUE(
-      WriteModel(RealFileSystem(), path, *state.model, *state.snapshot).ok());
+  ExpectOk(WriteModel(RealFileSystem(), path, *state.model, *state.snapshot));
   EXPECT_EQ(OutputOf(python + " '" COHORT_READ_MODEL_SCRIPT "' '" + path + "'"),
             "metadata [('format', 'pt'), ('version', '2')]\n"
             "conv.weight F32 [2, 3] "
@@ -63,8 +63,7 @@ TEST(ModelExportTest, EveryoneMayReadTheModel) {
   const TempDir dir;
   const RunState state = ExampleState(1);
   const std::string path = dir.File("model.safetensors");
-  ASSERT_TRUE(
-      WriteModel(RealFileSystem(), path, *state.model, *state.snapshot).ok());
+  ExpectOk(WriteModel(RealFileSystem(), path, *state.model, *state.snapshot));
   struct stat info = {};
   ASSERT_EQ(stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0700, 0600u);
@@ -75,9 +74,8 @@ TEST(ModelExportTest, AFailedExportKeepsTheEarlierModel) {
   const RunState old_state = ExampleState(1);
   const RunState new_state = ExampleState(2);
   const std::string path = dir.File("model.safetensors");
-  ASSERT_TRUE(
-      WriteModel(RealFileSystem(), path, *old_state.model, *old_state.snapshot)
-          .ok());
+  ExpectOk(WriteModel(RealFileSystem(), path, *old_state.model,
+                      *old_state.snapshot));
   const std::string before = ReadText(path);
   FaultyFileSystem files(
       {.at = 1, .error = absl::ResourceExhaustedError("full")});
@@ -92,9 +90,9 @@ TEST(ModelExportTest, RefusesTwoTensorsOfOneName) {
   RunState state = ExampleState(1);
   auto model = std::make_shared<RegisteredModel>(*state.model);
   model->layout.parameters[3].name = "bn.running_mean";
-  EXPECT_EQ(
+  EXPECT_THAT(
       WriteModel(RealFileSystem(), dir.File("m"), *model, *state.snapshot),
-      absl::InvalidArgumentError("tensor bn.running_mean appears twice"));
+      IsError(kInvalidArgument, "bn.running_mean"));
 }
 
 TEST(ModelTensorsTest, ParametersAndPartitionsAreEachOthersInverse) {

@@ -11,6 +11,7 @@
 
 #include "tests/checkpoint/example_state.h"
 #include "tests/fakes/faulty_file_system.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -29,24 +30,20 @@ void HoldFirst(FaultyFileSystem& files, std::promise<void>& go) {
 
 void ExpectHolds(const TempDir& dir, const RunState& state) {
   std::vector<std::string> problems;
-  const auto loaded =
-      LoadNewestCheckpoint(RealFileSystem(), dir.path(), problems);
-  ASSERT_TRUE(loaded.ok()) << loaded.status();
-  ASSERT_TRUE(loaded->has_value());
-  ExpectSameState((*loaded)->state, state);
+  const auto loaded = OkValue(
+      OkValue(LoadNewestCheckpoint(RealFileSystem(), dir.path(), problems)));
+  ExpectSameState(loaded.state, state);
 }
 
 TEST(CheckpointWriterTest, WritesAndTells) {
   const TempDir dir;
   std::promise<absl::Status> told;
   CheckpointWriter writer(RealFileSystem(), dir.path(), 3, ExampleIdentity());
-  ASSERT_TRUE(writer
-                  .Submit(ExampleState(4),
-                          [&](Version version, const absl::Status& status) {
-                            EXPECT_EQ(version, Version(4));
-                            told.set_value(status);
-                          })
-                  .ok());
+  ExpectOk(writer.Submit(ExampleState(4),
+                         [&](Version version, const absl::Status& status) {
+                           EXPECT_EQ(version, Version(4));
+                           told.set_value(status);
+                         }));
   EXPECT_EQ(told.get_future().get(), absl::OkStatus());
   ExpectHolds(dir, ExampleState(4));
 }
@@ -65,9 +62,8 @@ TEST(CheckpointWriterTest, WaitsForWhatOtherProcessesHold) {
                             state.snapshot = whole.snapshot;
                             return state;
                           });
-  ASSERT_TRUE(
-      writer.Submit(part, [&](Version, const absl::Status& s) { told = s; })
-          .ok());
+  ExpectOk(
+      writer.Submit(part, [&](Version, const absl::Status& s) { told = s; }));
   writer.WaitIdle();
   EXPECT_EQ(told, absl::OkStatus());
   ExpectHolds(dir, whole);
@@ -79,15 +75,12 @@ TEST(CheckpointWriterTest, WritesNothingWithoutWhatOtherProcessesHold) {
   CheckpointWriter writer(
       RealFileSystem(), dir.path(), 3, ExampleIdentity(), nullptr, {},
       [](const RunState&) { return absl::AbortedError("a shard is gone"); });
-  ASSERT_TRUE(writer
-                  .Submit(ExampleState(4),
-                          [&](Version, const absl::Status& s) { told = s; })
-                  .ok());
+  ExpectOk(writer.Submit(ExampleState(4),
+                         [&](Version, const absl::Status& s) { told = s; }));
   writer.WaitIdle();
   EXPECT_EQ(told, absl::UnavailableError("a shard is gone"));
-  const auto names = RealFileSystem().List(dir.path());
-  ASSERT_TRUE(names.ok()) << names.status();
-  EXPECT_THAT(*names, testing::IsEmpty());
+  const auto names = OkValue(RealFileSystem().List(dir.path()));
+  EXPECT_THAT(names, testing::IsEmpty());
   // The next one may be whole.
   EXPECT_TRUE(writer.Submit(ExampleState(5), Ignore).ok());
 }
@@ -99,8 +92,8 @@ TEST(CheckpointWriterTest, RefusesASecondOneWhileBusy) {
   HoldFirst(files, go);
   CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
   ASSERT_TRUE(writer.Submit(ExampleState(1), Ignore).ok());
-  EXPECT_EQ(writer.Submit(ExampleState(2), Ignore),
-            absl::UnavailableError("busy writing an earlier checkpoint"));
+  EXPECT_THAT(writer.Submit(ExampleState(2), Ignore),
+              IsError(kUnavailable, "busy"));
   go.set_value();
   writer.WaitIdle();
   EXPECT_TRUE(writer.Submit(ExampleState(2), Ignore).ok());
@@ -114,13 +107,11 @@ TEST(CheckpointWriterTest, TheNewestOfThoseThatWaitIsWrittenNext) {
   CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
   std::vector<int64_t> written;
   for (int64_t version = 1; version <= 3; ++version) {
-    ASSERT_TRUE(writer
-                    .SubmitNext(ExampleState(version),
-                                [&written](Version v, const absl::Status& s) {
-                                  EXPECT_TRUE(s.ok()) << s;
-                                  written.push_back(v.value());
-                                })
-                    .ok());
+    ExpectOk(writer.SubmitNext(ExampleState(version),
+                               [&written](Version v, const absl::Status& s) {
+                                 EXPECT_TRUE(s.ok()) << s;
+                                 written.push_back(v.value());
+                               }));
   }
   go.set_value();
   writer.WaitIdle();
@@ -137,11 +128,8 @@ TEST(CheckpointWriterTest, AStateThatWaitsIsToldOfAnIndeterminateWrite) {
   CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
   ASSERT_TRUE(writer.Submit(ExampleState(1), Ignore).ok());
   absl::Status told;
-  ASSERT_TRUE(
-      writer
-          .SubmitNext(ExampleState(2),
-                      [&told](Version, const absl::Status& s) { told = s; })
-          .ok());
+  ExpectOk(writer.SubmitNext(
+      ExampleState(2), [&told](Version, const absl::Status& s) { told = s; }));
   go.set_value();
   writer.WaitIdle();
   EXPECT_THAT(std::string(told.message()), HasSubstr("bad disk"));
@@ -155,15 +143,11 @@ TEST(CheckpointWriterTest, TriesAgainAfterAFullDisk) {
   FaultyFileSystem files(
       {.at = 2, .error = absl::ResourceExhaustedError("full")});
   CheckpointWriter writer(files, dir.path(), 3, ExampleIdentity());
-  ASSERT_TRUE(writer
-                  .Submit(ExampleState(1),
-                          [&](Version, const absl::Status& s) { first = s; })
-                  .ok());
+  ExpectOk(writer.Submit(ExampleState(1),
+                         [&](Version, const absl::Status& s) { first = s; }));
   writer.WaitIdle();
-  ASSERT_TRUE(writer
-                  .Submit(ExampleState(2),
-                          [&](Version, const absl::Status& s) { second = s; })
-                  .ok());
+  ExpectOk(writer.Submit(ExampleState(2),
+                         [&](Version, const absl::Status& s) { second = s; }));
   writer.WaitIdle();
   EXPECT_EQ(first, absl::ResourceExhaustedError("full"));
   EXPECT_EQ(second, absl::OkStatus());
@@ -177,9 +161,8 @@ TEST(CheckpointWriterTest, StopsAfterAnIndeterminateWriteAndSaysWhy) {
   ASSERT_TRUE(writer.Submit(ExampleState(1), Ignore).ok());
   writer.WaitIdle();
   for (int i = 0; i < 2; ++i) {
-    const absl::Status status = writer.Submit(ExampleState(2), Ignore);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("bad disk"));
+    EXPECT_THAT(writer.Submit(ExampleState(2), Ignore),
+                IsError(kInternal, "bad disk"));
   }
   EXPECT_EQ(files.operations(), 5);
 }
@@ -189,10 +172,8 @@ TEST(CheckpointWriterTest, TheDestructorWaitsForTheWrite) {
   bool told = false;
   {
     CheckpointWriter writer(RealFileSystem(), dir.path(), 3, ExampleIdentity());
-    ASSERT_TRUE(writer
-                    .Submit(ExampleState(1),
-                            [&](Version, const absl::Status&) { told = true; })
-                    .ok());
+    ExpectOk(writer.Submit(ExampleState(1),
+                           [&](Version, const absl::Status&) { told = true; }));
   }
   EXPECT_TRUE(told);
   EXPECT_TRUE(HoldsCheckpoints(RealFileSystem(), dir.path()));

@@ -68,7 +68,7 @@ TEST(BulkStreamTest, SendBlocksWhenTheQueueIsFullAndGoesOnAfterwards) {
       "/cohort.v1.Parameters/Exchange", link,
       [](grpc::ByteBuffer&) { return absl::OkStatus(); },
       [&ended](const absl::Status&) { ended.Set(); }, kQueuedBytesMax);
-  EXPECT_EQ(FillUp(stream, clock).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(FillUp(stream, clock).code(), kDeadlineExceeded);
   read.Set();
   ExpectOk(stream.Send(FourMegabytes(), clock.Now() + absl::Minutes(1)));
   stream.FinishWrites();
@@ -80,7 +80,7 @@ TEST(BulkStreamTest, FullQueueOfAnEndedStreamDoesNotBlock) {
   Event refuse;
   server.on_exchange = [&refuse](FakeServer::ExchangeIo&) {
     refuse.Await();
-    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no");
+    return grpc::Status(grpc::INVALID_ARGUMENT, "no");
   };
   const SteadyClock clock;
   Link link(server.address(), clock);
@@ -89,13 +89,13 @@ TEST(BulkStreamTest, FullQueueOfAnEndedStreamDoesNotBlock) {
       "/cohort.v1.Parameters/Exchange", link,
       [](grpc::ByteBuffer&) { return absl::OkStatus(); },
       [](const absl::Status&) {}, kQueuedBytesMax);
-  EXPECT_EQ(FillUp(stream, clock).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(FillUp(stream, clock).code(), kDeadlineExceeded);
   refuse.Set();
   absl::Status last;
   while (last.ok()) {
     last = stream.Send(FourMegabytes(), clock.Now() + absl::Minutes(1));
   }
-  EXPECT_EQ(last.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(last.code(), kUnavailable);
 }
 
 }  // namespace

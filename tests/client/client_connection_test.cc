@@ -160,10 +160,10 @@ std::string ObstacleFor(const std::string& server, const TlsFiles& tls) {
 TEST_F(ClientConnectionTest, WrongCertificatesAreObstaclesThatSayWhatToDo) {
   TlsServer server;
   EXPECT_THAT(ObstacleFor(server.address, {}),
-              HasSubstr("the server speaks TLS and this side does not"));
+              HasSubstr("the server speaks TLS"));
   EXPECT_THAT(ObstacleFor(server.address,
                           {.ca = server.authority.Issue("worker/0").ca}),
-              HasSubstr("takes only clients with a certificate"));
+              HasSubstr("clients with a certificate"));
   TestAuthority other;
   EXPECT_THAT(ObstacleFor(server.address, other.Issue("worker/0")),
               HasSubstr("another authority"));
@@ -182,8 +182,7 @@ TEST_F(ClientConnectionTest, AnExpiredCertificateOfItsOwnIsFinal) {
          .own_certificate_grace = absl::Milliseconds(1)});
   } while (!client.ok());
   const absl::Status joined = (*client)->Join().status();
-  EXPECT_THAT(joined,
-              IsError(absl::StatusCode::kFailedPrecondition, "has expired"));
+  EXPECT_THAT(joined, IsError(kFailedPrecondition, "has expired"));
   EXPECT_THAT(std::string(joined.message()), HasSubstr("renew it"));
 }
 
@@ -216,7 +215,7 @@ TEST_F(ClientConnectionTest, JoinWaitsUntilTheRankIsFree) {
 }
 
 TEST_F(ClientConnectionTest, ARankThatIsNotNeededAnyMoreIsNoError) {
-  server_.on_join = [](const v1::Join&) -> absl::StatusOr<v1::JoinReply> {
+  server_.on_join = [](const v1::Join&) {
     return absl::OutOfRangeError("rank 2 is no longer needed");
   };
   const auto client = OkValue(MakeGrpcClient(server_.Options()));
@@ -232,19 +231,17 @@ TEST_F(ClientConnectionTest, UnreachableServerIsGivenUpByName) {
   server_.Shutdown();
   const auto client = OkValue(MakeGrpcClient(options));
   const absl::Status status = client->Join().status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(status.code(), kDeadlineExceeded);
   // The reason, and not that the last attempt ran out of time.
-  EXPECT_EQ(status.message(),
-            "could not join " + options.server +
-                " within 2s: cannot be reached (Connection refused); is a "
-                "cohort-server running at that address?");
+  EXPECT_THAT(status,
+              IsError(kDeadlineExceeded,
+                      "within 2s: cannot be reached (Connection refused)"));
 }
 
 TEST_F(ClientConnectionTest, ServersNeedAPort) {
   ClientOptions options{.server = "server", .batch_size = 1};
-  EXPECT_EQ(MakeGrpcClient(options).status().message(),
-            "--server: got 'server', want host:port such as 127.0.0.1:7070, "
-            "with a port of 0 to 65535, or unix:/path");
+  EXPECT_THAT(MakeGrpcClient(options),
+              IsError(kInvalidArgument, "--server: got 'server'"));
 }
 
 TEST_F(ClientConnectionTest, WaitIsToldInTheServersWords) {
@@ -266,8 +263,8 @@ TEST_F(ClientConnectionTest, SilenceOfALiveServerIsGivenUp) {
   ClientOptions options = server_.Options();
   options.server_timeout = absl::Seconds(2);
   const auto client = JoinedClient(options);
-  EXPECT_THAT(client->NextAssignment().status(),
-              IsError(absl::StatusCode::kDeadlineExceeded, "an assignment"));
+  EXPECT_THAT(client->NextAssignment(),
+              IsError(kDeadlineExceeded, "an assignment"));
 }
 
 TEST_F(ClientConnectionTest, EndOfTheRunIsToldEvenIfTheSessionEnds) {
@@ -356,8 +353,7 @@ TEST_F(ClientConnectionTest, ServerThatLostTheRunEndsTheWorker) {
   };
   server_.EndSession(absl::UnavailableError("restarting"));
   const absl::Status status = client->NextAssignment().status();
-  EXPECT_THAT(status,
-              IsError(absl::StatusCode::kFailedPrecondition, "lost its model"));
+  EXPECT_THAT(status, IsError(kFailedPrecondition, "lost its model"));
   // The error is permanent.
   EXPECT_EQ(client->NextAssignment().status(), status);
 }
@@ -370,8 +366,7 @@ TEST_F(ClientConnectionTest, AnotherRunUnderTheSameAddressIsFinal) {
     return reply;
   };
   server_.EndSession(absl::UnavailableError("restarting"));
-  EXPECT_THAT(client->NextAssignment().status(),
-              IsError(absl::StatusCode::kNotFound, "run-2"));
+  EXPECT_THAT(client->NextAssignment(), IsError(kNotFound, "run-2"));
 }
 
 TEST_F(ClientConnectionTest, HeartbeatsNameTheWorkInProgress) {
@@ -441,7 +436,7 @@ TEST_F(ClientConnectionTest, StopEndsTheWaitAndLeaveStillSaysGoodBye) {
   });
   EXPECT_TRUE(absl::IsCancelled(client->NextAssignment().status()));
   stopper.join();
-  EXPECT_EQ(client->OpenPush({}).code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(client->OpenPush({}).code(), kCancelled);
   client->Leave({.reason = "SIGTERM"});
   server_.AwaitReceived([](const v1::SessionRequest& request) {
     return request.has_leave() && request.leave().reason() == "SIGTERM";
@@ -454,7 +449,7 @@ TEST_F(ClientConnectionTest, StopEndsTheRetriesOfAJoin) {
     client->RequestStop();
     return absl::AlreadyExistsError("rank 2 is alive");
   };
-  EXPECT_EQ(client->Join().status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(client->Join().status().code(), kCancelled);
 }
 
 TEST_F(ClientConnectionTest, NothingWorksAfterLeaving) {

@@ -76,12 +76,12 @@ TEST(ClientRegisterTest, RefusalIsToldInTheServersWords) {
   server.on_register = [](FakeServer::RegisterIo& io) {
     v1::RegisterRequest request;
     io.Read(&request);
-    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION,
+    return grpc::Status(grpc::FAILED_PRECONDITION,
                         "a: got shape [2], want [3]");
   };
   const auto client = JoinedClient(server.Options());
-  EXPECT_THAT(TryRegister(*client).status(),
-              IsError(absl::StatusCode::kFailedPrecondition, "got shape [2]"));
+  EXPECT_THAT(TryRegister(*client),
+              IsError(kFailedPrecondition, "got shape [2]"));
 }
 
 // The server answers once all workers have registered. Meanwhile it reports on
@@ -111,9 +111,8 @@ TEST(ClientRegisterTest, ValuesThatDoNotFitTheLayoutAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(
       client->Register(TestLayout(), {}, too_few, {}).status()));
   const std::vector<absl::Span<const float>> wrong_size = {two, two, two};
-  EXPECT_THAT(client->Register(TestLayout(), {}, wrong_size, {}).status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "frozen: got 2 elements, want 1"));
+  EXPECT_THAT(client->Register(TestLayout(), {}, wrong_size, {}),
+              IsError(kInvalidArgument, "frozen: got 2 elements"));
 }
 
 v1::PullReply HeaderReply(int64_t version) {
@@ -195,11 +194,11 @@ TEST_F(ClientPullTest, LargePartitionComesBackIntact) {
 
 TEST_F(ClientPullTest, VersionThatIsGoneIsOutOfRangeAndNothingBreaks) {
   server_.on_pull = [](const v1::PullRequest&, FakeServer::PullIo&) {
-    return grpc::Status(grpc::StatusCode::OUT_OF_RANGE, "version 3 is gone");
+    return grpc::Status(grpc::OUT_OF_RANGE, "version 3 is gone");
   };
   const auto client = JoinedClient(server_.Options());
-  EXPECT_THAT(client->Pull({.version = Version(3), .weights = true}).status(),
-              IsError(absl::StatusCode::kOutOfRange, "version 3 is gone"));
+  EXPECT_THAT(client->Pull({.version = Version(3), .weights = true}),
+              IsError(kOutOfRange, "version 3 is gone"));
   server_.Tell(TrainAssignment(1, 0, 10));
   EXPECT_TRUE(client->NextAssignment().ok());
   EXPECT_EQ(server_.joins().size(), 1u);
@@ -236,8 +235,8 @@ TEST_F(ClientPullTest, IncompletePullIsUnavailable) {
     return grpc::Status::OK;
   };
   const auto client = JoinedClient(server_.Options());
-  EXPECT_THAT(client->Pull({.version = Version(9), .weights = true}).status(),
-              IsError(absl::StatusCode::kUnavailable, "1 of 3"));
+  EXPECT_THAT(client->Pull({.version = Version(9), .weights = true}),
+              IsError(kUnavailable, "1 of 3"));
 }
 
 // Damages the second partition's payload, or the header, so that its checksum

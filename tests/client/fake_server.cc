@@ -15,7 +15,7 @@ namespace cohort {
 namespace {
 
 grpc::Status Unexpected(const char* method) {
-  return grpc::Status(grpc::StatusCode::UNIMPLEMENTED,
+  return grpc::Status(grpc::UNIMPLEMENTED,
                       absl::StrCat("no test hook for ", method));
 }
 

@@ -23,7 +23,7 @@ class GrpcClientTest : public testing::Test {
 };
 
 TEST_F(GrpcClientTest, ARefusedJoinIsTriedOnce) {
-  server_.on_join = [](const v1::Join&) -> absl::StatusOr<v1::JoinReply> {
+  server_.on_join = [](const v1::Join&) {
     return absl::AlreadyExistsError("rank 2 is alive");
   };
   GrpcClient client(server_.Options());
@@ -35,8 +35,7 @@ TEST_F(GrpcClientTest, ALostSessionIsToldAndJoinReturnsToTheSameIncarnation) {
   GrpcClient client(server_.Options());
   ASSERT_TRUE(client.Join().ok());
   server_.EndSession(absl::UnavailableError("restarting"));
-  EXPECT_THAT(client.NextAssignment().status(),
-              IsError(absl::StatusCode::kUnavailable, "restarting"));
+  EXPECT_THAT(client.NextAssignment(), IsError(kUnavailable, "restarting"));
   EXPECT_EQ(server_.joins().size(), 1u);
 
   const auto again = OkValue(client.Join());
@@ -68,7 +67,7 @@ TEST_F(GrpcClientTest, AFailedRegistrationIsTriedOnce) {
   int tries = 0;
   server_.on_register = [&](FakeServer::RegisterIo&) {
     ++tries;
-    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "restarting");
+    return grpc::Status(grpc::UNAVAILABLE, "restarting");
   };
   GrpcClient client(server_.Options());
   ASSERT_TRUE(client.Join().ok());
@@ -137,14 +136,12 @@ TEST_F(GrpcClientTest, AProcessThatIsNotTheDataShardIsNamed) {
   EXPECT_EQ(asked[0].shard(), 1);
   EXPECT_FALSE(asked[0].has_version());
 
-  answer = grpc::Status(grpc::StatusCode::UNAVAILABLE, "shard 0 is not there");
+  answer = grpc::Status(grpc::UNAVAILABLE, "shard 0 is not there");
   ClientOptions options = server_.Options();
   options.server_timeout = absl::Seconds(1);
   GrpcClient client(options, *Security::Load({}));
-  EXPECT_THAT(
-      client.Join().status(),
-      IsError(absl::StatusCode::kUnavailable,
-              "data shard 1 at " + shard.address() + ": shard 0 is not there"));
+  EXPECT_THAT(client.Join(),
+              IsError(kUnavailable, "data shard 1 at " + shard.address()));
   // A few times a second.
   EXPECT_LT(asked.size(), 30u);
 }

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <optional>
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -22,9 +22,8 @@ Assignment Of(AssignmentKind kind, int64_t version,
 TEST(HeldVersionTest, AnotherVersionOrIncarnationIsMissing) {
   HeldVersion held(kFirst);
   const Assignment train = Of(AssignmentKind::kTrain, 3);
-  std::optional<PullOptions> missing = held.MissingFor(train, kFirst);
-  ASSERT_TRUE(missing.has_value());
-  EXPECT_EQ(missing->version, Version(3));
+  PullOptions missing = OkValue(held.MissingFor(train, kFirst));
+  EXPECT_EQ(missing.version, Version(3));
   held.Hold(Version(3));
   EXPECT_FALSE(held.MissingFor(train, kFirst).has_value());
   EXPECT_TRUE(
@@ -37,17 +36,15 @@ TEST(HeldVersionTest, TheAverageOfAVersionIsNotTheVersion) {
   held.Hold(Version(3));
   const Assignment average =
       Of(AssignmentKind::kEvaluate, 3, kAverageStatistics);
-  const std::optional<PullOptions> missing = held.MissingFor(average, kFirst);
-  ASSERT_TRUE(missing.has_value());
-  EXPECT_TRUE(missing->weights);
-  EXPECT_EQ(missing->version, Version(3));
-  EXPECT_EQ(missing->statistics_kind, kAverageStatistics);
-  held.Hold(Version(3), *missing);
+  const PullOptions missing = OkValue(held.MissingFor(average, kFirst));
+  EXPECT_TRUE(missing.weights);
+  EXPECT_EQ(missing.version, Version(3));
+  EXPECT_EQ(missing.statistics_kind, kAverageStatistics);
+  held.Hold(Version(3), missing);
   EXPECT_FALSE(held.MissingFor(average, kFirst).has_value());
   const Assignment plain = Of(AssignmentKind::kEvaluate, 3, "sync");
-  const std::optional<PullOptions> back = held.MissingFor(plain, kFirst);
-  ASSERT_TRUE(back.has_value());
-  EXPECT_EQ(back->statistics_kind, "");
+  const PullOptions back = OkValue(held.MissingFor(plain, kFirst));
+  EXPECT_EQ(back.statistics_kind, "");
   EXPECT_TRUE(
       held.MissingFor(Of(AssignmentKind::kTrain, 3), kFirst).has_value());
 }

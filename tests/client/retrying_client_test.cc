@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
 #include "worker/client/client_hooks.h"
 #include "worker/client/link.h"
 
@@ -199,9 +200,8 @@ TEST_F(RetryingClientTest, JoinIsRepeatedAfterGrowingPauses) {
 TEST_F(RetryingClientTest, JoinGivesUpWhenPatienceEnds) {
   Script("Join", std::deque<absl::Status>(100, kAway));
   const Instant begin = clock_.now;
-  EXPECT_EQ(
-      client_->Join().status(),
-      absl::DeadlineExceededError("could not join host:1 within 30s: away"));
+  EXPECT_THAT(client_->Join(),
+              IsError(kDeadlineExceeded, "host:1 within 30s: away"));
   // The last pause is shortened, and no try follows it.
   EXPECT_EQ(clock_.now - begin, kPatience);
   EXPECT_EQ(once_->calls.size(), sleeper_.waits.size());
@@ -235,8 +235,7 @@ TEST_F(RetryingClientTest, ARefusalOfTheJoinIsFinal) {
 
 TEST_F(RetryingClientTest, ASecondJoinIsRefused) {
   Joined();
-  EXPECT_EQ(client_->Join().status(),
-            absl::FailedPreconditionError("Join was called twice"));
+  EXPECT_THAT(client_->Join(), IsError(kFailedPrecondition, "twice"));
   EXPECT_THAT(once_->calls, IsEmpty());
 }
 
@@ -331,11 +330,8 @@ absl::Status Damaged() {
 TEST_F(RetryingClientTest, DamageInTenConnectionsInARowIsReported) {
   Joined();
   Script("NextAssignment", std::deque<absl::Status>(100, Damaged()));
-  EXPECT_EQ(client_->NextAssignment().status(),
-            absl::DataLossError(
-                "host:1: the exchange failed: wrong checksum (DATA_LOSS); this "
-                "was the 10th connection in a row on which something was "
-                "damaged"));
+  EXPECT_THAT(client_->NextAssignment(),
+              IsError(kDataLoss, "10th connection in a row"));
   EXPECT_EQ(once_->calls.size(), 10u + 9u);
   EXPECT_THAT(sleeper_.waits,
               ElementsAre(UpTo(50), UpTo(100), UpTo(200), UpTo(400), UpTo(800),

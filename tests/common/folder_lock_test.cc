@@ -8,6 +8,7 @@
 
 #include <filesystem>
 
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -37,8 +38,8 @@ TEST(FolderLockTest, ExcludesOthersAndLeavesNoFile) {
 
 TEST(FolderLockTest, NamesAFolderThatIsMissing) {
   const TempDir folder;
-  EXPECT_EQ(FolderLock::Take(folder.File("x")).status().message(),
-            "the folder " + folder.File("x") + " does not exist; make it");
+  EXPECT_THAT(FolderLock::Take(folder.File("x")),
+              IsError(kNotFound, folder.File("x")));
 }
 
 TEST(FolderLockTest, AFileIsNoFolder) {

@@ -1,5 +1,6 @@
 #include "common/listen_address.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -49,17 +50,15 @@ TEST(ListenAddressTest, RefusesSocketsThatProcessesWouldNotFind) {
        {"unix:", "unix:cohort", "unix:7070", "unix://host/cohort", "unix:/",
         "unix:/run/", "unix:///", "unix-abstract:", "unix:/run\n/x"}) {
     EXPECT_TRUE(IsUnixAddress(bad)) << bad;
-    EXPECT_EQ(ParseListenAddress("--listen", bad).status().message(),
-              absl::StrCat("--listen: got '", bad,
-                           "', want unix: and the path of a socket from the "
-                           "root, such as unix:/run/cohort/socket, or "
-                           "unix-abstract: and a name"));
+    EXPECT_THAT(
+        ParseListenAddress("--listen", bad),
+        IsError(kInvalidArgument, absl::StrCat("--listen: got '", bad, "'")));
   }
   const std::string longest = "/" + std::string(106, 'a');
   EXPECT_TRUE(CheckServerAddress("--server", "unix:" + longest).ok());
-  EXPECT_EQ(CheckServerAddress("--server", "unix:" + longest + "a").message(),
-            absl::StrCat("--server: got a socket name of 108 bytes (", longest,
-                         "a), want 1 to 107, the limit of the system"));
+  EXPECT_THAT(
+      CheckServerAddress("--server", "unix:" + longest + "a"),
+      IsError(kInvalidArgument, "--server: got a socket name of 108 bytes"));
 }
 
 TEST(ListenAddressTest, HttpIsServedOnPortsOnly) {
@@ -74,9 +73,8 @@ TEST(ListenAddressTest, ServersAreConnectedToByPortOrScheme) {
         "unix-abstract:cohort", "dns:///server:7070"}) {
     EXPECT_TRUE(CheckServerAddress("--server", good).ok()) << good;
   }
-  EXPECT_EQ(CheckServerAddress("--server", "server").message(),
-            "--server: got 'server', want host:port such as 127.0.0.1:7070, "
-            "with a port of 0 to 65535, or unix:/path");
+  EXPECT_THAT(CheckServerAddress("--server", "server"),
+              IsError(kInvalidArgument, "--server: got 'server'"));
 }
 
 TEST(ListenAddressTest, AllAddressesAreNoPlaceToGoTo) {

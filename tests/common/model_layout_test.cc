@@ -14,6 +14,7 @@ namespace cohort {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 
 ModelLayout Example() {
   return {
@@ -23,13 +24,12 @@ ModelLayout Example() {
 }
 
 void ExpectInvalid(const ModelLayout& layout, const std::string& why) {
-  EXPECT_THAT(Validate(layout),
-              IsError(absl::StatusCode::kInvalidArgument, why));
+  EXPECT_THAT(Validate(layout), IsError(kInvalidArgument, why));
 }
 
 void ExpectDiffers(const ModelLayout& seen, const std::string& what) {
   EXPECT_THAT(CheckSameLayout(seen, Example()),
-              IsError(absl::StatusCode::kFailedPrecondition, what));
+              IsError(kFailedPrecondition, what));
 }
 
 TEST(ModelLayoutTest, ElementsAreTheProductOfTheShape) {
@@ -225,17 +225,16 @@ TEST(RunPlanTest, ComparesEverythingButTheLossReference) {
   seen.loss_reference = 7;
   EXPECT_TRUE(CheckSamePlan(seen, wanted).ok());
   seen.dataset_digest = "cd";
-  EXPECT_EQ(CheckSamePlan(seen, wanted).message(),
-            "run plan: got data set digest cd, want ab");
+  EXPECT_THAT(CheckSamePlan(seen, wanted),
+              IsError(kFailedPrecondition, "digest cd, want ab"));
   seen = wanted;
   seen.test_samples = 3;
-  EXPECT_EQ(CheckSamePlan(seen, wanted).message(),
-            "run plan: got test samples 3, want 2");
+  EXPECT_THAT(CheckSamePlan(seen, wanted),
+              IsError(kFailedPrecondition, "samples 3, want 2"));
   seen = wanted;
   seen.loss = "cross-entropy, label smoothing 0.1";
-  EXPECT_EQ(CheckSamePlan(seen, wanted).message(),
-            "run plan: got loss cross-entropy, label smoothing 0.1, want "
-            "cross-entropy");
+  EXPECT_THAT(CheckSamePlan(seen, wanted),
+              IsError(kFailedPrecondition, "label smoothing 0.1"));
 }
 
 TEST(RunPlanTest, ComparesWhatTheTrainingProgramDecides) {
@@ -243,18 +242,16 @@ TEST(RunPlanTest, ComparesWhatTheTrainingProgramDecides) {
       .optimizer = {{"learning_rate", "0.1"}, {"optimizer", "sgd"}}};
   const auto message = [&wanted](const RunPlan& seen) {
     const absl::Status status = CheckSamePlan(seen, wanted);
-    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(status.code(), kFailedPrecondition);
     return std::string(status.message());
   };
   EXPECT_TRUE(CheckSamePlan(wanted, wanted).ok());
   RunPlan seen = wanted;
   seen.own_data = true;
-  EXPECT_EQ(message(seen),
-            "run plan: got data of the workers' own yes, want no");
+  EXPECT_THAT(message(seen), HasSubstr("own yes, want no"));
   seen = wanted;
   seen.rates_by_workers = true;
-  EXPECT_EQ(message(seen),
-            "run plan: got learning rates from the workers yes, want no");
+  EXPECT_THAT(message(seen), HasSubstr("workers yes, want no"));
   seen = wanted;
   seen.optimizer["learning_rate"] = "0.2";
   EXPECT_EQ(message(seen), "optimizer: got learning_rate 0.2, want 0.1");

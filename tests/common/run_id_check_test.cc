@@ -1,6 +1,9 @@
 #include "common/run_id_check.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -11,30 +14,25 @@ TEST(RunIdCheckTest, TheHeldRunAndAnUnnamedOnePass) {
 }
 
 TEST(RunIdCheckTest, AnotherRunIsRefusedWithBothNames) {
-  EXPECT_EQ(CheckRunId("b", "a"),
-            absl::FailedPreconditionError(
-                "got run b, want a: this server holds another run"));
+  EXPECT_THAT(CheckRunId("b", "a"),
+              IsError(kFailedPrecondition, "got run b, want a"));
 }
 
 TEST(RunIdCheckTest, TheMessageSaysWhereItHappened) {
-  EXPECT_EQ(CheckRunId("b", "a", "join: "),
-            absl::FailedPreconditionError(
-                "join: got run b, want a: this server holds another run"));
+  EXPECT_THAT(CheckRunId("b", "a", "join: "),
+              IsError(kFailedPrecondition, "join: got run b, want a"));
 }
 
 TEST(RunIdCheckTest, AWorkerIsToldThatItsRunIsGone) {
-  EXPECT_EQ(AsRunGone(CheckRunId("b", "a")),
-            absl::NotFoundError("got run b, want a: this server holds another "
-                                "run; this worker's run is gone, a new worker "
-                                "joins that one"));
+  EXPECT_THAT(AsRunGone(CheckRunId("b", "a")),
+              IsError(kNotFound, "got run b, want a"));
   EXPECT_EQ(AsRunGone(absl::OkStatus()), absl::OkStatus());
 }
 
 // If a run must be named, an empty name is a different run.
 TEST(RunIdCheckTest, TheErrorAlsoNamesAnEmptyRun) {
-  EXPECT_EQ(OtherRunError("", "a"),
-            absl::FailedPreconditionError(
-                "got run , want a: this server holds another run"));
+  EXPECT_THAT(OtherRunError("", "a"),
+              IsError(kFailedPrecondition, "got run , want a"));
 }
 
 }  // namespace

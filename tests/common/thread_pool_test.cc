@@ -65,8 +65,8 @@ TEST(ThreadPoolTest, RefusesAJobWhenTheQueueIsFull) {
     }));
     started.get_future().wait();
     ASSERT_TRUE(pool.Submit([&] { second = true; }).ok());
-    EXPECT_EQ(pool.Submit([&] { refused = true; }),
-              absl::ResourceExhaustedError("files: 1 jobs are already queued"));
+    EXPECT_THAT(pool.Submit([&] { refused = true; }),
+                IsError(kResourceExhausted, "1 jobs"));
     go.set_value();
   }
   EXPECT_TRUE(second);

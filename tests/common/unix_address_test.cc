@@ -1,5 +1,6 @@
 #include "common/unix_address.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -24,9 +25,8 @@ TEST(UnixAddressTest, RefusesNamesThatTheSystemDoesNotPermit) {
   for (const std::string& bad : {std::string(), std::string(108, 'a')}) {
     EXPECT_TRUE(absl::IsInvalidArgument(UnixAddressOf(bad).status())) << bad;
   }
-  EXPECT_EQ(UnixAddressOf("").status().message(),
-            "got a socket name of 0 bytes (), want 1 to 107, the limit of the "
-            "system");
+  EXPECT_THAT(UnixAddressOf(""),
+              IsError(kInvalidArgument, "got a socket name of 0 bytes"));
 }
 
 }  // namespace

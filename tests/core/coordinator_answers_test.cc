@@ -10,6 +10,7 @@
 #include "server/core/coordinator.h"
 #include "server/core/ledger/push_history.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -157,8 +158,7 @@ TEST(CoordinatorAnswersTest, ThePushOfAnAbortedAttemptIsAnsweredOnce) {
   EXPECT_EQ(sent.key, key);
   EXPECT_EQ(sent.verdict.verdict, Verdict::kDropped);
   EXPECT_FALSE(sent.verdict.duplicate);
-  EXPECT_EQ(sent.verdict.reason,
-            "step 0 attempt 0 ended early: rank 1 has left: asked to");
+  EXPECT_THAT(sent.verdict.reason, HasSubstr("rank 1 has left: asked to"));
   EXPECT_EQ(sent.verdict.next.attempt, Attempt(1));
   EXPECT_TRUE(cohort.CloseAgain(kRank0, key).verdict.duplicate);
 }
@@ -185,8 +185,7 @@ TEST(CoordinatorAnswersTest, APushUnderWayWhenTheRunEndsIsAnswered) {
   const auto sent = cohort.Only<effect::SendVerdict>();
   EXPECT_EQ(sent.key, closed);
   EXPECT_EQ(sent.verdict.verdict, Verdict::kDropped);
-  EXPECT_THAT(sent.verdict.reason, HasSubstr("the run is over: no "
-                                             "replacement for rank 1"));
+  EXPECT_THAT(sent.verdict.reason, HasSubstr("no replacement for rank 1"));
   EXPECT_EQ(sent.verdict.next.kind, AssignmentKind::kFinished);
 }
 
@@ -243,8 +242,8 @@ TEST(CoordinatorAnswersTest, AnAsynchronousAttemptThatIsOverIsAnswered) {
   const Received late = PushAs(cohort, before);
   ASSERT_EQ(late.verdicts.size(), 1);
   EXPECT_EQ(late.verdicts[0].verdict.verdict, Verdict::kDropped);
-  EXPECT_EQ(late.verdicts[0].verdict.reason,
-            "attempt 0 is over: the assignment was issued again as attempt 1");
+  EXPECT_THAT(late.verdicts[0].verdict.reason,
+              HasSubstr("issued again as attempt 1"));
   EXPECT_TRUE(
       absl::IsFailedPrecondition(PushAs(cohort, PushKeyOf(1, 2)).closed));
 }
@@ -257,16 +256,14 @@ TEST(CoordinatorAnswersTest, AReportOfAnImpossibleNumberIsRefused) {
   cohort.PushBoth(kAnyPush);
   Effects out;
   for (int64_t sequence : {int64_t{0}, int64_t{-5}}) {
-    EXPECT_TRUE(absl::IsFailedPrecondition(
-        cohort.core()
-            .ReportEvaluation(cohort.sender(kRank0), Sequence(sequence), {},
-                              cohort.now(), out)
-            .status()));
-    EXPECT_TRUE(absl::IsFailedPrecondition(
-        cohort.core()
-            .ReportMoments(cohort.sender(kRank0), Sequence(sequence), {},
-                           cohort.now(), out)
-            .status()));
+    EXPECT_THAT(
+        cohort.core().ReportEvaluation(
+            cohort.sender(kRank0), Sequence(sequence), {}, cohort.now(), out),
+        IsError(kFailedPrecondition, ""));
+    EXPECT_THAT(
+        cohort.core().ReportMoments(cohort.sender(kRank0), Sequence(sequence),
+                                    {}, cohort.now(), out),
+        IsError(kFailedPrecondition, ""));
   }
 }
 

@@ -11,6 +11,7 @@ namespace cohort {
 namespace {
 
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::IsEmpty;
 
 const FakePush kPush{.w = {1, -2}, .b = {0}, .loss_weight = 2, .loss_sum = 6};
@@ -77,17 +78,17 @@ TEST(CoordinatorAsyncTest, PushesAreAppliedOneByOneInOrderOfArrival) {
 TEST(CoordinatorAsyncTest, APushThatIsNotWholeCannotBeClosed) {
   StartedCohort cohort(AsyncSetup());
   cohort.Send(kRank0, kPush, {0});
-  EXPECT_EQ(cohort.Close(kRank0, kPush),
-            absl::FailedPreconditionError(
-                "rank 0 closed its push before it was complete"));
+  EXPECT_THAT(cohort.Close(kRank0, kPush),
+              IsError(kFailedPrecondition, "rank 0 closed its push"));
 }
 
 TEST(CoordinatorAsyncTest, AVersionOfTheFutureCannotHaveBeenRead) {
   StartedCohort cohort(AsyncSetup());
   Effects out;
-  EXPECT_TRUE(absl::IsInvalidArgument(cohort.core().Open(
-      cohort.sender(kRank0), cohort.key(kRank0),
-      {.version = Version(1), .samples = 2}, absl::Seconds(101), out)));
+  EXPECT_THAT(cohort.core().Open(cohort.sender(kRank0), cohort.key(kRank0),
+                                 {.version = Version(1), .samples = 2},
+                                 absl::Seconds(101), out),
+              IsError(kInvalidArgument, ""));
 }
 
 TEST(CoordinatorAsyncTest, StatisticsAreFoldedPerPushByItsShare) {
@@ -126,8 +127,7 @@ TEST(CoordinatorAsyncTest, ContinueWakesAWaitingWorkerForALostRange) {
   StartedCohort cohort(setup);
   cohort.Push(kRank0, kPush);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
-  EXPECT_EQ(cohort.told(kRank0).reason,
-            "waiting for worker 1, gives up in 5 min");
+  EXPECT_THAT(cohort.told(kRank0).reason, HasSubstr("up in 5 min"));
   cohort.Leave(kRank1);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{2, 4}));
@@ -201,9 +201,8 @@ TEST(CoordinatorAsyncTest, ALossIsToldWhileTheOthersTrainOn) {
   StartedCohort cohort(AsyncSetup());
   cohort.Leave(kRank1);
   cohort.Push(kRank0, kPush);
-  EXPECT_EQ(cohort.core().Status(absl::Seconds(130)).state,
-            "training, 1 of 2 workers; waiting for a replacement of worker 1, "
-            "30 s, gives up in 9 min 30 s");
+  EXPECT_THAT(cohort.core().Status(absl::Seconds(130)).state,
+              HasSubstr("worker 1, 30 s, gives up in 9 min 30 s"));
 }
 
 }  // namespace

@@ -122,10 +122,9 @@ TEST(CoordinatorCallsTest, DifferentNumbersOfCallsEndTheRunByName) {
   PushWith(cohort, kRank0, {1, 1});
   PushWith(cohort, kRank1, {1, 2});
   PushWith(cohort, kRank2, {1, 0});
-  EXPECT_EQ(EndOf(cohort),
-            "bn2: rank 0 called it 1 time in step 0, rank 1 2 times; calls of "
-            "a layer are paired by their number, so make equally many of them "
-            "on all ranks that make any");
+  EXPECT_THAT(
+      EndOf(cohort),
+      HasSubstr("bn2: rank 0 called it 1 time in step 0, rank 1 2 times"));
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
@@ -186,9 +185,7 @@ TEST(CoordinatorCallsTest, AnOrderThatWasNotKnownIsLearntByRepeatingTheStep) {
   ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
   EXPECT_EQ(cohort.counter("steps_repeated_for_order"), 1);
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
-  EXPECT_THAT(cohort.log(),
-              HasSubstr("rank 1 reached call 0 of bn after it was completed "
-                        "without it; the step is repeated"));
+  EXPECT_THAT(cohort.log(), HasSubstr("rank 1 reached call 0 of bn"));
   EXPECT_EQ(cohort.All<effect::ReduceAborted>().size(), 1);
   cohort.Clear();
   AgainstTheOrderOfRegistration(cohort);
@@ -231,10 +228,7 @@ TEST(CoordinatorCallsTest, OrdersThatContradictEachOtherEndTheRun) {
     ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
     cohort.Push(kRank0, {});
   }
-  EXPECT_THAT(
-      EndOf(cohort),
-      HasSubstr("rank 0 makes call 0 of bn before call 0 of bn2, rank 1 "
-                "after it"));
+  EXPECT_THAT(EndOf(cohort), HasSubstr("call 0 of bn before call 0 of bn2"));
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
@@ -301,21 +295,17 @@ TEST(CoordinatorCallsTest, AVisitThatAMemberDoesNotMakeEndsTheRunByName) {
   }
   cohort.Push(kRank0, {});
   ASSERT_TRUE(cohort.Meet(kRank1, BackwardOf(0)).ok());
-  EXPECT_THAT(
-      EndOf(cohort),
-      HasSubstr("rank 1 waits in the backward pass of call 0 of bn; rank "
-                "0 has closed its push"));
+  EXPECT_THAT(EndOf(cohort),
+              HasSubstr("rank 1 waits in the backward pass of call 0 of bn"));
 }
 
 TEST(CoordinatorCallsTest, CallsThatAreNotRegisteredWaitForAllMembers) {
   StartedCohort cohort(Global(2));
   const CallPlace place{.layer = -1, .site = "net.py:attention"};
   ASSERT_TRUE(cohort.Meet(kRank0, place).ok());
-  EXPECT_EQ(cohort.Reduce(kRank1, {.place = place},
-                          {.count = 2, .first = {0, 0}, .second = {0, 0}}),
-            absl::InvalidArgumentError(
-                "call 0 of net.py:attention: got moments of 2 channels from "
-                "rank 1, want 1 as from the first member that came"));
+  EXPECT_THAT(cohort.Reduce(kRank1, {.place = place},
+                            {.count = 2, .first = {0, 0}, .second = {0, 0}}),
+              IsError(kInvalidArgument, "2 channels from rank 1, want 1"));
   ASSERT_TRUE(cohort.Meet(kRank1, place).ok());
   EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 2);
   CallPlace second = place;
@@ -326,16 +316,14 @@ TEST(CoordinatorCallsTest, CallsThatAreNotRegisteredWaitForAllMembers) {
   EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 3);
   cohort.Push(kRank0, {});
   EXPECT_THAT(EndOf(cohort),
-              HasSubstr("rank 1 waits in call 1 of net.py:attention; rank 0 "
-                        "has closed its push"));
+              HasSubstr("rank 1 waits in call 1 of net.py:attention"));
 }
 
 TEST(CoordinatorCallsTest, ABackwardPassWithoutItsForwardPassIsRefused) {
   StartedCohort cohort(Global(2));
-  EXPECT_EQ(cohort.Meet(kRank0, BackwardOf(0)),
-            absl::FailedPreconditionError(
-                "rendezvous: got the backward pass of call 0 of bn from rank "
-                "0, want it after the answer to its forward pass"));
+  EXPECT_THAT(cohort.Meet(kRank0, BackwardOf(0)),
+              IsError(kFailedPrecondition,
+                      "backward pass of call 0 of bn from rank 0"));
 }
 
 // ---- how calls are paired
@@ -370,11 +358,9 @@ TEST(CoordinatorCallsTest, CallsThatMayBePairedWronglyEndTheRunByName) {
   }
   ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
   cohort.PushBoth({});
-  EXPECT_EQ(EndOf(cohort),
-            "bn: in call 1 of step 0 the input of rank 0 has the extents [8, "
-            "8], that of rank 1 [4, 8]; a rank left out calls in this step, so "
-            "these may be different calls: name each call with "
-            "`cohort.call(name)`");
+  EXPECT_THAT(
+      EndOf(cohort),
+      HasSubstr("extents [8, 8], that of rank 1 [4, 8]; a rank left out"));
 }
 
 // ---- closings that are not true
@@ -386,9 +372,8 @@ TEST(CoordinatorCallsTest, AProcessThatContradictsItselfIsFencedAlsoOfTwo) {
   PushWith(cohort, kRank1, {1, 2});
   const auto ended = cohort.Only<effect::EndSession>();
   EXPECT_EQ(ended.session, cohort.session(kRank1));
-  EXPECT_EQ(ended.status,
-            absl::AbortedError("rank 1 reports for step 0 2 calls of bn2, but "
-                               "took part in 1"));
+  EXPECT_THAT(ended.status,
+              IsError(kAborted, "step 0 2 calls of bn2, but took part in 1"));
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
   EXPECT_EQ(cohort.Status().vacancies.at(VacancyReason::kMismatch), 1);
   // Its replacement does it again.
@@ -404,9 +389,8 @@ TEST(CoordinatorCallsTest, AProcessThatMiscountsItsContributionsIsFenced) {
   ASSERT_TRUE(cohort.Open(kRank1, {}).ok());
   ExpectOk(cohort.Close(
       kRank1, PushClosing{.batch_norm_calls = {1, 1}, .contributions = 3}));
-  EXPECT_EQ(cohort.Only<effect::EndSession>().status.message(),
-            "rank 1 reports for step 0 3 contributions to rendezvous, but made "
-            "2");
+  EXPECT_THAT(cohort.Only<effect::EndSession>().status,
+              IsError(kAborted, "3 contributions to rendezvous, but made 2"));
   // The other one goes on.
   ReduceAll(cohort, {kRank0});
   PushWith(cohort, kRank0, {1, 1});
@@ -419,9 +403,8 @@ TEST(CoordinatorCallsTest, ACallAfterTheClosingIsAContradiction) {
   ASSERT_TRUE(Reduce(cohort, kRank1, 0).ok());
   PushWith(cohort, kRank1, {1, 0});
   ASSERT_TRUE(Reduce(cohort, kRank1, 1).ok());
-  EXPECT_EQ(cohort.Only<effect::EndSession>().status.message(),
-            "rank 1 took part in call 0 of bn2 of step 0 after it had closed "
-            "its push");
+  EXPECT_THAT(cohort.Only<effect::EndSession>().status,
+              IsError(kAborted, "call 0 of bn2 of step 0 after"));
 }
 
 // The first incarnation of rank 0 made a call that its replacement omits.
@@ -439,9 +422,7 @@ TEST(CoordinatorCallsTest, AReplacementThatDiffersRepeatsTheStepOnly) {
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
   EXPECT_EQ(cohort.told(kRank0).attempt, Attempt(1));
   EXPECT_EQ(cohort.counter("workers_lost"), 1);
-  EXPECT_THAT(cohort.log(),
-              HasSubstr("rank 0 made 1 contributions in step 0, but the "
-                        "process before it made others"));
+  EXPECT_THAT(cohort.log(), HasSubstr("rank 0 made 1 contributions in step 0"));
 }
 
 TEST(CoordinatorCallsTest, ARankThatHasMadeAStepSinceIsFencedAgain) {
@@ -525,13 +506,12 @@ TEST(CoordinatorCallsTest, StatusNamesTheCallThatARankWaitsIn) {
   EXPECT_EQ(cohort.Status().workers[1].waits_in, "call 0 of bn2");
   cohort.Pass(absl::Seconds(1));
   const StatusView status = cohort.Status();
-  EXPECT_EQ(status.state,
-            "training, 2 of 2 workers; rank 1 waits in call 0 of bn2");
+  EXPECT_THAT(status.state, HasSubstr("rank 1 waits in call 0 of bn2"));
   EXPECT_EQ(status.workers[0].waits_in, "");
   cohort.Pass(absl::Seconds(2));
-  EXPECT_THAT(cohort.Status().state,
-              HasSubstr("waiting for worker 0, 3 s, gives up in 4 min 57 s; "
-                        "rank 1 waits in call 0 of bn2"));
+  EXPECT_THAT(
+      cohort.Status().state,
+      HasSubstr("gives up in 4 min 57 s; rank 1 waits in call 0 of bn2"));
 }
 
 }  // namespace

@@ -197,10 +197,8 @@ TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
   EXPECT_TRUE(Trains(cohort, kRank0));
   // A replacement that was ordered before the change is not an error.
-  EXPECT_EQ(cohort.Join(kRank2),
-            absl::OutOfRangeError(
-                "rank 2 is no longer needed: the run continues with 1 workers, "
-                "ranks 0 to 0; `cohortctl policy set --workers` changes that"));
+  EXPECT_THAT(cohort.Join(kRank2),
+              IsError(kOutOfRange, "1 workers, ranks 0 to 0"));
 }
 
 TEST(CoordinatorChangeTest, AnEvictedRankIsLost) {
@@ -274,8 +272,7 @@ TEST(CoordinatorChangeTest, WhatMakesNoSenseIsRefusedAndChangesNothing) {
       // One bad value refuses the good ones with it.
       {"--lease", {{"learning_rate", "0.01"}, {"lease", "x"}}}};
   for (const auto& [flag, values] : cases) {
-    EXPECT_THAT(cohort.Change(values).status(),
-                IsError(absl::StatusCode::kInvalidArgument, flag));
+    EXPECT_THAT(cohort.Change(values), IsError(kInvalidArgument, flag));
   }
   Effects out;
   const auto other = cohort.core().Change(
@@ -293,9 +290,8 @@ TEST(CoordinatorChangeTest, ADryRunOnlyAnswers) {
       {.values = {{"aggregation", "async"}, {"lease", "3s"}}, .dry_run = true},
       absl::Seconds(101), out));
   EXPECT_TRUE(answer.pending);
-  EXPECT_EQ(answer.text,
-            "aggregation sync -> async, lease 10s -> 3s: async, local "
-            "normalisation, async statistics");
+  EXPECT_THAT(answer.text,
+              HasSubstr("aggregation sync -> async, lease 10s -> 3s"));
   EXPECT_THAT(out, IsEmpty());
   EXPECT_THAT(cohort.core().Policy({}).pending, IsEmpty());
 }
@@ -345,15 +341,11 @@ TEST(CoordinatorChangeTest, AChangeThatAnotherOneReplacesIsLost) {
   EXPECT_EQ(next.text,
             "learning_rate 0.5 -> 0.2; replaces the pending learning_rate=0.1");
   PolicyView policy = cohort.core().Policy(cohort.now());
-  EXPECT_EQ(
-      OutcomeOf(policy, first.awaited).status(),
-      absl::AbortedError("the change was replaced by another one before "
-                         "it took effect: learning_rate is to be 0.2, not "
-                         "0.1"));
+  EXPECT_THAT(OutcomeOf(policy, first.awaited),
+              IsError(kAborted, "learning_rate is to be 0.2, not 0.1"));
   policy.over = "the server is stopping";
-  EXPECT_EQ(OutcomeOf(policy, next.awaited).status(),
-            absl::AbortedError(
-                "the change did not take effect: the server is stopping"));
+  EXPECT_THAT(OutcomeOf(policy, next.awaited),
+              IsError(kAborted, "the server is stopping"));
   for (Rank rank : {kRank0, kRank1}) cohort.Push(rank, PushOf(0));
   policy = cohort.core().Policy(cohort.now());
   EXPECT_TRUE(absl::IsAborted(OutcomeOf(policy, first.awaited).status()));
@@ -387,8 +379,7 @@ TEST(CoordinatorChangeTest, TheHistoryIsKeptAndRestored) {
   ASSERT_EQ(view.history.size(), 3);
   EXPECT_EQ(view.history[1], state.policy_history[1]);
   EXPECT_THAT(view.history[2].text,
-              HasSubstr("continued with changed flags: aggregation async -> "
-                        "sync"));
+              HasSubstr("flags: aggregation async -> sync"));
 }
 
 }  // namespace

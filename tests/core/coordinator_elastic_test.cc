@@ -41,8 +41,7 @@ TEST(CoordinatorElasticTest, StartsWithAnyRanksOnceEnoughAreThere) {
   FakeCohort cohort(ElasticSetup());
   cohort.StartOne(kRank2);
   EXPECT_FALSE(Trains(cohort, kRank2));
-  EXPECT_EQ(StateOf(cohort),
-            "waiting for 1 more worker to join and register (--workers=2:4)");
+  EXPECT_THAT(StateOf(cohort), HasSubstr("--workers=2:4"));
   cohort.StartOne(kRank1);
   EXPECT_THAT(cohort.told(kRank1).members, ElementsAre(kRank1, kRank2));
   EXPECT_EQ(StateOf(cohort), "training, 2 workers (2:4)");
@@ -79,9 +78,8 @@ TEST(CoordinatorElasticTest, PausesBelowTheMinimum) {
   TwoOfFour cohort;
   cohort.Leave(kRank1);
   cohort.Pass(absl::Seconds(1));
-  EXPECT_EQ(StateOf(cohort),
-            "waiting for 1 more worker: 1 here, want at least 2, gives up in "
-            "59 s");
+  EXPECT_THAT(StateOf(cohort),
+              HasSubstr("1 here, want at least 2, gives up in 59 s"));
   // Any rank will do.
   cohort.StartOne(kRank3);
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0, kRank3));
@@ -197,16 +195,13 @@ TEST(CoordinatorElasticTest, TheReactionToLossesChangesWithTheSize) {
 TEST(CoordinatorElasticTest, AChangeThatPausesTrainingSaysSo) {
   TwoOfFour cohort;
   const auto answer = OkValue(cohort.Change({{"workers", "4:4"}}));
-  EXPECT_THAT(answer.text,
-              HasSubstr("training pauses until 2 more workers join, for at "
-                        "most 1 min"));
+  EXPECT_THAT(answer.text, HasSubstr("until 2 more workers join"));
 }
 
 TEST(CoordinatorElasticTest, WaitingForALostWorkerIsRefused) {
   FakeCohort cohort(ElasticSetup());
-  EXPECT_THAT(cohort.Change({{"on_worker_loss", "wait"}}).status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "want continue with --workers=2:4"));
+  EXPECT_THAT(cohort.Change({{"on_worker_loss", "wait"}}),
+              IsError(kInvalidArgument, "--workers=2:4"));
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
                                         {kInfinity, 0.1},
                                         {0.1, 2 * limits::kLearningRateMax}}) {
     EXPECT_THAT(cohort.Open(kRank0, {.learning_rates = rates}),
-                IsError(absl::StatusCode::kInvalidArgument, "learning rate"));
+                IsError(kInvalidArgument, "learning rate"));
   }
   ExpectOk(
       cohort.Open(kRank0, {.learning_rates = {0, limits::kLearningRateMax}}));
@@ -117,9 +117,8 @@ TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
 
 TEST(WorkersRatesTest, TheRateCannotBeChangedOnTheServer) {
   StartedCohort cohort(WithRates(SmallSetup()));
-  EXPECT_THAT(
-      cohort.Change({{"learning_rate", "0.01"}}).status(),
-      IsError(absl::StatusCode::kInvalidArgument, "change their program"));
+  EXPECT_THAT(cohort.Change({{"learning_rate", "0.01"}}),
+              IsError(kInvalidArgument, "change their program"));
   EXPECT_FALSE(cohort.Change({{"schedule", "cosine"}}).ok());
   EXPECT_TRUE(cohort.Change({{"weight_decay", "0.5"}}).ok());
 }
@@ -227,11 +226,9 @@ TEST(FrontEndStateTest, HasALimit) {
   cohort.Push(kRank1, WithState(state));
   state.push_back('x');
   cohort.Send(kRank0, {}, {0, 1});
-  const absl::Status status = cohort.Close(kRank0, WithState(state));
-  EXPECT_TRUE(absl::IsInvalidArgument(status));
-  EXPECT_EQ(status.message(),
-            "closing: got a front-end state of 65537 bytes, want at most "
-            "65536");
+  EXPECT_THAT(cohort.Close(kRank0, WithState(state)),
+              IsError(kInvalidArgument,
+                      "closing: got a front-end state of 65537 bytes"));
 }
 
 // ---- measures
@@ -286,7 +283,7 @@ TEST(FrontEndMeasuresTest, BadOnesAreRefused) {
            {{"a", 1, 2 * limits::kMeasureWeightMax}},
            {{"a", 1, static_cast<double>(kNan)}}}) {
     EXPECT_THAT(cohort.Close(kRank0, FakePush{.measures = bad}),
-                IsError(absl::StatusCode::kInvalidArgument, "measure"));
+                IsError(kInvalidArgument, "measure"));
   }
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, {0, 0}).ok());
   ASSERT_TRUE(cohort.Gradient(kRank0, 1, {0}).ok());
@@ -309,10 +306,9 @@ TEST(FrontEndMeasuresTest, WhatIsNotFiniteIsNamedAndLeftOut) {
   EXPECT_THAT(record.measures,
               ElementsAre(Measure{"a", 3, 1}, Measure{"e", 4, 2}));
   for (const char* name : {"a", "b", "c", "d"}) {
-    EXPECT_THAT(cohort.log(),
-                HasSubstr(absl::StrCat("rank 0: measure ", name,
-                                       " is not finite at step 0; it is left "
-                                       "out of the mean")));
+    EXPECT_THAT(
+        cohort.log(),
+        HasSubstr(absl::StrCat("measure ", name, " is not finite at step 0")));
   }
 }
 
@@ -323,8 +319,7 @@ TEST(FrontEndMeasuresTest, ALossThatIsNotFiniteIsNamedAndReported) {
   const CommitRecord record = cohort.All<effect::Committed>()[0].record;
   EXPECT_FALSE(record.skipped);
   EXPECT_EQ(record.loss, kInfinity);
-  EXPECT_THAT(cohort.log(),
-              HasSubstr("rank 0: the loss is not finite at step 0"));
+  EXPECT_THAT(cohort.log(), HasSubstr("the loss is not finite at step 0"));
 }
 
 }  // namespace

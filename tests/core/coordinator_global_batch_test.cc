@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <string>
 #include <utility>
 
 #include "server/core/coordinator.h"
@@ -113,9 +112,8 @@ TEST(CoordinatorGlobalBatchTest, EveryWorkerNeedsASample) {
 TEST(CoordinatorGlobalBatchTest, IsNoMoreThanAnEpoch) {
   FakeCohort cohort(Elastic(SmallSetup()));
   cohort.StartOne(kRank0);
-  EXPECT_THAT(cohort.Change({{"global_batch", "21"}}).status(),
-              IsError(absl::StatusCode::kFailedPrecondition,
-                      "--global_batch: got 21, want sum"));
+  EXPECT_THAT(cohort.Change({{"global_batch", "21"}}),
+              IsError(kFailedPrecondition, "--global_batch: got 21, want sum"));
 }
 
 // One worker may be left alone with it.
@@ -124,9 +122,9 @@ TEST(CoordinatorGlobalBatchTest, ABatchThatIsFarTooSmallIsRefused) {
   setup.options.policy.global_batch = 8193;
   setup.plan.train_samples = 10000;
   FakeCohort cohort(setup);
-  EXPECT_EQ(std::string(cohort.Join(kRank0).message()),
-            "--global_batch: got 8193, want at most 8192: 4096 batches of a "
-            "worker whose batch size is 2");
+  EXPECT_THAT(
+      cohort.Join(kRank0),
+      IsError(kInvalidArgument, "--global_batch: got 8193, want at most 8192"));
   setup.options.policy.global_batch = 8192;
   FakeCohort large(setup);
   large.StartOne(kRank0);
@@ -144,8 +142,7 @@ TEST(CoordinatorGlobalBatchTest, OwnDataIsRefused) {
   FakeCohort cohort(setup);
   ASSERT_TRUE(cohort.Join(kRank0).ok());
   EXPECT_THAT(cohort.Register(kRank0),
-              IsError(absl::StatusCode::kFailedPrecondition,
-                      "want --global_batch=sum"));
+              IsError(kFailedPrecondition, "want --global_batch=sum"));
 }
 
 }  // namespace

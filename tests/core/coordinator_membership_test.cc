@@ -30,10 +30,8 @@ TEST(CoordinatorMembershipTest, ARankBeyondTheCohortIsNotNeeded) {
   Effects out;
   JoinRequest far = Anyone();
   far.rank = Rank(2);
-  EXPECT_EQ(core.Join(SessionId(1), far, kNow, out),
-            absl::OutOfRangeError(
-                "rank 2 is not needed: the run has 2 workers, ranks 0 to 1; "
-                "`cohortctl policy set --workers` changes that"));
+  EXPECT_THAT(core.Join(SessionId(1), far, kNow, out),
+              IsError(kOutOfRange, "2 workers, ranks 0 to 1"));
 }
 
 TEST(CoordinatorMembershipTest, RefusesWhatCanNeverBeRight) {
@@ -41,19 +39,16 @@ TEST(CoordinatorMembershipTest, RefusesWhatCanNeverBeRight) {
   Effects out;
   JoinRequest negative = Anyone();
   negative.rank = Rank(-1);
-  EXPECT_EQ(core.Join(SessionId(1), negative, kNow, out),
-            absl::InvalidArgumentError("join: got --rank=-1, want 0 or more"));
+  EXPECT_THAT(core.Join(SessionId(1), negative, kNow, out),
+              IsError(kInvalidArgument, "--rank=-1"));
   JoinRequest empty = Anyone();
   empty.batch_size = 0;
-  EXPECT_EQ(core.Join(SessionId(1), empty, kNow, out),
-            absl::InvalidArgumentError(
-                "join: got batch size 0, want 1 to 1073741824"));
+  EXPECT_THAT(core.Join(SessionId(1), empty, kNow, out),
+              IsError(kInvalidArgument, "batch size 0, want 1 to 1073741824"));
   JoinRequest other = Anyone();
   other.run_id = "older";
-  EXPECT_EQ(core.Join(SessionId(1), other, kNow, out),
-            absl::NotFoundError("join: got run older, want run: this server "
-                                "holds another run; this worker's run is gone, "
-                                "a new worker joins that one"));
+  EXPECT_THAT(core.Join(SessionId(1), other, kNow, out),
+              IsError(kNotFound, "got run older, want run"));
   EXPECT_THAT(out, IsEmpty());
 }
 
@@ -61,20 +56,16 @@ TEST(CoordinatorMembershipTest, ALiveRankIsRefusedWithTheTimeItFrees) {
   FakeCohort cohort(SmallSetup());
   ASSERT_TRUE(cohort.Join(kRank0).ok());
   cohort.PassWithHeartbeatsOf({}, absl::Seconds(4));
-  const absl::Status status = cohort.Join(kRank0);
-  EXPECT_TRUE(absl::IsAlreadyExists(status));
-  EXPECT_EQ(status.message(),
-            "rank 0 is live (host0); it becomes free in 6 s at the earliest, "
-            "if that worker stays silent; use another --rank, or omit --rank "
-            "to take any free rank");
+  EXPECT_THAT(cohort.Join(kRank0),
+              IsError(kAlreadyExists, "(host0); it becomes free in 6 s"));
 }
 
 TEST(CoordinatorMembershipTest, TrainingStartsWhenAllHaveRegistered) {
   FakeCohort cohort(SmallSetup());
   cohort.StartOne(kRank0);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
-  EXPECT_EQ(cohort.told(kRank0).reason,
-            "waiting for worker 1 to join and register, no time limit");
+  EXPECT_THAT(cohort.told(kRank0).reason,
+              HasSubstr("worker 1 to join and register"));
   EXPECT_EQ(cohort.told(kRank0).wait, absl::InfiniteDuration());
   cohort.StartOne(kRank1);
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
@@ -148,11 +139,9 @@ TEST(CoordinatorMembershipTest, AnOlderIncarnationIsFenced) {
   cohort.Leave(kRank0);
   cohort.StartOne(kRank0);
   Effects out;
-  const absl::Status status =
-      cohort.core().Open(older, cohort.key(kRank0), {.samples = 3}, kNow, out);
-  EXPECT_EQ(status,
-            absl::AbortedError(
-                "rank 0: incarnation 1 is no longer current; join again"));
+  EXPECT_THAT(
+      cohort.core().Open(older, cohort.key(kRank0), {.samples = 3}, kNow, out),
+      IsError(kAborted, "incarnation 1"));
   Sender stranger = cohort.sender(kRank0);
   stranger.run_id = "other";
   EXPECT_TRUE(absl::IsFailedPrecondition(cohort.core().Open(
@@ -164,9 +153,8 @@ TEST(CoordinatorMembershipTest, AnUnregisteredWorkerCannotPush) {
   StartedCohort cohort(SmallSetup());
   cohort.Leave(kRank0);
   ASSERT_TRUE(cohort.Join(kRank0).ok());
-  EXPECT_EQ(
-      cohort.Open(kRank0, {}),
-      absl::FailedPreconditionError("rank 0 has not registered its model"));
+  EXPECT_THAT(cohort.Open(kRank0, {}),
+              IsError(kFailedPrecondition, "has not registered"));
 }
 
 TEST(CoordinatorMembershipTest, AnotherFingerprintIsAdmittedWithAWarning) {
@@ -178,10 +166,8 @@ TEST(CoordinatorMembershipTest, AnotherFingerprintIsAdmittedWithAWarning) {
       absl::Seconds(101), out));
   ASSERT_TRUE(std::holds_alternative<effect::Log>(out[0]));
   const auto& log = std::get<effect::Log>(out[0]);
-  EXPECT_EQ(log.severity, LogLevel::kWarning);
-  EXPECT_THAT(log.text,
-              HasSubstr("the replacement computes differently (other, "
-                        "previously same): a repeated step may differ"));
+  EXPECT_EQ(log.severity, Severity::kWarning);
+  EXPECT_THAT(log.text, HasSubstr("differently (other, previously same)"));
 }
 
 }  // namespace

@@ -56,9 +56,8 @@ TEST(CoordinatorNonfiniteTest, SoManyInARowEndTheRun) {
   Step(cohort, kNan);
   const auto ended = cohort.Only<effect::RunEnded>();
   EXPECT_EQ(ended.outcome, RunOutcome::kNonfinite);
-  EXPECT_EQ(ended.reason,
-            "3 steps in a row were not finite; the last: rank 1: gradient of "
-            "b");
+  EXPECT_THAT(ended.reason,
+              HasSubstr("3 steps in a row were not finite; the last: rank 1:"));
   const Assignment& told = cohort.told(kRank0);
   EXPECT_EQ(told.kind, AssignmentKind::kFinished);
   EXPECT_EQ(told.reason, ended.reason);

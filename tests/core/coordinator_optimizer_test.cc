@@ -144,8 +144,7 @@ TEST(CoordinatorOptimizerTest, APatternThatFitsNothingRefusesTheModel) {
                                      {no_decay, "--no_decay: got '*.gamma'"}}) {
     FakeCohort cohort(setup);
     ASSERT_TRUE(cohort.Join(kRank0).ok());
-    EXPECT_THAT(cohort.Register(kRank0),
-                IsError(absl::StatusCode::kFailedPrecondition, named));
+    EXPECT_THAT(cohort.Register(kRank0), IsError(kFailedPrecondition, named));
     EXPECT_EQ(cohort.core().model(), nullptr);
   }
 }

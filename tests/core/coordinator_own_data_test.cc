@@ -268,9 +268,8 @@ TEST(OwnDataTest, SettingsThatNeedNumbersAreRefusedDuringTheRun) {
        std::vector<SettingValues>{{{"bn_statistics", "after"}},
                                   {{"schedule", "step"}, {"step_epochs", "1"}},
                                   {{"warmup_epochs", "1"}}}) {
-    EXPECT_THAT(
-        cohort.Change(bad).status(),
-        IsError(absl::StatusCode::kFailedPrecondition, bad.begin()->first));
+    EXPECT_THAT(cohort.Change(bad),
+                IsError(kFailedPrecondition, bad.begin()->first));
   }
   EXPECT_TRUE(cohort.Change({{"aggregation", "async"}}).ok());
 }

@@ -86,8 +86,8 @@ TEST(CoordinatorRegistrationTest, IfNoClientCanSendValuesTheOthersAreToldSo) {
   EXPECT_TRUE(Asked(cohort, kRank1));
   cohort.CloseRegistration(kRank1);
   ASSERT_TRUE(cohort.answer(kRank0).has_value());
-  EXPECT_THAT(cohort.answer(kRank0)->status().message(),
-              HasSubstr("keep the stream open"));
+  EXPECT_THAT(cohort.answer(kRank0)->status(),
+              IsError(kInvalidArgument, "keep the stream open"));
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 
@@ -96,20 +96,17 @@ TEST(CoordinatorRegistrationTest, StatusSaysWhoIsWaitedFor) {
   cohort.HoldValues();
   Offer(cohort, kRank1);
   StatusView view = cohort.Status();
-  EXPECT_EQ(view.state,
-            "waiting for worker 0 to join and register, no time limit");
+  EXPECT_THAT(view.state, HasSubstr("worker 0 to join and register"));
   // No worker is late yet.
   EXPECT_EQ(view.waiting, absl::ZeroDuration());
   EXPECT_EQ(cohort.told(kRank1).reason, view.state);
   Offer(cohort, kRank0);
-  EXPECT_EQ(cohort.told(kRank1).reason,
-            "waiting for worker 0 to register its model, gives up in 30 s");
+  EXPECT_THAT(cohort.told(kRank1).reason, HasSubstr("up in 30 s"));
   // Sending the values has no time limit.
   EXPECT_EQ(cohort.told(kRank1).wait, absl::InfiniteDuration());
   cohort.Pass(absl::Seconds(10));
   view = cohort.Status();
-  EXPECT_EQ(view.state,
-            "waiting for worker 0 to register its model, gives up in 20 s");
+  EXPECT_THAT(view.state, HasSubstr("up in 20 s"));
   EXPECT_EQ(view.phase, StatusView::Phase::kWaiting);
   EXPECT_EQ(view.waited_for, std::vector<Rank>{kRank0});
   EXPECT_EQ(view.waiting, absl::Seconds(10));
@@ -129,9 +126,7 @@ TEST(CoordinatorRegistrationTest, WithoutProgressTheNextIsAsked) {
   EXPECT_TRUE(Asked(cohort, kRank1));
   const auto ended = cohort.Only<effect::EndSession>();
   EXPECT_EQ(ended.session, cohort.session(kRank0));
-  EXPECT_EQ(ended.status,
-            absl::AbortedError("the server requested its initial weights and "
-                               "received nothing for 31 s"));
+  EXPECT_THAT(ended.status, IsError(kAborted, "received nothing for 31 s"));
   // The slow worker's values now come too late.
   EXPECT_TRUE(absl::IsAborted(cohort.SendValues(kRank0, 5)));
   ASSERT_TRUE(cohort.SendValues(kRank1, 6).ok());
@@ -214,8 +209,7 @@ TEST(CoordinatorRegistrationTest, WhileOneIsAskedOthersAreComparedWithIt) {
   cohort.Leave(kRank2);
   ASSERT_TRUE(cohort.Join(kRank2).ok());
   EXPECT_THAT(cohort.Register(kRank2, other),
-              IsError(absl::StatusCode::kFailedPrecondition,
-                      "worker 0, which defines the run"));
+              IsError(kFailedPrecondition, "worker 0"));
   EXPECT_TRUE(cohort.Register(kRank2).ok());
 }
 
@@ -227,24 +221,14 @@ TEST(CoordinatorRegistrationTest, LaterModelsAreComparedByName) {
   cohort.Clear();
   ModelLayout layout = setup.layout;
   layout.parameters[0].shape = {3};
-  EXPECT_EQ(
-      cohort.Register(kRank1, layout),
-      absl::FailedPreconditionError(
-          "the model differs from the run's: w: got shape [3], want [2]; start "
-          "all workers with the same program and flags (cohort-worker: "
-          "--model, --width, --dataset and --classes), or start another server "
-          "for its model"));
+  EXPECT_THAT(cohort.Register(kRank1, layout),
+              IsError(kFailedPrecondition, "w: got shape [3], want [2]"));
   RunPlan plan = setup.plan;
   plan.dataset_digest = "cd";
   Effects out;
-  EXPECT_EQ(
-      cohort.core().BeginRegister(cohort.sender(kRank1), setup.layout, plan,
-                                  cohort.now(), out),
-      absl::FailedPreconditionError(
-          "the data or the loss differs from the run's: run plan: got data set "
-          "digest cd, want ab; give all workers the same data and optimizer "
-          "(cohort-worker: data files, and flags such as --image_size and "
-          "--augment)"));
+  EXPECT_THAT(cohort.core().BeginRegister(cohort.sender(kRank1), setup.layout,
+                                          plan, cohort.now(), out),
+              IsError(kFailedPrecondition, "data set digest cd, want ab"));
   EXPECT_THAT(out, IsEmpty());
 }
 
@@ -286,24 +270,20 @@ TEST(CoordinatorRegistrationTest, RefusesPlansAndStatisticsOfTheWrongShape) {
   Effects out;
   RunPlan plan = setup.plan;
   plan.loss_reference = 0;
-  EXPECT_EQ(cohort.core().BeginRegister(cohort.sender(kRank0), setup.layout,
-                                        plan, cohort.now(), out),
-            absl::InvalidArgumentError("plan.loss_reference: got 0, want "
-                                       "8.88178e-16 to 1.1259e+15"));
+  EXPECT_THAT(cohort.core().BeginRegister(cohort.sender(kRank0), setup.layout,
+                                          plan, cohort.now(), out),
+              IsError(kInvalidArgument, "plan.loss_reference: got 0"));
   const std::vector<LayerStatistics> wide = {
       {.mean = {0, 0}, .variance = {1, 1}}};
-  EXPECT_EQ(cohort.core()
-                .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
-                                wide, cohort.now(), out)
-                .status(),
-            absl::InvalidArgumentError("bn: got statistics of 2 and 2 "
-                                       "channels, want 1"));
-  EXPECT_EQ(cohort.core()
-                .FinishRegister(cohort.sender(kRank0), setup.layout, setup.plan,
-                                {wide[0], wide[0]}, cohort.now(), out)
-                .status(),
-            absl::InvalidArgumentError("got statistics of 2 "
-                                       "batch-norm layers, want 1 or none"));
+  EXPECT_THAT(
+      cohort.core().FinishRegister(cohort.sender(kRank0), setup.layout,
+                                   setup.plan, wide, cohort.now(), out),
+      IsError(kInvalidArgument, "bn: got statistics of 2 and 2 channels"));
+  EXPECT_THAT(
+      cohort.core().FinishRegister(cohort.sender(kRank0), setup.layout,
+                                   setup.plan, {wide[0], wide[0]}, cohort.now(),
+                                   out),
+      IsError(kInvalidArgument, "got statistics of 2 batch-norm layers"));
   EXPECT_EQ(cohort.core().model(), nullptr);
 }
 

@@ -63,15 +63,13 @@ TEST(CoordinatorRendezvousTest, StatisticsAreUpdatedOnceFromTheCombined) {
 
 TEST(CoordinatorRendezvousTest, RefusesWhatDoesNotFit) {
   StartedCohort cohort(GlobalSetup());
-  EXPECT_EQ(cohort.Reduce(kRank0, Key(0, 1, 0), kOne(0)),
-            absl::InvalidArgumentError("moments: got layer 1, want below 1"));
-  EXPECT_EQ(cohort.Reduce(kRank0, {}, {.count = 1}),
-            absl::InvalidArgumentError(
-                "bn: got moments of 0 and 0 channels, want 1"));
-  EXPECT_EQ(
+  EXPECT_THAT(cohort.Reduce(kRank0, Key(0, 1, 0), kOne(0)),
+              IsError(kInvalidArgument, "got layer 1, want below 1"));
+  EXPECT_THAT(cohort.Reduce(kRank0, {}, {.count = 1}),
+              IsError(kInvalidArgument, "bn: got moments of 0 and 0 channels"));
+  EXPECT_THAT(
       cohort.Reduce(kRank0, {}, {.count = -1, .first = {0}, .second = {0}}),
-      absl::InvalidArgumentError("bn: got call 0 with count -1, want a call of "
-                                 "0 to 65536 and a count of at least 0"));
+      IsError(kInvalidArgument, "bn: got call 0 with count -1"));
   EXPECT_TRUE(
       absl::IsFailedPrecondition(cohort.Reduce(kRank0, Key(1, 0, 0), kOne(0))));
   EXPECT_TRUE(absl::IsFailedPrecondition(
@@ -80,9 +78,8 @@ TEST(CoordinatorRendezvousTest, RefusesWhatDoesNotFit) {
 
 TEST(CoordinatorRendezvousTest, LocalNormalisationHasNone) {
   StartedCohort cohort(SmallSetup());
-  EXPECT_THAT(
-      cohort.Reduce(kRank0, {}, kOne(0)),
-      IsError(absl::StatusCode::kFailedPrecondition, "--aggregation=sync"));
+  EXPECT_THAT(cohort.Reduce(kRank0, {}, kOne(0)),
+              IsError(kFailedPrecondition, "--aggregation=sync"));
 }
 
 TEST(CoordinatorRendezvousTest, AContributionToAnOldStepIsAborted) {

@@ -205,9 +205,9 @@ TEST(CoordinatorRestoreTest, UnderContinueTheOthersAreWaitedForWithALimit) {
   second.StartOne(kRank0);
   second.Pass(absl::Minutes(4));
   StatusView view = second.Status();
-  EXPECT_EQ(view.state,
-            "waiting for worker 2 to join and register, starts without it in "
-            "6 min");
+  EXPECT_THAT(
+      view.state,
+      HasSubstr("worker 2 to join and register, starts without it in 6 min"));
   EXPECT_THAT(view.waited_for, ElementsAre(kRank2));
   // The value behind the metric and its alert.
   EXPECT_EQ(view.waiting, absl::Minutes(4));
@@ -220,9 +220,8 @@ TEST(CoordinatorRestoreTest, UnderContinueTheFirstThatComesLateStarts) {
   FakeCohort second(LongContinuing(), &state);
   second.Pass(absl::Seconds(1));
   second.Pass(absl::Minutes(11));
-  EXPECT_EQ(second.Status().state,
-            "waiting for workers 0, 2 to join and register, starts with the "
-            "first worker that joins");
+  EXPECT_THAT(second.Status().state,
+              HasSubstr("workers 0, 2 to join and register"));
   second.StartOne(kRank2);
   EXPECT_THAT(second.told(kRank2).members, ElementsAre(kRank2));
 }

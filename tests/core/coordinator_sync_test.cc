@@ -6,6 +6,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -224,9 +225,7 @@ TEST(CoordinatorSyncTest, AReplayWithOtherContentIsCountedAndTheFirstCounts) {
   other.w = {100, 100};
   cohort.Push(kRank0, other);
   EXPECT_EQ(cohort.counter("replay_mismatches"), 1);
-  EXPECT_THAT(cohort.log(),
-              HasSubstr("rank 0 sent a message twice with different content; "
-                        "the first one counts"));
+  EXPECT_THAT(cohort.log(), HasSubstr("rank 0 sent a message twice"));
   cohort.Push(kRank1, kPush1);
   EXPECT_THAT(cohort.weights(0), ElementsAre(-1, 3));
 }
@@ -262,9 +261,8 @@ TEST(CoordinatorSyncTest, FrozenParametersNeitherTravelNorChange) {
   setup.layout.parameters[1].trainable = false;
   StartedCohort cohort(setup);
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
-  EXPECT_EQ(cohort.Gradient(kRank0, 1, {1}),
-            absl::InvalidArgumentError("gradient of partition 1: got 4 bytes, "
-                                       "want none (it is frozen)"));
+  EXPECT_THAT(cohort.Gradient(kRank0, 1, {1}),
+              IsError(kInvalidArgument, "partition 1: got 4 bytes, want none"));
   ASSERT_TRUE(cohort.Gradient(kRank0, 0, kPush0.w).ok());
   ASSERT_TRUE(cohort.Close(kRank0, kPush0).ok());
   cohort.Send(kRank1, kPush1, {0});
@@ -336,54 +334,45 @@ TEST(CoordinatorRefusalTest, OpeningsThatDoNotFitTheAssignment) {
   const PushKey key = cohort.key(kRank0);
   Effects out;
   const Instant now = absl::Seconds(101);
-  EXPECT_EQ(
-      cohort.core().Open(sender, key, {.samples = 2}, now, out),
-      absl::InvalidArgumentError("push of rank 0: got 2 samples, want 3"));
-  EXPECT_EQ(cohort.core().Open(sender, key,
-                               {.version = Version(1), .samples = 3}, now, out),
-            absl::InvalidArgumentError(
-                "push of rank 0: got weights version 1, want 0"));
-  EXPECT_EQ(cohort.core().Open(sender, key, {.samples = 3, .loss_weight = -1},
-                               now, out),
-            absl::InvalidArgumentError("push of rank 0: got weight -1, want 0, "
-                                       "or 8.88178e-16 to 1.1259e+15"));
+  EXPECT_THAT(cohort.core().Open(sender, key, {.samples = 2}, now, out),
+              IsError(kInvalidArgument, "got 2 samples, want 3"));
+  EXPECT_THAT(cohort.core().Open(
+                  sender, key, {.version = Version(1), .samples = 3}, now, out),
+              IsError(kInvalidArgument, "got weights version 1, want 0"));
+  EXPECT_THAT(cohort.core().Open(sender, key, {.samples = 3, .loss_weight = -1},
+                                 now, out),
+              IsError(kInvalidArgument, "got weight -1"));
   for (const double weight : {0.0, 1e99}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(cohort.core().Open(
-        sender, key,
-        {.samples = 3, .loss_weight = 3, .gradient_weight = weight}, now,
-        out)));
+    EXPECT_THAT(cohort.core().Open(
+                    sender, key,
+                    {.samples = 3, .loss_weight = 3, .gradient_weight = weight},
+                    now, out),
+                IsError(kInvalidArgument, ""));
   }
-  EXPECT_EQ(
-      cohort.core().Open(sender, {.sequence = Sequence(9)}, {.samples = 3}, now,
-                         out),
-      absl::FailedPreconditionError(
-          "training assignment 9 attempt 0 was not given to rank 0, whose next "
-          "one is 2; push with the sequence and attempt of the assignment"));
+  EXPECT_THAT(cohort.core().Open(sender, {.sequence = Sequence(9)},
+                                 {.samples = 3}, now, out),
+              IsError(kFailedPrecondition,
+                      "assignment 9 attempt 0 was not given to rank 0"));
   EXPECT_THAT(out, IsEmpty());
 }
 
 TEST(CoordinatorRefusalTest, GradientsOfTheWrongShape) {
   StartedCohort cohort(SmallSetup());
-  EXPECT_EQ(cohort.Gradient(kRank0, 0, {1, 2}),
-            absl::FailedPreconditionError(
-                "gradient of partition 0 arrived before the push was opened"));
+  EXPECT_THAT(cohort.Gradient(kRank0, 0, {1, 2}),
+              IsError(kFailedPrecondition, "gradient of partition 0"));
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
-  EXPECT_EQ(
-      cohort.Gradient(kRank0, 2, {1}),
-      absl::InvalidArgumentError("gradient: got partition 2, want below 2"));
-  EXPECT_EQ(cohort.Gradient(kRank0, 0, {1}),
-            absl::InvalidArgumentError(
-                "gradient of partition 0: got 4 bytes, want 8"));
+  EXPECT_THAT(cohort.Gradient(kRank0, 2, {1}),
+              IsError(kInvalidArgument, "got partition 2, want below 2"));
+  EXPECT_THAT(cohort.Gradient(kRank0, 0, {1}),
+              IsError(kInvalidArgument, "partition 0: got 4 bytes, want 8"));
 }
 
 // If counted twice, an absence on one rank would pass for one on all.
 TEST(CoordinatorRefusalTest, AnAbsentSliceNamedTwiceOrUnknown) {
   StartedCohort cohort(SmallSetup());
   ASSERT_TRUE(cohort.Open(kRank0, kPush0).ok());
-  EXPECT_EQ(cohort.Gradient(kRank0, 0, {0, 0}, {0, 0}),
-            absl::InvalidArgumentError(
-                "gradient of partition 0: got absent slice 0, want each at "
-                "most once and below 1"));
+  EXPECT_THAT(cohort.Gradient(kRank0, 0, {0, 0}, {0, 0}),
+              IsError(kInvalidArgument, "got absent slice 0"));
   EXPECT_TRUE(absl::IsInvalidArgument(cohort.Gradient(kRank0, 0, {0, 0}, {1})));
 }
 
@@ -397,24 +386,23 @@ TEST(CoordinatorRefusalTest, ClosingsThatContradictThemselves) {
                            .message());
   };
   const Moments good{.count = 1, .first = {0}, .second = {0}};
-  EXPECT_EQ(
-      close({.batch_norm_calls = {}}),
-      "closing: got call counts of 0 batch-norm layers, want 1 for each part");
-  EXPECT_EQ(close({.batch_norm_calls = {2}, .moments = {{.moments = good}}}),
-            "closing: got moments of 1 batch-norm calls, want 2");
-  EXPECT_EQ(close({.batch_norm_calls = {2},
-                   .moments = {{.moments = good}, {.moments = good}}}),
-            "closing: moments of bn call 0 are out of order");
-  EXPECT_EQ(close({.batch_norm_calls = {1},
-                   .moments = {{.moments = {.count = 1,
-                                            .first = {0, 1},
-                                            .second = {0, 1}}}}}),
-            "bn: got moments of 2 and 2 channels, want 1");
-  EXPECT_EQ(close({.batch_norm_calls = {1},
-                   .moments = {{.moments = {.count = 1,
-                                            .first = {0},
-                                            .second = {-1}}}}}),
-            "bn: got a negative M2, -1, want 0 or more");
+  EXPECT_THAT(close({.batch_norm_calls = {}}),
+              HasSubstr("counts of 0 batch-norm layers"));
+  EXPECT_THAT(close({.batch_norm_calls = {2}, .moments = {{.moments = good}}}),
+              HasSubstr("moments of 1 batch-norm calls, want 2"));
+  EXPECT_THAT(close({.batch_norm_calls = {2},
+                     .moments = {{.moments = good}, {.moments = good}}}),
+              HasSubstr("bn call 0 are out of order"));
+  EXPECT_THAT(close({.batch_norm_calls = {1},
+                     .moments = {{.moments = {.count = 1,
+                                              .first = {0, 1},
+                                              .second = {0, 1}}}}}),
+              HasSubstr("bn: got moments of 2 and 2 channels"));
+  EXPECT_THAT(close({.batch_norm_calls = {1},
+                     .moments = {{.moments = {.count = 1,
+                                              .first = {0},
+                                              .second = {-1}}}}}),
+              HasSubstr("bn: got a negative M2, -1"));
 }
 
 // A milestone belongs to the step that begins at its sample.

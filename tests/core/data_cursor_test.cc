@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -112,11 +114,10 @@ TEST(DataCursorTest, OwnDataHasEmptyRangesAndNoEnd) {
     EXPECT_TRUE(cut.without_ranges);
     EXPECT_EQ(cut.ranges, (std::vector<IndexRange>(2)));
     EXPECT_FALSE(cursor.Take(cut));
-    const std::optional<Piece> piece = cursor.Next(3);
-    ASSERT_TRUE(piece.has_value());
-    EXPECT_TRUE(piece->range.empty());
-    EXPECT_EQ(piece->epoch, 0);
-    EXPECT_FALSE(cursor.Finish(*piece).has_value());
+    const Piece piece = OkValue(cursor.Next(3));
+    EXPECT_TRUE(piece.range.empty());
+    EXPECT_EQ(piece.epoch, 0);
+    EXPECT_FALSE(cursor.Finish(piece).has_value());
   }
   EXPECT_FALSE(cursor.exhausted());
   EXPECT_EQ(cursor.epoch(), 0);

@@ -83,8 +83,8 @@ TEST(CheckInflightTest, OnePushMustFitWherePushesAreAppliedAlone) {
   EXPECT_TRUE(CheckInflight(options, TenFloats()).ok());
   options.inflight_bytes_max = 39;
   const absl::Status status = CheckInflight(options, TenFloats());
-  EXPECT_THAT(status, IsError(absl::StatusCode::kFailedPrecondition,
-                              "--inflight_mib: got 39 bytes"));
+  EXPECT_THAT(status,
+              IsError(kFailedPrecondition, "--inflight_mib: got 39 bytes"));
   EXPECT_THAT(status.message(), HasSubstr("want at least 1 x 40"));
 }
 

@@ -14,6 +14,7 @@
 #include "server/core/coordinator.h"
 #include "server/core/membership/initial_values.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -86,9 +87,8 @@ TEST(LimitsTest, InitialStatisticsMustBeFiniteAndTheirVarianceNotNegative) {
             .status();
     return std::string(status.message());
   };
-  EXPECT_EQ(refusal({.mean = {kNotANumber}, .variance = {1}}),
-            "bn: got the mean nan and variance 1 in channel 0, want "
-            "values that are finite in float32 and a variance of at least 0");
+  EXPECT_THAT(refusal({.mean = {kNotANumber}, .variance = {1}}),
+              HasSubstr("bn: got the mean nan and variance 1 in channel 0"));
   EXPECT_THAT(refusal({.mean = {1e40}, .variance = {1}}),
               HasSubstr("finite in float32"));
   for (double variance : {kNotANumber, kInfinity, -1.0, 1e40}) {
@@ -114,10 +114,10 @@ TEST(LimitsTest, InitialValuesMustBeFiniteAndAreNamed) {
   };
   const auto nan = static_cast<float>(kNotANumber);
   EXPECT_EQ(check({1, 2}), "");
-  EXPECT_EQ(check({nan, 2}),
-            "w: got the initial value nan at element 1, want finite values");
-  EXPECT_EQ(check({1, static_cast<float>(kInfinity)}),
-            "b: got the initial value inf at element 0, want finite values");
+  EXPECT_THAT(check({nan, 2}),
+              HasSubstr("w: got the initial value nan at element 1"));
+  EXPECT_THAT(check({1, static_cast<float>(kInfinity)}),
+              HasSubstr("b: got the initial value inf at element 0"));
 }
 
 TEST(LimitsTest, LossWeightsThatLeaveFloat32AsScaleAreRefused) {
@@ -168,12 +168,10 @@ TEST(LimitsTest, CollectedCountsThatOverflowAreRefused) {
   StartedCohort cohort(setup);
   for (int step = 0; step < 2; ++step) cohort.PushBoth({});
   ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kCollectMoments);
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      cohort
-          .ReportMoments(
-              kRank0,
-              {{.moments = {.count = kHuge, .first = {0}, .second = {0}}}})
-          .status()));
+  EXPECT_THAT(
+      cohort.ReportMoments(
+          kRank0, {{.moments = {.count = kHuge, .first = {0}, .second = {0}}}}),
+      IsError(kInvalidArgument, ""));
 }
 
 TEST(LimitsTest, EvaluationsWithImpossibleSumsAreRefused) {
@@ -207,9 +205,9 @@ TEST(LimitsTest, RatesThatGrowOverTheStepsOfAScheduleAreRefused) {
                        .step_gamma = 10};
   EXPECT_TRUE(Validate(options).ok());
   options.optimizer.step_epochs = {1, 2, 3, 4};
-  EXPECT_EQ(Validate(options).message(),
-            "--step_gamma: got 10 (a learning rate of 10000 after 4 steps), "
-            "want a learning rate of at most 1000");
+  EXPECT_THAT(Validate(options),
+              IsError(kInvalidArgument,
+                      "--step_gamma: got 10 (a learning rate of 10000"));
 }
 
 }  // namespace

@@ -218,9 +218,9 @@ TEST_F(PartitionsTest, AClippedStepWaitsForItsFactor) {
   EXPECT_FALSE(first.prepared);
   ASSERT_THAT(first.norms, SizeIs(1));
   EXPECT_EQ(first.norms[0].gradient, 16);
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      node.Scale({.transaction = 1, .scales = {.trust_ratios = {1, 1}}})
-          .status()));
+  EXPECT_THAT(
+      node.Scale({.transaction = 1, .scales = {.trust_ratios = {1, 1}}}),
+      IsError(kInvalidArgument, ""));
   const auto second = OkValue(node.Scale(scale));
   ASSERT_THAT(second, SizeIs(1));
   EXPECT_TRUE(Run(node, second.front()).prepared);

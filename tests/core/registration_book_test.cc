@@ -3,12 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <string>
+
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
-
-using testing::HasSubstr;
 
 RegistrationBook::Entry EntryOf(int64_t elements) {
   return {.incarnation = Incarnation(1),
@@ -80,9 +79,8 @@ TEST(RegistrationBookTest, TheLowestRanksModelRules) {
   book.Add(Rank(2), EntryOf(2));
   const auto different = book.TakeDifferent();
   ASSERT_EQ(different.size(), 1);
-  EXPECT_THAT(std::string(different.at(Rank(1)).message()),
-              HasSubstr("the model differs from that of worker 0, which "
-                        "defines the run: w: got shape [3], want [2]"));
+  EXPECT_THAT(different.at(Rank(1)),
+              IsError(kFailedPrecondition, "w: got shape [3], want [2]"));
   EXPECT_FALSE(book.Contains(Rank(1)));
   EXPECT_FALSE(book.Due(3));
 }

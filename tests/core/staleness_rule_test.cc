@@ -1,9 +1,12 @@
 #include "server/core/policy/staleness_rule.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace cohort {
 namespace {
+
+using testing::HasSubstr;
 
 struct Row {
   StalenessOptions options;
@@ -41,10 +44,10 @@ TEST(StalenessRuleTest, JudgesAsTheTableSays) {
 }
 
 TEST(StalenessRuleTest, ADropSaysHowStaleAndHowMuchIsAllowed) {
-  EXPECT_EQ(
+  EXPECT_THAT(
       DecideStaleness({.rule = StalenessRule::kDrop, .versions_max = 3}, 9, 2)
           .reason,
-      "it was computed from weights 9 versions old, want at most 3");
+      HasSubstr("9 versions old, want at most 3"));
 }
 
 }  // namespace

@@ -37,9 +37,7 @@ absl::StatusOr<Changes> Agree(const std::vector<Changes>& by_rank) {
 
 void ExpectDissent(const std::vector<Changes>& by_rank,
                    const std::string& text) {
-  const absl::StatusOr<Changes> agreed = Agree(by_rank);
-  EXPECT_THAT(agreed.status(),
-              IsError(absl::StatusCode::kFailedPrecondition, text));
+  EXPECT_THAT(Agree(by_rank), IsError(kFailedPrecondition, text));
 }
 
 TEST(StatisticsAgreementTest, WorkersThatSayNothingUseTheRegisteredValues) {

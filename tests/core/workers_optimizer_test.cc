@@ -116,7 +116,7 @@ TEST(CheckPlanFitsTest, OwnDataNeedsALimitOfSteps) {
   CoordinatorOptions options{
       .optimizer = {.schedule = ScheduleKind::kConstant}};
   EXPECT_THAT(CheckPlanFits(options, own),
-              IsError(absl::StatusCode::kFailedPrecondition, "--max_steps=N"));
+              IsError(kFailedPrecondition, "--max_steps=N"));
   options.max_steps = 1;
   EXPECT_TRUE(CheckPlanFits(options, own).ok());
   EXPECT_TRUE(CheckPlanFits(CoordinatorOptions(), RunPlan()).ok());
@@ -149,8 +149,7 @@ TEST(CheckRatesUnchangedTest, RatesOfTheWorkersCannotBeChanged) {
   EXPECT_TRUE(CheckRatesUnchanged(before, target, sent).ok());
   target.optimizer.learning_rate = 0.5;
   EXPECT_THAT(CheckRatesUnchanged(before, target, sent),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "--learning_rate: got 0.5, but the workers'"));
+              IsError(kInvalidArgument, "--learning_rate: got 0.5"));
   EXPECT_TRUE(CheckRatesUnchanged(before, target, RunPlan()).ok());
   target = before;
   target.optimizer.schedule = ScheduleKind::kPolynomial;
@@ -190,18 +189,15 @@ TEST(WorkersOptimizerTest, TheLogSaysWhatFlagsKeepFromTheWorkers) {
   setup.options.optimizer.learning_rate = 0.5;
   setup.options.given = {"learning_rate"};
   StartedCohort cohort(setup);
-  EXPECT_THAT(cohort.log(),
-              HasSubstr("flags of the server take precedence over the workers' "
-                        "optimizer: learning_rate 0.5 (theirs: 0.003)"));
+  EXPECT_THAT(cohort.log(), HasSubstr("learning_rate 0.5 (theirs: 0.003)"));
   StartedCohort plain(AutoSetup(kAdamPlan));
   EXPECT_THAT(plain.log(), ::testing::Not(HasSubstr("take precedence")));
 }
 
 TEST(WorkersOptimizerTest, AutoCannotComeBack) {
   StartedCohort cohort(AutoSetup(kAdamPlan));
-  EXPECT_THAT(cohort.Change({{"optimizer", "auto"}}).status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "want a rule by name: the workers have registered"));
+  EXPECT_THAT(cohort.Change({{"optimizer", "auto"}}),
+              IsError(kInvalidArgument, "want a rule by name"));
 }
 
 TEST(WorkersOptimizerTest, WorkersWithAnotherOptimizerAreRefused) {
@@ -214,8 +210,7 @@ TEST(WorkersOptimizerTest, WorkersWithAnotherOptimizerAreRefused) {
   EXPECT_THAT(
       cohort.core().BeginRegister(cohort.sender(kRank1), SmallSetup().layout,
                                   other, cohort.now(), out),
-      IsError(absl::StatusCode::kFailedPrecondition,
-              "optimizer: got adam_beta1 0.9, want 0.8"));
+      IsError(kFailedPrecondition, "optimizer: got adam_beta1 0.9, want 0.8"));
 }
 
 TEST(WorkersOptimizerTest, ABadOptimizerIsRefusedAtRegistration) {

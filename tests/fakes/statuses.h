@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
@@ -11,6 +12,8 @@
 #include "absl/strings/match.h"
 
 namespace cohort {
+
+using enum absl::StatusCode;
 
 // Fails the test unless the call has succeeded.
 inline void ExpectOk(const absl::Status& status) {
@@ -29,9 +32,26 @@ T OkValue(absl::StatusOr<T> result) {
   return *std::move(result);
 }
 
-// Matches a status of this code whose message contains `part`.
+template <typename T>
+T OkValue(std::optional<T> value) {
+  if (!value.has_value()) throw std::runtime_error("got no value");
+  return *std::move(value);
+}
+
+inline const absl::Status& StatusOf(const absl::Status& status) {
+  return status;
+}
+template <typename T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
+}
+
+// Matches a status, or the result of a call, of this code whose message
+// contains `part`.
 MATCHER_P2(IsError, code, part, "") {
-  return arg.code() == code && absl::StrContains(arg.message(), part);
+  const absl::Status& status = StatusOf(arg);
+  *result_listener << status;
+  return status.code() == code && absl::StrContains(status.message(), part);
 }
 
 }  // namespace cohort

@@ -13,6 +13,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/runtime.h"
+#include "tests/fakes/statuses.h"
 #include "worker/device/cuda_accelerator.h"
 #include "worker/device/pinned_pool.h"
 
@@ -60,15 +61,13 @@ TEST_F(AcceleratorTest, CopyLaneFollowsTheComputeLaneAndIsFollowed) {
   Accelerator& lanes = *accelerator_;
   // In through one lane, across and out through the other, and out again
   // through the first.
-  ASSERT_TRUE(
-      lanes.Copy(Lane::kCompute, device, in->memory(), 4 * kCount).ok());
+  ExpectOk(lanes.Copy(Lane::kCompute, device, in->memory(), 4 * kCount));
   ASSERT_TRUE(lanes.Record(Lane::kCompute, *computed).ok());
   ASSERT_TRUE(lanes.WaitFor(Lane::kCopy, *computed).ok());
   ASSERT_TRUE(lanes.Copy(Lane::kCopy, other, device, 4 * kCount).ok());
   ASSERT_TRUE(lanes.Record(Lane::kCopy, *copied).ok());
   ASSERT_TRUE(lanes.WaitFor(Lane::kCompute, *copied).ok());
-  ASSERT_TRUE(
-      lanes.Copy(Lane::kCompute, out->memory(), other, 4 * kCount).ok());
+  ExpectOk(lanes.Copy(Lane::kCompute, out->memory(), other, 4 * kCount));
   ASSERT_TRUE(pool_->MarkUse(Lane::kCompute, *out).ok());
   ASSERT_TRUE(lanes.Await(out->event()).ok());
   EXPECT_TRUE(*lanes.HasHappened(out->event()));
@@ -92,10 +91,8 @@ TEST_F(AcceleratorTest, SlicesArePackedIntoPinnedMemoryAndBack) {
         {.tensor = memory, .count = 3, .offset = 997},
         {.tensor = memory + 3, .count = 997, .offset = 0}};
   };
-  ASSERT_TRUE(
-      lanes.Pack(Lane::kCopy, segments(from), packed->as<float>()).ok());
-  ASSERT_TRUE(
-      lanes.Unpack(Lane::kCopy, packed->as<float>(), segments(to)).ok());
+  ExpectOk(lanes.Pack(Lane::kCopy, segments(from), packed->as<float>()));
+  ExpectOk(lanes.Unpack(Lane::kCopy, packed->as<float>(), segments(to)));
   ASSERT_TRUE(lanes.Copy(Lane::kCopy, out->memory(), to, 4 * kCount).ok());
   ASSERT_TRUE(pool_->MarkUse(Lane::kCopy, *out).ok());
   ASSERT_TRUE(lanes.Await(out->event()).ok());
@@ -116,12 +113,10 @@ TEST_F(AcceleratorTest, PackingLeavesGapsAsTheyAre) {
   std::fill_n(packed->as<float>(), kCount, -1.0F);
   Accelerator& lanes = *accelerator_;
   ASSERT_TRUE(lanes.Copy(Lane::kCopy, from, in->memory(), 4 * kCount).ok());
-  ASSERT_TRUE(lanes
-                  .Pack(Lane::kCopy,
-                        {{.tensor = from, .count = 400, .offset = 0},
-                         {.tensor = from + 400, .count = 500, .offset = 500}},
-                        packed->as<float>())
-                  .ok());
+  ExpectOk(lanes.Pack(Lane::kCopy,
+                      {{.tensor = from, .count = 400, .offset = 0},
+                       {.tensor = from + 400, .count = 500, .offset = 500}},
+                      packed->as<float>()));
   ASSERT_TRUE(pool_->MarkUse(Lane::kCopy, *packed).ok());
   ASSERT_TRUE(lanes.Await(packed->event()).ok());
   for (int64_t i = 0; i < kCount; ++i) {
@@ -152,9 +147,8 @@ TEST_F(AcceleratorTest, MomentsArriveInPinnedMemory) {
   for (int i = 0; i < 2; ++i) {
     const auto out = *pool_->Take(2 * 48 * 8);
     auto* const seen = out->as<double>();
-    const absl::Status launched =
-        lanes.Moments({.shape = shape, .x = x, .mean = seen, .m2 = seen + 48});
-    ASSERT_TRUE(launched.ok()) << launched;
+    ExpectOk(
+        lanes.Moments({.shape = shape, .x = x, .mean = seen, .m2 = seen + 48}));
     ASSERT_TRUE(pool_->MarkUse(Lane::kCompute, *out).ok());
     ASSERT_TRUE(lanes.Await(out->event()).ok());
     for (size_t c = 0; c < 48; ++c) {

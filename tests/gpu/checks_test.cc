@@ -9,6 +9,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/stream_plan.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort::kernels::cuda {
 namespace {
@@ -28,18 +29,18 @@ std::string MessageOf(const BatchShape& shape, DataType type, const void* x,
 }
 
 TEST(ChecksTest, GoodCallHasAPlan) {
-  const auto call = CheckCall({2, 3, 4}, DataType::kFloat32, {{"x", memory}},
-                              {{"mean", memory}}, kQueue);
-  ASSERT_TRUE(call.ok()) << call.status();
-  EXPECT_FALSE(call->empty);
-  EXPECT_GT(call->plan.blocks(), 0);
+  const auto call =
+      OkValue(CheckCall({2, 3, 4}, DataType::kFloat32, {{"x", memory}},
+                        {{"mean", memory}}, kQueue));
+  EXPECT_FALSE(call.empty);
+  EXPECT_GT(call.plan.blocks(), 0);
 }
 
 TEST(ChecksTest, EmptyBatchNeedsNoTensor) {
-  const auto call = CheckCall({0, 3, 4}, DataType::kFloat32, {{"x", nullptr}},
-                              {{"mean", memory}}, kQueue);
-  ASSERT_TRUE(call.ok()) << call.status();
-  EXPECT_TRUE(call->empty);
+  const auto call =
+      OkValue(CheckCall({0, 3, 4}, DataType::kFloat32, {{"x", nullptr}},
+                        {{"mean", memory}}, kQueue));
+  EXPECT_TRUE(call.empty);
 }
 
 TEST(ChecksTest, WrongCallsSayWhatTheySawAndWant) {
@@ -57,9 +58,9 @@ TEST(ChecksTest, WrongCallsSayWhatTheySawAndWant) {
   EXPECT_THAT(MessageOf({1, 1, 1}, kFloat, memory, nullptr),
               HasSubstr("mean: null"));
   EXPECT_THAT(MessageOf({1, 1, 1}, kFloat, memory + 2),
-              HasSubstr("2 bytes behind a multiple of 4"));
+              HasSubstr("2 bytes behind"));
   EXPECT_THAT(MessageOf({1, 1, 1}, kFloat, memory, memory + 4),
-              HasSubstr("mean: lies 4 bytes behind a multiple of 8"));
+              HasSubstr("mean: lies 4 bytes behind"));
   EXPECT_THAT(MessageOf({1, 1, 1}, kFloat, memory, memory, {}),
               HasSubstr("multiprocessors"));
 }
@@ -77,7 +78,7 @@ TEST(ChecksTest, WorkspaceMustBeThereAndSuffice) {
   };
   EXPECT_THAT(message({}), HasSubstr("workspace: null"));
   EXPECT_THAT(message({.workspace = memory + 8, .workspace_bytes = 1 << 30}),
-              HasSubstr("8 bytes behind a multiple of 16"));
+              HasSubstr("8 bytes behind"));
   EXPECT_THAT(message({.workspace = memory, .workspace_bytes = 100}),
               HasSubstr("got 100 bytes, want "));
   EXPECT_EQ(message({.workspace = memory, .workspace_bytes = 1 << 30}), "");
@@ -124,11 +125,10 @@ TEST(StreamPlanTest, AdjacentSegmentsAreOneRange) {
 
 TEST(StreamPlanTest, SegmentsAbove2To31AreCut) {
   float value = 0;
-  const auto launches =
-      PlanPack({{&value, int64_t{1} << 33, 0}, {&value, 5, 7}}, &value);
-  ASSERT_TRUE(launches.ok()) << launches.status();
-  ASSERT_EQ(launches->size(), 1);
-  const PackLaunch& launch = launches->front();
+  const auto launches = OkValue(
+      PlanPack({{&value, int64_t{1} << 33, 0}, {&value, 5, 7}}, &value));
+  ASSERT_EQ(launches.size(), 1);
+  const PackLaunch& launch = launches.front();
   EXPECT_EQ(launch.plan.blocks, (1 << 20) + 1);
   EXPECT_EQ(SegmentOfBlock(launch.args, 0), 0);
   EXPECT_EQ(SegmentOfBlock(launch.args, (1 << 20) - 1), 0);

@@ -6,6 +6,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
+#include "tests/fakes/statuses.h"
 #include "tests/gpu/layer.h"
 #include "tests/gpu/machine.h"
 #include "tests/kernels/sample_data.h"
@@ -176,18 +177,16 @@ TEST_P(ElementwiseTest, OutputsMayBeInputs) {
     const Tensor<double> invstd(machine(), layer.invstd);
     const Tensor<float> gamma(machine(), layer.gamma);
     const Tensor<float> beta(machine(), layer.beta);
-    EXPECT_TRUE(machine()
-                    .Normalize({.shape = layer.shape,
-                                .type = TypeOf<T>(),
-                                .x = x.get(),
-                                .mean = mean.get(),
-                                .invstd = invstd.get(),
-                                .gamma = gamma.get(),
-                                .beta = beta.get(),
-                                .add = z.get(),
-                                .relu = true,
-                                .y = z.get()})
-                    .ok());
+    ExpectOk(machine().Normalize({.shape = layer.shape,
+                                  .type = TypeOf<T>(),
+                                  .x = x.get(),
+                                  .mean = mean.get(),
+                                  .invstd = invstd.get(),
+                                  .gamma = gamma.get(),
+                                  .beta = beta.get(),
+                                  .add = z.get(),
+                                  .relu = true,
+                                  .y = z.get()}));
     EXPECT_TRUE(z.Take() == want);
     machine().Clear();
   });
@@ -201,14 +200,12 @@ TEST_P(ElementwiseTest, TensorsMayLieDifferently) {
     const Tensor<BFloat16> y(machine(), layer.x, 5);
     const Tensor<double> mean(machine(), layer.mean);
     const Tensor<double> invstd(machine(), layer.invstd);
-    EXPECT_TRUE(machine()
-                    .Normalize({.shape = layer.shape,
-                                .type = DataType::kBFloat16,
-                                .x = x.get(),
-                                .mean = mean.get(),
-                                .invstd = invstd.get(),
-                                .y = y.get()})
-                    .ok());
+    ExpectOk(machine().Normalize({.shape = layer.shape,
+                                  .type = DataType::kBFloat16,
+                                  .x = x.get(),
+                                  .mean = mean.get(),
+                                  .invstd = invstd.get(),
+                                  .y = y.get()}));
     const std::vector<BFloat16> got = y.Take();
     Layer<BFloat16> plain = layer;
     plain.gamma.assign(5, 1);
@@ -226,17 +223,15 @@ TEST_P(ElementwiseTest, ParametersMayBeOfAnyType) {
     const Tensor<double> invstd(machine(), std::vector<double>(3, 0.5));
     const Tensor<P> gamma(machine(), std::vector<P>(3, P(4.0)));
     const Tensor<P> beta(machine(), std::vector<P>(3, P(8.0)));
-    EXPECT_TRUE(
-        machine()
-            .Normalize({.shape = {.outer = 10, .channels = 3, .inner = 1},
-                        .x = x.get(),
-                        .mean = mean.get(),
-                        .invstd = invstd.get(),
-                        .parameter_type = TypeOf<P>(),
-                        .gamma = gamma.get(),
-                        .beta = beta.get(),
-                        .y = y.get()})
-            .ok());
+    ExpectOk(
+        machine().Normalize({.shape = {.outer = 10, .channels = 3, .inner = 1},
+                             .x = x.get(),
+                             .mean = mean.get(),
+                             .invstd = invstd.get(),
+                             .parameter_type = TypeOf<P>(),
+                             .gamma = gamma.get(),
+                             .beta = beta.get(),
+                             .y = y.get()}));
     EXPECT_EQ(y.Take(), std::vector<float>(30, 12));
     machine().Clear();
   });

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "kernels/batch_norm_args.h"
+#include "tests/fakes/statuses.h"
 #include "tests/gpu/machine.h"
 #include "tests/gpu/shapes.h"
 #include "tests/kernels/sample_data.h"
@@ -40,18 +41,16 @@ struct Layer {
     const Tensor<T> y = Put(machine, std::vector<T>(x.size()));
     const Tensor<double> put_mean(machine, mean), put_invstd(machine, invstd);
     const Tensor<float> put_gamma(machine, gamma), put_beta(machine, beta);
-    const absl::Status status =
-        machine.Normalize({.shape = shape,
-                           .type = TypeOf<T>(),
-                           .x = put_x.get(),
-                           .mean = put_mean.get(),
-                           .invstd = put_invstd.get(),
-                           .gamma = put_gamma.get(),
-                           .beta = put_beta.get(),
-                           .add = add ? put_z.get() : nullptr,
-                           .relu = relu,
-                           .y = y.get()});
-    EXPECT_TRUE(status.ok()) << status;
+    ExpectOk(machine.Normalize({.shape = shape,
+                                .type = TypeOf<T>(),
+                                .x = put_x.get(),
+                                .mean = put_mean.get(),
+                                .invstd = put_invstd.get(),
+                                .gamma = put_gamma.get(),
+                                .beta = put_beta.get(),
+                                .add = add ? put_z.get() : nullptr,
+                                .relu = relu,
+                                .y = y.get()}));
     std::vector<T> values = y.Take();
     machine.Clear();
     return values;
@@ -76,21 +75,19 @@ struct Layer {
     const Tensor<float> put_gamma(machine, gamma), put_beta(machine, beta);
     const std::vector<double> unwritten(mean.size(), 7);
     const Tensor<double> sum(machine, unwritten), product(machine, unwritten);
-    const absl::Status status =
-        machine.BackwardReduce({.shape = shape,
-                                .type = TypeOf<T>(),
-                                .x = put_x.get(),
-                                .dy = put_dy.get(),
-                                .mean = put_mean.get(),
-                                .sum_dy = sum.get(),
-                                .sum_dy_xmu = product.get(),
-                                .relu = relu,
-                                .y = y == nullptr ? nullptr : put_y.get(),
-                                .invstd = put_invstd.get(),
-                                .gamma = put_gamma.get(),
-                                .beta = put_beta.get(),
-                                .dz = stores_dz ? dz.get() : nullptr});
-    EXPECT_TRUE(status.ok()) << status;
+    ExpectOk(machine.BackwardReduce({.shape = shape,
+                                     .type = TypeOf<T>(),
+                                     .x = put_x.get(),
+                                     .dy = put_dy.get(),
+                                     .mean = put_mean.get(),
+                                     .sum_dy = sum.get(),
+                                     .sum_dy_xmu = product.get(),
+                                     .relu = relu,
+                                     .y = y == nullptr ? nullptr : put_y.get(),
+                                     .invstd = put_invstd.get(),
+                                     .gamma = put_gamma.get(),
+                                     .beta = put_beta.get(),
+                                     .dz = stores_dz ? dz.get() : nullptr}));
     Sums sums = {sum.Take(), product.Take(), {}};
     if (stores_dz) sums.dz = dz.Take();
     machine.Clear();
@@ -103,7 +100,7 @@ struct Layer {
     const Tensor<double> put_mean(machine, mean), put_invstd(machine, invstd);
     const Tensor<float> put_gamma(machine, gamma), put_beta(machine, beta);
     const Tensor<double> sum(machine, sum_dy), product(machine, sum_dy_xmu);
-    const absl::Status status = machine.BackwardElementwise(
+    ExpectOk(machine.BackwardElementwise(
         {.shape = shape,
          .type = TypeOf<T>(),
          .x = put_x.get(),
@@ -116,8 +113,7 @@ struct Layer {
          .total_count = frozen ? 0 : 3 * shape.count(),
          .relu = relu,
          .beta = put_beta.get(),
-         .dx = dx.get()});
-    EXPECT_TRUE(status.ok()) << status;
+         .dx = dx.get()}));
     std::vector<T> values = dx.Take();
     machine.Clear();
     return values;

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/backend.h"
+#include "tests/fakes/statuses.h"
 #include "tests/gpu/machine.h"
 #include "tests/gpu/shapes.h"
 #include "tests/kernels/sample_data.h"
@@ -30,12 +31,11 @@ Pairs MomentsOf(Machine& machine, const Layout& layout,
   const Tensor<T> x(machine, values, layout.shift);
   const std::vector<double> unwritten(layout.shape.channels, 7);
   const Tensor<double> mean(machine, unwritten), m2(machine, unwritten);
-  const absl::Status status = machine.Moments({.shape = layout.shape,
-                                               .type = TypeOf<T>(),
-                                               .x = x.get(),
-                                               .mean = mean.get(),
-                                               .m2 = m2.get()});
-  EXPECT_TRUE(status.ok()) << status;
+  ExpectOk(machine.Moments({.shape = layout.shape,
+                            .type = TypeOf<T>(),
+                            .x = x.get(),
+                            .mean = mean.get(),
+                            .m2 = m2.get()}));
   Pairs pairs = {mean.Take(), m2.Take()};
   machine.Clear();
   return pairs;

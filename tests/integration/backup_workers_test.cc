@@ -9,6 +9,7 @@
 
 #include "common/mutex.h"
 #include "tests/fakes/owning_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/reference_training.h"
 #include "worker/train/threads.h"
@@ -100,10 +101,9 @@ TEST_P(BackupWorkersTest, WeightsAreThoseOfTheAcceptedSamples) {
   options.wrap = [&accepted](std::unique_ptr<Client> client, Rank rank) {
     return std::make_unique<WatchedClient>(std::move(client), rank, accepted);
   };
-  const absl::StatusOr<RunSummary> summary = RunCluster(options);
-  ASSERT_TRUE(summary.ok()) << summary.status();
+  const RunSummary summary = OkValue(RunCluster(options));
   // Eight steps of 12 samples; 8 samples of each step are used.
-  EXPECT_EQ(summary->snapshot->version, Version(8));
+  EXPECT_EQ(summary.snapshot->version, Version(8));
   const std::vector<ReferenceStep> steps = accepted.Steps();
   ASSERT_EQ(steps.size(), 8);
   for (const ReferenceStep& step : steps) EXPECT_EQ(step.ranges.size(), 2);
@@ -116,7 +116,7 @@ TEST_P(BackupWorkersTest, WeightsAreThoseOfTheAcceptedSamples) {
                                               .local = local},
                                              steps);
   // Eight steps in float32, as in the parity tests.
-  for (const auto& [name, tensor] : StateOf(*summary)) {
+  for (const auto& [name, tensor] : StateOf(summary)) {
     const bool moving = name.find("running") != std::string::npos ||
                         name.find("num_batches") != std::string::npos;
     if (local && moving) continue;

@@ -10,6 +10,7 @@
 #include "common/mutex.h"
 #include "common/permutation.h"
 #include "tests/fakes/owning_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/integration/cluster.h"
 #include "worker/train/threads.h"
 
@@ -93,10 +94,9 @@ TEST(DeterminismTest, FiftyRunsWithRandomTimingEndInTheSameSha256) {
   SetArithmeticThreads(1);
   const auto dataset = *MakeDataset(
       {.name = "synthetic", .train_limit = kSteps * 12, .test_limit = 0});
-  const absl::StatusOr<RunSummary> clean = RunCluster(SmallRun(*dataset));
-  ASSERT_TRUE(clean.ok()) << clean.status();
-  ASSERT_EQ(clean->snapshot->version, Version(kSteps));
-  const std::string wanted = Sha256(*clean);
+  const RunSummary clean = OkValue(RunCluster(SmallRun(*dataset)));
+  ASSERT_EQ(clean.snapshot->version, Version(kSteps));
+  const std::string wanted = Sha256(clean);
   for (int run = 0; run < kRuns; ++run) {
     ClusterOptions options = SmallRun(*dataset);
     options.wrap = [run](std::unique_ptr<Client> client, Rank rank) {

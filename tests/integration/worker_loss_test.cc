@@ -8,6 +8,7 @@
 
 #include "common/mutex.h"
 #include "tests/fakes/owning_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/integration/cluster.h"
 
 namespace cohort {
@@ -66,9 +67,7 @@ ClusterOptions ContinuingRun(const Dataset& dataset,
 TEST(WorkerLossTest, ContinuingEqualsARunOfTheSurvivorsAlone) {
   const auto dataset =
       *MakeDataset({.name = "synthetic", .train_limit = 100, .test_limit = 20});
-  const absl::StatusOr<RunSummary> alone =
-      RunCluster(ContinuingRun(*dataset, {5, 4}));
-  ASSERT_TRUE(alone.ok()) << alone.status();
+  const RunSummary alone = OkValue(RunCluster(ContinuingRun(*dataset, {5, 4})));
 
   Repeaters repeaters;
   ClusterOptions options = ContinuingRun(*dataset, {5, 4, 5});
@@ -78,10 +77,9 @@ TEST(WorkerLossTest, ContinuingEqualsARunOfTheSurvivorsAlone) {
   options.wrap = [&repeaters](std::unique_ptr<Client> client, Rank rank) {
     return std::make_unique<MortalClient>(std::move(client), rank, repeaters);
   };
-  const absl::StatusOr<RunSummary> survived = RunCluster(options);
-  ASSERT_TRUE(survived.ok()) << survived.status();
-  EXPECT_EQ(survived->snapshot->version, alone->snapshot->version);
-  EXPECT_EQ(Sha256(*survived), Sha256(*alone));
+  const RunSummary survived = OkValue(RunCluster(options));
+  EXPECT_EQ(survived.snapshot->version, alone.snapshot->version);
+  EXPECT_EQ(Sha256(survived), Sha256(alone));
 
   EXPECT_EQ(repeaters.ranks(), (std::set<Rank>{Rank(0), Rank(1)}));
 }

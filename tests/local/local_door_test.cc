@@ -1,6 +1,7 @@
 // The server's side of shared memory together with the worker's.
 #include "server/local/local_door.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -209,9 +210,9 @@ TEST_F(LocalDoorTest, AWaitEndsIfTheConnectionDoes) {
   const auto peer = door_->Find(kRank, kFirst);
   ASSERT_TRUE(Write(*link, 1, {3, 4}).ok());
   const absl::StatusOr<ByteRope> held = peer->Gradient(1);
-  EXPECT_TRUE(absl::IsUnavailable(
-      link->Write(1, RopeOver({5, 6}), clock_, absl::InfiniteDuration(),
-                  [] { return absl::UnavailableError("broken"); })));
+  EXPECT_THAT(link->Write(1, RopeOver({5, 6}), clock_, absl::InfiniteDuration(),
+                          [] { return absl::UnavailableError("broken"); }),
+              IsError(kUnavailable, ""));
 }
 
 TEST_F(LocalDoorTest, WeightsAreReadWhereTheyLie) {
@@ -220,9 +221,8 @@ TEST_F(LocalDoorTest, WeightsAreReadWhereTheyLie) {
   // From files that were there before the worker, and from later ones.
   for (int i = 0; i < 300; ++i) {
     const SharedFloats weights = NewWeights(static_cast<float>(i));
-    const auto place = peer->Share(kPush, weights);
-    ASSERT_TRUE(place.has_value());
-    const auto seen = OkValue(link->Weights(*place, kElements));
+    const auto place = OkValue(peer->Share(kPush, weights));
+    const auto seen = OkValue(link->Weights(place, kElements));
     EXPECT_EQ(FloatsOf(seen),
               std::vector<float>(kElements, static_cast<float>(i)));
   }
@@ -273,8 +273,8 @@ TEST_F(LocalDoorTest, AWorkerThatCannotBeToldGetsBytes) {
 
 TEST_F(LocalDoorTest, AWrongPlaceIsDamage) {
   const auto link = Enter();
-  const auto place = door_->Find(kRank, kFirst)->Share(kPush, NewWeights(1));
-  ASSERT_TRUE(place.has_value());
+  const auto place =
+      OkValue(door_->Find(kRank, kFirst)->Share(kPush, NewWeights(1)));
   for (const SharedPlace wrong :
        {SharedPlace{.file = 9}, SharedPlace{.file = -1},
         SharedPlace{.offset = -64}, SharedPlace{.offset = 3},
@@ -282,7 +282,7 @@ TEST_F(LocalDoorTest, AWrongPlaceIsDamage) {
     EXPECT_TRUE(absl::IsDataLoss(link->Weights(wrong, kElements).status()))
         << wrong.file << " " << wrong.offset;
   }
-  EXPECT_TRUE(absl::IsDataLoss(link->Weights(*place, 1 << 20).status()));
+  EXPECT_TRUE(absl::IsDataLoss(link->Weights(place, 1 << 20).status()));
 }
 
 TEST_F(LocalDoorTest, ThereIsNoGradientOfAnUnknownPartition) {
@@ -294,8 +294,7 @@ TEST_F(LocalDoorTest, ThereIsNoGradientOfAnUnknownPartition) {
 
 TEST_F(LocalDoorTest, ATokenIsValidOnce) {
   const LocalDoor::Offer offer = door_->Invite(kRank, kFirst);
-  const auto link = Connect(offer);
-  ASSERT_TRUE(link.ok()) << link.status();
+  const auto link = OkValue(Connect(offer));
   const auto again = Connect(offer);
   EXPECT_TRUE(absl::IsPermissionDenied(again.status())) << again.status();
   EXPECT_NE(door_->Find(kRank, kFirst), nullptr);
@@ -312,11 +311,10 @@ TEST_F(LocalDoorTest, AStrangerIsRefused) {
 
 TEST_F(LocalDoorTest, GarbageIsRefused) {
   const LocalDoor::Offer offer = door_->Invite(kRank, kFirst);
-  auto socket = PacketSocket::Connect(offer.socket);
-  ASSERT_TRUE(socket.ok());
+  auto socket = OkValue(PacketSocket::Connect(offer.socket));
   const std::byte garbage[] = {std::byte{1}, std::byte{2}};
-  ASSERT_TRUE(socket->Send(garbage, {}).ok());
-  const auto answer = OkValue(socket->Receive(absl::Seconds(30)));
+  ASSERT_TRUE(socket.Send(garbage, {}).ok());
+  const auto answer = OkValue(socket.Receive(absl::Seconds(30)));
   const auto reply = OkValue(local::MessageFrom<local::Reply>(answer.bytes));
   EXPECT_EQ(reply.kind, local::ReplyKind::kRefused);
   EXPECT_NE(std::strstr(reply.text, "another release"), nullptr);
@@ -430,31 +428,27 @@ TEST_F(LocalDoorTest, NothingLeaks) {
 
 TEST_F(LocalDoorTest, WithoutAFolderTheSocketHasNoPath) {
   door_.reset();
-  auto door = LocalDoor::Open(
+  auto door = OkValue(LocalDoor::Open(
       {.weights = files_,
        .needs = [this] { return LocalNeeds{.partitions = partitions_}; }},
-      clock_);
-  ASSERT_TRUE(door.ok()) << door.status();
-  const auto link = Connect((*door)->Invite(kRank, kFirst));
-  ASSERT_TRUE(link.ok()) << link.status();
-  EXPECT_EQ((*door)->socket().front(), '@');
-  EXPECT_NE((*door)->Find(kRank, kFirst), nullptr);
+      clock_));
+  const auto link = OkValue(Connect(door->Invite(kRank, kFirst)));
+  EXPECT_EQ(door->socket().front(), '@');
+  EXPECT_NE(door->Find(kRank, kFirst), nullptr);
 }
 
 TEST_F(LocalDoorTest, RemovesTheSocketsOfKilledServersOnly) {
   const std::string left = dir_.File("cohort-socket-0123");
   {
-    auto listener = PacketListener::Open(left);
-    ASSERT_TRUE(listener.ok());
+    auto listener = OkValue(PacketListener::Open(left));
     // A killed process leaves its socket behind.
     ASSERT_EQ(link(left.c_str(), dir_.File("kept").c_str()), 0);
   }
   ASSERT_EQ(rename(dir_.File("kept").c_str(), left.c_str()), 0);
-  auto other = LocalDoor::Open({.directory = dir_.path(),
-                                .weights = files_,
-                                .needs = [] { return std::nullopt; }},
-                               clock_);
-  ASSERT_TRUE(other.ok()) << other.status();
+  auto other = OkValue(LocalDoor::Open({.directory = dir_.path(),
+                                        .weights = files_,
+                                        .needs = [] { return std::nullopt; }},
+                                       clock_));
   EXPECT_FALSE(std::filesystem::exists(left));
   EXPECT_TRUE(std::filesystem::exists(door_->socket()));
 }

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "common/local/packet_socket.h"
 #include "common/unix_address.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -44,8 +45,7 @@ TEST(NewSocketNameTest, IsAPathFromTheRoot) {
 TEST(LeftSocketsTest, AreRemovedAndNothingElseIs) {
   const TempDir folder;
   const std::string live = NewSocketName(folder.path());
-  const auto listener = PacketListener::Open(live);
-  ASSERT_TRUE(listener.ok()) << listener.status();
+  const auto listener = OkValue(PacketListener::Open(live));
   WriteText(folder.File("cohort-socket-no"), "");
   LeaveSocket(folder.File("another"), SOCK_STREAM);
   LeaveSocket(NewSocketName(folder.path()), SOCK_STREAM);

@@ -60,14 +60,13 @@ TEST_F(PacketSocketTest, PassesFiles) {
     const int fd = writes.get();
     ASSERT_TRUE(client_->Send(kHello, absl::MakeConstSpan(&fd, 1)).ok());
   }
-  auto packet = server_->Receive(absl::Seconds(5));
-  ASSERT_TRUE(packet.ok()) << packet.status();
-  ASSERT_EQ(packet->files.size(), 1u);
-  ASSERT_EQ(write(packet->files[0].get(), "x", 1), 1);
+  auto packet = OkValue(server_->Receive(absl::Seconds(5)));
+  ASSERT_EQ(packet.files.size(), 1u);
+  ASSERT_EQ(write(packet.files[0].get(), "x", 1), 1);
   char seen = 0;
   ASSERT_EQ(read(reads.get(), &seen, 1), 1);
   EXPECT_EQ(seen, 'x');
-  EXPECT_EQ(fcntl(packet->files[0].get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+  EXPECT_EQ(fcntl(packet.files[0].get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
 }
 
 TEST_F(PacketSocketTest, AMessageAboveTheLimitIsAnErrorAndItsFilesAreClosed) {
@@ -109,8 +108,7 @@ TEST_F(PacketSocketTest, TheSocketGoesWithItsListener) {
 TEST(PacketListenerTest, AnAbstractNameNeedsNoFile) {
   const std::string name = absl::StrCat("@cohort-test-", getpid());
   {
-    auto listener = PacketListener::Open(name);
-    ASSERT_TRUE(listener.ok()) << listener.status();
+    auto listener = OkValue(PacketListener::Open(name));
     EXPECT_TRUE(PacketSocket::Connect(name).ok());
     EXPECT_TRUE(absl::IsUnavailable(PacketListener::Open(name).status()));
   }

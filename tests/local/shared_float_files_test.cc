@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -26,21 +28,19 @@ TEST(SharedFloatFilesTest, FillsAFileBeforeItMakesAnother) {
 
 TEST(SharedFloatFilesTest, ABufferLargerThanAFileGetsItsOwn) {
   SharedFloatFiles files(kFileBytes);
-  const auto piece = files.Allocate(5000);
-  ASSERT_TRUE(piece.has_value());
+  const auto piece = OkValue(files.Allocate(5000));
   EXPECT_GE(files.FilesFrom(0).at(0)->size_bytes(), 20000);
 }
 
 TEST(SharedFloatFilesTest, WhatIsWrittenIsInTheFile) {
   SharedFloatFiles files(kFileBytes);
   (void)files.Allocate(3);
-  const auto piece = files.Allocate(2);
-  ASSERT_TRUE(piece.has_value());
-  piece->data[1] = 2.5f;
+  const auto piece = OkValue(files.Allocate(2));
+  piece.data[1] = 2.5f;
   float seen = 0;
-  std::memcpy(
-      &seen, files.FilesFrom(0).at(0)->bytes().data() + piece->place.offset + 4,
-      sizeof(seen));
+  std::memcpy(&seen,
+              files.FilesFrom(0).at(0)->bytes().data() + piece.place.offset + 4,
+              sizeof(seen));
   EXPECT_EQ(seen, 2.5f);
 }
 

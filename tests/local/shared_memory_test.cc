@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -16,42 +18,41 @@ FileDescriptor Duplicate(const SharedMemory& memory) {
 }
 
 TEST(SharedMemoryTest, WhatOneWritesTheOtherReads) {
-  auto own = SharedMemory::Create("test", 4096, SharedMemory::Writer::kCreator);
-  ASSERT_TRUE(own.ok()) << own.status();
-  auto other = SharedMemory::Map(Duplicate(*own), 4096, /*writable=*/false);
-  ASSERT_TRUE(other.ok()) << other.status();
-  EXPECT_EQ(other->bytes()[7], std::byte{0});
-  own->writable_bytes()[7] = std::byte{9};
-  EXPECT_EQ(other->bytes()[7], std::byte{9});
+  auto own = OkValue(
+      SharedMemory::Create("test", 4096, SharedMemory::Writer::kCreator));
+  auto other =
+      OkValue(SharedMemory::Map(Duplicate(own), 4096, /*writable=*/false));
+  EXPECT_EQ(other.bytes()[7], std::byte{0});
+  own.writable_bytes()[7] = std::byte{9};
+  EXPECT_EQ(other.bytes()[7], std::byte{9});
 }
 
 TEST(SharedMemoryTest, OnlyTheCreatorCanWriteIfItWantsSo) {
-  auto own = SharedMemory::Create("test", 4096, SharedMemory::Writer::kCreator);
-  ASSERT_TRUE(own.ok()) << own.status();
-  EXPECT_FALSE(
-      SharedMemory::Map(Duplicate(*own), 4096, /*writable=*/true).ok());
+  auto own = OkValue(
+      SharedMemory::Create("test", 4096, SharedMemory::Writer::kCreator));
+  EXPECT_FALSE(SharedMemory::Map(Duplicate(own), 4096, /*writable=*/true).ok());
   const char byte = 1;
-  EXPECT_EQ(pwrite(own->fd(), &byte, 1, 0), -1);
+  EXPECT_EQ(pwrite(own.fd(), &byte, 1, 0), -1);
   EXPECT_EQ(errno, EPERM);
 }
 
 TEST(SharedMemoryTest, AnotherProcessCanWriteIfItIsForOthers) {
-  auto own = SharedMemory::Create("test", 4096, SharedMemory::Writer::kOthers);
-  ASSERT_TRUE(own.ok()) << own.status();
-  auto other = SharedMemory::Map(Duplicate(*own), 4096, /*writable=*/true);
-  ASSERT_TRUE(other.ok()) << other.status();
-  other->writable_bytes()[4095] = std::byte{5};
-  EXPECT_EQ(own->bytes()[4095], std::byte{5});
+  auto own = OkValue(
+      SharedMemory::Create("test", 4096, SharedMemory::Writer::kOthers));
+  auto other =
+      OkValue(SharedMemory::Map(Duplicate(own), 4096, /*writable=*/true));
+  other.writable_bytes()[4095] = std::byte{5};
+  EXPECT_EQ(own.bytes()[4095], std::byte{5});
 }
 
 // A process that reads behind the end of a shrunken file is killed.
 TEST(SharedMemoryTest, NobodyCanChangeTheSize) {
-  auto own = SharedMemory::Create("test", 4096, SharedMemory::Writer::kOthers);
-  ASSERT_TRUE(own.ok()) << own.status();
-  EXPECT_EQ(ftruncate(own->fd(), 0), -1);
-  EXPECT_EQ(ftruncate(own->fd(), 8192), -1);
+  auto own = OkValue(
+      SharedMemory::Create("test", 4096, SharedMemory::Writer::kOthers));
+  EXPECT_EQ(ftruncate(own.fd(), 0), -1);
+  EXPECT_EQ(ftruncate(own.fd(), 8192), -1);
   // Another seal could take the right to write from its owner.
-  EXPECT_EQ(fcntl(own->fd(), F_ADD_SEALS, F_SEAL_WRITE), -1);
+  EXPECT_EQ(fcntl(own.fd(), F_ADD_SEALS, F_SEAL_WRITE), -1);
 }
 
 TEST(SharedMemoryTest, RefusesAFileThatCouldShrink) {
@@ -63,10 +64,10 @@ TEST(SharedMemoryTest, RefusesAFileThatCouldShrink) {
 }
 
 TEST(SharedMemoryTest, RefusesAnotherSizeAndNoFile) {
-  auto own = SharedMemory::Create("test", 4096, SharedMemory::Writer::kOthers);
-  ASSERT_TRUE(own.ok()) << own.status();
+  auto own = OkValue(
+      SharedMemory::Create("test", 4096, SharedMemory::Writer::kOthers));
   EXPECT_TRUE(absl::IsInvalidArgument(
-      SharedMemory::Map(Duplicate(*own), 8192, false).status()));
+      SharedMemory::Map(Duplicate(own), 8192, false).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
       SharedMemory::Map(FileDescriptor(), 4096, false).status()));
 }

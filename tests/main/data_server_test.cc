@@ -29,9 +29,8 @@ TEST(DataServerTest, ClientsOfARunAreToldWhereTheyAre) {
   const std::unique_ptr<DataServer> server =
       OkValue(DataServer::Start(TinyOptions(), out));
   HandWorker worker(server->address());
-  const grpc::Status joined = worker.Join();
-  EXPECT_EQ(joined.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(joined.error_message(), HasSubstr("this is a data shard"));
+  EXPECT_THAT(worker.Join(),
+              EndedWith(grpc::UNIMPLEMENTED, "this is a data shard"));
 
   const auto admin = v1::Admin::NewStub(grpc::CreateChannel(
       server->address(), grpc::InsecureChannelCredentials()));
@@ -69,7 +68,7 @@ TEST(DataServerTest, AFirstServerThatIsConnectedIsNotReplaced) {
   for (;;) {
     AttachCall next(server->address(), grpc::InsecureChannelCredentials());
     if (next.Attach(int64_t{1001} << 32)) break;
-    ASSERT_EQ(next.End().error_code(), grpc::StatusCode::UNAVAILABLE);
+    ASSERT_EQ(next.End().error_code(), grpc::UNAVAILABLE);
   }
 }
 

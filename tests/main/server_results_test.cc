@@ -36,9 +36,9 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
   for (size_t i = 0; i < 2; ++i) {
     v1::Assignment task = AwaitVerdict(exchanges_[i]).next();
     if (task.kind() != v1::ASSIGNMENT_KIND_EVALUATE) {
-      const auto later = workers_[i]->Await(v1::ASSIGNMENT_KIND_EVALUATE);
-      ASSERT_TRUE(later.has_value());
-      task = *later;
+      const auto later =
+          OkValue(workers_[i]->Await(v1::ASSIGNMENT_KIND_EVALUATE));
+      task = later;
     }
     EXPECT_EQ(task.version(), 1);
     v1::Assignment next;
@@ -106,13 +106,11 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   v1::Assignment task;
   for (size_t i = 0; i < 2; ++i) {
     const auto collect =
-        workers_[i]->Await(v1::ASSIGNMENT_KIND_COLLECT_MOMENTS);
-    ASSERT_TRUE(collect.has_value());
-    EXPECT_EQ(collect->version(), 1);
-    EXPECT_EQ(collect->range_end() - collect->range_begin(), 2);
-    const bool first = collect->range_begin() == 0;
-    ASSERT_TRUE(
-        workers_[i]->ReportMoments(*collect, 2, first ? 1 : 7, 2, task).ok());
+        OkValue(workers_[i]->Await(v1::ASSIGNMENT_KIND_COLLECT_MOMENTS));
+    EXPECT_EQ(collect.version(), 1);
+    EXPECT_EQ(collect.range_end() - collect.range_begin(), 2);
+    const bool first = collect.range_begin() == 0;
+    ExpectOk(workers_[i]->ReportMoments(collect, 2, first ? 1 : 7, 2, task));
   }
   EXPECT_EQ(task.kind(), v1::ASSIGNMENT_KIND_EVALUATE);
 
@@ -125,10 +123,9 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
     std::vector<v1::PullReply> replies;
     const grpc::Status status = workers_[0]->Pull(request, replies);
     if (kind == "async") {
-      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-      EXPECT_THAT(status.error_message(),
-                  HasSubstr("got 'async', want one of sync,chief,after at "
-                            "version 1"));
+      EXPECT_THAT(status,
+                  EndedWith(grpc::INVALID_ARGUMENT,
+                            "want one of sync,chief,after at version 1"));
       return 0.0;
     }
     EXPECT_TRUE(status.ok()) << status.error_message();
@@ -149,9 +146,8 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
       evaluate = next;
     }
   };
-  const auto other = workers_[0]->Await(v1::ASSIGNMENT_KIND_EVALUATE);
-  ASSERT_TRUE(other.has_value());
-  report_all(0, *other);
+  const auto other = OkValue(workers_[0]->Await(v1::ASSIGNMENT_KIND_EVALUATE));
+  report_all(0, other);
   report_all(1, task);
 
   EXPECT_EQ(server_->Wait().outcome, RunOutcome::kFinished);
@@ -200,13 +196,12 @@ TEST_F(ServiceTest, OperatorsMayCollectStatisticsAtAnyTime) {
                   ->admin()
                   .CollectStatistics(&context, request, &reply)
                   .error_code(),
-              grpc::StatusCode::FAILED_PRECONDITION);
+              grpc::FAILED_PRECONDITION);
   }
   request.clear_run_id();
   grpc::ClientContext context;
   SetDeadline(context);
-  ASSERT_TRUE(
-      workers_[0]->admin().CollectStatistics(&context, request, &reply).ok());
+  ExpectOk(workers_[0]->admin().CollectStatistics(&context, request, &reply));
   EXPECT_EQ(reply.version(), 0);
   EXPECT_EQ(reply.batches(), 1);
 }
@@ -228,8 +223,8 @@ TEST_F(ServiceTest, RunContinuesFromItsCheckpoint) {
   server_.reset();
 
   // Without --resume the directory is refused: it holds another run.
-  EXPECT_THAT(StartServer(options, out_).status(),
-              IsError(absl::StatusCode::kFailedPrecondition, "--resume"));
+  EXPECT_THAT(StartServer(options, out_),
+              IsError(kFailedPrecondition, "--resume"));
 
   options.files.resume = true;
   Start(options);

@@ -43,15 +43,15 @@ class StartServerTest : public testing::Test {
 TEST_F(StartServerTest, PortInUseIsRefusedWithAClearText) {
   const std::unique_ptr<Server> first = OkValue(StartServer(options_, out_));
   options_.listen = first->address();
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kUnavailable,
+  EXPECT_THAT(StartServer(options_, out_),
+              IsError(kUnavailable,
                       absl::StrCat("cannot listen on ", options_.listen)));
 }
 
 TEST_F(StartServerTest, OpenAddressNeedsInsecure) {
   options_.listen = "0.0.0.0:0";
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kInvalidArgument, "--insecure"));
+  EXPECT_THAT(StartServer(options_, out_),
+              IsError(kInvalidArgument, "--insecure"));
   options_.insecure = true;
   EXPECT_TRUE(StartServer(options_, out_).ok());
 }
@@ -73,17 +73,14 @@ TEST_F(StartServerTest, AdminMayHaveAPortOfItsOwn) {
     return stub->GetStatus(&context, {}, &status);
   };
   EXPECT_TRUE(status_at(admin).ok());
-  const grpc::Status refused = status_at(server->address());
-  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_EQ(refused.error_message(),
-            absl::StrCat("this port serves workers only; cohortctl is served "
-                         "at ",
-                         admin, " (--admin_listen)"));
+  EXPECT_THAT(
+      status_at(server->address()),
+      EndedWith(grpc::UNIMPLEMENTED, absl::StrCat(admin, " (--admin_listen)")));
   // Workers are served at the one port and not at the other.
   HandWorker worker(server->address());
   EXPECT_TRUE(worker.Join().ok());
   HandWorker astray(admin);
-  EXPECT_EQ(astray.Join().error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(astray.Join().error_code(), grpc::UNIMPLEMENTED);
 }
 
 // Port 9 is served by nothing here.
@@ -116,15 +113,14 @@ TEST_F(StartServerTest, ADataShardHasAPort) {
   options_.files.checkpoint_dir = folder_.path();
   options_.shard_addresses = {"127.0.0.1:0"};
   options_.coordinator.shards = 2;
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "--shard_addresses: got 127.0.0.1:0"));
+  EXPECT_THAT(StartServer(options_, out_),
+              IsError(kInvalidArgument, "--shard_addresses: got 127.0.0.1:0"));
 }
 
 TEST_F(StartServerTest, DashboardsAreALinkOfTheWeb) {
   options_.dashboards_url = "javascript:alert(1)";
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kInvalidArgument, "--dashboards_url"));
+  EXPECT_THAT(StartServer(options_, out_),
+              IsError(kInvalidArgument, "--dashboards_url"));
   options_.dashboards_url = "https://grafana.example/d/cohort";
   EXPECT_TRUE(StartServer(options_, out_).ok());
 }
@@ -139,11 +135,9 @@ TEST_F(StartServerTest, ResultsOfALiveRunAreNotTouched) {
   std::unique_ptr<Server> first = OkValue(StartServer(options_, out_));
   const std::string history = ReadText(folder_.File("history.csv"));
   WriteText(folder_.File("history.csv"), history + "a row of the live run\n");
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kFailedPrecondition,
-                      absl::StrCat("--results_dir: ", folder_.path(),
-                                   " is in use by another process (process ",
-                                   getpid(), " on ")));
+  EXPECT_THAT(
+      StartServer(options_, out_),
+      IsError(kFailedPrecondition, absl::StrCat(folder_.path(), " is in use")));
   EXPECT_EQ(ReadText(folder_.File("history.csv")),
             history + "a row of the live run\n");
   first.reset();
@@ -159,8 +153,8 @@ TEST_F(StartServerTest, ResultsAndCheckpointsMayShareAFolder) {
 TEST_F(StartServerTest, APipeInPlaceOfAResultIsRefused) {
   options_.files.results_dir = folder_.path();
   ASSERT_EQ(mkfifo(folder_.File("history.csv").c_str(), 0600), 0);
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kFailedPrecondition, "a named pipe"));
+  EXPECT_THAT(StartServer(options_, out_),
+              IsError(kFailedPrecondition, "a named pipe"));
 }
 
 // Each start is counted, regardless of checkpoints and time, so that an earlier
@@ -180,9 +174,8 @@ TEST_F(StartServerTest, IncarnationsRiseFromStartToStart) {
 
 TEST_F(StartServerTest, TheRunsNameIsADnsLabel) {
   options_.coordinator.run_name = "Not a label";
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "--run_name: got 'Not a label', want a DNS label"));
+  EXPECT_THAT(StartServer(options_, out_),
+              IsError(kInvalidArgument, "--run_name: got 'Not a label'"));
 }
 
 // How the server names itself to a worker and to people.
@@ -223,11 +216,9 @@ TEST_F(StartServerTest, TheRunsNameIsToldAndKept) {
 }
 
 TEST_F(StartServerTest, HealthServiceSaysServing) {
-  absl::StatusOr<std::unique_ptr<Server>> server =
-      StartServer(TinyOptions(), out_);
-  ASSERT_TRUE(server.ok());
+  std::unique_ptr<Server> server = OkValue(StartServer(TinyOptions(), out_));
   grpc::GenericStub stub(grpc::CreateChannel(
-      (*server)->address(), grpc::InsecureChannelCredentials()));
+      server->address(), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   SetDeadline(context);
   // HealthCheckRequest{}; the answer is HealthCheckResponse{status: SERVING}.

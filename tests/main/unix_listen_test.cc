@@ -82,10 +82,9 @@ TEST_F(UnixListenTest, AnAbstractNameNeedsNoFile) {
 
 TEST_F(UnixListenTest, ASecondServerIsRefused) {
   Start(options_);
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kUnavailable,
-                      absl::StrCat("--listen: cannot listen on ",
-                                   options_.listen, ": the socket is in use")));
+  EXPECT_THAT(
+      StartServer(options_, out_),
+      IsError(kUnavailable, options_.listen + ": the socket is in use"));
   EXPECT_TRUE(StatusAt(options_.listen).ok());
 }
 
@@ -94,8 +93,7 @@ TEST_F(UnixListenTest, AddressesThatCannotBeReadAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(StartServer(options_, out_).status()));
   options_.listen = absl::StrCat("unix:/", std::string(107, 'a'));
   const absl::Status status = StartServer(options_, out_).status();
-  EXPECT_THAT(status,
-              IsError(absl::StatusCode::kInvalidArgument, "want 1 to 107"));
+  EXPECT_THAT(status, IsError(kInvalidArgument, "want 1 to 107"));
   options_ = TinyOptions();
   options_.ops_listen = absl::StrCat("unix:", folder_.File("ops"));
   EXPECT_THAT(std::string(StartServer(options_, out_).status().message()),
@@ -106,11 +104,9 @@ TEST_F(UnixListenTest, AdminMayHaveASocketOfItsOwn) {
   options_.listen = "127.0.0.1:0";
   options_.admin_listen = absl::StrCat("unix:", folder_.File("admin"));
   Start(options_);
-  EXPECT_THAT(out_.str(), HasSubstr(absl::StrCat("cohortctl is served at ",
-                                                 options_.admin_listen)));
+  EXPECT_THAT(out_.str(), HasSubstr("served at " + options_.admin_listen));
   EXPECT_TRUE(StatusAt(options_.admin_listen).ok());
-  EXPECT_EQ(StatusAt(server_->address()).error_code(),
-            grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_EQ(StatusAt(server_->address()).error_code(), grpc::UNIMPLEMENTED);
 }
 
 TEST_F(UnixListenTest, IsReadyOnceItsSocketAnswers) {
@@ -209,8 +205,8 @@ TEST_F(LocalOfferTest, IsMadeUnlessLocalIsTcp) {
 TEST_F(LocalOfferTest, AFolderThatIsMissingIsAnErrorOrAWarning) {
   options_.local_dir = folder_.File("no");
   options_.local = "shm";
-  EXPECT_THAT(StartServer(options_, out_).status(),
-              IsError(absl::StatusCode::kUnavailable, "set --local_dir"));
+  EXPECT_THAT(StartServer(options_, out_),
+              IsError(kUnavailable, "set --local_dir"));
   options_.local = "auto";
   Start(options_);
   EXPECT_FALSE(Joined().has_local());

@@ -205,10 +205,9 @@ TEST_F(OpsPortTest, TellsOfCheckpointsAndWhatARestartContinues) {
   EXPECT_EQ(ValueOf(after, "cohort_restores_total{result=\"ok\"}"), 1);
   EXPECT_EQ(ValueOf(after, "cohort_checkpoint_last_version"), 1);
   // The previous process wrote it a moment ago.
-  const std::optional<double> written =
-      ValueOf(after, "cohort_checkpoint_last_success_timestamp_seconds");
-  ASSERT_TRUE(written.has_value());
-  EXPECT_NEAR(*written, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()),
+  const double written = OkValue(
+      ValueOf(after, "cohort_checkpoint_last_success_timestamp_seconds"));
+  EXPECT_NEAR(written, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()),
               120);
 }
 
@@ -235,8 +234,7 @@ TEST_F(OpsPortTest, APortInUseEndsTheStart) {
   ServerOptions second = WithOps();
   second.ops_listen = server_->ops_address();
   std::ostringstream out;
-  EXPECT_THAT(StartServer(second, out).status(),
-              IsError(absl::StatusCode::kUnavailable, "--ops_listen"));
+  EXPECT_THAT(StartServer(second, out), IsError(kUnavailable, "--ops_listen"));
 }
 
 TEST_F(OpsPortTest, AFileForAPortThatIsOffIsRefused) {

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "tests/core/float_values.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -136,10 +137,10 @@ TEST(DataMessagesTest, NormsAndFactorsThatCannotBeAreRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(FromProto(fold).status()));
   fold.add_weight_squares(-1);
   EXPECT_TRUE(absl::IsInvalidArgument(FromProto(fold).status()));
-  EXPECT_TRUE(absl::IsInvalidArgument(
+  EXPECT_THAT(
       Passed(command::Scale{
-                 .scales = {.clip = std::numeric_limits<double>::quiet_NaN()}})
-          .status()));
+          .scales = {.clip = std::numeric_limits<double>::quiet_NaN()}}),
+      IsError(kInvalidArgument, ""));
   EXPECT_TRUE(absl::IsInvalidArgument(
       Passed(command::Scale{.scales = {.trust_ratios = {1, -1}}}).status()));
 }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -44,12 +45,10 @@ class LivePullTest : public ServiceTest {
     Start(options);
     worker_ = std::make_unique<HandWorker>(server_->address());
     ASSERT_TRUE(worker_->Join(0).ok());
-    ASSERT_TRUE(
-        worker_->Register(layout, plan_, {std::vector<float>(kElements, 0.0f)})
-            .ok());
-    const auto first = worker_->Await(v1::ASSIGNMENT_KIND_TRAIN);
-    ASSERT_TRUE(first.has_value());
-    next_ = *first;
+    ExpectOk(worker_->Register(layout, plan_,
+                               {std::vector<float>(kElements, 0.0f)}));
+    const auto first = OkValue(worker_->Await(v1::ASSIGNMENT_KIND_TRAIN));
+    next_ = first;
     exchange_ = worker_->OpenExchange();
   }
 

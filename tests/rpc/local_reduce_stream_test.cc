@@ -1,5 +1,6 @@
 // Rendezvous of workers that share memory with the server, driven by hand.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -42,10 +43,7 @@ class LocalReduceTest : public ServiceTest {
     link_ = *std::move(link);
   }
 
-  void Send(const std::string& mail) {
-    const absl::Status sent = link_->SendMessage(mail, Ok);
-    ASSERT_TRUE(sent.ok()) << sent;
-  }
+  void Send(const std::string& mail) { ExpectOk(link_->SendMessage(mail, Ok)); }
 
   // The next message from the server.
   std::string Mail() {
@@ -88,11 +86,10 @@ TEST_F(LocalReduceTest, AWorkerThatSharesMemoryMeetsOneThatDoesNot) {
       remote.Write(workers_[1]->Contribution(assignments_[1], 2, 3, 2)));
   Send(MailOf(workers_[0]->Contribution(assignments_[0], 2, 1, 2)));
   const v1::ReduceReply here = Reply();
-  const auto there = remote.Read();
-  ASSERT_TRUE(there.has_value());
+  const auto there = OkValue(remote.Read());
   EXPECT_EQ(here.count(), 4);
   EXPECT_EQ(DoublesOf(here.values()), (std::vector<double>{2, 8}));
-  EXPECT_EQ(here.values(), there->values());
+  EXPECT_EQ(here.values(), there.values());
 }
 
 TEST_F(LocalReduceTest, SeveralContributionsAreAnsweredTogether) {
@@ -110,8 +107,7 @@ TEST_F(LocalReduceTest, AContributionForAnotherRankIsRefused) {
   v1::ReduceRequest foreign =
       workers_[1]->Contribution(assignments_[1], 2, 3, 2);
   Send(MailOf(foreign));
-  EXPECT_THAT(EndStatus(),
-              IsError(absl::StatusCode::kPermissionDenied, "got rank 1"));
+  EXPECT_THAT(EndStatus(), IsError(kPermissionDenied, "got rank 1"));
 }
 
 TEST_F(LocalReduceTest, AnIncarnationThatIsOverTakesNoPart) {
@@ -138,9 +134,8 @@ TEST_F(LocalReduceTest, AMessageThatIsNoneEndsTheRendezvousOfItsSender) {
       remote.Write(workers_[1]->Contribution(assignments_[1], 2, 3, 2)));
   ReduceCall mine = workers_[0]->OpenReduce();
   ASSERT_TRUE(mine.Write(workers_[0]->Contribution(assignments_[0], 2, 1, 2)));
-  const auto there = remote.Read();
-  ASSERT_TRUE(there.has_value());
-  EXPECT_EQ(DoublesOf(there->values()), (std::vector<double>{2, 8}));
+  const auto there = OkValue(remote.Read());
+  EXPECT_EQ(DoublesOf(there.values()), (std::vector<double>{2, 8}));
 }
 
 TEST_F(LocalReduceTest, ContributionsThatAreRefusedSayWhy) {

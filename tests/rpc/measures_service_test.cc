@@ -170,7 +170,7 @@ TEST_F(MeasuresServiceTest, CountsThatDoNotAddUpAreRefused) {
   counts.set_labels(5);
   v1::Assignment next;
   const grpc::Status status = workers_[0]->Report(task, counts, next);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(status.error_code(), grpc::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), StartsWith("classes: got 3 of 4 labels"));
   EXPECT_TRUE(workers_[0]->Report(task, TwoImages()[0], next).ok());
 }

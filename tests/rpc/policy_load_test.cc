@@ -19,6 +19,7 @@
 #include "common/mutex.h"
 #include "common/permutation.h"
 #include "server/main/server.h"
+#include "tests/fakes/statuses.h"
 #include "worker/client/client.h"
 
 namespace cohort {
@@ -219,18 +220,17 @@ class Operator {
 
 void RunThroughThePolicies(OnWorkerLoss on_worker_loss) {
   std::ostringstream progress;
-  auto server = StartServer(CellOptions(on_worker_loss), progress);
-  ASSERT_TRUE(server.ok()) << server.status();
+  auto server = OkValue(StartServer(CellOptions(on_worker_loss), progress));
   Verdicts verdicts;
   std::vector<std::jthread> threads;
   for (int32_t rank = 0; rank < kWorkers; ++rank) {
     threads.emplace_back([&, rank] {
-      CellWorker((*server)->address(), Rank(rank), verdicts).Run();
+      CellWorker(server->address(), Rank(rank), verdicts).Run();
     });
   }
   std::vector<int64_t> versions;
   threads.emplace_back([&] {
-    Operator people((*server)->address());
+    Operator people(server->address());
     const std::vector<Settings> changes = {
         {{"aggregation", "bounded"}, {"max_lead", "2"}},
         {{"aggregation", "async"}},
@@ -242,7 +242,7 @@ void RunThroughThePolicies(OnWorkerLoss on_worker_loss) {
       versions.push_back(people.Change(changes[i]));
     }
   });
-  const RunSummary summary = (*server)->Wait();
+  const RunSummary summary = server->Wait();
   threads.clear();
   ASSERT_EQ(summary.outcome, RunOutcome::kFinished) << summary.reason;
 

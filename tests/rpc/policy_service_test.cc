@@ -11,6 +11,7 @@
 #include <string>
 
 #include "common/wire/announced_checksum.h"
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -56,8 +57,7 @@ class PolicyServiceTest : public ServiceTest {
   void StopAfterAChange() {
     StartTwoSteps();
     v1::SetPolicyReply reply;
-    ASSERT_TRUE(
-        Set({{"aggregation", "async"}, {"learning_rate", "0.25"}}, reply).ok());
+    ExpectOk(Set({{"aggregation", "async"}, {"learning_rate", "0.25"}}, reply));
     CommitOneStep();
     StopAll();
     options_.files.resume = true;
@@ -156,11 +156,11 @@ TEST_F(PolicyServiceTest, RequestThatIsDamagedChangesNothing) {
   ASSERT_EQ(change.settings().at("learning_rate"), "0.3");
   v1::SetPolicyReply changed;
   EXPECT_EQ(Send(change, changed, kLong, /*announces=*/true).error_code(),
-            grpc::StatusCode::DATA_LOSS);
+            grpc::DATA_LOSS);
   AddMessageChecksum(&change);
   // One bit of the value: 0.1 in place of 0.3.
   (*change.mutable_settings())["learning_rate"] = "0.1";
-  EXPECT_EQ(Send(change, changed).error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(Send(change, changed).error_code(), grpc::DATA_LOSS);
   EXPECT_EQ(Policy().settings().at("learning_rate"),
             settings.at("learning_rate"));
   v1::EvictRequest evict;
@@ -171,7 +171,7 @@ TEST_F(PolicyServiceTest, RequestThatIsDamagedChangesNothing) {
   grpc::ClientContext context;
   SetDeadline(context);
   EXPECT_EQ(Admin()->Evict(&context, evict, &evicted).error_code(),
-            grpc::StatusCode::DATA_LOSS);
+            grpc::DATA_LOSS);
 }
 
 TEST_F(PolicyServiceTest, ChangeWaitsForTheStepInProgressAndIsRecorded) {
@@ -233,15 +233,14 @@ TEST_F(PolicyServiceTest, ACallWaitsUntilItsChangeIsInForceOrReplaced) {
   v1::SetPolicyReply reply;
   auto in_force = SetAndWait({{"learning_rate", "0.25"}}, reply, kLong);
   // Others do not wait for them.
-  EXPECT_EQ(Evict(2).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Evict(2).error_code(), grpc::INVALID_ARGUMENT);
   v1::SetPolicyReply other;
   ASSERT_TRUE(Set({{"lease", "4s"}}, other).ok());
   EXPECT_EQ(other.change().settings().at("lease"), "4s");
   ASSERT_TRUE(Set({{"aggregation", "bounded"}}, other).ok());
-  const grpc::Status status = replaced.get();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::ABORTED);
-  EXPECT_THAT(status.error_message(),
-              HasSubstr("aggregation is to be bounded, not async"));
+  EXPECT_THAT(
+      replaced.get(),
+      EndedWith(grpc::ABORTED, "aggregation is to be bounded, not async"));
   CommitOneStep();
   ASSERT_TRUE(in_force.get().ok());
   EXPECT_FALSE(reply.pending());
@@ -257,18 +256,17 @@ TEST_F(PolicyServiceTest, AWaitEndsWithItsTimeOrTheServerByName) {
   EXPECT_THAT(late.pending_reason(), HasSubstr("waiting for workers 0, 1"));
   v1::SetPolicyReply reply;
   auto cut = SetAndWait({{"learning_rate", "0.25"}}, reply, kLong, 1500);
-  EXPECT_EQ(cut.get().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  EXPECT_EQ(cut.get().error_code(), grpc::DEADLINE_EXCEEDED);
   EXPECT_EQ(Policy().pending_size(), 2);
   auto stopped = SetAndWait({{"momentum", "0.5"}}, reply, kLong);
   StopAll();
   options_.files.resume = true;
   Start(options_);
-  EXPECT_EQ(stopped.get().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(stopped.get().error_code(), grpc::ABORTED);
   v1::SetPolicyRequest again;
   *again.mutable_awaited() = late.awaited();
   const grpc::Status restarted = Send(again, reply);
-  EXPECT_EQ(restarted.error_code(), grpc::StatusCode::ABORTED);
-  EXPECT_THAT(restarted.error_message(), HasSubstr("the server was restarted"));
+  EXPECT_THAT(restarted, EndedWith(grpc::ABORTED, "the server was restarted"));
 }
 
 TEST_F(PolicyServiceTest, RefusalsAreExactAndChangeNothing) {
@@ -288,13 +286,12 @@ TEST_F(PolicyServiceTest, RefusalsAreExactAndChangeNothing) {
        "length of --freeze: got 4097, want at most 4096"}};
   for (const Case& c : cases) {
     v1::SetPolicyReply reply;
-    const grpc::Status status = Set(c.settings, reply);
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-    EXPECT_THAT(status.error_message(), HasSubstr(c.text));
+    EXPECT_THAT(Set(c.settings, reply),
+                EndedWith(grpc::INVALID_ARGUMENT, c.text));
   }
   v1::SetPolicyReply reply;
   EXPECT_EQ(Set({{"aggregation", "async"}}, reply, "another").error_code(),
-            grpc::StatusCode::FAILED_PRECONDITION);
+            grpc::FAILED_PRECONDITION);
   ASSERT_TRUE(Set({{"aggregation", "async"}}, reply, "", true).ok());
   EXPECT_TRUE(reply.pending());
   EXPECT_THAT(reply.text(), HasSubstr("aggregation sync -> async"));
@@ -308,9 +305,8 @@ TEST_F(PolicyServiceTest, RefusalsAreExactAndChangeNothing) {
 TEST_F(PolicyServiceTest, CheckpointsCannotBeAskedOfAServerWithoutAPlace) {
   Start(TinyOptions());
   v1::SetPolicyReply reply;
-  const grpc::Status status = Set({{"checkpoint_every", "5"}}, reply);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_THAT(status.error_message(), HasSubstr("--checkpoint_dir"));
+  EXPECT_THAT(Set({{"checkpoint_every", "5"}}, reply),
+              EndedWith(grpc::FAILED_PRECONDITION, "--checkpoint_dir"));
   EXPECT_TRUE(Set({{"checkpoint_every", "0"}}, reply).ok());
 }
 
@@ -327,14 +323,12 @@ TEST_F(PolicyServiceTest, LeaseActsAtOnceAndIsToldToWhoJoinsLater) {
 
 TEST_F(PolicyServiceTest, EvictedRankIsVacantAndItsSessionOver) {
   StartTwoSteps();
-  EXPECT_EQ(Evict(1, "another").error_code(),
-            grpc::StatusCode::FAILED_PRECONDITION);
-  EXPECT_EQ(Evict(2).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(Evict(1, "another").error_code(), grpc::FAILED_PRECONDITION);
+  EXPECT_EQ(Evict(2).error_code(), grpc::INVALID_ARGUMENT);
   ASSERT_TRUE(Evict(1).ok());
-  const grpc::Status ended = workers_[1]->session().End();
-  EXPECT_EQ(ended.error_code(), grpc::StatusCode::ABORTED);
-  EXPECT_THAT(ended.error_message(), HasSubstr("too slow"));
-  EXPECT_EQ(Evict(1).error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(workers_[1]->session().End(),
+              EndedWith(grpc::ABORTED, "too slow"));
+  EXPECT_EQ(Evict(1).error_code(), grpc::FAILED_PRECONDITION);
 
   // The rank is free for a successor at once.
   HandWorker successor(server_->address());
@@ -382,10 +376,8 @@ TEST_F(PolicyServiceTest, FlagsThatDoNotFitTheSettingsOfBeforeAreRefused) {
   StopAfterAChange();
   options_.given = {"normalization"};
   options_.coordinator.policy.normalization = NormalizationKind::kGlobal;
-  const absl::Status status = StartServer(options_, out_).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--normalization: got global"));
+  EXPECT_THAT(StartServer(options_, out_),
+              IsError(kInvalidArgument, "--normalization: got global"));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 
 #include "common/ops/listen_socket.h"
 #include "server/rpc/self_probe.h"
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/shard_fixture.h"
 
 namespace cohort {
@@ -31,9 +32,8 @@ TEST_P(LargeLayoutTest, IsRefusedAndOthersTrain) {
   layout.mutable_batch_norms(0)->set_channels(GetParam());
   {
     JoinedWorker greedy(server_->address());
-    EXPECT_THAT(
-        greedy.Register(layout, plan_, kTinyValues),
-        EndedWith(grpc::StatusCode::INVALID_ARGUMENT, "channels of bn"));
+    EXPECT_THAT(greedy.Register(layout, plan_, kTinyValues),
+                EndedWith(grpc::INVALID_ARGUMENT, "channels of bn"));
     greedy.Leave();
   }
   std::vector<RegisterCall> calls;
@@ -73,8 +73,7 @@ TEST_F(ShardServiceTest, SilentSessionsKeepNobodyOut) {
 
 template <typename CallType>
 void ExpectEndedAsSilent(CallType& call) {
-  EXPECT_THAT(call.End(),
-              EndedWith(grpc::StatusCode::DEADLINE_EXCEEDED, "got no message"));
+  EXPECT_THAT(call.End(), EndedWith(grpc::DEADLINE_EXCEEDED, "got no message"));
 }
 
 TEST_F(ShardServiceTest, SilentStreamsAreEnded) {
@@ -100,10 +99,8 @@ class UnreadPullTest : public ShardServiceTest {
     ASSERT_TRUE(worker_->Join(0).ok());
     v1::ModelLayout layout = TinyLayout();
     layout.mutable_parameters(0)->set_shape(0, kLargeElements);
-    ASSERT_TRUE(worker_
-                    ->Register(layout, TinyPlan(),
-                               {std::vector<float>(kLargeElements, 1.0F)})
-                    .ok());
+    ExpectOk(worker_->Register(layout, TinyPlan(),
+                               {std::vector<float>(kLargeElements, 1.0F)}));
     grpc::ChannelArguments small_window;
     small_window.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
     small_window.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
@@ -147,7 +144,7 @@ class UnreadPullTest : public ShardServiceTest {
 TEST_F(UnreadPullTest, OneConnectionHasEightAtATime) {
   std::vector<PullCall> calls;
   for (int i = 0; i < 8; ++i) calls.push_back(Pull());
-  EXPECT_EQ(Pull().End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Pull().End().error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(calls.front().End().ok());
   for (size_t i = 1; i < calls.size(); ++i) {
     calls[i].context->TryCancel();
@@ -166,8 +163,7 @@ TEST_F(UnreadPullTest, IsCutOnceItsTimeIsUp) {
       stream->CheckReader(now);
     std::this_thread::yield();
   }
-  EXPECT_THAT(call.End(),
-              EndedWith(grpc::StatusCode::DEADLINE_EXCEEDED, "was not read"));
+  EXPECT_THAT(call.End(), EndedWith(grpc::DEADLINE_EXCEEDED, "was not read"));
 }
 
 TEST_F(ShardServiceTest, RankHasOneRegistrationAtATime) {
@@ -188,7 +184,7 @@ TEST_F(ShardServiceTest, RankHasOneRegistrationAtATime) {
   RegisterCall newer;
   ASSERT_TRUE(begin(unfinished));
   ASSERT_TRUE(begin(newer));
-  EXPECT_EQ(unfinished.End().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(unfinished.End().error_code(), grpc::ABORTED);
   EXPECT_TRUE(worker.Register(TinyLayout(), TinyPlan(), kTinyValues).ok());
   newer.context->TryCancel();
   newer.End();
@@ -197,9 +193,7 @@ TEST_F(ShardServiceTest, RankHasOneRegistrationAtATime) {
 TEST(SelfProbeTest, PortThatNobodyServesIsNoticed) {
   ListenAddress address{.host = "127.0.0.1", .port = 0};
   // The kernel completes connections to it, but they are never accepted.
-  const absl::StatusOr<ListenSocket> socket =
-      ListenSocket::Open("--listen", address);
-  ASSERT_TRUE(socket.ok());
+  const ListenSocket socket = OkValue(ListenSocket::Open("--listen", address));
   const SelfProbe probe(address.ToString(), nullptr);
   EXPECT_TRUE(probe.status().ok());
   while (probe.status().ok()) std::this_thread::yield();

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -72,21 +73,16 @@ TEST_F(ServiceTest, BytesThatAreNoMessageEndEveryStreamAsDamaged) {
         "/cohort.v1.Parameters/Exchange", "/cohort.v1.Parameters/Register",
         "/cohort.v1.Parameters/Pull"}) {
     RawCall call;
-    const grpc::Status status = call.Run(server_->address(), method, kGarbage);
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::DATA_LOSS)
-        << method << ": " << status.error_message();
-    EXPECT_THAT(status.error_message(), HasSubstr("damaged in transit"));
+    EXPECT_THAT(call.Run(server_->address(), method, kGarbage),
+                EndedWith(grpc::DATA_LOSS, "damaged in transit"));
   }
 }
 
 TEST_F(ServiceTest, ASessionThatEndsBeforeItsJoinIsInvalid) {
   Start(TinyOptions());
   RawCall call;
-  const grpc::Status status =
-      call.Run(server_->address(), "/cohort.v1.Membership/Session", "");
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(),
-            "session: got the end of the stream first, want a join");
+  EXPECT_THAT(call.Run(server_->address(), "/cohort.v1.Membership/Session", ""),
+              EndedWith(grpc::INVALID_ARGUMENT, "want a join"));
 }
 
 // Two parameters of four elements, each in its own partition.
@@ -118,9 +114,8 @@ class HalfRegistration : public ServiceTest {
     *request.mutable_layout() = TwoParameters();
     *request.mutable_plan() = plan_;
     call_.Write(request);
-    const auto reply = call_.Read();
-    ASSERT_TRUE(reply.has_value());
-    ASSERT_EQ(reply->partitions_size(), 2);
+    const auto reply = OkValue(call_.Read());
+    ASSERT_EQ(reply.partitions_size(), 2);
   }
 
   void SendPartition(int32_t index, const std::vector<float>& values) {
@@ -139,32 +134,27 @@ class HalfRegistration : public ServiceTest {
 
 TEST_F(HalfRegistration, WithoutALayoutIsInvalid) {
   call_.stream->WritesDone();
-  EXPECT_THAT(call_.End(), EndedWith(grpc::StatusCode::INVALID_ARGUMENT,
-                                     "want layout and plan first"));
+  EXPECT_THAT(call_.End(),
+              EndedWith(grpc::INVALID_ARGUMENT, "want layout and plan first"));
 }
 
 TEST_F(HalfRegistration, NamesThePartitionThatIsMissing) {
   SendLayout();
   SendPartition(0, {1, 1, 1, 1});
   call_.stream->WritesDone();
-  const grpc::Status status = call_.End();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(),
-            "register: the stream was closed without partition 1 (1 of 2 "
-            "partitions are missing), want each once");
+  EXPECT_THAT(call_.End(),
+              EndedWith(grpc::INVALID_ARGUMENT, "without partition 1 (1 of 2"));
   // The whole of it is taken afterwards.
-  EXPECT_TRUE(
-      worker_->Register(TwoParameters(), plan_, {{1, 2, 3, 4}, {5, 6, 7, 8}})
-          .ok());
+  ExpectOk(
+      worker_->Register(TwoParameters(), plan_, {{1, 2, 3, 4}, {5, 6, 7, 8}}));
 }
 
 TEST_F(HalfRegistration, AValueThatIsNotFiniteIsRefusedByItsName) {
   SendLayout();
   SendPartition(1, {1, 1, std::numeric_limits<float>::quiet_NaN(), 1});
-  const grpc::Status status = call_.End();
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_EQ(status.error_message(),
-            "w2: got the initial value nan at element 2, want finite values");
+  EXPECT_THAT(call_.End(),
+              EndedWith(grpc::INVALID_ARGUMENT,
+                        "w2: got the initial value nan at element 2"));
 }
 
 // Answers are addressed by incarnation, so one stream cannot serve two.
@@ -175,8 +165,8 @@ TEST_F(ServiceTest, AStreamServesOneIncarnationOnly) {
   exchange.Write(worker.Opening(assignments_[0], 2));
   worker.sender().set_incarnation(worker.sender().incarnation() + 1);
   exchange.Write(worker.Closing(assignments_[0], 1));
-  EXPECT_THAT(exchange.End(), EndedWith(grpc::StatusCode::INVALID_ARGUMENT,
-                                        "as before on this stream"));
+  EXPECT_THAT(exchange.End(),
+              EndedWith(grpc::INVALID_ARGUMENT, "as before on this stream"));
 }
 
 TEST_F(ServiceTest, WorkersOfAFailedRunAreToldWhy) {
@@ -189,11 +179,10 @@ TEST_F(ServiceTest, WorkersOfAFailedRunAreToldWhy) {
                       {std::numeric_limits<float>::quiet_NaN(), 1, 1, 1});
   }
   for (auto& worker : workers_) {
-    const auto told = worker->Await(v1::ASSIGNMENT_KIND_FINISHED);
-    ASSERT_TRUE(told.has_value());
-    EXPECT_TRUE(told->failed());
-    EXPECT_FALSE(told->unfinished());
-    EXPECT_THAT(told->reason(), HasSubstr("not finite"));
+    const auto told = OkValue(worker->Await(v1::ASSIGNMENT_KIND_FINISHED));
+    EXPECT_TRUE(told.failed());
+    EXPECT_FALSE(told.unfinished());
+    EXPECT_THAT(told.reason(), HasSubstr("not finite"));
   }
 }
 

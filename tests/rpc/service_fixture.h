@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/main/server.h"
+#include "tests/fakes/statuses.h"
 #include "tests/rpc/hand_worker.h"
 
 namespace cohort {
@@ -112,9 +113,8 @@ class ServiceTest : public ::testing::Test {
       ASSERT_TRUE(workers_[i]->FinishRegister(calls[i], kTinyValues).ok());
     }
     for (auto& worker : workers_) {
-      const auto train = worker->Await(v1::ASSIGNMENT_KIND_TRAIN);
-      ASSERT_TRUE(train.has_value());
-      assignments_.push_back(*train);
+      const auto train = OkValue(worker->Await(v1::ASSIGNMENT_KIND_TRAIN));
+      assignments_.push_back(train);
     }
   }
 

@@ -22,7 +22,6 @@
 namespace cohort {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
@@ -113,11 +112,10 @@ TEST_F(TelemetryServiceTest, ImpossibleUseEndsTheSession) {
       heartbeat.mutable_heartbeat()->set_resident_bytes(-1);
     }
     worker.session().Write(heartbeat);
-    const grpc::Status end = worker.session().End();
-    EXPECT_EQ(end.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
     EXPECT_THAT(
-        end.error_message(),
-        HasSubstr(cpu ? "heartbeat.cpu_cores" : "heartbeat.resident_bytes"));
+        worker.session().End(),
+        EndedWith(grpc::INVALID_ARGUMENT,
+                  cpu ? "heartbeat.cpu_cores" : "heartbeat.resident_bytes"));
   }
 }
 
@@ -127,9 +125,9 @@ TEST_F(TelemetryServiceTest, PhasesThatAreNoTimesEndTheSession) {
     Start(TinyOptions());
     JoinedWorker worker(server_->address());
     worker.session().Write(Heartbeat({{"data", seconds}}));
-    EXPECT_THAT(worker.session().End(),
-                EndedWith(grpc::StatusCode::INVALID_ARGUMENT,
-                          "heartbeat.phase_seconds.data"));
+    EXPECT_THAT(
+        worker.session().End(),
+        EndedWith(grpc::INVALID_ARGUMENT, "heartbeat.phase_seconds.data"));
   }
 }
 
@@ -139,11 +137,10 @@ TEST_F(TelemetryServiceTest, HeartbeatIsEchoedWithTheServersClock) {
   v1::SessionRequest heartbeat = Heartbeat({});
   heartbeat.mutable_heartbeat()->set_sent_unix_us(before);
   workers_[0]->session().Write(heartbeat);
-  const std::optional<v1::HeartbeatEcho> echo = AwaitEcho();
-  ASSERT_TRUE(echo.has_value());
-  EXPECT_EQ(echo->sent_unix_us(), before);
-  EXPECT_GE(echo->server_unix_us(), before);
-  EXPECT_LE(echo->server_unix_us(), absl::ToUnixMicros(absl::Now()));
+  const v1::HeartbeatEcho echo = OkValue(AwaitEcho());
+  EXPECT_EQ(echo.sent_unix_us(), before);
+  EXPECT_GE(echo.server_unix_us(), before);
+  EXPECT_LE(echo.server_unix_us(), absl::ToUnixMicros(absl::Now()));
 }
 
 TEST_F(TelemetryServiceTest, LogLevelIsToldAndChanged) {
@@ -156,9 +153,8 @@ TEST_F(TelemetryServiceTest, LogLevelIsToldAndChanged) {
   EXPECT_EQ(reply.level(), "error");
   EXPECT_EQ(reply.previous(), "info");
   EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
-  EXPECT_THAT(
-      SetLevel("loud", reply),
-      EndedWith(grpc::StatusCode::INVALID_ARGUMENT, "got 'loud', want debug"));
+  EXPECT_THAT(SetLevel("loud", reply),
+              EndedWith(grpc::INVALID_ARGUMENT, "got 'loud'"));
   EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
   SetLogLevel(LogLevel::kInfo);
 }
@@ -209,13 +205,12 @@ TEST_F(TelemetryServiceTest, PathsThatCannotBeWrittenAreRefusedAtTheStart) {
   ServerOptions options = TinyOptions();
   options.trace = folder.File("none/trace.json");
   absl::Status status = StartServer(options, out_).status();
-  EXPECT_THAT(status, IsError(absl::StatusCode::kFailedPrecondition,
-                              "--trace: cannot write"));
+  EXPECT_THAT(status, IsError(kFailedPrecondition, "--trace: cannot write"));
   options = TinyOptions();
   options.tensorboard_dir = folder.File("file");
   status = StartServer(options, out_).status();
-  EXPECT_THAT(status, IsError(absl::StatusCode::kFailedPrecondition,
-                              "--tensorboard: cannot write"));
+  EXPECT_THAT(status,
+              IsError(kFailedPrecondition, "--tensorboard: cannot write"));
 }
 
 }  // namespace

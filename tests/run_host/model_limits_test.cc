@@ -68,7 +68,7 @@ TEST(ModelLimitsTest, ModelMustFitIntoMemoryWithItsSlots) {
   ExpectOk(CheckModelLimits(layout, {.slots = 2, .memory_bytes = 24 * kMib}));
   EXPECT_THAT(
       CheckModelLimits(layout, {.slots = 2, .memory_bytes = 24 * kMib - 1}),
-      IsError(absl::StatusCode::kInvalidArgument, "24 MiB"));
+      IsError(kInvalidArgument, "24 MiB"));
 }
 
 }  // namespace

@@ -399,7 +399,7 @@ TEST_F(PartitionsHostTest, AnOldGenerationIsRefusedEvenIfTheNewOneIsGone) {
   const auto link = Attached(2);
   host_.Detach(link.get());
   EXPECT_THAT(Attach(Attachment("run", 1)),
-              IsError(absl::StatusCode::kAborted, "want at least 2"));
+              IsError(kAborted, "want at least 2"));
 }
 
 // The connection was lost before shard 0 knew that it was attached, and may
@@ -419,8 +419,8 @@ TEST_F(PartitionsHostTest,
   const auto link = Attached(1);
   ShardAttachment later = Attachment("run", 2);
   later.authenticated = false;
-  EXPECT_THAT(Attach(later), IsError(absl::StatusCode::kUnavailable,
-                                     "after that connection has ended"));
+  EXPECT_THAT(Attach(later),
+              IsError(kUnavailable, "after that connection has ended"));
   EXPECT_FALSE(link->end().has_value());
   host_.Detach(link.get());
   EXPECT_TRUE(Attach(later).ok());
@@ -501,8 +501,7 @@ TEST_F(PartitionsHostTest, OnlyTheShardThatIsMeantServes) {
   EXPECT_TRUE(
       absl::IsUnavailable(host_.Serves({.run_id = "run", .generation = 1})));
   EXPECT_THAT(*Read({.run_id = "run", .shard = 2}, 0),
-              IsError(absl::StatusCode::kFailedPrecondition,
-                      "got a call for shard 2, but this is shard 1"));
+              IsError(kFailedPrecondition, "got a call for shard 2"));
   host_.Detach(link.get());
   EXPECT_TRUE(absl::IsUnavailable(host_.Serves({.run_id = "run", .shard = 1})));
 }

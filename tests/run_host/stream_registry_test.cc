@@ -86,9 +86,8 @@ TEST(StreamRegistryTest, HoldsItsLimits) {
   StreamRegistry registry({.sessions = 1, .streams = 2});
   const auto session = std::make_shared<FakeSession>();
   ASSERT_TRUE(registry.AdmitSession(session, Instant()).ok());
-  EXPECT_TRUE(absl::IsResourceExhausted(
-      registry.AdmitSession(std::make_shared<FakeSession>(), Instant())
-          .status()));
+  EXPECT_THAT(registry.AdmitSession(std::make_shared<FakeSession>(), Instant()),
+              IsError(kResourceExhausted, ""));
   Admitted(registry);
   EXPECT_TRUE(absl::IsResourceExhausted(
       registry.Admit(std::make_shared<FakeExchange>())));

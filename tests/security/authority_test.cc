@@ -58,11 +58,9 @@ TEST(AuthorityTest, ServersHaveTheNamesOfTheirMachine) {
 
 TEST(AuthorityTest, NeverReplacesAnAuthority) {
   TestAuthority made;
-  EXPECT_THAT(
-      Authority::Create(RealFileSystem(), made.File("pki"), "example.org",
-                        absl::Hours(1))
-          .status(),
-      IsError(absl::StatusCode::kFailedPrecondition, "has an authority"));
+  EXPECT_THAT(Authority::Create(RealFileSystem(), made.File("pki"),
+                                "example.org", absl::Hours(1)),
+              IsError(kFailedPrecondition, "has an authority"));
 }
 
 TEST(AuthorityTest, NorOneWhoseKeyIsKeptElsewhere) {
@@ -70,10 +68,9 @@ TEST(AuthorityTest, NorOneWhoseKeyIsKeptElsewhere) {
   ASSERT_EQ(std::rename(made.File("pki/ca.key").c_str(),
                         made.File("elsewhere.key").c_str()),
             0);
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      Authority::Create(RealFileSystem(), made.File("pki"), "example.org",
-                        absl::Hours(1))
-          .status()));
+  EXPECT_THAT(Authority::Create(RealFileSystem(), made.File("pki"),
+                                "example.org", absl::Hours(1)),
+              IsError(kFailedPrecondition, ""));
 }
 
 TEST(AuthorityTest, KnowsWhoseFilesAreThere) {
@@ -88,7 +85,7 @@ TEST(AuthorityTest, KnowsWhoseFilesAreThere) {
   made.Issue("server/0", "demo");
   EXPECT_TRUE(check("demo").ok());
   EXPECT_THAT(check("other"),
-              IsError(absl::StatusCode::kFailedPrecondition,
+              IsError(kFailedPrecondition,
                       "got the files of "
                       "spiffe://example.org/cohort/demo/server/0"));
 }
@@ -106,25 +103,22 @@ TEST(AuthorityTest, EachHasANameOfItsOwn) {
 
 TEST(AuthorityTest, NothingOutlivesTheAuthority) {
   TestAuthority made;
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      made.authority()
-          .Issue({.domain = "example.org", .run = "demo"}, absl::Hours(49))
-          .status()));
+  EXPECT_THAT(made.authority().Issue({.domain = "example.org", .run = "demo"},
+                                     absl::Hours(49)),
+              IsError(kInvalidArgument, ""));
 }
 
 TEST(AuthorityTest, AMissingOneIsNamed) {
   TestAuthority made;
-  EXPECT_THAT(
-      Authority::Open(RealFileSystem(), made.File("elsewhere")).status(),
-      IsError(absl::StatusCode::kFailedPrecondition, "certs init"));
+  EXPECT_THAT(Authority::Open(RealFileSystem(), made.File("elsewhere")),
+              IsError(kFailedPrecondition, "certs init"));
 }
 
 TEST(AuthorityTest, BadDomainsAreRefused) {
   TestAuthority made;
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      Authority::Create(RealFileSystem(), made.File("other"), "Example Org",
-                        absl::Hours(1))
-          .status()));
+  EXPECT_THAT(Authority::Create(RealFileSystem(), made.File("other"),
+                                "Example Org", absl::Hours(1)),
+              IsError(kInvalidArgument, ""));
 }
 
 }  // namespace

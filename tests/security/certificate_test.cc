@@ -38,7 +38,7 @@ TEST(CertificateTest, TextsWithoutCertificatesAreNamed) {
   for (const std::string text :
        {"", "hello", "-----BEGIN CERTIFICATE-----\nx"}) {
     const absl::Status bad = ParseCertificates("--tls_ca", text).status();
-    EXPECT_EQ(bad.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(bad.code(), kInvalidArgument);
     EXPECT_THAT(MessageOf(bad), HasSubstr("--tls_ca: got no readable"));
   }
 }

@@ -48,9 +48,8 @@ TEST(IdentityTest, OtherTextsAreRefused) {
                                 "spiffe://example.org/cohort/demo/worker/1/2",
                                 "spiffe://example.org/cohort/demo/server/any",
                                 "spiffe://example.org/cohort/demo/viewer?x"}) {
-    const absl::StatusOr<Identity> identity = ParseIdentity(bad);
-    EXPECT_THAT(identity.status(), IsError(absl::StatusCode::kInvalidArgument,
-                                           "want spiffe://DOMAIN/cohort/RUN/"));
+    EXPECT_THAT(ParseIdentity(bad),
+                IsError(kInvalidArgument, "want spiffe://DOMAIN/cohort/RUN/"));
   }
 }
 

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 std::string Error(const TlsFiles& files, absl::Time now = absl::Now()) {
   const absl::StatusOr<TlsContent> content = ReadTlsFiles(files, now);
-  EXPECT_EQ(content.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(content.status().code(), kInvalidArgument);
   return std::string(content.status().message());
 }
 

@@ -94,7 +94,7 @@ TEST(ChannelTest, CompressedMessagesAreRefused) {
   request.mutable_sender()->set_run_id(std::string(1 << 20, 'x'));
   v1::ReportReply reply;
   EXPECT_EQ(stub->Report(&context, request, &reply).error_code(),
-            grpc::StatusCode::UNIMPLEMENTED);
+            grpc::UNIMPLEMENTED);
 }
 
 }  // namespace

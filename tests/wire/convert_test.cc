@@ -104,8 +104,7 @@ void ExpectRefused(const Proto& good,
   for (const BadField<Proto>& bad : cases) {
     Proto proto = good;
     bad.change(proto);
-    EXPECT_THAT(FromProto(proto).status(),
-                IsError(absl::StatusCode::kInvalidArgument, bad.named));
+    EXPECT_THAT(FromProto(proto), IsError(kInvalidArgument, bad.named));
   }
 }
 

@@ -117,9 +117,8 @@ TEST(FramedMessageTest, PayloadOutlivesTheReceivedMessage) {
     // Three bytes a slice: gRPC keeps these inside its slice objects.
     const grpc::ByteBuffer message =
         Received(Flat(EncodeFramed(Header(), RopeOfText("0123456789"))), 3);
-    absl::StatusOr<Framed> framed = DecodeFramed<v1::ExchangeRequest>(message);
-    ASSERT_TRUE(framed.ok()) << framed.status();
-    payload = std::move(framed->payload);
+    Framed framed = OkValue(DecodeFramed<v1::ExchangeRequest>(message));
+    payload = std::move(framed.payload);
   }
   EXPECT_EQ(payload.ToString(), "0123456789");
 }

@@ -37,7 +37,7 @@ TEST(MessageChecksumTest, AnIntactMessagePassesAndIsAsItWas) {
 
 TEST(MessageChecksumTest, AMessageWithoutAChecksumIsRefused) {
   v1::ReduceRequest request = Request();
-  EXPECT_EQ(TakeMessageChecksum(&request).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(TakeMessageChecksum(&request).code(), kDataLoss);
 }
 
 TEST(MessageChecksumTest, ARequestOfAdminNeedsOneOnlyIfItWasAnnounced) {
@@ -71,8 +71,7 @@ TEST(MessageChecksumTest, EveryFlippedBitIsNoticed) {
       continue;
     }
     ++noticed;
-    EXPECT_THAT(status, IsError(absl::StatusCode::kDataLoss,
-                                "cohort.v1.ReduceRequest: got "));
+    EXPECT_THAT(status, IsError(kDataLoss, "cohort.v1.ReduceRequest: got "));
   }
   EXPECT_GT(noticed, 300);
 }
@@ -93,7 +92,7 @@ TEST(MessageChecksumTest, UnknownFieldsAreCovered) {
   bytes += std::string("\xa0\x06\x01", 3);
   v1::SessionReply more;
   ASSERT_TRUE(more.ParseFromString(bytes));
-  EXPECT_EQ(TakeMessageChecksum(&more).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(TakeMessageChecksum(&more).code(), kDataLoss);
 }
 
 TEST(MessageChecksumTest, TheOrderOfAMapDoesNotMatter) {

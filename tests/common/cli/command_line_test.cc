@@ -72,8 +72,7 @@ TEST_F(SetFlagsTest, HelpEndsTheReading) {
 
 TEST_F(SetFlagsTest, AnUnknownFlagIsUsageAndGetsASuggestion) {
   const absl::Status status = Set({"--test_cuont=7"}).status();
-  EXPECT_EQ(status.message(),
-            "unknown flag --test_cuont; did you mean --test_count?");
+  EXPECT_THAT(status, IsError(kInvalidArgument, "did you mean --test_count?"));
   EXPECT_EQ(ExitCodeOf(status), kExitUsage);
   EXPECT_THAT(std::string(Set({"--zzzzzzzzzzzzz"}).status().message()),
               Not(HasSubstr("did you mean")));
@@ -81,7 +80,7 @@ TEST_F(SetFlagsTest, AnUnknownFlagIsUsageAndGetsASuggestion) {
 
 TEST_F(SetFlagsTest, StrayArgumentsAndMissingValuesAreUsage) {
   const absl::Status stray = Set({"7"}).status();
-  EXPECT_EQ(stray.message(), "got argument '7', want only flags");
+  EXPECT_THAT(stray, IsError(kInvalidArgument, "got argument '7'"));
   EXPECT_EQ(ExitCodeOf(stray), kExitUsage);
   const absl::Status missing = Set({"--test_count"}).status();
   EXPECT_EQ(missing.message(), "--test_count needs a value");
@@ -93,7 +92,7 @@ TEST_F(SetFlagsTest, StrayArgumentsAndMissingValuesAreUsage) {
 
 TEST_F(SetFlagsTest, AValueThatDoesNotFitIsNamedOnceAndChangesNothing) {
   const absl::Status status = Set({"--test_count=many"}).status();
-  EXPECT_EQ(status.message(), "--test_count: got 'many', want a value like 3");
+  EXPECT_THAT(status, IsError(kInvalidArgument, "--test_count: got 'many'"));
   EXPECT_EQ(ExitCodeOf(status), kExitConfig);
   EXPECT_EQ(absl::GetFlag(FLAGS_test_count), 3);
 }
@@ -111,7 +110,7 @@ TEST(ParseChoiceTest, FindsAChoiceOrNamesThemAll) {
   EXPECT_EQ(*ParseChoice<int>("number", "two", choices), 2);
   const absl::Status status =
       ParseChoice<int>("number", "three", choices).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.code(), kInvalidArgument);
   for (const char* part : {"--number", "three", "one", "two"}) {
     EXPECT_THAT(std::string(status.message()), HasSubstr(part));
   }

@@ -66,9 +66,8 @@ TEST_F(EnvironmentTest, AnEmptyVariableIsAbsent) {
 }
 
 TEST_F(EnvironmentTest, AnUnknownVariableIsUsageAndGetsASuggestion) {
-  EXPECT_EQ(Refusal("COHORT_ROOM_CUONT=7", kExitUsage),
-            "unknown variable COHORT_ROOM_CUONT in the environment; did you "
-            "mean COHORT_ROOM_COUNT?");
+  EXPECT_THAT(Refusal("COHORT_ROOM_CUONT=7", kExitUsage),
+              HasSubstr("mean COHORT_ROOM_COUNT?"));
   EXPECT_THAT(Refusal("COHORT_SOMETHING_ELSE=7", kExitUsage),
               Not(HasSubstr("did you mean")));
   // A flag of a library.
@@ -77,8 +76,8 @@ TEST_F(EnvironmentTest, AnUnknownVariableIsUsageAndGetsASuggestion) {
 }
 
 TEST_F(EnvironmentTest, AValueThatDoesNotFitNamesTheVariable) {
-  EXPECT_EQ(Refusal("COHORT_ROOM_COUNT=many", kExitConfig),
-            "COHORT_ROOM_COUNT: got 'many', want a value like 3");
+  EXPECT_THAT(Refusal("COHORT_ROOM_COUNT=many", kExitConfig),
+              HasSubstr("COHORT_ROOM_COUNT: got 'many'"));
 }
 
 TEST_F(EnvironmentTest, WhatKubernetesAddsForAServiceIsPassedOver) {
@@ -103,17 +102,15 @@ TEST_F(EnvironmentTest, WhatAnotherProgramReadsIsPassedOver) {
   ExpectOk(Set({"COHORT_MODEL=cnn", "COHORT_WORKERS=4",
                 "COHORT_CHECKPOINT_DIR=state", "COHORT_PRECISION=float32"}));
   EXPECT_THAT(given_, IsEmpty());
-  EXPECT_EQ(Refusal("COHORT_CHEKPOINT_DIR=state", kExitUsage),
-            "unknown variable COHORT_CHEKPOINT_DIR in the environment; did you "
-            "mean COHORT_CHECKPOINT_DIR?");
+  EXPECT_THAT(Refusal("COHORT_CHEKPOINT_DIR=state", kExitUsage),
+              HasSubstr("mean COHORT_CHECKPOINT_DIR?"));
 }
 
 TEST(EnvironmentCheckTest, KnowsWhatAnyProgramReads) {
   ExpectOk(CheckVariables({"COHORT_MODEL=cnn", "COHORT_SERVER=a:1",
                            "COHORT_SOURCE_DIR=src", "PATH=/bin"}));
-  EXPECT_EQ(std::string(CheckVariables({"COHORT_SEVER=a:1"}).message()),
-            "unknown variable COHORT_SEVER in the environment; did you mean "
-            "COHORT_SERVER?");
+  EXPECT_THAT(CheckVariables({"COHORT_SEVER=a:1"}),
+              IsError(kInvalidArgument, "mean COHORT_SERVER?"));
 }
 
 TEST(EnvironmentValueTest, IsTheOneOfThatNameOnly) {

@@ -109,7 +109,7 @@ TEST(SafetensorsTest, RefusesToWriteWhatCouldNotBeRead) {
   NamedTensor changed = good;
   const auto message = [&](const std::vector<NamedTensor>& tensors) {
     const auto parts = EncodeSafetensors({.tensors = tensors});
-    EXPECT_EQ(parts.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(parts.status().code(), kInvalidArgument);
     return std::string(parts.status().message());
   };
   EXPECT_EQ(message({good, good}), "tensor w appears twice");
@@ -218,7 +218,7 @@ void ExpectDamage(const std::vector<DamageCase>& cases) {
   for (const DamageCase& c : cases) {
     SCOPED_TRACE(c.situation);
     const auto read = Decode(c.file);
-    EXPECT_THAT(read.status(), IsError(absl::StatusCode::kDataLoss, c.why));
+    EXPECT_THAT(read, IsError(kDataLoss, c.why));
     EXPECT_THAT(std::string(read.status().message()),
                 HasSubstr("m.safetensors"));
   }
@@ -230,8 +230,7 @@ TEST(SafetensorsTest, NamesWhatIsWrongWithADamagedHeader) {
 
 TEST(SafetensorsTest, AHeaderThatNestsDeepIsDamage) {
   const auto read = Decode(FileWith(std::string(1'000'000, '['), 0));
-  EXPECT_THAT(read.status(), IsError(absl::StatusCode::kDataLoss,
-                                     "its header nests deeper than 32 levels"));
+  EXPECT_THAT(read, IsError(kDataLoss, "deeper than 32 levels"));
 }
 
 TEST(SafetensorsTest, NamesTheTensorThatIsWrong) {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
 namespace cohort {
@@ -16,13 +17,10 @@ using testing::HasSubstr;
 
 TEST(StateLockTest, ASecondServerIsRefusedUntilTheFirstEnds) {
   const TempDir dir;
-  auto first = StateLock::Acquire(dir.path());
-  ASSERT_TRUE(first.ok()) << first.status();
-  const absl::Status second = StateLock::Acquire(dir.path()).status();
-  EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(second.message()),
-              HasSubstr(dir.path() + " is in use by another process"));
-  first->reset();
+  auto first = OkValue(StateLock::Acquire(dir.path()));
+  EXPECT_THAT(StateLock::Acquire(dir.path()),
+              IsError(kFailedPrecondition, dir.path() + " is in use"));
+  first.reset();
   EXPECT_TRUE(StateLock::Acquire(dir.path()).ok());
 }
 
@@ -51,8 +49,7 @@ TEST(StateLockTest, LocksOfTwoNamesAreIndependent) {
 
 TEST(StateLockTest, AMissingDirectoryIsNotFound) {
   const TempDir dir;
-  EXPECT_EQ(StateLock::Acquire(dir.File("none")).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(StateLock::Acquire(dir.File("none")).status().code(), kNotFound);
 }
 
 }  // namespace

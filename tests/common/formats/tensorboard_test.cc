@@ -49,11 +49,10 @@ TEST(TensorBoardTest, ChecksumIsTheMaskedCastagnoliSum) {
 // The bytes are written out by hand.
 TEST(TensorBoardTest, EventsAreProtobufMessages) {
   const TempDir folder;
-  auto file = EventFile::Create(folder.path(), kNow, 0);
-  ASSERT_TRUE(file.ok()) << file.status();
-  ExpectOk((*file)->Add(300, absl::FromUnixSeconds(1700000001),
-                        {{"loss/train", 0.5}}));
-  const std::vector<std::string> records = Records(ReadText((*file)->path()));
+  auto file = OkValue(EventFile::Create(folder.path(), kNow, 0));
+  ExpectOk(
+      file->Add(300, absl::FromUnixSeconds(1700000001), {{"loss/train", 0.5}}));
+  const std::vector<std::string> records = Records(ReadText(file->path()));
   ASSERT_EQ(records.size(), 3u);
   EXPECT_THAT(records[0], EndsWith("\x1a\x0d"
                                    "brain.Event:2"));
@@ -71,13 +70,11 @@ TEST(TensorBoardTest, EventsAreProtobufMessages) {
 TEST(TensorBoardTest, ContinuedRunTellsWhereItStartsAnew) {
   const TempDir folder;
   const std::string path = folder.File("events");
-  auto first = EventFile::Create(path, kNow, 0);
-  ASSERT_TRUE(first.ok()) << first.status();
+  auto first = OkValue(EventFile::Create(path, kNow, 0));
   // The clock was set back.
-  auto second = EventFile::Create(path, kNow - absl::Hours(1), 5);
-  ASSERT_TRUE(second.ok()) << second.status();
-  EXPECT_LT((*first)->path(), (*second)->path());
-  const std::vector<std::string> records = Records(ReadText((*second)->path()));
+  auto second = OkValue(EventFile::Create(path, kNow - absl::Hours(1), 5));
+  EXPECT_LT(first->path(), second->path());
+  const std::vector<std::string> records = Records(ReadText(second->path()));
   ASSERT_EQ(records.size(), 2u);
   // Step 5, session_log { status: START }.
   EXPECT_THAT(records[1], EndsWith("\x10\x05\x3a\x02\x08\x01"));
@@ -88,9 +85,8 @@ TEST(TensorBoardTest, WhatIsNoDirectoryIsNamed) {
   const std::string path = folder.File("file");
   WriteText(path, "text");
   for (const std::string& wrong : {path, absl::StrCat(path, "/below")}) {
-    const auto file = EventFile::Create(wrong, kNow, 0);
-    EXPECT_THAT(file.status(),
-                IsError(absl::StatusCode::kFailedPrecondition, wrong));
+    EXPECT_THAT(EventFile::Create(wrong, kNow, 0),
+                IsError(kFailedPrecondition, wrong));
   }
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/log/log_limiter.h"
+#include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
@@ -119,8 +120,7 @@ TEST_F(LogTest, RepetitionsAreLeftOutAndCounted) {
       absl::StrSplit(Written(), '\n', absl::SkipEmpty());
   ASSERT_EQ(lines.size(), LogLimiter::kLinesMax + 2);
   EXPECT_THAT(lines[LogLimiter::kLinesMax], HasSubstr("something else"));
-  EXPECT_THAT(lines.back(),
-              HasSubstr("30 similar lines were suppressed: rank 49 is slow"));
+  EXPECT_THAT(lines.back(), HasSubstr("30 similar lines"));
   EXPECT_EQ(LogMessageCount(LogLevel::kWarning) - before,
             LogLimiter::kLinesMax + 31);
 }
@@ -139,8 +139,8 @@ TEST(LogLevelTest, NamesAreReadBackAndOthersRefused) {
                                LogLevel::kWarning, LogLevel::kError}) {
     EXPECT_EQ(*ParseLogLevel(LogLevelName(level)), level);
   }
-  EXPECT_EQ(ParseLogLevel("loud").status().message(),
-            "got 'loud', want debug, info, warning or error");
+  EXPECT_THAT(ParseLogLevel("loud"),
+              IsError(kInvalidArgument, "got 'loud', want debug"));
 }
 
 TEST(LogLimiterTest, AnIntervalLaterLinesComeThroughAgain) {

@@ -5,6 +5,8 @@
 
 #include <limits>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -95,9 +97,8 @@ TEST(MeasuresTest, SumsOfPartsAreThoseOfTheWhole) {
 
 TEST(MeasuresTest, PartsWithOtherMeasuresDoNotFit) {
   EXPECT_TRUE(CheckSameMeasures(Pixels(), Pixels()).ok());
-  EXPECT_EQ(CheckSameMeasures(Pixels(), Images()).message(),
-            "evaluation: got 5 classes and no top-5 count, want 0 classes and "
-            "a top-5 count, as in its other parts");
+  EXPECT_THAT(CheckSameMeasures(Pixels(), Images()),
+              IsError(kInvalidArgument, "got 5 classes and no top-5 count"));
   EvaluationSums fewer = Pixels();
   fewer.classes.pop_back();
   EXPECT_FALSE(CheckSameMeasures(fewer, Pixels()).ok());
@@ -130,9 +131,8 @@ TEST(MeasuresTest, CountsThatCannotBeAreRefused) {
             "classes.predicted: got -1, want 0 to 4");
   EXPECT_EQ(refused(Pixels(), [](auto& s) { s.classes[2].intersection = 1; }),
             "classes.intersection: got 1, want 0 to 0");
-  EXPECT_EQ(refused(Pixels(), [](auto& s) { s.classes[4].actual = 1; }),
-            "classes: got 5 of 9 labels correct and 10 predicted, want 5 of "
-            "10");
+  EXPECT_THAT(refused(Pixels(), [](auto& s) { s.classes[4].actual = 1; }),
+              HasSubstr("classes: got 5 of 9 labels"));
 }
 
 }  // namespace

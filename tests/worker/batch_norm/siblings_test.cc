@@ -322,7 +322,7 @@ TEST(BatchNormPairTest, ShapesThatCannotBeAddedAreRefusedByName) {
     FAIL() << "was taken";
   } catch (const c10::Error& error) {
     EXPECT_THAT(error.what_without_backtrace(),
-                HasSubstr("norm0: got Float [2, 5, 3, 4] to add"));
+                HasSubstr("got Float [2, 5, 3, 4] to add"));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "common/permutation.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/tiny_dataset.h"
 #include "worker/datasets/image_table.h"
 
@@ -129,18 +130,16 @@ TEST(DataOrderTest, TestSamplesAreSpreadEvenly) {
 
 TEST(DataOrderTest, WhatDoesNotFitIsNamed) {
   const TinyDataset dataset;
-  EXPECT_EQ(CheckFits(OrderOptions{.limit = 15}, dataset).message(),
-            "--limit: got 15, want 1 to 14 (the size of tiny), or 0 for all");
+  EXPECT_THAT(CheckFits(OrderOptions{.limit = 15}, dataset),
+              IsError(kInvalidArgument, "--limit: got 15, want 1 to 14"));
   EXPECT_THAT(CheckFits(OrderOptions{.test_limit = -1}, dataset).message(),
               HasSubstr("--test_limit: got -1, want 1 to 5"));
   EXPECT_TRUE(CheckFits({}, dataset).ok());
   EXPECT_THAT(
-      DataOrder::Make(dataset, {.kind = OrderKind::kSorted}, {.workers = 15})
-          .status()
-          .message(),
-      HasSubstr("got 14 training samples, want one or more for each of 15"));
-  EXPECT_EQ(ParseOrderKind("sortd").status().message(),
-            "--order: got sortd, want shuffled or sorted");
+      DataOrder::Make(dataset, {.kind = OrderKind::kSorted}, {.workers = 15}),
+      IsError(kInvalidArgument, "got 14 training samples"));
+  EXPECT_THAT(ParseOrderKind("sortd"),
+              IsError(kInvalidArgument, "--order: got sortd"));
   EXPECT_EQ(*ParseOrderKind("sorted"), OrderKind::kSorted);
 }
 

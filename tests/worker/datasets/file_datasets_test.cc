@@ -128,8 +128,8 @@ TEST_F(CifarDatasetTest, PipesAndFilesOfATerabyteAreNamed) {
                            .message());
   };
   std::filesystem::resize_file(path, uintmax_t{1} << 40);
-  EXPECT_THAT(message(), HasSubstr(absl::StrCat(
-                             path, ": got 1099511627776 bytes, want at most")));
+  EXPECT_THAT(message(),
+              HasSubstr(absl::StrCat(path, ": got 1099511627776 bytes")));
   std::filesystem::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
   EXPECT_THAT(message(), HasSubstr(path + ": not a regular file"));
@@ -144,7 +144,7 @@ TEST_F(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
   const std::string whole = ReadText(path);
   for (const size_t kept : {whole.size() - 1, size_t{5000}, size_t{0}}) {
     WriteText(path, whole.substr(0, kept));
-    EXPECT_EQ(status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(status().code(), kDataLoss);
     EXPECT_THAT(std::string(status().message()),
                 AllOf(HasSubstr(path),
                       HasSubstr(absl::StrCat(
@@ -152,10 +152,9 @@ TEST_F(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
   }
   WriteText(path, Record("\x1", "abc") + Record("\xa", "abc"));
   EXPECT_THAT(status(),
-              IsError(absl::StatusCode::kDataLoss,
-                      "data_batch_3.bin: sample 1: got class 10, want 0 to 9"));
+              IsError(kDataLoss, "data_batch_3.bin: sample 1: got class 10"));
   std::filesystem::remove(path);
-  EXPECT_THAT(status(), IsError(absl::StatusCode::kNotFound, path));
+  EXPECT_THAT(status(), IsError(kNotFound, path));
 }
 
 // Three train samples and one of val, 2x4 pixels, PNG images so that numbers
@@ -300,7 +299,7 @@ struct FileErrorCase {
   const char* situation = "";
   std::function<void(const TempDir&)> spoil;
   std::function<void(DatasetOptions&)> change = [](DatasetOptions&) {};
-  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
+  absl::StatusCode code = kInvalidArgument;
   std::string why;
   // If false, the error is reported under either policy of bad samples.
   bool skippable = false;
@@ -321,13 +320,13 @@ std::vector<FileErrorCase> DamageCases() {
              WriteFile(dir, "JPEGImages/b.jpg",
                        jpeg.substr(0, jpeg.size() - 4));
            },
-       .code = absl::StatusCode::kDataLoss,
+       .code = kDataLoss,
        .why = "JPEGImages/b.jpg: damaged JPEG image: Premature end of JPEG "
               "file",
        .skippable = true},
       {.situation = "truncated PNG image",
        .spoil = [](const TempDir& d) { Truncate(d.File("JPEGImages/c.png")); },
-       .code = absl::StatusCode::kDataLoss,
+       .code = kDataLoss,
        .why = "JPEGImages/c.png: damaged PNG image: unexpected end of file",
        .skippable = true},
       {.situation = "truncated mask",
@@ -335,7 +334,7 @@ std::vector<FileErrorCase> DamageCases() {
            [](const TempDir& d) {
              Truncate(d.File("SegmentationClass/d.png"));
            },
-       .code = absl::StatusCode::kDataLoss,
+       .code = kDataLoss,
        .why = "SegmentationClass/d.png: damaged PNG image",
        .skippable = true},
       {.situation = "mask of another size",
@@ -393,21 +392,21 @@ std::vector<FileErrorCase> ContentCases() {
              std::filesystem::remove(
                  dir.File("ImageSets/Segmentation/train.txt"));
            },
-       .code = absl::StatusCode::kNotFound,
+       .code = kNotFound,
        .why = "ImageSets/Segmentation/train.txt: cannot read: No such file"},
       {.situation = "a name without an image",
        .spoil =
            [](const TempDir& dir) {
              WriteFile(dir, "ImageSets/Segmentation/train.txt", "a\nnone\n");
            },
-       .code = absl::StatusCode::kNotFound,
+       .code = kNotFound,
        .why = "train.txt: got the name 'none', but there is no image"},
       {.situation = "a name without a mask",
        .spoil =
            [](const TempDir& dir) {
              std::filesystem::remove(dir.File("SegmentationClass/c.png"));
            },
-       .code = absl::StatusCode::kNotFound,
+       .code = kNotFound,
        .why = "train.txt: got the name 'c', but there is no mask"},
       {.situation = "nothing but ignored pixels",
        .spoil =
@@ -458,19 +457,17 @@ TEST_F(VocDatasetTest, NamesContentThatBreaksTheRules) {
 TEST_F(VocDatasetTest, WhereNoSampleIsLeftSkippingIsAnError) {
   Truncate(dir_.File("JPEGImages/d.png"));
   options_.bad_samples = BadSamples::kSkip;
-  EXPECT_THAT(MakeDataset(options_).status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "voc: none of 1 samples could be decoded"));
+  EXPECT_THAT(MakeDataset(options_),
+              IsError(kInvalidArgument, "voc: none of 1 samples"));
 }
 
 TEST_F(VocDatasetTest, AMissingFolderIsNamed) {
-  const absl::Status status =
-      MakeDataset({.name = "voc", .data_dir = dir_.File("none")}).status();
-  EXPECT_THAT(status,
-              IsError(absl::StatusCode::kNotFound, "none: no such folder"));
+  EXPECT_THAT(MakeDataset({.name = "voc", .data_dir = dir_.File("none")}),
+              IsError(kNotFound, "none: no such folder"));
   for (const char* name : {"voc", "imagefolder", "cifar10"}) {
-    EXPECT_THAT(std::string(MakeDataset({.name = name}).status().message()),
-                HasSubstr(absl::StrCat(name, " has no default folder")));
+    EXPECT_THAT(MakeDataset({.name = name}),
+                IsError(kInvalidArgument,
+                        absl::StrCat(name, " has no default folder")));
   }
 }
 
@@ -517,35 +514,31 @@ TEST(ImageFolderTest, BreachesOfTheLayoutAreNamed) {
     return MakeDataset({.name = "imagefolder", .data_dir = dir.path()})
         .status();
   };
-  const absl::Status strange = status_after([](const TempDir& dir) {
-    WriteFile(dir, "val/bird/1.jpg", JpegBytes(Plain(4, 4, {40})));
-  });
-  EXPECT_THAT(strange,
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "val: got class bird, want one of the 2 classes"));
-  const absl::Status empty = status_after([](const TempDir& dir) {
-    std::filesystem::create_directory(dir.File("train/bird"));
-  });
-  EXPECT_THAT(std::string(empty.message()),
-              HasSubstr("train/bird: got no image, want .jpg"));
-  const absl::Status no_test = status_after(
-      [](const TempDir& dir) { std::filesystem::remove_all(dir.File("val")); });
-  EXPECT_THAT(no_test, IsError(absl::StatusCode::kNotFound,
-                               "got neither a val nor a test folder"));
-  const absl::Status no_train = status_after([](const TempDir& dir) {
-    std::filesystem::remove_all(dir.File("train"));
-  });
-  EXPECT_THAT(no_train, IsError(absl::StatusCode::kNotFound, "/train"));
-  const absl::Status damaged = status_after(
-      [](const TempDir& dir) { WriteFile(dir, "train/cat/x.jpeg", ""); });
-  EXPECT_THAT(damaged,
-              IsError(absl::StatusCode::kDataLoss,
-                      "train/cat/x.jpeg: got 0 bytes that are neither"));
+  EXPECT_THAT(status_after([](const TempDir& dir) {
+                WriteFile(dir, "val/bird/1.jpg", JpegBytes(Plain(4, 4, {40})));
+              }),
+              IsError(kInvalidArgument, "val: got class bird"));
+  EXPECT_THAT(status_after([](const TempDir& dir) {
+                std::filesystem::create_directory(dir.File("train/bird"));
+              }),
+              IsError(kInvalidArgument, "train/bird: got no image"));
+  EXPECT_THAT(status_after([](const TempDir& dir) {
+                std::filesystem::remove_all(dir.File("val"));
+              }),
+              IsError(kNotFound, "val nor a test folder"));
+  EXPECT_THAT(status_after([](const TempDir& dir) {
+                std::filesystem::remove_all(dir.File("train"));
+              }),
+              IsError(kNotFound, "/train"));
+  EXPECT_THAT(status_after([](const TempDir& dir) {
+                WriteFile(dir, "train/cat/x.jpeg", "");
+              }),
+              IsError(kDataLoss, "train/cat/x.jpeg: got 0 bytes"));
 }
 
 TEST(MakeDatasetTest, OnlyVocIsToldItsClasses) {
-  EXPECT_THAT(MakeDataset({.name = "synthetic", .classes = 3}).status(),
-              IsError(absl::StatusCode::kInvalidArgument, "--classes: got 3"));
+  EXPECT_THAT(MakeDataset({.name = "synthetic", .classes = 3}),
+              IsError(kInvalidArgument, "--classes: got 3"));
 }
 
 TEST(MakeDatasetTest, SetsInOneFileAreResizedToo) {

@@ -15,7 +15,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::ElementsAreArray;
-using testing::HasSubstr;
 
 absl::Span<const uint8_t> Bytes(const std::string& text) {
   return absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()),
@@ -77,11 +76,9 @@ TEST(DecodeJpegTest, GreyBecomesThreeEqualChannels) {
 }
 
 TEST(DecodeJpegTest, PrintersColoursAreRefused) {
-  const auto raster =
-      DecodeJpeg(Bytes(JpegBytes(Plain(4, 4, {1, 2, 3, 4}), JpegKind::kCmyk)));
-  EXPECT_THAT(raster.status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "got a JPEG image of 4 components, want 1 (grey) or 3"));
+  EXPECT_THAT(
+      DecodeJpeg(Bytes(JpegBytes(Plain(4, 4, {1, 2, 3, 4}), JpegKind::kCmyk))),
+      IsError(kInvalidArgument, "JPEG image of 4 components"));
 }
 
 // Noise fills the file with entropy-coded data, the part that libjpeg only
@@ -100,7 +97,7 @@ TEST(DecodeJpegTest, EveryTruncationIsDataLoss) {
   ASSERT_TRUE(DecodeJpeg(Bytes(whole)).ok());
   for (size_t kept = 0; kept < whole.size(); ++kept) {
     const auto raster = DecodeJpeg(Bytes(whole.substr(0, kept)));
-    EXPECT_EQ(raster.status().code(), absl::StatusCode::kDataLoss)
+    EXPECT_EQ(raster.status().code(), kDataLoss)
         << kept << " of " << whole.size() << ": " << raster.status();
   }
 }
@@ -110,7 +107,7 @@ TEST(DecodePngTest, EveryTruncationIsDataLoss) {
   ASSERT_TRUE(DecodePng(Bytes(whole)).ok());
   for (size_t kept = 0; kept < whole.size(); ++kept) {
     const auto raster = DecodePng(Bytes(whole.substr(0, kept)));
-    EXPECT_EQ(raster.status().code(), absl::StatusCode::kDataLoss)
+    EXPECT_EQ(raster.status().code(), kDataLoss)
         << kept << " of " << whole.size() << ": " << raster.status();
   }
 }
@@ -150,10 +147,8 @@ TEST(DecodeJpegTest, AHeaderThatClaimsTooMuchIsRefusedBeforeMemoryIsTaken) {
   const size_t frame = bytes.find("\xff\xc0");
   ASSERT_NE(frame, std::string::npos);
   bytes.replace(frame + 5, 4, "\xff\x00\xff\x00", 4);
-  const auto raster = DecodeJpeg(Bytes(bytes));
-  EXPECT_THAT(raster.status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "65280x65280, want at most 134217728 pixels"));
+  EXPECT_THAT(DecodeJpeg(Bytes(bytes)),
+              IsError(kInvalidArgument, "65280x65280"));
 }
 
 TEST(DecodePngTest, EveryKindBecomesColour) {
@@ -201,25 +196,17 @@ TEST(DecodeMaskTest, PositionsAndGreysAreClassNumbersAsTheyAre) {
 }
 
 TEST(DecodeMaskTest, ColoursAreNoClassNumbers) {
-  const auto rgb =
-      DecodeMask(Bytes(PngBytes(Plain(2, 2, {1, 2, 3}), PngKind::kRgb)));
-  EXPECT_THAT(rgb.status(),
-              IsError(absl::StatusCode::kInvalidArgument,
-                      "got a mask in RGB of 8 bits, want palette or grey"));
-  const auto deep =
-      DecodeMask(Bytes(PngBytes(Plain(2, 2, {1}), PngKind::kGrey, 16)));
-  EXPECT_THAT(std::string(deep.status().message()),
-              HasSubstr("got a mask in grey of 16 bits, want"));
+  EXPECT_THAT(
+      DecodeMask(Bytes(PngBytes(Plain(2, 2, {1, 2, 3}), PngKind::kRgb))),
+      IsError(kInvalidArgument, "a mask in RGB of 8 bits"));
+  EXPECT_THAT(DecodeMask(Bytes(PngBytes(Plain(2, 2, {1}), PngKind::kGrey, 16))),
+              IsError(kInvalidArgument, "a mask in grey of 16 bits"));
 }
 
 TEST(DecodeImageTest, GoesByTheContent) {
   EXPECT_TRUE(DecodeImage(Bytes(JpegBytes(Plain(2, 2, {1, 2, 3})))).ok());
-  EXPECT_TRUE(
-      DecodeImage(Bytes(PngBytes(Plain(2, 2, {1, 2, 3}), PngKind::kRgb))).ok());
-  const auto other = DecodeImage(Bytes("GIF89a"));
-  EXPECT_THAT(other.status(),
-              IsError(absl::StatusCode::kDataLoss,
-                      "got 6 bytes that are neither a JPEG nor a PNG image"));
+  ExpectOk(DecodeImage(Bytes(PngBytes(Plain(2, 2, {1, 2, 3}), PngKind::kRgb))));
+  EXPECT_THAT(DecodeImage(Bytes("GIF89a")), IsError(kDataLoss, "got 6 bytes"));
 }
 
 }  // namespace

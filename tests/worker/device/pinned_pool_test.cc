@@ -38,8 +38,7 @@ TEST(PinnedPoolTest, BlockThatTheDeviceStillReadsIsNotHandedOut) {
   {
     const auto block = *pool.Take(512);
     busy = block->memory();
-    ASSERT_TRUE(
-        accelerator.Copy(Lane::kCopy, to.data(), block->memory(), 512).ok());
+    ExpectOk(accelerator.Copy(Lane::kCopy, to.data(), block->memory(), 512));
     ASSERT_TRUE(pool.MarkUse(Lane::kCopy, *block).ok());
   }
   EXPECT_NE((*pool.Take(512))->memory(), busy);
@@ -64,9 +63,8 @@ TEST(PinnedPoolTest, WithoutMemoryTheErrorSaysHowMuchWasWanted) {
   FakeAccelerator accelerator;
   accelerator.pinned_bytes_max = 1024;
   PinnedPool pool(accelerator);
-  EXPECT_THAT(pool.Take(5000).status(),
-              IsError(absl::StatusCode::kResourceExhausted,
-                      "5120 bytes of page-locked memory: "));
+  EXPECT_THAT(pool.Take(5000),
+              IsError(kResourceExhausted, "5120 bytes of page-locked memory"));
 }
 
 }  // namespace

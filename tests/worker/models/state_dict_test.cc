@@ -73,7 +73,7 @@ class StateDictTest : public ::testing::Test {
     Write(content);
     const auto model = MakeSmooth(1);
     const absl::Status status = Load(*model);
-    EXPECT_THAT(status, IsError(absl::StatusCode::kInvalidArgument, File()));
+    EXPECT_THAT(status, IsError(kInvalidArgument, File()));
     EXPECT_TRUE(at::equal(model->named_parameters()["conv1.weight"],
                           MakeSmooth(1)->named_parameters()["conv1.weight"]));
     return std::string(status.message());
@@ -180,13 +180,12 @@ TEST_F(StateDictTest, LyingHeaderIsDataLossThatNamesTheTensor) {
   file[0] = static_cast<char>(header.size());
   WriteText(File(), file + header + "1234");
   const absl::Status status = Load(*MakeSmooth(1));
-  EXPECT_THAT(status, IsError(absl::StatusCode::kDataLoss, "fc.bias"));
+  EXPECT_THAT(status, IsError(kDataLoss, "fc.bias"));
   EXPECT_THAT(std::string(status.message()), HasSubstr(File()));
 }
 
 TEST_F(StateDictTest, AMissingFileIsNamed) {
-  EXPECT_THAT(Load(*MakeSmooth(1)),
-              IsError(absl::StatusCode::kNotFound, File()));
+  EXPECT_THAT(Load(*MakeSmooth(1)), IsError(kNotFound, File()));
 }
 
 }  // namespace

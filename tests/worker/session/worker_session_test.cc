@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/statuses.h"
 #include "worker/session/host_model.h"
 
 namespace cohort {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using LastPush = WorkerSession::LastPush;
 
@@ -65,10 +65,8 @@ class WorkerSessionTest : public ::testing::Test {
                        {.name = "c", .shape = {1}}},
         .batch_norms = {{.name = "bn", .channels = 1, .affine = false}}};
     ASSERT_TRUE(session_.Join().ok());
-    ASSERT_TRUE(session_
-                    .Register(layout, {.loss_reference = 1}, model_.Values(),
-                              {}, model_)
-                    .ok());
+    ExpectOk(session_.Register(layout, {.loss_reference = 1}, model_.Values(),
+                               {}, model_));
   }
 
   // The next assignment, with its weights read.
@@ -157,9 +155,7 @@ TEST_F(WorkerSessionTest, ASecondGradientOfAParameterIsAnError) {
   Begin();
   ASSERT_TRUE(session_.Open({.loss_weight = 1}).ok());
   ASSERT_TRUE(session_.Finish(1).ok());
-  const absl::Status second = session_.Finish(1);
-  EXPECT_EQ(second.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(second.message()), HasSubstr("b: "));
+  EXPECT_THAT(session_.Finish(1), IsError(kInternal, "b: "));
 }
 
 // The server's answer has the moments of the call: one channel, count 2.
@@ -168,8 +164,7 @@ TEST_F(WorkerSessionTest, AnAnswerOfAnotherShapeNamesTheLayer) {
   Contribution odd = kCall;
   odd.moments.second = {1, 1};
   const absl::Status status = session_.Reduce({odd}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("bn: "));
+  EXPECT_THAT(status, IsError(kInternal, "bn: "));
   EXPECT_EQ(session_.step_status(), status);
 }
 

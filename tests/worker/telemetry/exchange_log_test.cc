@@ -100,8 +100,7 @@ TEST_F(ExchangeLogTest, APushAndItsVerdictHaveKeyAndChecksums) {
   EXPECT_EQ(verdict["incarnation"], 1);
   EXPECT_LE(push["begin_us"], verdict["end_us"]);
   // A reader of that version gets the same.
-  const absl::StatusOr<PulledVersion> pulled = client_->Pull({.weights = true});
-  ASSERT_TRUE(pulled.ok());
+  const PulledVersion pulled = OkValue(client_->Pull({.weights = true}));
   const json pull = Lines().back();
   EXPECT_EQ(pull["requested"], nullptr);
   EXPECT_EQ(pull["version"], 1);
@@ -131,10 +130,8 @@ TEST_F(ExchangeLogTest, AReplacementContinuesTheFile) {
 
 TEST_F(ExchangeLogTest, AFileThatCannotBeWrittenIsNamed) {
   const std::string path = dir_.File("none/exchange.jsonl");
-  const absl::StatusOr<std::unique_ptr<ExchangeLog>> log =
-      ExchangeLog::Open(path, server_);
-  EXPECT_THAT(log.status(),
-              IsError(absl::StatusCode::kFailedPrecondition, path));
+  EXPECT_THAT(ExchangeLog::Open(path, server_),
+              IsError(kFailedPrecondition, path));
 }
 
 }  // namespace

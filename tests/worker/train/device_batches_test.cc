@@ -9,6 +9,7 @@
 
 #include "common/permutation.h"
 #include "tests/fakes/fake_accelerator.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/tiny_dataset.h"
 #include "worker/datasets/image_table.h"
 #include "worker/device/pinned_pool.h"
@@ -133,11 +134,10 @@ TEST_F(DeviceBatchesTest, MovedBatchIsTheSameAndPinnedMemoryIsUsedAgain) {
   const TinyDataset dataset;
   const Batch read = ReadBatch(dataset, {.indices = indices_});
   for (int i = 0; i < 3; ++i) {
-    const absl::StatusOr<Batch> moved = MoveBatch(compute(), read);
-    ASSERT_TRUE(moved.ok());
-    EXPECT_TRUE(at::equal(moved->images, read.images));
-    EXPECT_TRUE(at::equal(moved->labels, read.labels));
-    EXPECT_FALSE(moved->images.is_same(read.images));
+    const Batch moved = OkValue(MoveBatch(compute(), read));
+    EXPECT_TRUE(at::equal(moved.images, read.images));
+    EXPECT_TRUE(at::equal(moved.labels, read.labels));
+    EXPECT_FALSE(moved.images.is_same(read.images));
   }
   EXPECT_EQ(accelerator_.allocations, 2);
   EXPECT_EQ(accelerator_.awaits, 0);

@@ -17,6 +17,7 @@
 #include "common/permutation.h"
 #include "tests/fakes/fake_accelerator.h"
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/worker/train/trainer_example.h"
 #include "worker/datasets/image_table.h"
 #include "worker/device/compute_device.h"
@@ -108,8 +109,7 @@ TEST_F(FakeDeviceTrainerTest, RunIsTheCpusToTheBit) {
         options.accumulate = accumulate;
         ASSERT_TRUE(RunTrainer(wanted, options).ok());
         options.compute = DeviceOptions().compute;
-        const absl::Status status = RunTrainer(seen, options);
-        ASSERT_TRUE(status.ok()) << status;
+        ExpectOk(RunTrainer(seen, options));
         ExpectSameRuns(seen, wanted);
       }
     }
@@ -140,8 +140,7 @@ TEST_F(FakeDeviceTrainerTest, HeldImagesAreTrainedOnAndScoredAsOnTheCpu) {
   FakeClient wanted(Script(true));
   FakeClient seen(Script(true));
   ASSERT_TRUE(Trainer(wanted, *dataset, Options()).Run().ok());
-  const absl::Status status = Trainer(seen, *dataset, DeviceOptions()).Run();
-  ASSERT_TRUE(status.ok()) << status;
+  ExpectOk(Trainer(seen, *dataset, DeviceOptions()).Run());
   ExpectSameRuns(seen, wanted);
 }
 
@@ -220,7 +219,7 @@ TEST_F(FakeDeviceTrainerTest, ErrorOfTheDeviceEndsTheWorkerAndNamesTheLayer) {
   accelerator_.kernel_status = absl::InternalError("the device fell off");
   FakeClient client({TrainOn(0, 5)});
   const absl::Status status = RunTrainer(client, DeviceOptions());
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(status.code(), kInternal);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("bn1: "), HasSubstr("the device fell off")));
   EXPECT_THAT(client.left.value_or(""), HasSubstr("the device fell off"));
@@ -229,10 +228,8 @@ TEST_F(FakeDeviceTrainerTest, ErrorOfTheDeviceEndsTheWorkerAndNamesTheLayer) {
 TEST_F(FakeDeviceTrainerTest, WithoutPinnedMemoryTheWorkerEnds) {
   accelerator_.pinned_bytes_max = 2048;
   FakeClient client({TrainOn(0, 5)});
-  const absl::Status status = RunTrainer(client, DeviceOptions());
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("bytes of page-locked memory"));
+  EXPECT_THAT(RunTrainer(client, DeviceOptions()),
+              IsError(kResourceExhausted, "page-locked memory"));
   EXPECT_TRUE(client.left.has_value());
 }
 
@@ -260,7 +257,7 @@ TEST_F(FakeDeviceTrainerTest, OutOfMemoryNamesLayerBatchAndSizesAndIsTold) {
   };
   FakeClient client({TrainOn(0, 5)});
   const absl::Status status = RunTrainer(client, options);
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.code(), kResourceExhausted);
   EXPECT_THAT(
       std::string(status.message()),
       AllOf(HasSubstr("out of memory on fake:0"),
@@ -281,8 +278,7 @@ TEST_F(FakeDeviceTrainerTest, BFloat16FollowsFloat32) {
     ASSERT_TRUE(RunTrainer(wanted).ok());
     TrainerOptions options = device ? DeviceOptions() : Options();
     options.compute.precision = Precision::kBFloat16;
-    const absl::Status status = RunTrainer(seen, options);
-    ASSERT_TRUE(status.ok()) << status;
+    ExpectOk(RunTrainer(seen, options));
     double largest = 0;
     double error = 0;
     const auto& g = wanted.pushes[0].gradients[0];
@@ -308,8 +304,7 @@ TEST(GpuTrainerTest, RunFollowsTheCpus) {
     options.compute = {.torch = device->torch,
                        .accelerator = device->accelerator.get(),
                        .pinned = device->pinned.get()};
-    const absl::Status status = RunTrainer(seen, options);
-    ASSERT_TRUE(status.ok()) << status;
+    ExpectOk(RunTrainer(seen, options));
     ASSERT_EQ(seen.values.size(), wanted.values.size());
     for (size_t i = 0; i < seen.values.size(); ++i) {
       for (size_t j = 0; j < seen.values[i].size(); ++j) {

@@ -12,6 +12,7 @@
 
 #include "kernels/backend.h"
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/tiny_dataset.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/step_interrupted.h"
@@ -65,9 +66,8 @@ class GradientHooksTest : public ::testing::Test {
     const BatchNormBinding binding = *BatchNormBinding::Make(chain_);
     ModelWeights weights = *ModelWeights::Make(chain_, binding);
     memory_ = *weights.MakeMemory({});
-    ASSERT_TRUE(
-        session_.Register(weights.layout(), {}, weights.Values(), {}, *memory_)
-            .ok());
+    ExpectOk(session_.Register(weights.layout(), {}, weights.Values(), {},
+                               *memory_));
     hooks_.emplace(weights.parameters(), session_);
     Begin();
     hooks_->set_sending(true);

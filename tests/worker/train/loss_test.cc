@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
 #include "worker/datasets/dataset.h"
 
 namespace cohort {
@@ -248,21 +249,17 @@ TEST(CrossEntropyTest, LogitsMayLieAnyHow) {
 TEST(CrossEntropyTest, LabelsThatAreNoClassAreRefused) {
   const CrossEntropy loss = LossOf({});
   for (const int64_t label : {int64_t{4}, int64_t{-2}, int64_t{255}}) {
-    EXPECT_EQ(loss.WeightOf(torch::tensor({0L, label})).status(),
-              absl::InvalidArgumentError(
-                  absl::StrCat("labels: got class ", label,
-                               ", want 0 to 3, or -1 for an ignored one")));
+    EXPECT_THAT(loss.WeightOf(torch::tensor({0L, label})),
+                IsError(kInvalidArgument,
+                        absl::StrCat("class ", label, ", want 0 to 3")));
   }
 }
 
 TEST(CrossEntropyTest, ShapesThatDoNotFitAreRefused) {
   const CrossEntropy loss = LossOf({});
-  EXPECT_EQ(loss.Sum(torch::zeros({2, 4, 3, 3}),
-                     torch::zeros({2, 3, 5}, torch::kLong))
-                .status(),
-            absl::InvalidArgumentError(
-                "loss: got logits [2,4,3,3] for labels [2,3,5] of 4 classes, "
-                "want [2,4,3,5]"));
+  EXPECT_THAT(loss.Sum(torch::zeros({2, 4, 3, 3}),
+                       torch::zeros({2, 3, 5}, torch::kLong)),
+              IsError(kInvalidArgument, "logits [2,4,3,3] for labels [2,3,5]"));
   EXPECT_FALSE(
       loss.Sum(torch::zeros({2, 5}), torch::zeros({2}, torch::kLong)).ok());
 }
@@ -273,15 +270,15 @@ TEST(CrossEntropyTest, BadOptionsAreNamed) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     return std::string(status.message());
   };
-  EXPECT_EQ(message({.class_weights = {1, 2, 3}}),
-            "--class_weights: got 3 weights, want 4, one per class");
+  EXPECT_THAT(message({.class_weights = {1, 2, 3}}),
+              HasSubstr("--class_weights: got 3 weights, want 4"));
   EXPECT_THAT(message({.class_weights = {1, 2, 3, -1}}), HasSubstr("got -1"));
   EXPECT_THAT(message({.class_weights = {1, 2, 3, 1e39}}),
               HasSubstr("finite numbers"));
   EXPECT_THAT(message({.class_weights = {0, 0, 0, 1e-60}}),
               HasSubstr("none above 0"));
-  EXPECT_EQ(message({.label_smoothing = 1}),
-            "label smoothing: got 1, want 0 or more and below 1");
+  EXPECT_THAT(message({.label_smoothing = 1}),
+              HasSubstr("label smoothing: got 1"));
   message({.label_smoothing = -0.1});
   message({.label_smoothing = std::numeric_limits<double>::quiet_NaN()});
 }

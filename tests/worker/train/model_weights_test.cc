@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
 #include "worker/batch_norm/binding.h"
 
 namespace cohort {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 TEST(ModelWeightsTest, SharedParameterIsListedOnce) {
   torch::nn::Module tied;
@@ -21,10 +21,9 @@ TEST(ModelWeightsTest, SharedParameterIsListedOnce) {
   tied.register_parameter("a", shared);
   tied.register_parameter("b", shared);
   const auto binding = BatchNormBinding::Make(tied);
-  const auto weights = ModelWeights::Make(tied, *binding);
-  ASSERT_TRUE(weights.ok());
-  ASSERT_EQ(weights->layout().parameters.size(), 1U);
-  EXPECT_EQ(weights->layout().parameters[0].name, "a");
+  const auto weights = OkValue(ModelWeights::Make(tied, *binding));
+  ASSERT_EQ(weights.layout().parameters.size(), 1U);
+  EXPECT_EQ(weights.layout().parameters[0].name, "a");
 }
 
 TEST(ModelWeightsTest, BiasesOfAnyKindAreExemptFromDecay) {
@@ -32,10 +31,9 @@ TEST(ModelWeightsTest, BiasesOfAnyKindAreExemptFromDecay) {
   model.register_module("gru", torch::nn::GRU(2, 2).ptr());
   model.register_module("fc", torch::nn::Linear(2, 2).ptr());
   const auto binding = BatchNormBinding::Make(model);
-  const auto weights = ModelWeights::Make(model, *binding);
-  ASSERT_TRUE(weights.ok());
+  const auto weights = OkValue(ModelWeights::Make(model, *binding));
   std::vector<std::string> exempt;
-  for (const ParameterSpec& parameter : weights->layout().parameters) {
+  for (const ParameterSpec& parameter : weights.layout().parameters) {
     if (parameter.decay_exempt) exempt.push_back(parameter.name);
   }
   EXPECT_THAT(exempt,
@@ -46,9 +44,8 @@ TEST(ModelWeightsTest, RefusesOtherTypesByName) {
   torch::nn::Module model;
   model.register_parameter("scale", torch::ones({2}, torch::kDouble));
   const auto binding = BatchNormBinding::Make(model);
-  const absl::Status status = ModelWeights::Make(model, *binding).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("scale: "));
+  EXPECT_THAT(ModelWeights::Make(model, *binding),
+              IsError(kInvalidArgument, "scale: "));
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "tests/fakes/statuses.h"
+
 namespace cohort {
 namespace {
 
@@ -22,8 +24,7 @@ ModelLayout Grouped(const std::string& text) {
   ModelLayout layout = Layout();
   const auto groups = ParseGroups(text);
   EXPECT_TRUE(groups.ok()) << groups.status();
-  const absl::Status status = ApplyGroups(*groups, layout);
-  EXPECT_TRUE(status.ok()) << status;
+  ExpectOk(ApplyGroups(*groups, layout));
   return layout;
 }
 
@@ -67,13 +68,8 @@ TEST(ParameterGroupsTest, NamesWhatItCannotRead) {
 
 TEST(ParameterGroupsTest, APatternWithoutAMatchIsNamedWithTheNearest) {
   ModelLayout layout = Layout();
-  const absl::Status status =
-      ApplyGroups({{.pattern = "haed.fc.bias", .rate = 2}}, layout);
-  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("--groups: got 'haed.fc.bias', want the name of a "
-                        "parameter or a pattern that matches one; the nearest "
-                        "names are head.fc.bias"));
+  EXPECT_THAT(ApplyGroups({{.pattern = "haed.fc.bias", .rate = 2}}, layout),
+              IsError(kFailedPrecondition, "names are head.fc.bias"));
 }
 
 }  // namespace

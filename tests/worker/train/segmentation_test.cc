@@ -14,6 +14,7 @@
 #include "common/permutation.h"
 #include "kernels/backend.h"
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/tiny_dataset.h"
 #include "worker/train/trainer.h"
 
@@ -21,7 +22,6 @@ namespace cohort {
 namespace {
 
 using ::testing::Each;
-using ::testing::HasSubstr;
 
 constexpr uint64_t kPixelSeed = 11;
 constexpr int64_t kBatchSize = 5;
@@ -264,10 +264,8 @@ TEST(SegmentationTest, ALabelThatIsNoClassEndsTheWorkerAndIsNamed) {
                        .range = {.begin = 0, .end = 5},
                        .split = DataSplit::kTest}}) {
     FakeClient client({work});
-    const absl::Status status = Trainer(client, TinyMasks(7), Options()).Run();
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("labels: got class 7, want 0 to 2"));
+    EXPECT_THAT(Trainer(client, TinyMasks(7), Options()).Run(),
+                IsError(kInvalidArgument, "labels: got class 7, want 0 to 2"));
     EXPECT_TRUE(client.pushes.empty());
   }
 }

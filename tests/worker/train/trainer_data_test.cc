@@ -12,6 +12,7 @@
 #include "common/permutation.h"
 #include "kernels/backend.h"
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/tiny_dataset.h"
 #include "worker/datasets/data_order.h"
 #include "worker/train/batch_reader.h"
@@ -118,8 +119,7 @@ TEST(TrainerDataTest, NeitherThreadsNorGuessesChangeAResult) {
   ASSERT_TRUE(Trainer(plain, *dataset, OptionsFor(*dataset, 0)).Run().ok());
   for (const int32_t threads : {1, 3}) {
     FakeClient threaded(script);
-    ASSERT_TRUE(
-        Trainer(threaded, *dataset, OptionsFor(*dataset, threads)).Run().ok());
+    ExpectOk(Trainer(threaded, *dataset, OptionsFor(*dataset, threads)).Run());
     EXPECT_EQ(threaded.values, plain.values) << threads << " threads";
   }
 }

@@ -13,6 +13,7 @@
 #include "common/permutation.h"
 #include "kernels/backend.h"
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/fakes/thread_rendezvous.h"
 #include "tests/worker/train/trainer_example.h"
 #include "worker/batch_norm/binding.h"
@@ -34,8 +35,7 @@ TEST(TrainerTest, EvaluationUsesThePulledStatistics) {
   }
   ASSERT_TRUE(RunTrainer(client).ok());
   const std::shared_ptr<Model> model = *Smooth(kSeed);
-  ASSERT_TRUE(
-      BatchNormBinding::Make(*model)->LoadStatistics(client.statistics).ok());
+  ExpectOk(BatchNormBinding::Make(*model)->LoadStatistics(client.statistics));
   model->eval();
   const Samples test = Read(DataSplit::kTest, {0, 1, 2, 3, 4});
   const at::Tensor logits = model->forward(test.images).logits;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/statuses.h"
 #include "tests/worker/train/trainer_example.h"
 
 namespace cohort {
@@ -81,8 +82,7 @@ TEST(TrainerTest, AModelThatDoesNotFitIsRefusedBeforeItIsRegistered) {
                         .seed = seed});
     };
     const absl::Status status = RunTrainer(client, options);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(misfit.text));
+    EXPECT_THAT(status, IsError(kInvalidArgument, misfit.text));
     // The message is LibTorch's, without its stack trace.
     EXPECT_THAT(std::string(status.message()), Not(HasSubstr("frame #")));
     EXPECT_TRUE(client.layout.parameters.empty());
@@ -111,9 +111,8 @@ TEST(TrainerTest, FailureInTheModelIsAnErrorThatNamesTheStep) {
     return std::make_shared<Failing>(seed);
   };
   const absl::Status status = RunTrainer(client, options);
-  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(std::string(status.message()),
-              HasSubstr("assignment 1 at version 0: out of paper"));
+  EXPECT_THAT(status,
+              IsError(kInternal, "assignment 1 at version 0: out of paper"));
   EXPECT_THAT(std::string(status.message()), Not(HasSubstr("frame #")));
 }
 
