@@ -149,8 +149,7 @@ class LiveRun(PageCase):
         # An open dialog would fail each later command.
         self.browser.wait_until(lambda: HOSTILE in self.say("#worker-rows"),
                                 "the name")
-        self.assertEqual(self.browser.script(
-            "return document.querySelectorAll('body img').length"), 0)
+        self.assertEqual(self.count("body img"), 0)
         self.assertNoComplaints()
 
     def drain_and_await_the_end(self):

