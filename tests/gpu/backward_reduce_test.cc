@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/backend.h"
 #include "tests/gpu/layer.h"
 #include "tests/gpu/machine.h"
 #include "tests/gpu/shapes.h"
@@ -90,27 +89,6 @@ TEST_P(BackwardReduceTest, RepeatsBitForBit) {
                   SumsOf(machine(), layer, kind, y, true));
     }
   });
-}
-
-// Compares with CpuBackend, with the tolerance of ExpectSums.
-TEST_P(BackwardReduceTest, AgreesWithTheCpu) {
-  for (int64_t inner : {1, 49, 600}) {
-    const Layer<float> layer({{.outer = 31, .channels = 5, .inner = inner}});
-    std::vector<double> sum(5), product(5);
-    CpuBackend().BackwardReduce({.shape = layer.shape,
-                                 .x = layer.x.data(),
-                                 .dy = layer.dy.data(),
-                                 .mean = layer.mean.data(),
-                                 .sum_dy = sum.data(),
-                                 .sum_dy_xmu = product.data()});
-    const auto got = layer.Reduce(machine(), false, nullptr, false);
-    const double n = static_cast<double>(layer.shape.count());
-    const double tolerance = 64 * 0x1p-24 * 4 * (std::sqrt(n) + 4);
-    for (int64_t c = 0; c < 5; ++c) {
-      EXPECT_NEAR(got.dy[c], sum[c], tolerance);
-      EXPECT_NEAR(got.dy_xmu[c], product[c], tolerance);
-    }
-  }
 }
 
 // Around a mean of 1e4, which float32 holds to 5e-4. The rest of the mean must

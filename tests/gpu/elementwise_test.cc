@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/backend.h"
 #include "tests/fakes/statuses.h"
 #include "tests/gpu/layer.h"
 #include "tests/gpu/machine.h"
@@ -59,32 +58,6 @@ TEST_P(ElementwiseTest, ForwardEqualsTheFormula) {
     ExpectForward(machine(), layer, true, false);
     ExpectForward(machine(), layer, false, true);
     ExpectForward(machine(), layer, true, true);
-  });
-}
-
-// Equals the CPU's result, except for float32 intermediates.
-TEST_P(ElementwiseTest, ForwardAgreesWithTheCpu) {
-  ForEachLayer([&]<typename T>(const Layer<T>& layer) {
-    std::vector<T> cpu(layer.x.size());
-    CpuBackend().Normalize({.shape = layer.shape,
-                            .type = TypeOf<T>(),
-                            .x = layer.x.data(),
-                            .mean = layer.mean.data(),
-                            .invstd = layer.invstd.data(),
-                            .gamma = layer.gamma.data(),
-                            .beta = layer.beta.data(),
-                            .y = cpu.data()});
-    const std::vector<T> y = layer.Forward(machine(), false, false);
-    int64_t wrong = 0;
-    for (size_t i = 0; i < y.size(); ++i) {
-      const Sum want = ForwardOf(layer, static_cast<int64_t>(i), false);
-      const double rounding = static_cast<double>(RoundingError<T>(want.value));
-      if (!NearInFloat(y[i], Value(cpu[i]),
-                       want.magnitude + rounding * 0x1p24 / 6)) {
-        ++wrong;
-      }
-    }
-    EXPECT_EQ(wrong, 0);
   });
 }
 

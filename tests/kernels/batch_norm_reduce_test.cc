@@ -16,14 +16,6 @@ namespace {
 
 using testing::Each;
 
-// Two numbers a channel: (mean, M2), or (sum dy, sum dy*(x-mean)).
-struct Pairs {
-  std::vector<double> first;
-  std::vector<double> second;
-
-  friend bool operator==(const Pairs&, const Pairs&) = default;
-};
-
 // Filled with something that a kernel must overwrite.
 Pairs Unwritten(int64_t channels) {
   return {std::vector<double>(channels, 7), std::vector<double>(channels, 7)};
@@ -78,16 +70,8 @@ template <typename T>
 void ExpectExactMoments(const Backend& backend, const BatchShape& shape) {
   SCOPED_TRACE(absl::StrCat(Describe(shape), " of ", sizeof(T), " bytes"));
   const std::vector<T> x = Numbers(5).Take<T>(Elements(shape), 3);
-  std::vector<long double> mean(shape.channels), m2(shape.channels);
+  const auto [mean, m2] = TwoPassMoments(shape, x);
   const long double n = shape.count();
-  for (int64_t i = 0; i < Elements(shape); ++i) {
-    mean[ChannelOf(shape, i)] += static_cast<double>(x[i]);
-  }
-  for (long double& m : mean) m /= n;
-  for (int64_t i = 0; i < Elements(shape); ++i) {
-    const long double d = static_cast<double>(x[i]) - mean[ChannelOf(shape, i)];
-    m2[ChannelOf(shape, i)] += d * d;
-  }
   const Pairs got = MomentsOf(backend, shape, x);
   EXPECT_LE(Distance(got.first, mean), n * 4 * 0x1p-53);
   EXPECT_LE(Distance(got.second, m2), n * n * 4 * 0x1p-53);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/batch_norm_args.h"
 #include "kernels/data_type.h"
 #include "kernels/optimizer_step.h"
 
@@ -97,6 +98,36 @@ inline int64_t Elements(const BatchShape& shape) {
 
 inline int64_t ChannelOf(const BatchShape& shape, int64_t element) {
   return element / shape.inner % shape.channels;
+}
+
+// Two numbers a channel: (mean, M2), or (sum dy, sum dy*(x-mean)).
+struct Pairs {
+  std::vector<double> first;
+  std::vector<double> second;
+
+  friend bool operator==(const Pairs&, const Pairs&) = default;
+};
+
+// The oracle of moments.
+struct ExactMoments {
+  std::vector<long double> mean;
+  std::vector<long double> m2;
+};
+
+template <typename T>
+ExactMoments TwoPassMoments(const BatchShape& shape,
+                            const std::vector<T>& values) {
+  std::vector<long double> mean(shape.channels), m2(shape.channels);
+  for (int64_t i = 0; i < Elements(shape); ++i) {
+    mean[ChannelOf(shape, i)] += static_cast<double>(values[i]);
+  }
+  for (long double& m : mean) m /= shape.count();
+  for (int64_t i = 0; i < Elements(shape); ++i) {
+    const int64_t c = ChannelOf(shape, i);
+    const long double d = static_cast<double>(values[i]) - mean[c];
+    m2[c] += d * d;
+  }
+  return {mean, m2};
 }
 
 inline std::string Describe(const BatchShape& shape) {
