@@ -1,11 +1,18 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
+#include "common/byte_rope.h"
 #include "common/float_buffer.h"
+#include "common/model_layout.h"
+#include "server/core/model/model_snapshot.h"
 
 namespace cohort {
 
@@ -14,6 +21,42 @@ inline SharedFloats BufferOf(const std::vector<float>& values) {
       std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
   std::copy(values.begin(), values.end(), buffer->data());
   return buffer;
+}
+
+// Parameters "a", "b", ... of one element, each a partition.
+inline std::shared_ptr<RegisteredModel> ModelOfOnes(int32_t parameters) {
+  auto model = std::make_shared<RegisteredModel>();
+  for (char name = 'a'; name < 'a' + parameters; ++name) {
+    model->layout.parameters.push_back(
+        {.name = std::string(1, name), .shape = {1}});
+  }
+  model->plan.loss_reference = 1;
+  model->partitions = MakePartitions(model->layout, sizeof(float));
+  return model;
+}
+
+// Version 7 of a model, or another one.
+inline std::shared_ptr<ModelSnapshot> SnapshotOf(
+    std::vector<SharedFloats> weights, int64_t version = 7) {
+  auto snapshot = std::make_shared<ModelSnapshot>();
+  snapshot->version = Version(version);
+  snapshot->slots.resize(weights.size());
+  snapshot->weights = std::move(weights);
+  return snapshot;
+}
+
+// The bytes of `values` in pieces of 1, 2, ... `longest`, 1, 2, ... bytes.
+inline ByteRope CutRope(const std::vector<float>& values, size_t longest) {
+  ByteRope rope;
+  absl::Span<const std::byte> left =
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
+                          values.size() * sizeof(float));
+  for (size_t size = 1; !left.empty(); size = size % longest + 1) {
+    const ByteRope piece = ByteRope::Copy(left.subspan(0, size));
+    rope.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
+    left = left.subspan(std::min(size, left.size()));
+  }
+  return rope;
 }
 
 inline std::vector<float> ValuesOf(const SharedFloats& buffer) {

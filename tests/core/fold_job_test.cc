@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <limits>
 #include <memory>
 #include <vector>
@@ -24,18 +23,6 @@ absl::Span<const std::byte> Bytes(const Floats& values) {
 }
 
 ByteRope Rope(const Floats& values) { return ByteRope::Copy(Bytes(values)); }
-
-// Pieces of 1, 2, ... `longest`, 1, 2, ... bytes.
-ByteRope CutRope(const Floats& values, size_t longest) {
-  ByteRope rope;
-  absl::Span<const std::byte> left = Bytes(values);
-  for (size_t size = 1; !left.empty(); size = size % longest + 1) {
-    const ByteRope piece = ByteRope::Copy(left.subspan(0, size));
-    rope.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
-    left = left.subspan(std::min(size, left.size()));
-  }
-  return rope;
-}
 
 FoldResult Fold(const FoldJob& job) {
   FloatBufferPool pool;

@@ -30,16 +30,8 @@ PushId PushOfRank(int32_t rank) {
 class FoldStageTest : public ::testing::Test {
  protected:
   FoldStageTest() {
-    auto model = std::make_shared<RegisteredModel>();
-    model->layout = {.parameters = {{.name = "a", .shape = {1}},
-                                    {.name = "b", .shape = {1}}}};
-    model->plan.loss_reference = 1;
-    model->partitions = MakePartitions(model->layout, sizeof(float));
-    model_ = std::move(model);
-    auto base = std::make_shared<ModelSnapshot>();
-    base->version = Version(7);
-    base->weights = {BufferOf({10}), BufferOf({20})};
-    base->slots.resize(2);
+    model_ = ModelOfOnes(2);
+    auto base = SnapshotOf({BufferOf({10}), BufferOf({20})});
     base->statistics = std::make_shared<StatisticsSets>();
     base_ = std::move(base);
   }

@@ -37,19 +37,9 @@ CoordinatorOptions SgdSettings() {
 class PartitionsTest : public ::testing::Test {
  protected:
   PartitionsTest() {
-    auto model = std::make_shared<RegisteredModel>();
-    model->layout = {.parameters = {{.name = "a", .shape = {1}},
-                                    {.name = "b", .shape = {1}},
-                                    {.name = "c", .shape = {1}}}};
-    model->plan.loss_reference = 1;
-    model->partitions = MakePartitions(model->layout, sizeof(float));
-    auto first = std::make_shared<ModelSnapshot>();
-    first->version = Version(7);
-    first->weights = {nullptr, BufferOf({20}), nullptr};
-    first->slots.resize(3);
     install_ = {.place = {.index = 1, .count = 2},
-                .model = std::move(model),
-                .snapshot = std::move(first),
+                .model = ModelOfOnes(3),
+                .snapshot = SnapshotOf({nullptr, BufferOf({20}), nullptr}),
                 .settings = SgdSettings()};
   }
 

@@ -190,8 +190,7 @@ TEST_F(ServiceTest, OperatorsMayCollectStatisticsAtAnyTime) {
   request.set_run_id("other");
   v1::CollectStatisticsReply reply;
   {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     EXPECT_EQ(workers_[0]
                   ->admin()
                   .CollectStatistics(&context, request, &reply)
@@ -199,8 +198,7 @@ TEST_F(ServiceTest, OperatorsMayCollectStatisticsAtAnyTime) {
               grpc::FAILED_PRECONDITION);
   }
   request.clear_run_id();
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   ExpectOk(workers_[0]->admin().CollectStatistics(&context, request, &reply));
   EXPECT_EQ(reply.version(), 0);
   EXPECT_EQ(reply.batches(), 1);

@@ -219,8 +219,7 @@ TEST_F(StartServerTest, HealthServiceSaysServing) {
   std::unique_ptr<Server> server = OkValue(StartServer(TinyOptions(), out_));
   grpc::GenericStub stub(grpc::CreateChannel(
       server->address(), grpc::InsecureChannelCredentials()));
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   // HealthCheckRequest{}; the answer is HealthCheckResponse{status: SERVING}.
   grpc::Slice nothing;
   const grpc::ByteBuffer request(&nothing, 1);

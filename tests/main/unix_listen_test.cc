@@ -36,8 +36,7 @@ using ::testing::StartsWith;
 grpc::Status StatusAt(const std::string& address) {
   const auto stub =
       v1::Admin::NewStub(MakeChannel(address, ChannelPurpose::kControl));
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   v1::Status status;
   return stub->GetStatus(&context, {}, &status);
 }

@@ -114,15 +114,7 @@ TEST_F(OpsPortTest, CountsTheBytesOfEachEncoding) {
   options.coordinator.epochs = 3;
   options.coordinator.policy.wire = ElementType::kBFloat16;
   StartWithTwoWorkers(options);
-  for (size_t i : {0, 1}) {
-    HandWorker& worker = *workers_[i];
-    exchanges_.push_back(worker.OpenExchange());
-    v1::ExchangeRequest opening = worker.Opening(assignments_[i], 2);
-    opening.mutable_opening()->set_takes_changes(i == 0);
-    exchanges_[i].Write(opening);
-    exchanges_[i].Write(worker.HalfGradient(assignments_[i], {1, 2, 3, 4}));
-    exchanges_[i].Write(worker.Closing(assignments_[i], 1));
-  }
+  PushInBFloat16();
   for (ExchangeCall& exchange : exchanges_) AwaitVerdict(exchange);
   // The other worker keeps no weights.
   EXPECT_EQ(AwaitValue("cohort_pull_bytes_total{encoding=\"bfloat16\"}", 8), 8);
@@ -182,8 +174,7 @@ TEST_F(OpsPortTest, TellsOfCheckpointsAndWhatARestartContinues) {
   TrainOneStep();
   for (ExchangeCall& exchange : exchanges_) AwaitVerdict(exchange);
   EXPECT_EQ(ValueOf(Metrics(), "cohort_checkpoints_total"), 0);
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   v1::CheckpointReply reply;
   const grpc::Status saved = workers_[0]->admin().Checkpoint(
       &context, v1::CheckpointRequest(), &reply);

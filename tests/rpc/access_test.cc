@@ -426,8 +426,7 @@ TEST_F(AccessTest, OneIdentityCannotTakeAllPlaces) {
   for (auto& context : contexts) context->TryCancel();
   watches.clear();
   for (;;) {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     v1::Status status;
     const grpc::Status again = viewer->GetStatus(&context, {}, &status);
     if (again.ok()) break;
@@ -480,8 +479,7 @@ TEST_F(AccessTest, RightsHoldOnAPortOfAdminsOwn) {
                                 const std::string& role) {
     const auto stub = v1::Admin::NewStub(MakeChannel(
         address, ChannelPurpose::kControl, SecurityOf(authority_.Issue(role))));
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     v1::Status status;
     return stub->GetStatus(&context, {}, &status).error_code();
   };

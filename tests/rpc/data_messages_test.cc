@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <limits>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -32,17 +31,10 @@ Command Arrived(const Command& command) {
 }
 
 Installation SmallModel() {
-  auto model = std::make_shared<RegisteredModel>();
-  model->layout = {
-      .parameters = {{.name = "a", .shape = {1}}, {.name = "b", .shape = {1}}}};
+  auto model = ModelOfOnes(2);
   model->plan.dataset = "d";
   model->plan.train_samples = 8;
-  model->plan.loss_reference = 1;
-  model->partitions = MakePartitions(model->layout, sizeof(float));
-  auto first = std::make_shared<ModelSnapshot>();
-  first->version = Version(7);
-  first->weights = {nullptr, BufferOf({20})};
-  first->slots.resize(2);
+  auto first = SnapshotOf({nullptr, BufferOf({20})});
   first->slots[1].first_moment = BufferOf({3});
   first->slots[1].updates = {5};
   return {.place = kPlace,

@@ -41,8 +41,7 @@ std::vector<double> DoublesOf(const std::string& bytes) {
 }
 
 v1::Status StatusFor(HandWorker& asking) {
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   v1::Status status;
   EXPECT_TRUE(asking.admin().GetStatus(&context, {}, &status).ok());
   return status;
@@ -241,8 +240,7 @@ v1::ReduceRequest HandWorker::Contribution(const v1::Assignment& assignment,
 
 grpc::Status HandWorker::Pull(const v1::PullRequest& request,
                               std::vector<v1::PullReply>& replies) {
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   const std::unique_ptr<grpc::ClientReader<v1::PullReply>> reader =
       parameters_->Pull(&context, Sealed(request));
   v1::PullReply reply;
@@ -265,8 +263,7 @@ grpc::Status HandWorker::Report(const v1::Assignment& assignment,
 grpc::Status HandWorker::Report(const v1::Assignment& assignment,
                                 v1::ReportRequest request,
                                 v1::Assignment& next) {
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   *request.mutable_sender() = sender_;
   request.set_sequence(assignment.sequence());
   v1::ReportReply reply;

@@ -170,5 +170,8 @@ v1::Status StatusFor(HandWorker& asking);
 
 // A context that ends before the test does.
 void SetDeadline(grpc::ClientContext& context);
+struct TimedContext : grpc::ClientContext {
+  TimedContext() { SetDeadline(*this); }
+};
 
 }  // namespace cohort

@@ -126,8 +126,7 @@ TEST_F(LivePullTest, ReaderThatStopsReadingHoldsUpNobody) {
   TrainOnce();
   const auto stub = v1::Parameters::NewStub(grpc::CreateChannel(
       server_->address(), grpc::InsecureChannelCredentials()));
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   v1::PullRequest request;
   request.set_weights(true);
   const auto stalled = stub->Pull(&context, Sealed(request));

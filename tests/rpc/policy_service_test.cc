@@ -108,8 +108,7 @@ class PolicyServiceTest : public ServiceTest {
   }
 
   v1::GetPolicyReply Policy() {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     v1::GetPolicyReply reply;
     const grpc::Status status = Admin()->GetPolicy(&context, {}, &reply);
     EXPECT_TRUE(status.ok()) << status.error_message();
@@ -117,8 +116,7 @@ class PolicyServiceTest : public ServiceTest {
   }
 
   grpc::Status Evict(int32_t rank, const std::string& run_id = "") {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     v1::EvictRequest request;
     request.set_run_id(run_id);
     request.set_rank(rank);
@@ -168,8 +166,7 @@ TEST_F(PolicyServiceTest, RequestThatIsDamagedChangesNothing) {
   AddMessageChecksum(&evict);
   evict.set_rank(0);
   v1::EvictReply evicted;
-  grpc::ClientContext context;
-  SetDeadline(context);
+  TimedContext context;
   EXPECT_EQ(Admin()->Evict(&context, evict, &evicted).error_code(),
             grpc::DATA_LOSS);
 }

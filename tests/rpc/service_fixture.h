@@ -139,6 +139,19 @@ class ServiceTest : public ::testing::Test {
     }
   }
 
+  // The same in bfloat16. Only the first keeps the weights that it has read.
+  void PushInBFloat16() {
+    for (size_t i : {0, 1}) {
+      HandWorker& worker = *workers_[i];
+      exchanges_.push_back(worker.OpenExchange());
+      v1::ExchangeRequest opening = worker.Opening(assignments_[i], 2);
+      opening.mutable_opening()->set_takes_changes(i == 0);
+      exchanges_[i].Write(opening);
+      exchanges_[i].Write(worker.HalfGradient(assignments_[i], {1, 2, 3, 4}));
+      exchanges_[i].Write(worker.Closing(assignments_[i], 1));
+    }
+  }
+
   // Reads until the verdict; weights go to `weights`.
   static v1::PushVerdict AwaitVerdict(ExchangeCall& exchange,
                                       std::vector<float>* weights = nullptr) {

@@ -288,15 +288,7 @@ TEST_F(ServiceTest, ChangesOfWeightsGoToThoseThatTakeThem) {
   ServerOptions options = TinyOptions();
   options.coordinator.policy.wire = ElementType::kBFloat16;
   StartWithTwoWorkers(options);
-  for (size_t i : {0, 1}) {
-    HandWorker& worker = *workers_[i];
-    exchanges_.push_back(worker.OpenExchange());
-    v1::ExchangeRequest opening = worker.Opening(assignments_[i], 2);
-    opening.mutable_opening()->set_takes_changes(i == 0);
-    exchanges_[i].Write(opening);
-    exchanges_[i].Write(worker.HalfGradient(assignments_[i], {1, 2, 3, 4}));
-    exchanges_[i].Write(worker.Closing(assignments_[i], 1));
-  }
+  PushInBFloat16();
   for (size_t i : {0, 1}) {
     std::optional<v1::ExchangeReply> reply = exchanges_[i].Read();
     while (reply.has_value() && !reply->has_weights()) {
@@ -563,8 +555,7 @@ TEST_F(ServiceTest, StatusAndDrainForOperators) {
   ASSERT_EQ(status.workers_size(), 2);
   EXPECT_EQ(status.workers(1).state(), "live");
   {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     v1::WatchStatusRequest request;
     request.set_interval_ms(100);
     const auto watch = admin.WatchStatus(&context, request);
@@ -574,15 +565,13 @@ TEST_F(ServiceTest, StatusAndDrainForOperators) {
     EXPECT_EQ(watch->Finish().error_code(), grpc::CANCELLED);
   }
   {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     v1::CheckpointReply reply;
     EXPECT_EQ(admin.Checkpoint(&context, {}, &reply).error_code(),
               grpc::FAILED_PRECONDITION);
   }
   {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     v1::DrainReply reply;
     ASSERT_TRUE(admin.Drain(&context, {}, &reply).ok());
   }

@@ -46,8 +46,7 @@ class TelemetryServiceTest : public ServiceTest {
   }
 
   grpc::Status SetLevel(const std::string& level, v1::SetLogLevelReply& reply) {
-    grpc::ClientContext context;
-    SetDeadline(context);
+    TimedContext context;
     v1::SetLogLevelRequest request;
     request.set_level(level);
     return workers_[0]->admin().SetLogLevel(&context, request, &reply);

@@ -120,22 +120,13 @@ class PartitionsHostTest : public ::testing::Test {
   }
 
   static Installation Model(int64_t version) {
-    auto model = std::make_shared<RegisteredModel>();
-    model->layout = {.parameters = {{.name = "a", .shape = {1}},
-                                    {.name = "b", .shape = {1}}}};
-    model->plan.loss_reference = 1;
-    model->partitions = MakePartitions(model->layout, sizeof(float));
-    auto first = std::make_shared<ModelSnapshot>();
-    first->version = Version(version);
-    first->weights = {nullptr, BufferOf({20})};
-    first->slots.resize(2);
     CoordinatorOptions options;
     options.optimizer = {.kind = OptimizerKind::kSgd,
                          .weight_decay = 0,
                          .schedule = ScheduleKind::kConstant};
     return {.place = {.index = 1, .count = 2},
-            .model = std::move(model),
-            .snapshot = std::move(first),
+            .model = ModelOfOnes(2),
+            .snapshot = SnapshotOf({nullptr, BufferOf({20})}, version),
             .settings = std::move(options)};
   }
 

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,26 +11,13 @@
 #include <vector>
 
 #include "common/bfloat16.h"
+#include "tests/core/float_values.h"
 #include "tests/fakes/statuses.h"
 
 namespace cohort {
 namespace {
 
 using Floats = std::vector<float>;
-
-// Pieces of 1, 2, ... `longest`, 1, 2, ... bytes.
-ByteRope CutRope(const Floats& values, size_t longest) {
-  ByteRope rope;
-  absl::Span<const std::byte> left =
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                          values.size() * sizeof(float));
-  for (size_t size = 1; !left.empty(); size = size % longest + 1) {
-    const ByteRope piece = ByteRope::Copy(left.subspan(0, size));
-    rope.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
-    left = left.subspan(std::min(size, left.size()));
-  }
-  return rope;
-}
 
 Floats Expanded(const ByteRope& rope) {
   std::vector<std::byte> bytes(static_cast<size_t>(rope.size_bytes()));
