@@ -89,13 +89,11 @@ TEST_F(CheckpointVerbsTest, ListNamesWhatIsIncomplete) {
   fs::create_directory(dir_.File(".tmp-checkpoint-000000001300"));
   const CtlResult list = Run("checkpoint list");
   EXPECT_EQ(list.code, 0);
-  EXPECT_EQ(
-      list.err,
-      absl::StrCat(kFirst, ": ", Tensors(kFirst), ": got 100 bytes, want ",
-                   bytes, "\n", kSecond, ": ", Tensors(kSecond),
-                   ": No such file or directory\n"
-                   ".tmp-checkpoint-000000001300: it is being written, or a "
-                   "server died meanwhile: the next checkpoint removes it\n"));
+  EXPECT_THAT(list.err, StartsWith(absl::StrCat(
+                            kFirst, ": ", Tensors(kFirst),
+                            ": got 100 bytes, want ", bytes, "\n", kSecond,
+                            ": ", Tensors(kSecond), ": No such file")));
+  EXPECT_THAT(list.err, HasSubstr("\n.tmp-checkpoint-000000001300: "));
   const nlohmann::json told = Json("checkpoint list");
   for (const nlohmann::json& one : told["checkpoints"]) {
     EXPECT_EQ(one["complete"], false);
@@ -185,31 +183,16 @@ TEST_F(CheckpointVerbsTest, FoldersThatAreNoServersAreRefused) {
     int code;
     std::string err;
   };
-  const std::string next =
-      "\nWant the folder that the server was given as --checkpoint_dir, on the "
-      "machine where it is\n";
-  const std::string given = "cohortctl: --dir: got '";
   const Case cases[] = {
-      {"", 2,
-       "cohortctl: got no --dir, want the server's --checkpoint_dir, such as "
-       "--dir=state\n"},
-      {" --dir=/no/such/folder", 3,
-       given + "/no/such/folder', which is not there" + next},
-      {" --dir=" + other.path(), 3,
-       given + other.path() + "', which holds no checkpoint" + next},
-      {" --dir=" + dir_.File("lock"), 3,
-       given + dir_.File("lock") + "', " + dir_.File("lock") +
-           ": cannot list: Not a directory" + next},
-      {" --dir=" + dir_.File(kFirst) + "/", 3,
-       given + dir_.File(kFirst) +
-           "/', which is one checkpoint, not the folder of them\nTry --dir=" +
-           dir_.path() + "\n"}};
+      {"", 2, "got no --dir"},
+      {" --dir=/no/such/folder", 3, "'/no/such/folder', which is not there"},
+      {" --dir=" + other.path(), 3, other.path() + "', which holds no"},
+      {" --dir=" + dir_.File("lock"), 3, dir_.File("lock") + ": cannot list"},
+      {" --dir=" + dir_.File(kFirst) + "/", 3, "\nTry --dir=" + dir_.path()}};
   for (const Case& c : cases) {
     for (const char* verb : {"checkpoint list", "checkpoint verify"}) {
-      const CtlResult result = ctl_.RunPlain(verb + c.arguments);
-      EXPECT_EQ(result.code, c.code) << c.arguments;
-      EXPECT_EQ(result.out, "");
-      EXPECT_EQ(result.err, c.err);
+      EXPECT_THAT(ctl_.RunPlain(verb + c.arguments),
+                  PrintsError(c.code, c.err));
     }
   }
 }

@@ -91,9 +91,12 @@ struct FakeAdmin::Connection {
   std::unique_ptr<grpc::Server> server;
 };
 
-FakeAdmin::FakeAdmin() : connection_(std::make_unique<Connection>(*this)) {
-  on_status = [] { return ExampleStatus(); };
-  on_get = [] { return ExamplePolicy(); };
+FakeAdmin::FakeAdmin()
+    : status(ExampleStatus()),
+      policy(ExamplePolicy()),
+      connection_(std::make_unique<Connection>(*this)) {
+  on_status = [this] { return status; };
+  on_get = [this] { return policy; };
   grpc::ServerBuilder builder;
   ApplyServerSettings(builder);
   int port = 0;

@@ -24,6 +24,10 @@ class FakeAdmin {
   // Stops listening; the address stays known.
   void Shutdown();
 
+  // The answers to questions, unless their hooks are replaced.
+  v1::Status status;
+  v1::GetPolicyReply policy;
+
   std::function<absl::StatusOr<v1::Status>()> on_status;
   std::function<absl::StatusOr<v1::GetPolicyReply>()> on_get;
   std::function<absl::StatusOr<v1::SetPolicyReply>(const v1::SetPolicyRequest&)>
@@ -78,6 +82,14 @@ class CtlHarness {
  private:
   absl::Duration now_;
 };
+
+// A reply with nothing but a version.
+template <typename Reply>
+Reply AtVersion(int64_t version) {
+  Reply reply;
+  reply.set_version(version);
+  return reply;
+}
 
 // A run in its second epoch of four, with a worker that is away.
 v1::Status ExampleStatus();

@@ -175,7 +175,7 @@ TEST(PolicySetTest, RefusalIsToldInTheServersWordsWithWhatToDo) {
 
 TEST(PolicyGetTest, ListsSettingsAndTheChangeUnderWay) {
   CtlHarness ctl;
-  ctl.server.on_get = [] { return PendingPolicy(); };
+  ctl.server.policy = PendingPolicy();
   EXPECT_EQ(ctl.Run("policy get").out,
             "sync, global normalisation, sync statistics, since step 0\n"
             "change to aggregation=async normalization=local: waiting for "
@@ -189,7 +189,7 @@ TEST(PolicyGetTest, ListsSettingsAndTheChangeUnderWay) {
 
 TEST(PolicyGetTest, ChangedListsOnlyWhatDiffersFromTheDefaults) {
   CtlHarness ctl;
-  ctl.server.on_get = [] { return ChangedPolicy(); };
+  ctl.server.policy = ChangedPolicy();
   EXPECT_EQ(ctl.Run("policy get --changed").out,
             "async, local normalisation, async statistics, since step 1234\n"
             "\n"
@@ -202,7 +202,7 @@ TEST(PolicyGetTest, ChangedListsOnlyWhatDiffersFromTheDefaults) {
 class PolicyRevertTest : public testing::Test {
  protected:
   PolicyRevertTest() {
-    ctl_.server.on_get = [this] { return policy_; };
+    ctl_.server.policy = ChangedPolicy();
     ctl_.server.on_set = [this](const v1::SetPolicyRequest& request) {
       seen_ = request;
       return Accepted(3, true);
@@ -210,7 +210,6 @@ class PolicyRevertTest : public testing::Test {
   }
 
   CtlHarness ctl_;
-  v1::GetPolicyReply policy_ = ChangedPolicy();
   v1::SetPolicyRequest seen_;
 };
 
@@ -226,8 +225,9 @@ TEST_F(PolicyRevertTest, SetsWhatThatChangeAndThoseBeforeItHadSet) {
 
 // A run starts with --optimizer=auto, which is a rule by now.
 TEST_F(PolicyRevertTest, LeavesTheOptimizerThatAutoHasTaken) {
-  (*policy_.mutable_history(0)->mutable_settings())["optimizer"] = "auto";
-  (*policy_.mutable_settings())["optimizer"] = "momentum";
+  v1::GetPolicyReply& policy = ctl_.server.policy;
+  (*policy.mutable_history(0)->mutable_settings())["optimizer"] = "auto";
+  (*policy.mutable_settings())["optimizer"] = "momentum";
   EXPECT_EQ(ctl_.Run("policy revert --nowait").code, 0);
   EXPECT_EQ(seen_.settings().count("optimizer"), 0u);
   EXPECT_EQ(seen_.settings().at("aggregation"), "sync");
@@ -236,13 +236,13 @@ TEST_F(PolicyRevertTest, LeavesTheOptimizerThatAutoHasTaken) {
 TEST_F(PolicyRevertTest, TheSettingsInForceAndUnknownChangesAreRefused) {
   EXPECT_THAT(ctl_.Run("policy revert --to=2"), PrintsError(3, "change 2 "));
   EXPECT_THAT(ctl_.Run("policy revert --to=9"), PrintsError(3, "--to: got 9"));
-  policy_ = ExamplePolicy();
+  ctl_.server.policy = ExamplePolicy();
   EXPECT_THAT(ctl_.Run("policy revert").err, HasSubstr("got no change"));
 }
 
 TEST(PolicyGetTest, Json) {
   CtlHarness ctl;
-  ctl.server.on_get = [] { return ChangedPolicy(); };
+  ctl.server.policy = ChangedPolicy();
   EXPECT_EQ(
       ctl.Run("policy get --json").out,
       R"({"run":"3f2a","policy_epoch":2,"text":"async, local normalisation, )"
@@ -254,12 +254,9 @@ TEST(PolicyGetTest, Json) {
 
 TEST(PolicyHistoryTest, ShowsWhatChangedAndAtWhichVersion) {
   CtlHarness ctl;
-  ctl.server.on_get = [] {
-    v1::GetPolicyReply policy = ChangedPolicy();
-    policy.mutable_history(1)->set_author("ana@lab");
-    policy.mutable_history(1)->set_reason("one slow node");
-    return policy;
-  };
+  v1::GetPolicyReply& policy = ctl.server.policy = ChangedPolicy();
+  policy.mutable_history(1)->set_author("ana@lab");
+  policy.mutable_history(1)->set_reason("one slow node");
   EXPECT_EQ(
       ctl.Run("policy history").out,
       "change  step  samples  policy                                      "

@@ -42,12 +42,9 @@ rank  state   batch  heard from  cores  memory   via  process
 
 TEST(StatusVerbTest, TellsSinceWhenThePolicyIsInForceAndWhatIsToFollow) {
   CtlHarness ctl;
-  ctl.server.on_get = [] {
-    v1::GetPolicyReply policy = ChangedPolicy();
-    (*policy.mutable_pending())["aggregation"] = "sync";
-    policy.set_pending_reason("waiting for worker 1");
-    return policy;
-  };
+  v1::GetPolicyReply& policy = ctl.server.policy = ChangedPolicy();
+  (*policy.mutable_pending())["aggregation"] = "sync";
+  policy.set_pending_reason("waiting for worker 1");
   const CtlResult result = ctl.Run("status");
   EXPECT_THAT(result.out,
               HasSubstr("\npolicy         async, local normalisation, async "
@@ -58,11 +55,8 @@ TEST(StatusVerbTest, TellsSinceWhenThePolicyIsInForceAndWhatIsToFollow) {
 
 TEST(StatusVerbTest, TellsWhyTheNewestCheckpointCouldNotBeWritten) {
   CtlHarness ctl;
-  ctl.server.on_status = [] {
-    v1::Status status = ExampleStatus();
-    status.set_checkpoint_problem("checkpoint of step 150 failed; disk full");
-    return status;
-  };
+  v1::Status& status = ctl.server.status;
+  status.set_checkpoint_problem("checkpoint of step 150 failed; disk full");
   EXPECT_THAT(ctl.Run("status").out,
               HasSubstr("checkpoint of step 150 failed; disk full"));
 }
@@ -166,13 +160,10 @@ TEST(StatusVerbTest, ShowsTheRunsName) {
 
 TEST(StatusVerbTest, ShowsTheNewestTestMeasures) {
   CtlHarness ctl;
-  ctl.server.on_status = [] {
-    v1::Status status = ExampleStatus();
-    status.set_test_accuracy(0.875);
-    status.set_test_top5_accuracy(0.9921);
-    status.set_ended(true);
-    return status;
-  };
+  v1::Status& status = ctl.server.status;
+  status.set_test_accuracy(0.875);
+  status.set_test_top5_accuracy(0.9921);
+  status.set_ended(true);
   EXPECT_THAT(ctl.Run("status").out, HasSubstr("\nloss           0.4312\n"
                                                "test accuracy  87.5 %\n"
                                                "test top-5     99.2 %\n"));
@@ -182,16 +173,13 @@ TEST(StatusVerbTest, ShowsTheNewestTestMeasures) {
 
 TEST(StatusVerbTest, ShowsTheMeasuresOfSegmentation) {
   CtlHarness ctl;
-  ctl.server.on_status = [] {
-    v1::Status status = ExampleStatus();
-    status.set_test_accuracy(0.875);
-    status.set_test_miou(0.4125);
-    status.add_test_class_iou()->set_iou(0.5);
-    status.add_test_class_iou();
-    status.add_test_class_iou()->set_iou(0.325);
-    status.set_ended(true);
-    return status;
-  };
+  v1::Status& status = ctl.server.status;
+  status.set_test_accuracy(0.875);
+  status.set_test_miou(0.4125);
+  status.add_test_class_iou()->set_iou(0.5);
+  status.add_test_class_iou();
+  status.add_test_class_iou()->set_iou(0.325);
+  status.set_ended(true);
   EXPECT_THAT(ctl.Run("status").out,
               HasSubstr("\nloss           0.4312\n"
                         "test mIoU      41.2 %\n"
@@ -248,11 +236,8 @@ TEST(StatusVerbTest, WatchEndsWithTheServersAbsence) {
 // the JSON.
 TEST(StatusVerbTest, TextsOfWorkersAreMadeHarmless) {
   CtlHarness ctl;
-  ctl.server.on_status = [] {
-    v1::Status status = ExampleStatus();
-    status.mutable_workers(0)->set_description("\x1b[2Jgone\n\"x\"");
-    return status;
-  };
+  v1::Status& status = ctl.server.status;
+  status.mutable_workers(0)->set_description("\x1b[2Jgone\n\"x\"");
   EXPECT_THAT(ctl.Run("workers list").out,
               HasSubstr("\\x1b[2Jgone\\x0a\"x\"\n"));
   const auto json = nlohmann::json::parse(ctl.Run("workers list --json").out);

