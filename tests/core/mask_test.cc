@@ -153,13 +153,8 @@ TEST(MaskTest, WhatDoesNotFitTheModelIsNamed) {
   for (const Case& c :
        {Case{"conv.weigth", "the nearest names are conv.weight, "},
         Case{"layer4.*", "no parameter has this name"},
-        Case{"bn.bias[0,0]",
-             "2 index entries, want at most 1 for bn.bias with "
-             "shape [6]"},
-        Case{"conv.weight[4]",
-             "entry 1 is empty or out of bounds, want an "
-             "index within -4 to 3 for conv.weight with "
-             "shape [4,3,3,3]"},
+        Case{"bn.bias[0,0]", "2 index entries, want at most 1 for bn.bias"},
+        Case{"conv.weight[4]", "an index within -4 to 3 for conv.weight"},
         Case{"conv.weight[:,-4]", "entry 2"},
         Case{"fc.weight[0:11]", "want a range within -10 to 10"},
         Case{"fc.weight[3:3]", "entry 1 is empty"},
