@@ -435,7 +435,8 @@ TEST_F(CheckpointTest, AFailedRemovalIsToldAndTheNewOneIsThere) {
       {.at = counted.operations(), .error = absl::PermissionDeniedError("no")});
   const absl::Status status = WriteCheckpoint(
       files, dir_.path(), 1, ExampleIdentity(), ExampleState(3));
-  EXPECT_THAT(status, IsError(kInternal, "checkpoint-000000000003 is written"));
+  EXPECT_THAT(status,
+              IsError(kPermissionDenied, "checkpoint-000000000003 is written"));
   EXPECT_FALSE(IsIndeterminate(status));
   EXPECT_EQ(LoadedVersion(), 3);
 }

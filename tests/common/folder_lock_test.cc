@@ -39,7 +39,7 @@ TEST(FolderLockTest, ExcludesOthersAndLeavesNoFile) {
 TEST(FolderLockTest, NamesAFolderThatIsMissing) {
   const TempDir folder;
   EXPECT_THAT(FolderLock::Take(folder.File("x")),
-              IsError(kNotFound, folder.File("x")));
+              IsError(kUnavailable, folder.File("x")));
 }
 
 TEST(FolderLockTest, AFileIsNoFolder) {

@@ -87,7 +87,7 @@ TEST(CoordinatorRegistrationTest, IfNoClientCanSendValuesTheOthersAreToldSo) {
   cohort.CloseRegistration(kRank1);
   ASSERT_TRUE(cohort.answer(kRank0).has_value());
   EXPECT_THAT(cohort.answer(kRank0)->status(),
-              IsError(kInvalidArgument, "keep the stream open"));
+              IsError(kFailedPrecondition, "keep the stream open"));
   EXPECT_EQ(cohort.counter("workers_lost"), 0);
 }
 

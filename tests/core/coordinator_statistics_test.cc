@@ -320,7 +320,7 @@ TEST(CoordinatorStatisticsTest, RefusesMomentsThatDoNotFit) {
   EXPECT_THAT(cohort.ReportMoments(kRank0, calls),
               IsError(kInvalidArgument, "bn call 0 are out of order"));
   EXPECT_THAT(cohort.Report(kRank0),
-              IsError(kInvalidArgument, "this kind of report"));
+              IsError(kFailedPrecondition, "this kind of report"));
 }
 
 // Only the collected statistics describe the weights at an epoch's end.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/core/coordinator.h"
@@ -378,31 +379,28 @@ TEST(CoordinatorRefusalTest, AnAbsentSliceNamedTwiceOrUnknown) {
 
 TEST(CoordinatorRefusalTest, ClosingsThatContradictThemselves) {
   StartedCohort cohort(SmallSetup());
-  const auto close = [&cohort](PushClosing closing) {
-    Effects out;
-    return std::string(cohort.core()
-                           .Close(cohort.sender(kRank0), cohort.key(kRank0),
-                                  std::move(closing), absl::Seconds(101), out)
-                           .message());
+  const auto call = [](const std::vector<double>& first,
+                       const std::vector<double>& second) {
+    return CallMoments{
+        .moments = {.count = 1, .first = first, .second = second}};
   };
-  const Moments good{.count = 1, .first = {0}, .second = {0}};
-  EXPECT_THAT(close({.batch_norm_calls = {}}),
-              HasSubstr("counts of 0 batch-norm layers"));
-  EXPECT_THAT(close({.batch_norm_calls = {2}, .moments = {{.moments = good}}}),
-              HasSubstr("moments of 1 batch-norm calls, want 2"));
-  EXPECT_THAT(close({.batch_norm_calls = {2},
-                     .moments = {{.moments = good}, {.moments = good}}}),
-              HasSubstr("bn call 0 are out of order"));
-  EXPECT_THAT(close({.batch_norm_calls = {1},
-                     .moments = {{.moments = {.count = 1,
-                                              .first = {0, 1},
-                                              .second = {0, 1}}}}}),
-              HasSubstr("bn: got moments of 2 and 2 channels"));
-  EXPECT_THAT(close({.batch_norm_calls = {1},
-                     .moments = {{.moments = {.count = 1,
-                                              .first = {0},
-                                              .second = {-1}}}}}),
-              HasSubstr("bn: got a negative M2, -1"));
+  const CallMoments good = call({0}, {0});
+  const std::vector<std::pair<PushClosing, std::string>> cases = {
+      {{.batch_norm_calls = {}}, "counts of 0 batch-norm layers"},
+      {{.batch_norm_calls = {2}, .moments = {good}},
+       "moments of 1 batch-norm calls, want 2"},
+      {{.batch_norm_calls = {2}, .moments = {good, good}},
+       "bn call 0 are out of order"},
+      {{.batch_norm_calls = {1}, .moments = {call({0, 1}, {0, 1})}},
+       "bn: got moments of 2 and 2 channels"},
+      {{.batch_norm_calls = {1}, .moments = {call({0}, {-1})}},
+       "bn: got a negative M2, -1"}};
+  Effects out;
+  for (const auto& [closing, part] : cases) {
+    EXPECT_THAT(cohort.core().Close(cohort.sender(kRank0), cohort.key(kRank0),
+                                    closing, absl::Seconds(101), out),
+                IsError(kInvalidArgument, part));
+  }
 }
 
 // A milestone belongs to the step that begins at its sample.

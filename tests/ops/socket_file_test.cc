@@ -88,7 +88,7 @@ TEST_F(SocketFileTest, OneThatAKilledProcessLeftIsReplaced) {
 
 TEST_F(SocketFileTest, AnotherFileIsNotRemoved) {
   WriteText(path_, "mine");
-  EXPECT_THAT(Listen(), IsError(kFailedPrecondition, "which is no socket"));
+  EXPECT_THAT(Listen(), IsError(kUnavailable, "which is no socket"));
   EXPECT_EQ(ReadText(path_), "mine");
   std::filesystem::remove(path_);
   {
@@ -103,7 +103,7 @@ TEST_F(SocketFileTest, NamesAFolderThatIsMissing) {
   ListenAddress address{.socket = folder_.File("no/socket")};
   EXPECT_THAT(
       ListenSocket::Open("--listen", address),
-      IsError(kInvalidArgument, folder_.File("no") + " does not exist"));
+      IsError(kUnavailable, folder_.File("no") + " does not exist"));
 }
 
 TEST(AbstractSocketTest, IsFreeAgainWithoutAFile) {

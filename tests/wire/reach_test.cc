@@ -75,7 +75,7 @@ TEST_F(ReachTest, CertificatesOfAnotherAuthority) {
   WriteText(both, ReadText(files.ca) + ReadText(authority_.Issue("viewer").ca));
   files.ca = both;
   EXPECT_THAT(ReachAt(server.address(), files),
-              IsError(kUnauthenticated, "this side's certificate"));
+              IsError(kUnavailable, "this side's certificate"));
 }
 
 TEST_F(ReachTest, AServerWithTheRoleOfAWorker) {

@@ -72,7 +72,7 @@ TEST_F(SetFlagsTest, HelpEndsTheReading) {
 
 TEST_F(SetFlagsTest, AnUnknownFlagIsUsageAndGetsASuggestion) {
   const absl::Status status = Set({"--test_cuont=7"}).status();
-  EXPECT_THAT(status, IsError(kInvalidArgument, "did you mean --test_count?"));
+  EXPECT_THAT(status, IsError(kNotFound, "did you mean --test_count?"));
   EXPECT_EQ(ExitCodeOf(status), kExitUsage);
   EXPECT_THAT(std::string(Set({"--zzzzzzzzzzzzz"}).status().message()),
               Not(HasSubstr("did you mean")));
@@ -80,7 +80,7 @@ TEST_F(SetFlagsTest, AnUnknownFlagIsUsageAndGetsASuggestion) {
 
 TEST_F(SetFlagsTest, StrayArgumentsAndMissingValuesAreUsage) {
   const absl::Status stray = Set({"7"}).status();
-  EXPECT_THAT(stray, IsError(kInvalidArgument, "got argument '7'"));
+  EXPECT_THAT(stray, IsError(kFailedPrecondition, "got argument '7'"));
   EXPECT_EQ(ExitCodeOf(stray), kExitUsage);
   const absl::Status missing = Set({"--test_count"}).status();
   EXPECT_EQ(missing.message(), "--test_count needs a value");

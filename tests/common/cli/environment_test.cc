@@ -110,7 +110,7 @@ TEST(EnvironmentCheckTest, KnowsWhatAnyProgramReads) {
   ExpectOk(CheckVariables({"COHORT_MODEL=cnn", "COHORT_SERVER=a:1",
                            "COHORT_SOURCE_DIR=src", "PATH=/bin"}));
   EXPECT_THAT(CheckVariables({"COHORT_SEVER=a:1"}),
-              IsError(kInvalidArgument, "mean COHORT_SERVER?"));
+              IsError(kNotFound, "mean COHORT_SERVER?"));
 }
 
 TEST(EnvironmentValueTest, IsTheOneOfThatNameOnly) {

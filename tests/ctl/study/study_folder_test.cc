@@ -93,7 +93,7 @@ TEST_F(StudyFolderTest, ADamagedFolderIsRefused) {
   OpenIn(dir_);
   WriteText(dir_.File("study/study.json"), "{");
   EXPECT_THAT(StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags),
-              IsError(kDataLoss, "study.json"));
+              IsError(kFailedPrecondition, "study.json"));
 }
 
 TEST_F(StudyFolderTest, TwoStudiesDoNotWorkInOneFolder) {

@@ -13,8 +13,7 @@ from shapes.rows import (
 
 @row()
 def saliency_that_keeps_the_graph(t):
-    for model, x, y in steps(t):
-        x.requires_grad_()
+    for model, x, y in steps(t, saliency=True):
         out = model(x)
         found, = grad(out.tanh().sum(), x, retain_graph=True)
         t.own("saliency", found)
@@ -24,8 +23,7 @@ def saliency_that_keeps_the_graph(t):
 
 @row()
 def two_saliencies_of_one_graph(t):
-    for model, x, y in steps(t):
-        x.requires_grad_()
+    for model, x, y in steps(t, saliency=True):
         out = model(x)
         a, = grad(out[:, 0].tanh().sum(), x, retain_graph=True)
         b, = grad(out[:, 1].sin().sum(), x, retain_graph=True)
@@ -37,8 +35,7 @@ def two_saliencies_of_one_graph(t):
 @row()
 def saliency_of_a_mean(t):
     """`share` makes a mean over own samples the mean over all."""
-    for model, x, y in steps(t):
-        x.requires_grad_()
+    for model, x, y in steps(t, saliency=True):
         out = model(x)
         loss = error_of(out, y)
         found, = grad(t.share(loss, len(x)), x, retain_graph=True)
@@ -61,8 +58,7 @@ def saliency_after_the_loss(t):
 @refused("CohortError", "norm", or_right=True)
 def saliency_on_rank_0_only(t):
     """Never the saliency of one rank with the loss of another."""
-    for model, x, y in steps(t):
-        x.requires_grad_()
+    for model, x, y in steps(t, saliency=True):
         out = model(x)
         weight = torch.ones(len(x), dtype=x.dtype)
         if t.here(0):
@@ -77,8 +73,7 @@ def saliency_on_rank_0_only(t):
 @row()
 def adversarial_samples_of_one_step(t):
     """FGSM, with a smooth sign."""
-    for model, x, y in steps(t):
-        x.requires_grad_()
+    for model, x, y in steps(t, saliency=True):
         found, = grad((model(x) - y).square().sum(), x)
         attack = (x + 0.1 * torch.tanh(found)).detach()
         t.own("attack", attack)
@@ -136,8 +131,7 @@ def penalty_of(found):
 
 @row()
 def gradient_penalty(t):
-    for model, x, y in steps(t, lr=0.02):
-        x.requires_grad_()
+    for model, x, y in steps(t, lr=0.02, saliency=True):
         out = model(x)
         found, = grad(out.sum(), x, create_graph=True)
         train(t, error_of(out, y) + penalty_of(found).mean())
@@ -162,8 +156,7 @@ def wasserstein_critic(t):
 
 @row()
 def gradient_penalty_on_rank_0_only(t):
-    for model, x, y in steps(t, lr=0.02):
-        x.requires_grad_()
+    for model, x, y in steps(t, lr=0.02, saliency=True):
         out = model(x)
         found, = grad(out.sum(), x, create_graph=True)
         mine = t.of(x, 0).to(x.dtype)
@@ -172,8 +165,7 @@ def gradient_penalty_on_rank_0_only(t):
 
 @row()
 def two_gradients_of_one_graph(t):
-    for model, x, y in steps(t, lr=0.02):
-        x.requires_grad_()
+    for model, x, y in steps(t, lr=0.02, saliency=True):
         out = model(x)
         a, = grad(out.exp().sum(), x, create_graph=True)
         b, = grad(out.pow(3).sum(), x, create_graph=True)
@@ -238,8 +230,7 @@ def gradients_of_the_weights(t):
 @row()
 def penalty_in_half_of_the_steps(t):
     """Lazy regularisation."""
-    for model, x, y in steps(t, lr=0.02):
-        x.requires_grad_()
+    for model, x, y in steps(t, lr=0.02, saliency=True):
         out = model(x)
         loss = error_of(out, y)
         if t.step_number % 2 == 1:
@@ -271,8 +262,7 @@ def penalty_through_one_dimension(t):
 
 @row()
 def penalty_without_scale(t):
-    for model, x, y in steps(t, Net(affine=False), lr=0.02):
-        x.requires_grad_()
+    for model, x, y in steps(t, Net(affine=False), lr=0.02, saliency=True):
         out = model(x)
         found, = grad(out.sum(), x, create_graph=True)
         train(t, error_of(out, y) + penalty_of(found).mean())
@@ -281,8 +271,7 @@ def penalty_without_scale(t):
 @refused("CohortError", "norm", or_right=True)
 def penalty_recorded_by_rank_0_only(t):
     """Rank 0 passes create_graph=True, the others do not."""
-    for model, x, y in steps(t, lr=0.02):
-        x.requires_grad_()
+    for model, x, y in steps(t, lr=0.02, saliency=True):
         out = model(x)
         found, = grad(out.sum(), x, create_graph=t.here(0), retain_graph=True)
         mine = t.of(x, 0).to(x.dtype)

@@ -278,8 +278,7 @@ def a_layer_in_another_part_by_rank(t):
 
 @row()
 def a_penalty_with_a_layer_that_one_rank_calls(t):
-    for model, x, y in steps(t, TwoHeads(), lr=0.02):
-        x.requires_grad_()
+    for model, x, y in steps(t, TwoHeads(), lr=0.02, saliency=True):
         out = with_branch(t, model, x, (1,), model.third)
         found, = torch.autograd.grad(out.sum(), x, create_graph=True)
         each = (out - y).square().sum(1) + found.square().sum((1, 2, 3))

@@ -146,12 +146,13 @@ def train(t: Script, loss: torch.Tensor, **options: Any) -> None:
     t.step()
 
 
-def steps(t: Script, model: nn.Module | None = None, **options: Any
-          ) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
-    """A model that has joined, with SGD, and the batch of each step."""
+def steps(t: Script, model: nn.Module | None = None, saliency: bool = False,
+          **options: Any) -> Iterator[tuple[Any, torch.Tensor, torch.Tensor]]:
+    """A model that has joined, with SGD, and the batch of each step; with
+    `saliency` the input gets gradients, too."""
     model = started(t, model, **options)
     for x, y in t.data():
-        yield model, x, y
+        yield model, x.requires_grad_() if saliency else x, y
 
 
 def trained(t: Script, model: nn.Module | None = None, **options: Any) -> None:

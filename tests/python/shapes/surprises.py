@@ -273,8 +273,7 @@ def numbered_samples_with_time_first_in_parts(t):
 
 @refused("ConfigurationError", "norm2", "is_grads_batched")
 def several_gradients_in_one_pass(t):
-    for model, x, y in steps(t):
-        x.requires_grad_()
+    for model, x, y in steps(t, saliency=True):
         out = model(x)
         torch.autograd.grad(out.sum(0), x, torch.eye(2, dtype=x.dtype),
                             is_grads_batched=True, retain_graph=True)

@@ -12,8 +12,7 @@ from shapes.rows import (
 
 @row()
 def gradients_of_the_input(t):
-    for model, x, y in steps(t):
-        x.requires_grad_()
+    for model, x, y in steps(t, saliency=True):
         t.backward(error_of(model(x), y))
         t.own("x", x.grad)
         t.step()
@@ -380,8 +379,7 @@ def mean_of_zeros_over_a_checkpoint(t):
 @row()
 def root_of_nothing(t):
     """0, with an infinite derivative."""
-    for model, x, y in steps(t):
-        x.requires_grad_()
+    for model, x, y in steps(t, saliency=True):
         valid = t.of(x, 0).to(x.dtype)
         error = (error_by_sample(model(x), y) * valid).sum()
         t.backward((error / valid.sum().clamp(min=1)).sqrt(),

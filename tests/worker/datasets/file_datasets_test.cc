@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -122,17 +123,14 @@ TEST_F(CifarDatasetTest, TrainingIsFlippedAndCroppedUnlessToldNot) {
 TEST_F(CifarDatasetTest, PipesAndFilesOfATerabyteAreNamed) {
   WriteCifar10(dir_);
   const std::string path = dir_.File("data_batch_3.bin");
-  const auto message = [&] {
-    return std::string(MakeDataset({.name = "cifar10", .data_dir = dir_.path()})
-                           .status()
-                           .message());
-  };
+  const DatasetOptions options = {.name = "cifar10", .data_dir = dir_.path()};
   std::filesystem::resize_file(path, uintmax_t{1} << 40);
-  EXPECT_THAT(message(),
-              HasSubstr(absl::StrCat(path, ": got 1099511627776 bytes")));
+  EXPECT_THAT(MakeDataset(options),
+              IsError(kDataLoss, path + ": got 1099511627776 bytes"));
   std::filesystem::remove(path);
   ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
-  EXPECT_THAT(message(), HasSubstr(path + ": not a regular file"));
+  EXPECT_THAT(MakeDataset(options),
+              IsError(kDataLoss, path + ": not a regular file"));
 }
 
 TEST_F(CifarDatasetTest, NamesTheFileAndWhatIsWrongWithIt) {
@@ -295,9 +293,16 @@ TEST_F(VocDatasetTest, SkippedSamplesAreToldAndChangeTheDigest) {
   EXPECT_THAT(log, HasSubstr("voc: 1 of 3 samples were skipped"));
 }
 
+// Files of the folder by their names in it.
+using FileChanges =
+    std::vector<std::pair<std::string, std::optional<std::string>>>;
+
 struct FileErrorCase {
   const char* situation = "";
-  std::function<void(const TempDir&)> spoil;
+  // What is written; without content, what is removed.
+  FileChanges files;
+  // Cut in half.
+  std::string truncated;
   std::function<void(DatasetOptions&)> change = [](DatasetOptions&) {};
   absl::StatusCode code = kInvalidArgument;
   std::string why;
@@ -311,110 +316,75 @@ void Truncate(const std::string& path) {
 }
 
 std::vector<FileErrorCase> DamageCases() {
+  const std::string jpeg = JpegBytes(Plain(2, 4, {1, 2, 3}));
   return {
       {.situation = "truncated JPEG image",
-       .spoil =
-           [](const TempDir& dir) {
-             const std::string jpeg = JpegBytes(Plain(2, 4, {1, 2, 3}));
-             std::filesystem::remove(dir.File("JPEGImages/b.png"));
-             WriteFile(dir, "JPEGImages/b.jpg",
-                       jpeg.substr(0, jpeg.size() - 4));
-           },
+       .files = {{"JPEGImages/b.png", std::nullopt},
+                 {"JPEGImages/b.jpg", jpeg.substr(0, jpeg.size() - 4)}},
        .code = kDataLoss,
        .why = "JPEGImages/b.jpg: damaged JPEG image: Premature end",
        .skippable = true},
       {.situation = "truncated PNG image",
-       .spoil = [](const TempDir& d) { Truncate(d.File("JPEGImages/c.png")); },
+       .truncated = "JPEGImages/c.png",
        .code = kDataLoss,
        .why = "JPEGImages/c.png: damaged PNG image: unexpected end of file",
        .skippable = true},
       {.situation = "truncated mask",
-       .spoil =
-           [](const TempDir& d) {
-             Truncate(d.File("SegmentationClass/d.png"));
-           },
+       .truncated = "SegmentationClass/d.png",
        .code = kDataLoss,
        .why = "SegmentationClass/d.png: damaged PNG image",
        .skippable = true},
       {.situation = "mask of another size",
-       .spoil =
-           [](const TempDir& dir) {
-             WriteFile(dir, "SegmentationClass/b.png",
-                       MaskBytes(4, 2, std::vector<uint8_t>(8, 1)));
-           },
+       .files = {{"SegmentationClass/b.png",
+                  MaskBytes(4, 2, std::vector<uint8_t>(8, 1))}},
        .why = "SegmentationClass/b.png: got 4x2 pixels, want 2x4"},
       {.situation = "mask of colours",
-       .spoil =
-           [](const TempDir& dir) {
-             WriteFile(dir, "SegmentationClass/b.png",
-                       PngBytes(Plain(2, 4, {1, 2, 3}), PngKind::kRgb));
-           },
+       .files = {{"SegmentationClass/b.png",
+                  PngBytes(Plain(2, 4, {1, 2, 3}), PngKind::kRgb)}},
        .why = "SegmentationClass/b.png: got a mask in RGB of 8 bits"},
       {.situation = "image of another size",
-       .spoil =
-           [](const TempDir& dir) {
-             WriteFile(dir, "JPEGImages/c.png",
-                       PngBytes(Plain(3, 4, {1, 2, 3}), PngKind::kRgb));
-             WriteFile(dir, "SegmentationClass/c.png",
-                       MaskBytes(3, 4, std::vector<uint8_t>(12, 1)));
-           },
+       .files = {{"JPEGImages/c.png",
+                  PngBytes(Plain(3, 4, {1, 2, 3}), PngKind::kRgb)},
+                 {"SegmentationClass/c.png",
+                  MaskBytes(3, 4, std::vector<uint8_t>(12, 1))}},
        .why = "JPEGImages/c.png: got 3x4 pixels, want 2x4 like the images"},
   };
 }
 
 std::vector<FileErrorCase> ContentCases() {
+  const std::string ignored = MaskBytes(2, 4, std::vector<uint8_t>(8, 255));
   return {
       {.situation = "class beyond those given",
-       .spoil = [](const TempDir&) {},
        .change = [](DatasetOptions& o) { o.classes = 2; },
        .why = "SegmentationClass/b.png: row 0, column 0: got class 2"},
       {.situation = "255 where something else is ignored",
-       .spoil = [](const TempDir&) {},
        .change = [](DatasetOptions& o) { o.ignore_index = -1; },
        .why = "SegmentationClass/a.png: row 1, column 3: got class 255"},
       {.situation = "empty split file",
-       .spoil =
-           [](const TempDir& dir) {
-             WriteFile(dir, "ImageSets/Segmentation/val.txt", " \n\n");
-           },
+       .files = {{"ImageSets/Segmentation/val.txt", " \n\n"}},
        .why = "ImageSets/Segmentation/val.txt: got an empty file"},
       {.situation = "no split file",
-       .spoil =
-           [](const TempDir& dir) {
-             std::filesystem::remove(
-                 dir.File("ImageSets/Segmentation/train.txt"));
-           },
+       .files = {{"ImageSets/Segmentation/train.txt", std::nullopt}},
        .code = kNotFound,
        .why = "ImageSets/Segmentation/train.txt: cannot read: No such file"},
       {.situation = "a name without an image",
-       .spoil =
-           [](const TempDir& dir) {
-             WriteFile(dir, "ImageSets/Segmentation/train.txt", "a\nnone\n");
-           },
+       .files = {{"ImageSets/Segmentation/train.txt", "a\nnone\n"}},
        .code = kNotFound,
        .why = "train.txt: got the name 'none', but there is no image"},
       {.situation = "a name without a mask",
-       .spoil =
-           [](const TempDir& dir) {
-             std::filesystem::remove(dir.File("SegmentationClass/c.png"));
-           },
+       .files = {{"SegmentationClass/c.png", std::nullopt}},
        .code = kNotFound,
        .why = "train.txt: got the name 'c', but there is no mask"},
       {.situation = "nothing but ignored pixels",
-       .spoil =
-           [](const TempDir& dir) {
-             for (const char* name : {"a", "b", "c", "d"}) {
-               WriteFile(dir, absl::StrCat("SegmentationClass/", name, ".png"),
-                         MaskBytes(2, 4, std::vector<uint8_t>(8, 255)));
-             }
-           },
+       .files = {{"SegmentationClass/a.png", ignored},
+                 {"SegmentationClass/b.png", ignored},
+                 {"SegmentationClass/c.png", ignored},
+                 {"SegmentationClass/d.png", ignored}},
        .why = "SegmentationClass: got only masks of 255 (ignored)"},
       {.situation = "too many classes asked for",
-       .spoil = [](const TempDir&) {},
        .change = [](DatasetOptions& o) { o.classes = 256; },
        .why = "--classes: got 256, want 1 to 255"},
       {.situation = "an ignored number that no byte has",
-       .spoil = [](const TempDir&) {},
        .change = [](DatasetOptions& o) { o.ignore_index = 256; },
        .why = "--ignore_index: got 256, want 0 to 255, or -1 for none"},
   };
@@ -427,13 +397,18 @@ void ExpectErrors(const std::vector<FileErrorCase>& cases) {
       SCOPED_TRACE(c.situation);
       const TempDir dir;
       WriteVoc(dir);
-      c.spoil(dir);
+      for (const auto& [name, content] : c.files) {
+        if (content.has_value()) {
+          WriteFile(dir, name, *content);
+        } else {
+          std::filesystem::remove(dir.File(name));
+        }
+      }
+      if (!c.truncated.empty()) Truncate(dir.File(c.truncated));
       DatasetOptions options = Voc(dir);
       options.bad_samples = policy;
       c.change(options);
-      const absl::Status status = MakeDataset(options).status();
-      EXPECT_EQ(status.code(), c.code) << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr(c.why));
+      EXPECT_THAT(MakeDataset(options), IsError(c.code, c.why));
     }
   }
 }

@@ -382,7 +382,7 @@ TEST(TrainerTest, ARunThatFailedIsAnErrorUnlessAServerMayContinueIt) {
     const absl::Status status = trainer.Run();
     EXPECT_EQ(status.ok(), unfinished) << status;
     if (!unfinished) {
-      EXPECT_THAT(status, IsError(kAborted, "the script is over"));
+      EXPECT_THAT(status, IsError(kInternal, "the script is over"));
     }
   }
 }
