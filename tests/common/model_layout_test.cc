@@ -14,7 +14,6 @@ namespace cohort {
 namespace {
 
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 ModelLayout Example() {
   return {
@@ -94,27 +93,36 @@ TEST(ModelLayoutTest, EqualLayoutsAreTheSame) {
 }
 
 TEST(ModelLayoutTest, TellsTheFirstDifference) {
-  ModelLayout seen = Example();
-  seen.parameters[0].shape = {3, 2};
-  ExpectDiffers(seen, "conv.weight: got shape [3,2], want [2,3]");
-  seen = Example();
-  seen.parameters[1].trainable = false;
-  ExpectDiffers(seen, "bn.bias: got trainable no, want yes");
-  seen = Example();
-  seen.parameters[1].decay_exempt = false;
-  ExpectDiffers(seen, "bn.bias: got decay_exempt no, want yes");
-  seen = Example();
-  seen.parameters[0].rate_multiplier = 10;
-  ExpectDiffers(seen, "conv.weight: got a rate multiplier of 10, want 1");
-  seen = Example();
-  seen.parameters[0].decay_multiplier = 0.5;
-  ExpectDiffers(seen, "conv.weight: got a decay multiplier of 0.5, want 1");
-  seen = Example();
-  seen.parameters[0].name = "conv1.weight";
-  ExpectDiffers(seen, "parameter number 0: got conv1.weight, want conv.weight");
-  seen = Example();
-  seen.batch_norms[0].convention = StatisticsConvention::kKeras;
-  ExpectDiffers(seen, "bn: affine, track_statistics or convention differ");
+  const auto expect = [](auto change, const std::string& why) {
+    ModelLayout seen = Example();
+    change(seen);
+    ExpectDiffers(seen, why);
+  };
+  expect(
+      [](auto& l) {
+        l.parameters[0].shape = {3, 2};
+      },
+      "conv.weight: got shape [3,2], want [2,3]");
+  expect([](auto& l) { l.parameters[1].trainable = false; },
+         "bn.bias: got trainable no, want yes");
+  expect([](auto& l) { l.parameters[1].decay_exempt = false; },
+         "bn.bias: got decay_exempt no, want yes");
+  expect([](auto& l) { l.parameters[0].rate_multiplier = 10; },
+         "conv.weight: got a rate multiplier of 10, want 1");
+  expect([](auto& l) { l.parameters[0].decay_multiplier = 0.5; },
+         "conv.weight: got a decay multiplier of 0.5, want 1");
+  expect([](auto& l) { l.parameters[0].name = "conv1.weight"; },
+         "parameter number 0: got conv1.weight, want conv.weight");
+  expect(
+      [](auto& l) {
+        l.batch_norms[0].convention = StatisticsConvention::kKeras;
+      },
+      "bn: affine, track_statistics or convention differ");
+  expect([](auto& l) { l.parameters.pop_back(); },
+         "parameter bn.bias is missing");
+  expect(
+      [](auto& l) { l.batch_norms.push_back({.name = "bn2", .channels = 1}); },
+      "batch norm bn2 is not part of this run's model");
 }
 
 TEST(ModelLayoutTest, MomentumAndEpsilonMayDiffer) {
@@ -162,15 +170,6 @@ TEST(ModelLayoutTest, RateGroupsAreCountedAndCompared) {
   ExpectInvalid(layout, "conv.weight: got rate group 1024, want 0 to 1023");
 }
 
-TEST(ModelLayoutTest, NamesWhatIsMissingOrTooMuch) {
-  ModelLayout seen = Example();
-  seen.parameters.pop_back();
-  ExpectDiffers(seen, "parameter bn.bias is missing");
-  seen = Example();
-  seen.batch_norms.push_back({.name = "bn2", .channels = 1});
-  ExpectDiffers(seen, "batch norm bn2 is not part of this run's model");
-}
-
 TEST(MakePartitionsTest, LargeParametersSpanAndSmallOnesShare) {
   // 6 and 2 elements at 4 a partition: [w 0..4] [w 4..6, b 0..2].
   const std::vector<Partition> partitions = MakePartitions(Example(), 16);
@@ -216,51 +215,32 @@ TEST(MakePartitionsTest, CoversEveryElementOnceAtAnySize) {
 }
 
 TEST(RunPlanTest, ComparesEverythingButTheLossReference) {
-  const RunPlan wanted = {.dataset = "mnist",
-                          .dataset_digest = "ab",
-                          .train_samples = 10,
-                          .test_samples = 2,
-                          .loss = "cross-entropy"};
-  RunPlan seen = wanted;
-  seen.loss_reference = 7;
-  EXPECT_TRUE(CheckSamePlan(seen, wanted).ok());
-  seen.dataset_digest = "cd";
-  EXPECT_THAT(CheckSamePlan(seen, wanted),
-              IsError(kFailedPrecondition, "digest cd, want ab"));
-  seen = wanted;
-  seen.test_samples = 3;
-  EXPECT_THAT(CheckSamePlan(seen, wanted),
-              IsError(kFailedPrecondition, "samples 3, want 2"));
-  seen = wanted;
-  seen.loss = "cross-entropy, label smoothing 0.1";
-  EXPECT_THAT(CheckSamePlan(seen, wanted),
-              IsError(kFailedPrecondition, "label smoothing 0.1"));
-}
-
-TEST(RunPlanTest, ComparesWhatTheTrainingProgramDecides) {
   const RunPlan wanted = {
+      .dataset = "mnist",
+      .dataset_digest = "ab",
+      .train_samples = 10,
+      .test_samples = 2,
+      .loss = "cross-entropy",
       .optimizer = {{"learning_rate", "0.1"}, {"optimizer", "sgd"}}};
-  const auto message = [&wanted](const RunPlan& seen) {
-    const absl::Status status = CheckSamePlan(seen, wanted);
-    EXPECT_EQ(status.code(), kFailedPrecondition);
-    return std::string(status.message());
+  RunPlan same = wanted;
+  same.loss_reference = 7;
+  EXPECT_TRUE(CheckSamePlan(same, wanted).ok());
+  const auto differs = [&wanted](auto change, const std::string& why) {
+    RunPlan seen = wanted;
+    change(seen);
+    EXPECT_THAT(CheckSamePlan(seen, wanted), IsError(kFailedPrecondition, why));
   };
-  EXPECT_TRUE(CheckSamePlan(wanted, wanted).ok());
-  RunPlan seen = wanted;
-  seen.own_data = true;
-  EXPECT_THAT(message(seen), HasSubstr("own yes, want no"));
-  seen = wanted;
-  seen.rates_by_workers = true;
-  EXPECT_THAT(message(seen), HasSubstr("workers yes, want no"));
-  seen = wanted;
-  seen.optimizer["learning_rate"] = "0.2";
-  EXPECT_EQ(message(seen), "optimizer: got learning_rate 0.2, want 0.1");
-  seen = wanted;
-  seen.optimizer.erase("optimizer");
-  EXPECT_EQ(message(seen), "optimizer: got optimizer none, want sgd");
-  seen = wanted;
-  seen.optimizer["momentum"] = "0.9";
-  EXPECT_EQ(message(seen), "optimizer: got momentum 0.9, want none");
+  differs([](auto& p) { p.dataset_digest = "cd"; }, "digest cd, want ab");
+  differs([](auto& p) { p.test_samples = 3; }, "samples 3, want 2");
+  differs([](auto& p) { p.loss = "label smoothing 0.1"; }, "smoothing 0.1");
+  differs([](auto& p) { p.own_data = true; }, "own yes, want no");
+  differs([](auto& p) { p.rates_by_workers = true; }, "workers yes, want no");
+  differs([](auto& p) { p.optimizer["learning_rate"] = "0.2"; },
+          "optimizer: got learning_rate 0.2, want 0.1");
+  differs([](auto& p) { p.optimizer.erase("optimizer"); },
+          "optimizer: got optimizer none, want sgd");
+  differs([](auto& p) { p.optimizer["momentum"] = "0.9"; },
+          "optimizer: got momentum 0.9, want none");
 }
 
 TEST(InitialStatisticsTest, AreMeanZeroVarianceOneNothingTracked) {

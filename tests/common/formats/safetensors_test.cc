@@ -131,8 +131,11 @@ struct DamageCase {
   std::string why;
 };
 
-std::string OneTensor(const std::string& fields, size_t data_bytes) {
-  return FileWith(absl::StrCat(R"({"w":{)", fields, "}}"), data_bytes);
+std::string OneTensor(const std::string& type, const std::string& shape,
+                      const std::string& offsets, size_t data_bytes) {
+  return FileWith(absl::StrCat(R"({"w":{"dtype":")", type, R"(","shape":)",
+                               shape, R"(,"data_offsets":)", offsets, "}}"),
+                  data_bytes);
 }
 
 std::vector<DamageCase> HeaderDamage() {
@@ -165,51 +168,36 @@ std::vector<DamageCase> HeaderDamage() {
 
 std::vector<DamageCase> TensorDamage() {
   return {
-      {"unknown type",
-       OneTensor(R"("dtype":"BF16","shape":[2],"data_offsets":[0,4])", 4),
+      {"unknown type", OneTensor("BF16", "[2]", "[0,4]", 4),
        "tensor w: got type BF16, want F32, F64 or I64"},
-      {"negative extent",
-       OneTensor(R"("dtype":"F32","shape":[-1],"data_offsets":[0,4])", 4),
+      {"negative extent", OneTensor("F32", "[-1]", "[0,4]", 4),
        "tensor w: got bytes 0 to 4 for shape [-1]"},
-      {"fractional extent",
-       OneTensor(R"("dtype":"F32","shape":[1.5],"data_offsets":[0,4])", 4),
+      {"fractional extent", OneTensor("F32", "[1.5]", "[0,4]", 4),
        "an extent is not an integer"},
       // 2^32 * 2^32 * 4 bytes is 0 in 64 bits.
       {"shape that overflows",
-       OneTensor(R"("dtype":"F32","shape":[4294967296,4294967296],)"
-                 R"("data_offsets":[0,0])",
-                 0),
+       OneTensor("F32", "[4294967296,4294967296]", "[0,0]", 0),
        "for shape [4294967296,4294967296]"},
-      {"fewer bytes than the shape",
-       OneTensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])", 4),
+      {"fewer bytes than the shape", OneTensor("F32", "[2]", "[0,4]", 4),
        "got bytes 0 to 4 for shape [2]"},
       {"end before begin, by more than an integer holds",
-       OneTensor(R"("dtype":"F32","shape":[1],)"
-                 R"("data_offsets":[9223372036854775807,)"
-                 R"(-9223372036854775808])",
-                 4),
+       OneTensor("F32", "[1]", "[9223372036854775807,-9223372036854775808]", 4),
        "tensor w: got bytes"},
-      {"three offsets",
-       OneTensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4,4])", 4),
+      {"three offsets", OneTensor("F32", "[1]", "[0,4,4]", 4),
        "want dtype, shape and data_offsets"},
-      {"end behind the file",
-       OneTensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,8])", 7),
+      {"end behind the file", OneTensor("F32", "[2]", "[0,8]", 7),
        "tensor w: got 7 bytes of tensors, want at least 8"},
       {"offsets near the largest integer",
-       OneTensor(R"("dtype":"F32","shape":[1],)"
-                 R"("data_offsets":[9223372036854775800,)"
-                 R"(9223372036854775804])",
-                 4),
+       OneTensor("F32", "[1]", "[9223372036854775800,9223372036854775804]", 4),
        "want at least 9223372036854775804"},
-      {"gap", OneTensor(R"("dtype":"F32","shape":[1],"data_offsets":[4,8])", 8),
+      {"gap", OneTensor("F32", "[1]", "[4,8]", 8),
        "tensor w: begins at byte 4, want 0"},
       {"overlap",
        FileWith(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                 R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
                 8),
        "tensor b: begins at byte 4, want 8"},
-      {"bytes behind the last tensor",
-       OneTensor(R"("dtype":"F32","shape":[1],"data_offsets":[0,4])", 5),
+      {"bytes behind the last tensor", OneTensor("F32", "[1]", "[0,4]", 5),
        "1 bytes belong to no tensor"},
   };
 }
@@ -229,8 +217,8 @@ TEST(SafetensorsTest, NamesWhatIsWrongWithADamagedHeader) {
 }
 
 TEST(SafetensorsTest, AHeaderThatNestsDeepIsDamage) {
-  const auto read = Decode(FileWith(std::string(1'000'000, '['), 0));
-  EXPECT_THAT(read, IsError(kDataLoss, "deeper than 32 levels"));
+  EXPECT_THAT(Decode(FileWith(std::string(1'000'000, '['), 0)),
+              IsError(kDataLoss, "deeper than 32 levels"));
 }
 
 TEST(SafetensorsTest, NamesTheTensorThatIsWrong) {

@@ -104,7 +104,7 @@ TEST(ClusterJobTest, AWorkerThatDiesEndsTheRunAndIsNamed) {
                Script(dir, "server", std::string(kListen) + "exec sleep 60\n"),
            .worker = Script(dir, "worker", "echo no such data set; exit 3\n")},
           folder),
-      IsError(kFailedPrecondition, "worker 0 ended with exit code 3"));
+      IsError(kInvalidArgument, "worker 0 ended with exit code 3"));
   EXPECT_FALSE(*folder.IsDone(AsyncRun()));
   EXPECT_EQ(ReadText(folder.RunPath(AsyncRun()) + "/worker-0.log"),
             "no such data set\n");
@@ -118,7 +118,7 @@ TEST(ClusterJobTest, AServerThatFailsIsNamed) {
       ResultOf({.server = Script(dir, "server", "echo bad flag; exit 2\n"),
                 .worker = Script(dir, "worker", "exit 0\n")},
                folder),
-      IsError(kFailedPrecondition, "server ended with exit code 2"));
+      IsError(kInvalidArgument, "server ended with exit code 2"));
 }
 
 TEST(ClusterJobTest, ARunWithoutItsResultsIsNotDone) {
