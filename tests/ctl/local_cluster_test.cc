@@ -200,20 +200,12 @@ TEST_F(LocalClusterTest, ADataShardHasATimelineOfItsOwnAndNoOperationsPort) {
   EXPECT_THAT(lines_["server"][0], HasSubstr(" --trace a.b/s.json"));
 }
 
-TEST_F(LocalClusterTest, EachWorkerHasATimelineOfItsOwn) {
+TEST_F(LocalClusterTest, EachWorkerHasATimelineAndAnExchangeLogOfItsOwn) {
   Play("listen; await started-1; await started-0", "echo $@");
-  RunToTheEnd(2, {}, {"--trace=a.b/w.json"});
-  EXPECT_THAT(
-      lines_["worker 1"],
-      ElementsAre("--server=127.0.0.1:1234 --rank=1 --trace=a.b/w.1.json"));
-}
-
-TEST_F(LocalClusterTest, EachWorkerHasAnExchangeLogOfItsOwn) {
-  Play("listen; await started-1; await started-0", "echo $@");
-  RunToTheEnd(2, {}, {"--exchange_log", "w.jsonl"});
-  EXPECT_THAT(
-      lines_["worker 1"],
-      ElementsAre("--server=127.0.0.1:1234 --rank=1 --exchange_log w.1.jsonl"));
+  RunToTheEnd(2, {}, {"--trace=a.b/w.json", "--exchange_log", "w.jsonl"});
+  EXPECT_THAT(lines_["worker 1"],
+              ElementsAre("--server=127.0.0.1:1234 --rank=1 "
+                          "--trace=a.b/w.1.json --exchange_log w.1.jsonl"));
 }
 
 TEST_F(LocalClusterTest, StopsTheServerFirst) {

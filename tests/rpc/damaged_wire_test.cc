@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -353,55 +354,32 @@ constexpr char kMoments[] = "/cohort.v1.Moments/";
 constexpr char kParameters[] = "/cohort.v1.Parameters/";
 constexpr char kMembership[] = "/cohort.v1.Membership/";
 
-TEST(DamagedWireTest, MomentsToTheServer) {
-  DamageEach({.service = kMoments, .bytes_min = 200, .spread = 3}, kPlaces);
+// Messages of one kind, to or from the server.
+class DamagedWireTest
+    : public testing::TestWithParam<std::tuple<Target, bool>> {};
+
+TEST_P(DamagedWireTest, ChangesNoResultUnlessItIsNoticed) {
+  auto [target, to_server] = GetParam();
+  target.to_server = to_server;
+  DamageEach(target, kPlaces);
 }
 
-TEST(DamagedWireTest, MomentsFromTheServer) {
-  DamageEach(
-      {.service = kMoments, .to_server = false, .bytes_min = 200, .spread = 3},
-      kPlaces);
-}
-
-TEST(DamagedWireTest, GradientsAndValuesToTheServer) {
-  DamageEach({.service = kParameters, .bytes_min = 1000, .spread = 5}, kPlaces);
-}
-
-TEST(DamagedWireTest, WeightsFromTheServer) {
-  DamageEach({.service = kParameters,
-              .to_server = false,
-              .bytes_min = 1000,
-              .spread = 5},
-             kPlaces);
-}
-
-TEST(DamagedWireTest, LayoutsOpeningsAndClosingsToTheServer) {
-  DamageEach({.service = kParameters,
-              .bytes_min = 20,
-              .bytes_max = 1000,
-              .spread = 3,
-              .local = true},
-             kPlaces);
-}
-
-TEST(DamagedWireTest, VerdictsAndStatisticsFromTheServer) {
-  DamageEach({.service = kParameters,
-              .to_server = false,
-              .bytes_min = 20,
-              .bytes_max = 1000,
-              .spread = 3,
-              .local = true},
-             kPlaces);
-}
-
-TEST(DamagedWireTest, JoinsAndReportsToTheServer) {
-  DamageEach({.service = kMembership, .bytes_min = 15}, kPlaces);
-}
-
-TEST(DamagedWireTest, AssignmentsFromTheServer) {
-  DamageEach({.service = kMembership, .to_server = false, .bytes_min = 15},
-             kPlaces);
-}
+INSTANTIATE_TEST_SUITE_P(
+    Messages, DamagedWireTest,
+    testing::Combine(
+        testing::Values(
+            Target{.service = kMoments, .bytes_min = 200, .spread = 3},
+            // Values, gradients and weights.
+            Target{.service = kParameters, .bytes_min = 1000, .spread = 5},
+            // Layouts, openings and closings; verdicts and statistics.
+            Target{.service = kParameters,
+                   .bytes_min = 20,
+                   .bytes_max = 1000,
+                   .spread = 3,
+                   .local = true},
+            // Joins and reports; assignments.
+            Target{.service = kMembership, .bytes_min = 15}),
+        testing::Bool()));
 
 }  // namespace
 }  // namespace cohort
