@@ -96,7 +96,8 @@ class RunTest(unittest.TestCase):
     def test_dead_worker_is_started_again_but_not_for_ever(self):
         self.play("listen; await never", "[[ $rank == 0 ]] && await never\n"
                   "echo x >>lives; kill -9 $$")
-        code, _, err = self.cohort("--max_restarts=2")
+        code, _, err = self.cohort("--max_restarts=2",
+                                   f"--log_dir={self.dir}/logs")
         self.assertEqual(code, 137)
         self.assertEqual((self.dir / "lives").read_text(), "x\n" * 3)
         ends = [line for line in err if "ended by signal 9 (Killed)" in line]
