@@ -139,9 +139,9 @@ TEST_F(CtlCommandTest, ValuesThatCannotBeAreExitCode3) {
       {"run --programs=/nowhere", "/nowhere: has no executable cohort-server"},
       {"watch --interval=1ms", "--interval: got '1ms'"},
       {"workers drain --rank=-1", "--rank: got '-1', want 0 or more"},
-      {"status --timeout=soon", "--timeout: got 'soon'"},
-      {"status --timeout=-1s", "--timeout: got '-1s'"},
-      {"status --timeout=10", "--timeout: got '10'"},
+      {"status --server=a:1 --timeout=soon", "--timeout: got 'soon'"},
+      {"status --server=a:1 --timeout=-1s", "--timeout: got '-1s'"},
+      {"status --server=a:1 --timeout=10", "--timeout: got '10'"},
       {"log level loud --server=127.0.0.1:1 --timeout=0s",
        "--timeout: got '0s'"}};
   for (const Case& c : cases) {

@@ -300,9 +300,9 @@ using FileChanges =
 struct FileErrorCase {
   const char* situation = "";
   // What is written; without content, what is removed.
-  FileChanges files;
+  FileChanges files = {};
   // Cut in half.
-  std::string truncated;
+  std::string truncated = "";
   std::function<void(DatasetOptions&)> change = [](DatasetOptions&) {};
   absl::StatusCode code = kInvalidArgument;
   std::string why;
