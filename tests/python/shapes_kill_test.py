@@ -35,7 +35,8 @@ ROWS = (
     "adversarial_samples_in_train_mode", "gradient_penalty", "third_order",
     "saliency_that_keeps_the_graph", "checkpointing",
     "a_layer_that_rank_0_calls", "layers_in_another_order_by_rank",
-    "stochastic_depth_by_rank")
+    "stochastic_depth_by_rank", "two_normalisers", "dice_over_the_batch", "simclr",
+    "clip", "sums_between_layers", "penalty_through_sums")
 
 
 def main() -> int:

@@ -45,11 +45,11 @@ if hasattr(torch, "compile"):
     import torch._functorch.aot_autograd
 
 from shapes import (batches, by_hand, derivatives, meetings, models, refusals,
-                    rows, runner, statistics, supervised, surprises, teachers,
-                    values)
+                    rows, runner, statistics, sums, supervised, surprises,
+                    teachers, values)
 
 assert all((batches, by_hand, derivatives, meetings, models, refusals, statistics,
-            supervised, surprises, teachers, values))
+            sums, supervised, surprises, teachers, values))
 
 
 def available(row: rows.Row) -> bool:

@@ -202,6 +202,14 @@ void DefineValues(nb::module_& m) {
           [](const Assignment& a) { return a.split == DataSplit::kTest; })
       .def_prop_ro("members",
                    [](const Assignment& a) { return a.members.size(); })
+      .def_prop_ro("ranks",
+                   [](const Assignment& a) {
+                     std::vector<int32_t> ranks;
+                     for (const Rank rank : a.members) {
+                       ranks.push_back(rank.value());
+                     }
+                     return ranks;
+                   })
       .def_ro("batches", &Assignment::batches)
       .def_ro("statistics", &Assignment::statistics)
       .def_ro("global_normalization", &Assignment::global_normalization)

@@ -149,7 +149,7 @@ class Worker(Script):
                                if value[0] < self.step_number]
             yield batch
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None,
+    def backward(self, loss: Any, weight: float | None = None,
                  **options: Any) -> None:
         self._die_after("forward")
         self.job.backward(loss, weight, **options)
@@ -180,6 +180,16 @@ class Worker(Script):
 
     def share(self, loss: torch.Tensor, weight: float) -> torch.Tensor:
         return self.job.share(loss, weight)
+
+    def sum(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        return self.job.sum(tensor, **options)
+
+    def gather(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        return self.job.gather(tensor, **options)
+
+    def before(self, sizes: torch.Tensor) -> int:
+        """Samples of the ranks before this one, from those of all."""
+        return int(sizes[:self.rank].sum())
 
     def after_step(self, function: Callable[[], None]) -> None:
         self.job.after_step(function)
@@ -275,9 +285,13 @@ class Alone(Script):
                     epoch, begin = epoch + 1, 0
         yield from self._batches(batches(), 1)
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None,
+    def backward(self, loss: Any, weight: float | None = None,
                  reduction: str = "mean", **_: Any) -> None:
         """`weight` is that of all workers, as the loss is."""
+        if isinstance(loss, list):
+            loss = sum(one if reduction == "mean" else one / total
+                       for one, total in loss if total)
+            weight, reduction = 1.0, "mean"
         if weight is None:
             weight, total = float(sum(self._parts)), float(self._samples)
         else:
@@ -316,6 +330,16 @@ class Alone(Script):
     def share(self, loss: torch.Tensor, weight: float) -> torch.Tensor:
         del weight
         return loss
+
+    def sum(self, tensor: torch.Tensor, **_: Any) -> torch.Tensor:
+        return tensor
+
+    def gather(self, tensor: torch.Tensor, **_: Any) -> torch.Tensor:
+        return tensor
+
+    def before(self, sizes: torch.Tensor) -> int:
+        del sizes
+        return 0
 
     def after_step(self, function: Callable[[], None]) -> None:
         self._after.append(function)

@@ -94,7 +94,7 @@ def _batch_norm_door(input: torch.Tensor, weight: torch.Tensor | None,
     if step is not None and (_is_traced() or _passes.is_stand_in(input)):
         if training and step.trains() and not _local:
             raise _errors.UsageError(
-                f"{_caller()}: F.batch_norm within a graph of torch.compile or "
+                f"{caller()}: F.batch_norm within a graph of torch.compile or "
                 "torch.export would normalise by this worker's batch alone; call "
                 "it outside, or use a batch-norm module of the model")
     elif step is not None:
@@ -174,7 +174,7 @@ def _served_unregistered(
     """The same for a call of no registered layer."""
     if not training or _local or not step.is_watched():
         return None
-    where = _caller()
+    where = caller()
     if mean is None or variance is None:
         if not step.trains() or step.is_of_parameters(x):
             return None
@@ -213,7 +213,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _caller() -> str:
+def caller() -> str:
     """The nearest line outside of torch and of this package, without its file's
     folder: the same on all machines."""
     for frame in _frames():
@@ -271,7 +271,7 @@ class _Operator:
             return self._operator(*args, **kwargs)
         if step.trains() and not _local:
             raise _errors.UsageError(
-                f"{_caller()}: {self._name}() would normalise by this worker's "
+                f"{caller()}: {self._name}() would normalise by this worker's "
                 "batch alone; call F.batch_norm with a module's buffers, or use "
                 "`with cohort.local():` if that is meant")
         outputs = self._operator(*args, **kwargs)

@@ -161,16 +161,19 @@ class Job:
 
     # ---- a step
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None, *,
-                 reduction: str = "mean", correct: int = 0,
-                 labels: int = 0) -> None:
+    def backward(self, loss: torch.Tensor | list[tuple[torch.Tensor, float]],
+                 weight: float | None = None, *, reduction: str = "mean",
+                 correct: int = 0, labels: int = 0) -> None:
         """Computes the gradients and sends them while they are computed.
 
         The step's loss is the mean over all workers, weighted by `weight`, so
         batches may differ in size.
 
         Args:
-            loss: a scalar: the mean over what `weight` counts, or its sum.
+            loss: a scalar: the mean over what `weight` counts, or its sum. Or
+                losses that are means over different things, as pairs of each
+                with its own weight, such as [(boxes, n_boxes), (masks,
+                n_pixels)]: the step's loss is the sum of their means.
             weight: samples, labels or valid pixels behind the loss; by default
                 the samples of the batch. In own data a batch of `batch_size`
                 samples shows how they are counted; without it all tensors must
@@ -182,10 +185,18 @@ class Job:
         """
         run, step = self._run, self._run.step
         step.check_in_progress("job.backward()")
-        step.check_samples("job.backward", weight)
-        _graph_check.check(loss)
-        run.model.check_weights(content=False)
-        step.backward(loss, weight, reduction, run.schedulers.rates())
+        rates = run.schedulers.rates()
+        if isinstance(loss, list):
+            _check_pairs(loss, weight)
+            for one, _ in loss:
+                _graph_check.check(one)
+            run.model.check_weights(content=False)
+            step.backward_each(loss, reduction, rates)
+        else:
+            step.check_samples("job.backward", weight)
+            _graph_check.check(loss)
+            run.model.check_weights(content=False)
+            step.backward(loss, weight, reduction, rates)
         step.count(int(correct), int(labels))
 
     def step(self, closure: None = None) -> StepResult:
@@ -228,6 +239,45 @@ class Job:
         step.check_in_progress("job.share()")
         step.check_samples("job.share", weight)
         return step.share(loss, weight, self.workers)
+
+    def sum(self, tensor: torch.Tensor, *, name: str | None = None
+            ) -> torch.Tensor:
+        """The sum of a tensor over the workers whose batches make up the step,
+        in rank order, in float64 and rounded to its type. It can be
+        differentiated, any number of times.
+
+        With it a loss over all samples is written as in one process: sums over
+        own samples in it become `job.sum` of them. Each worker then has the same
+        loss, of which job.backward makes a weighted mean; so pass it as it is.
+
+        All workers must call it at the same places in the same order, those
+        without samples with zeros. In a void step it returns the tensor itself.
+
+        Args:
+            tensor: of one shape and type on all workers, at most 4 MiB; floating
+                point numbers or int64.
+            name: of the call, in place of the caller's line, where the workers
+                run different code.
+        """
+        return self._run.step.sum(tensor, name)  # type: ignore[no-any-return]
+
+    def gather(self, tensor: torch.Tensor, *, name: str | None = None
+               ) -> torch.Tensor:
+        """The tensors of the workers whose batches make up the step, one after
+        another along the first dimension, in rank order. It can be
+        differentiated, any number of times.
+
+        For losses over pairs of samples: gather the embeddings, and write the
+        loss as in one process; as for `sum`, pass it as it is. In a void step it
+        returns own rows in place of the others'.
+
+        Args:
+            tensor: all together at most 4 MiB; workers may have different
+                numbers of rows, also none.
+            name: as for `sum`.
+        """
+        return self._run.step.gather(  # type: ignore[no-any-return]
+            tensor, name, self.rank)
 
     def report(self, weight: float = 1.0, **measures: float) -> None:
         """Adds measures of the step in progress to the live page, metrics and
@@ -291,3 +341,17 @@ class Job:
     def __exit__(self, *exception: object) -> None:
         self.leave("the script called leave()" if exception[0] is None else
                    "the script has raised an exception")
+
+
+def _check_pairs(pairs: list[Any], weight: float | None) -> None:
+    """Raises UsageError unless these are losses with a weight each."""
+    for pair in pairs:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise _errors.UsageError(
+                f"job.backward(): got a {type(pair).__name__} in a list, want "
+                "pairs of a loss and its weight, such as [(boxes, n_boxes), "
+                "(masks, n_pixels)]")
+    if not pairs or weight is not None:
+        raise _errors.UsageError(
+            f"job.backward(): got {len(pairs)} losses and weight={weight}, want at "
+            "least one loss, each with its own weight, and no other")

@@ -185,7 +185,7 @@ def check_not_batched(step: Step, kept: Kept) -> None:
         _, layer, site, _ = kept.call.key
         name = step.layer_name(layer) if layer >= 0 else site
         raise _errors.ConfigurationError(
-            f"{name}: batch norm over all workers has no rule for passes with "
+            f"{name}: a meeting of all workers has no rule for passes with "
             "is_grads_batched=True, which jacobian and hessian make with "
             "vectorize=True; leave it out, so that each row is a pass")
 

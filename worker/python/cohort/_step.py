@@ -8,13 +8,13 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from cohort import (_batch_norm, _core, _doors, _errors, _operator,
-                    _statistics)
+                    _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import has_functions, leaves_of, nodes_of
@@ -357,6 +357,49 @@ class Step:
                       "this worker's shares: their sum over the workers is that "
                       "of one process with all batches")
 
+    # ---- sums of the script's
+
+    def is_void(self) -> bool:
+        """Whether the step is known to be void."""
+        return bool(self.worker.step_status()[0] != "OK")
+
+    def ranks(self) -> list[int]:
+        """Those of the members, ascending."""
+        assert self.assignment is not None
+        return list(self.assignment.ranks)
+
+    def check_meets(self, what: str) -> None:
+        """Raises UsageError if members do not meet under this policy."""
+        assert self.assignment is not None
+        if not self.assignment.global_normalization:
+            self._refuse_to_meet(what)
+
+    def check_met(self, what: str, met: int) -> None:
+        """The same, if a meeting of `met` members did not have all of them. With
+        --min_pushes it may have fewer than were assigned, but not in groups."""
+        assert self.assignment is not None
+        if met != self.assignment.members and not (
+                self.assignment.moves_statistics or self.is_void()):
+            self._refuse_to_meet(what)
+
+    def _refuse_to_meet(self, what: str) -> NoReturn:
+        raise _errors.UsageError(
+            f"{what}: the workers do not all meet under this policy, so what they "
+            "have together is not known; want --aggregation=sync and "
+            "--normalization=global without groups, or one mean with "
+            "job.backward(loss, weight=...)")
+
+    @_operator.not_compiled
+    def sum(self, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
+        """See Job.sum."""
+        return _totals.sum_of(self, tensor, name)
+
+    @_operator.not_compiled
+    def gather(self, tensor: torch.Tensor, name: str | None, rank: int
+               ) -> torch.Tensor:
+        """See Job.gather."""
+        return _totals.gather(self, tensor, name, rank)
+
     # ---- moving statistics
 
     def show_statistics(self, pulled: "_core.Pulled") -> None:
@@ -390,11 +433,14 @@ class Step:
         self._correct = self._labels = 0
         self._measures: dict[str, tuple[float, float]] = {}
         self._visits: dict[Any, int] = {}
+        # See _totals.
+        self.rows: dict[int, list[int]] = {}
         self.forget_calls()
 
     def forget_calls(self) -> None:
         """No backward pass follows for the batch-norm calls so far."""
         self.kept: list[Kept] = []
+        self.sums: list[_totals.Call] = []
         self._roots: list[torch.Tensor] = []
         # Nodes whose values a pass of the script has released.
         self._freed: set[Any] = set()
@@ -480,15 +526,63 @@ class Step:
                 "pixels")
         return weight
 
-    def _pushed_samples(self) -> int:
+    def _pushed_samples(self, weight: float) -> int:
+        """`weight`: stands for the number of samples where that is not known."""
         assert self.assignment is not None
         if self.assignment.end > self.assignment.begin:
             return int(self.assignment.end - self.assignment.begin)
-        return self._samples if self._samples is not None else round(self._weight)
+        return self._samples if self._samples is not None else round(weight)
 
     def backward(self, loss: torch.Tensor, weight: float | None,
                  reduction: str, rates: list[float]) -> None:
         """See Job.backward. `rates` are the learning rates of this step."""
+        loss = self._check_loss(loss, reduction, rates)
+        given = weight is not None
+        weight = self._weight_of(weight)
+        self._prepare()
+        if self.passes == 0:
+            self._total = self._total_weight(
+                weight * self.parts if given else float(self._samples or 0))
+        scale = weight if reduction == "mean" else 1.0
+        self._weight += weight
+        # A sum counts even where this worker has nothing of its weight.
+        self._differentiate([(loss, scale / self._total)], self._weight)
+        if scale > 0:
+            self._loss += float(loss.detach()) * scale
+
+    def backward_each(self, pairs: list[tuple[torch.Tensor, float]],
+                      reduction: str, rates: list[float]) -> None:
+        """The same for losses with a weight each."""
+        what = f"job.backward() of {len(pairs)} losses"
+        losses = [self._check_loss(loss, reduction, rates) for loss, _ in pairs]
+        weights = [self._weight_of(weight) for _, weight in pairs]
+        self.check_meets(what)
+        if self.parts > 1:
+            raise _errors.UsageError(
+                f"{what}: got part {self.done} of {self.parts} of the step, want a "
+                "step of one part, because each loss is divided by its weight in "
+                "all of them, and that of later parts is not known yet; leave "
+                "accumulate= out, or weight the losses to one and call "
+                "job.backward(loss, weight=...)")
+        self._prepare()
+        totals, met = self._meet_weights(what, weights)
+        self.check_met(what, met)
+        # Each member's loss is as many times its part of the union's as there
+        # are members, and weighs 1.
+        self._weight, self._total = 1.0, float(met)
+        roots = [(weight if reduction == "mean" else 1.0) / total if total > 0
+                 else 0.0 for weight, total in zip(weights, totals)]
+        self._differentiate(list(zip(losses, roots)), weights[0])
+        self._loss = sum(float(loss.detach()) * root * met
+                         for loss, root in zip(losses, roots) if root > 0)
+
+    def _check_loss(self, loss: torch.Tensor, reduction: str,
+                    rates: list[float]) -> torch.Tensor:
+        """A loss as a scalar.
+
+        Raises:
+            UsageError: there is no such loss, or none is due.
+        """
         self.rates = rates
         if self.passes > self.done:
             raise _errors.UsageError(
@@ -509,41 +603,43 @@ class Step:
         if reduction not in ("mean", "sum"):
             raise _errors.UsageError(
                 f"reduction: got '{reduction}', want 'mean' or 'sum'")
-        given = weight is not None
-        weight = self._weight_of(weight)
+        return loss
+
+    def _prepare(self) -> None:
+        """A backward pass follows."""
         self._model.buffers.check()
         self.gradients.watch()
         if self.passes == 0:
             self.gradients.prepare()
-            self._total = self._total_weight(
-                weight * self.parts if given else float(self._samples or 0))
+
+    def _differentiate(self, losses: list[tuple[torch.Tensor, float]],
+                       samples: float) -> None:
+        """The backward pass, from these gradients at the losses.
+
+        Args:
+            samples: stands for their number where that is not known.
+        """
         self._end_forward()
         self.passes += 1
-        scale = weight if reduction == "mean" else 1.0
-        self._weight += weight
         last = self.passes == self.parts
         if last:
             with self.phase("push"):
                 self.worker.open_step(
-                    self._pushed_samples(), self._weight,
+                    self._pushed_samples(samples), self._weight,
                     self._weight * self.worker.loss_reference() / self._total,
-                    rates, self.batch_digest)
-        # A sum counts even where this worker has nothing of its weight.
-        root = scale / self._total
+                    self.rates, self.batch_digest)
         gradients = self.gradients
         gradients.sending = last
         gradients.expected = self._in_backward = True
         try:
             with self.phase("backward"):
-                self._visit(loss, root)
+                self._visit(losses)
                 if last:
                     gradients.finish()
         finally:
             gradients.expected = self._in_backward = False
             gradients.sending = False
             self.forget_calls()
-        if scale > 0:
-            self._loss += float(loss.detach()) * scale
 
     def _total_weight(self, own: float) -> float:
         """What the loss of one process would be a mean over: the weight of all
@@ -559,33 +655,48 @@ class Step:
         assert self.assignment is not None
         reference = float(self.worker.loss_reference())
         if self.assignment.global_normalization:
-            (total, _), (_, spread), met = self.worker.meet(
-                "job.backward", [own, _number_of(self.rates)])
-            if spread > 0:
-                raise _errors.ConfigurationError(
-                    f"schedulers: this worker has learning rates {self.rates}, and others "
-                    "have other ones in this step; make schedulers of the same "
-                    "numbers on all workers, such as steps of the whole run "
-                    "(cohort.steps) in place of the length of one's own loader")
+            (total,), met = self._meet_weights("job.backward", [own])
             if met == self.assignment.members:
-                return float(total) or reference
+                return total or reference
         return reference * max(1, int(self.assignment.members))
 
-    def _visit(self, loss: torch.Tensor, factor: float) -> None:
-        """The backward pass, from a gradient of `factor` at the loss."""
+    def _meet_weights(self, site: str, own: list[float]
+                      ) -> tuple[list[float], int]:
+        """The sums of the members' weights, and how many members there are.
+
+        Raises:
+            ConfigurationError: other members have other rates.
+        """
+        (*totals, _), (*_, spread), met = self.worker.meet(
+            site, [*own, _number_of(self.rates)])
+        if spread > 0:
+            raise _errors.ConfigurationError(
+                f"schedulers: this worker has learning rates {self.rates}, and others "
+                "have other ones in this step; make schedulers of the same "
+                "numbers on all workers, such as steps of the whole run "
+                "(cohort.steps) in place of the length of one's own loader")
+        return totals, int(met)
+
+    def _visit(self, losses: list[tuple[torch.Tensor, float]]) -> None:
+        """The backward pass, from these gradients at the losses."""
         further = self._further_roots()
         # Functions of the script, and checkpoints with reentry, may call layers
-        # in their backward pass.
-        if factor > 0 or has_functions(loss):
+        # in their backward pass. Other derivatives of a mean over nothing are
+        # infinite or no numbers, and 0 times them would be none. So there only
+        # what others need is visited.
+        roots: list[tuple[torch.Tensor, float]] = []
+        left_out = []
+        for loss, factor in losses:
+            if factor > 0 or has_functions(loss):
+                roots.append((loss, factor))
+            else:
+                left_out.append(loss)
+        roots += [(root, 0.0) for root in further]
+        if roots:
             torch.autograd.backward(
-                [loss, *further],
-                [torch.full_like(loss, factor), *map(torch.zeros_like, further)])
-            return
-        # Derivatives of a mean over nothing are infinite or no numbers, and 0
-        # times them would be none. So only what others need is visited.
-        if further:
-            torch.autograd.backward(further, [*map(torch.zeros_like, further)])
-        for leaf in leaves_of(loss):
+                [root for root, _ in roots],
+                [torch.full_like(root, factor) for root, factor in roots])
+        for leaf in (leaf for loss in left_out for leaf in leaves_of(loss)):
             if leaf.grad is None:
                 leaf.grad = torch.zeros_like(leaf)
 
@@ -604,21 +715,13 @@ class Step:
               workers: int) -> torch.Tensor:
         """See Job.share. `workers` are those of the cohort."""
         own = self._weight_of(weight)
-        (total,), _, met = self.worker.meet("job.share", [own])
         assert self.assignment is not None
-        whole = (met == self.assignment.members if
-                 self.assignment.global_normalization else workers == 1)
-        if not whole:
-            if self.assignment.global_normalization and (
-                    workers == self.assignment.members):
-                raise _errors.UsageError(
-                    f"job.share(): {met} of {workers} workers have called it here; "
-                    "call it as often on all of them, with weight=0 where there is "
-                    "nothing")
-            raise _errors.UsageError(
-                "job.share(): the weight of all workers is not known, because they "
-                "do not all meet under this policy; want --normalization=global "
-                "without groups, or one mean with job.backward(loss, weight=...)")
+        alone = workers == 1 and not self.assignment.global_normalization
+        if not alone:
+            self.check_meets("job.share()")
+        (total,), _, met = self.worker.meet("job.share", [own])
+        if not alone:
+            self.check_met("job.share()", met)
         share: torch.Tensor = loss.mul(own / total if total > 0 else 0.0)
         return share
 

@@ -60,6 +60,19 @@ def _total(step: Step, kept: Kept, path: tuple[int, ...], index: int,
     return total
 
 
+def of_piece(step: Step, kept: Kept, number: int, local: torch.Tensor,
+             known: torch.Tensor | None) -> torch.Tensor:
+    """S of two rows, for a call that is no batch norm and so has no backward pass
+    of its own. `number`: of this piece of it. `known`: its value, if the call is
+    computed again."""
+    path = (_OF_DERIVATIVE + number,) if number else ()
+    total: torch.Tensor = _Sum.apply(step, kept, path, _OF_DERIVATIVE, local,
+                                     known)
+    if total.grad_fn is not None and not step.recomputes():
+        step.add_root(total)
+    return total
+
+
 def _known(kept: Kept, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The sums of the forward pass, [1, channels] each: of x, and of squared
     differences from the mean."""
