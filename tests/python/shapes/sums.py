@@ -412,6 +412,15 @@ def sums_by_name(t):
         train(t, error_of(out, y + total))
 
 
+@row(needs="compile")
+def sums_in_a_compiled_model(t):
+    """The graph ends at each."""
+    model = centred(t)
+    run = model if t.rank is None else torch.compile(model, backend="aot_eager")
+    for x, y in t.data():
+        train(t, error_of(run(x), y))
+
+
 @row(steps=2)
 def a_sum_of_4_MiB(t):
     model = started(t, plain())

@@ -641,7 +641,7 @@ def a_copy_trained_within_each_step(t):
         train(t, error_of(model(x), y) + error_of(inner.head.weight, 0))
 
 
-@refused("UsageError", "job.share()", "weight=0")
+@refused("TrainingError", "job.share", "rank 0", "rank 1")
 def shares_of_one_rank_only(t):
     for model, x, y in steps(t):
         out = model(x.requires_grad_())

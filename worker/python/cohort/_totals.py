@@ -92,9 +92,8 @@ def sum_of(step: Step, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
     _check_size("job.sum()", tensor, tensor.numel())
     call = _meet(step, "job.sum", _place("job.sum()", name), tensor,
                  list(tensor.shape), [])
-    if call is None:
-        return tensor.clone()
-    return _total(step, call, tensor, 0, 0)
+    own: torch.Tensor = tensor.clone()
+    return own if call is None else _total(step, call, tensor, 0, 0)
 
 
 def gather(step: Step, tensor: torch.Tensor, name: str | None, rank: int
@@ -246,23 +245,27 @@ def _total(step: Step, call: Call, tensor: torch.Tensor, before: int,
             tensor = torch.cat((tensor.new_zeros(before, *tensor.shape[1:]), tensor,
                                 tensor.new_zeros(after, *tensor.shape[1:])))
         flat = tensor.reshape(-1)
-        if not len(flat):
-            return tensor.clone() if recorded else tensor.detach()
         # Two rows, as of any meeting.
         local = torch.cat((flat, flat.new_zeros(len(flat) % 2))).view(2, -1)
-        total = torch.cat([
-            _sums.of_piece(step, call.kept, number, piece,
-                           None if call.total is None else
-                           call.total.split(_CHANNELS_MAX, 1)[number])
-            for number, piece in enumerate(local.split(_CHANNELS_MAX, 1))], 1)
+        known = call.total
+        pieces = []
+        for number, at in enumerate(range(0, local.shape[1], _CHANNELS_MAX)):
+            piece = slice(at, at + _CHANNELS_MAX)
+            pieces.append(_sums.of_piece(
+                step, call.kept, number, local[:, piece],
+                None if known is None else known[:, piece]))
+        total = torch.cat(pieces, 1) if pieces else local
         call.total = total.detach()
-        result = total.view(-1)[:len(flat)].view(tensor.shape)
-    return result if recorded else result.detach()
+        result: torch.Tensor = total.view(-1)[:len(flat)].view(tensor.shape)
+    if not recorded:
+        result = result.detach()
+    return result
 
 
 def _repeated(tensor: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """Own rows in place of those of all ranks."""
-    if not len(tensor):
-        return tensor.new_zeros(sum(rows), *tensor.shape[1:])
-    own = torch.cat([torch.arange(count) % len(tensor) for count in rows])
-    return tensor[own.to(tensor.device)]
+    result: torch.Tensor = tensor.new_zeros(sum(rows), *tensor.shape[1:])
+    if len(tensor):
+        own = torch.cat([torch.arange(count) for count in rows])
+        result = tensor[own.remainder(len(tensor)).to(tensor.device)]
+    return result
