@@ -10,11 +10,14 @@ import random
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from cohort import _batches, _core, _errors
+
+if TYPE_CHECKING:
+    from cohort._sampler import SampledOrder
 
 try:
     import numpy
@@ -120,26 +123,36 @@ def _outline_of(samples: Sequence[Sequence[Any]]) -> str:
                  for readings in samples)])
 
 
-def digest_of(dataset: MapDataset, seed: int) -> str:
+def digest_of(dataset: MapDataset, seed: int,
+              order: "SampledOrder | None" = None) -> str:
     """A digest of the length and of four samples, so that workers with other
     data are refused. Reading every sample would take as long as an epoch.
 
     Samples that do not depend on the seed alone (random numbers of their own)
     are compared by types and shapes; the log says so.
+
+    Args:
+        dataset: the samples.
+        seed: the run's.
+        order: of a sampler, whose first epoch is part of the digest. Other
+            samples than it yields may not be readable.
     """
-    size = len(dataset)
+    size = len(dataset) if order is None else order.size
     samples = []
     contents = []
     for index in sorted({0, size // 3, 2 * size // 3, size - 1}):
         readings = []
+        key = index if order is None else order.indices(0, index, index + 1)[0]
         for _ in range(_READINGS):
             seed_everything(_core.mix_seed(seed, index))
-            readings.append(dataset[index])
+            readings.append(dataset[key])
             digest = hashlib.sha256()
             _feed(digest, readings[-1])
             contents.append((index, digest.hexdigest()))
         samples.append(readings)
-    total = hashlib.sha256(str(size).encode())
+    total = hashlib.sha256(str(len(dataset)).encode())
+    if order is not None:
+        total.update(order.digest())
     if len(set(contents)) == len(samples):
         total.update("".join(content for _, content in
                              contents[::_READINGS]).encode())
@@ -157,9 +170,12 @@ class Order:
     """The samples behind the positions that the server hands out: one
     permutation an epoch, the same on every worker."""
 
+    # Whether positions, not samples, seed augmentation.
+    by_position = False
+
     def __init__(self, seed: int, size: int) -> None:
         self._seed = seed
-        self._size = size
+        self.size = size
         self._epoch: int | None = None
         self._permutation = array.array("q")
 
@@ -168,22 +184,22 @@ class Order:
         if self._epoch != epoch:
             self._permutation = array.array("q")
             self._permutation.frombytes(
-                _core.permutation(self._seed, epoch, self._size))
+                _core.permutation(self._seed, epoch, self.size))
             self._epoch = epoch
         return self._permutation[begin:end].tolist()
 
 
 class _Seeded(torch.utils.data.Dataset):  # type: ignore[type-arg]
     """Seeds the random generators around each sample, so that its random
-    augmentation depends only on the run, the epoch and the sample."""
+    augmentation depends only on the run, the epoch and a number."""
 
     def __init__(self, dataset: MapDataset, run_seed: int) -> None:
         self._dataset = dataset
         self._run_seed = run_seed
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        epoch, index = key
-        seed_everything(_core.mix_seed(self._run_seed, epoch, index))
+    def __getitem__(self, key: tuple[int, int, Any]) -> Any:
+        epoch, number, index = key
+        seed_everything(_core.mix_seed(self._run_seed, epoch, number))
         return self._dataset[index]
 
 
@@ -236,8 +252,8 @@ class RangeReader:
             multiprocessing_context.
     """
 
-    def __init__(self, dataset: MapDataset, order: Order, run_seed: int,
-                 options: dict[str, Any]) -> None:
+    def __init__(self, dataset: MapDataset, order: "Order | SampledOrder",
+                 run_seed: int, options: dict[str, Any]) -> None:
         self._dataset = dataset
         self._seeded = _Seeded(dataset, run_seed)
         self._order = order
@@ -251,10 +267,12 @@ class RangeReader:
         self._due: list[Range] = []
         self._loader: Iterator[Any] | None = None
 
-    def _keys(self, where: Range) -> list[tuple[int, int]]:
+    def _keys(self, where: Range) -> list[tuple[int, int, Any]]:
         epoch, begin, end = where
-        return [(epoch, index)
-                for index in self._order.indices(epoch, begin, end)]
+        indices = self._order.indices(epoch, begin, end)
+        numbers = range(begin, end) if self._order.by_position else indices
+        return [(epoch, number, index)
+                for number, index in zip(numbers, indices)]
 
     def read(self, where: Range) -> Any:
         """The batch of these positions, collated.
@@ -295,11 +313,11 @@ class RangeReader:
     def _after(self, where: Range) -> Range | None:
         epoch, begin, end = where
         following = begin + self._stride
-        if self._stride == 0 or following >= self._size:
+        if self._stride == 0 or following >= self._order.size:
             return None
-        return epoch, following, min(following + (end - begin), self._size)
+        return epoch, following, min(following + (end - begin), self._order.size)
 
-    def _forecast(self, where: Range) -> Iterator[list[tuple[int, int]]]:
+    def _forecast(self, where: Range) -> Iterator[list[tuple[int, int, Any]]]:
         current: Range | None = where
         while current is not None:
             self._due.append(current)

@@ -96,7 +96,7 @@ class Job:
 
     def data(self, dataset: Any, batch_size: int | None = None, *,
              num_workers: int = 0, accumulate: int = 1, loop: bool = False,
-             name: str | None = None,
+             name: str | None = None, sampler: Any = None,
              collate_fn: Callable[[list[Any]], Any] | None = None,
              **loader_options: Any) -> _loop.Data:
         """The batches of this worker, until the run is over.
@@ -114,17 +114,20 @@ class Job:
                 backward pass, and job.step() acts after the last.
             loop: own data starts over when it ends.
             name: of the data set, on the live page.
+            sampler: such as WeightedRandomSampler: each epoch has the samples
+                that it yields, in its order, and the server shards them. All
+                workers draw the same ones, from the run's seed and the epoch.
             collate_fn: as in torch.utils.data.DataLoader.
             loader_options: further options of DataLoader: pin_memory,
                 worker_init_fn, prefetch_factor, timeout,
-                multiprocessing_context.
+                multiprocessing_context. shuffle=False keeps the data set's order.
 
         Returns:
             An iterable of collated batches. Each must be followed by
             job.backward(loss) and job.step().
         """
         data = _loop.Data(
-            self._run, dataset, batch_size, accumulate, loop, name,
+            self._run, dataset, batch_size, accumulate, loop, name, sampler,
             dict(loader_options, num_workers=num_workers, collate_fn=collate_fn))
         if self._data is None or self._run.worker is None:
             self._data = data

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from cohort import _batches, _core, _data, _devices, _errors
+from cohort import _batches, _core, _data, _devices, _errors, _sampler
 from cohort._run import Run
 from cohort._step import Mode
 
@@ -18,21 +18,30 @@ class Data:
     """
 
     def __init__(self, run: Run, dataset: Any, batch_size: int | None,
-                 accumulate: int, loop: bool, name: str | None,
+                 accumulate: int, loop: bool, name: str | None, sampler: Any,
                  options: dict[str, Any]) -> None:
         if accumulate < 1:
             raise _errors.UsageError(f"accumulate: got {accumulate}, want at least 1")
-        for option in ("shuffle", "sampler", "batch_sampler", "drop_last"):
+        in_order = options.get("shuffle") is False and sampler is None
+        for option in ("shuffle", "batch_sampler", "drop_last"):
             if options.pop(option, None):
                 raise _errors.UsageError(
                     f"job.data({option}=...): the server decides which samples make a "
-                    "batch; remove this argument")
+                    "batch; remove this argument (sampler= gives their order)")
         if isinstance(dataset, torch.utils.data.IterableDataset):
             raise _errors.UsageError(
                 "job.data(): got an IterableDataset, want batches: "
                 "torch.utils.data.DataLoader(dataset, batch_size=4), or with "
                 "batch_size=None if it makes batches itself")
         by_number = _data.is_map_style(dataset)
+        if sampler is not None:
+            _sampler.check_sampler(sampler)
+            if not by_number:
+                raise _errors.UsageError(
+                    "job.data(sampler=...): got batches of the script's own, want a "
+                    "data set; pass the sampler to the DataLoader that makes them")
+        elif in_order and by_number:
+            sampler = torch.utils.data.SequentialSampler(dataset)
         if batch_size is None:
             batch_size = getattr(dataset, "batch_size", None)
             if by_number:
@@ -45,6 +54,7 @@ class Data:
         self._run = run
         self._dataset = dataset
         self._by_number = by_number
+        self._sampler = sampler
         self._batch_size = 1 if batch_size is None else batch_size
         # The length that the script gives batches of its own.
         self._declared = batch_size
@@ -91,7 +101,8 @@ class Data:
         together = membership.workers * self._batch_size
         step = membership.global_batch or together
         batches = max(1, -(-step // together))
-        return -(-len(self._dataset) // step) * batches * self._accumulate
+        samples = len(self._dataset if self._sampler is None else self._sampler)
+        return -(-samples // step) * batches * self._accumulate
 
     def __bool__(self) -> bool:
         # Otherwise it would be asked for its length.
@@ -148,16 +159,17 @@ class Data:
         if run.left:
             raise _errors.UsageError("job.data(): the job has left its run")
         if run.worker is None:
-            run.join(self._dataset, self._by_number, self._batch_size, self._name)
+            run.join(self._dataset, self._by_number, self._batch_size, self._name,
+                     self._sampler)
             if run.finished:
                 return
         elif self._reader is None and self._own is None:
             raise _errors.UsageError(
                 "job.data(): the run's data is that of the first call; iterate "
                 "the same object again")
-        seed = run.joined().seed
         if self._by_number and self._reader is None:
-            order = _data.Order(seed, len(self._dataset))
+            seed = run.joined().seed
+            order = run.sampled or _data.Order(seed, len(self._dataset))
             self._reader = _data.RangeReader(self._dataset, order, seed,
                                              self._options)
         elif not self._by_number and self._own is None:
@@ -189,6 +201,7 @@ class Data:
         run.begin_step(assignment, parts, samples, doubt)
         step.batch_digest = (0 if self._own is None else
                              self._own.digest(assignment.version))
+        step.order_digest = b"" if run.sampled is None else run.sampled.digest()
         for part in range(parts):
             share = _batches.split(batch, part, parts, samples)
             step.begin_forward()

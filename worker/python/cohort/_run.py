@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import _after_step, _core, _data, _errors, _evaluation, _server
+from cohort import (_after_step, _core, _data, _errors, _evaluation, _sampler,
+                    _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -61,6 +62,8 @@ class Run:
         self._last: StepResult | None = None
         # Set by the loop, if the batches are the script's own.
         self.own: _data.OwnBatches | None = None
+        # Set once the run is joined, if a sampler decides the order of epochs.
+        self.sampled: _sampler.SampledOrder | None = None
         self.step = Step(self.model)
         self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self.leave, "the script has ended")
@@ -87,9 +90,11 @@ class Run:
     # ---- joining and leaving
 
     def join(self, dataset: Any, by_number: bool, batch_size: int,
-             name: str) -> None:
+             name: str, sampler: Any) -> None:
         """Joins the run and registers the model; once."""
         plan = self._run_plan(dataset, by_number, batch_size, name)
+        if sampler is not None:
+            plan.train_samples = len(sampler)
         self._watch.check()
         address = self._reached.address
         finished = _server.finished_runs.get(address)
@@ -100,9 +105,12 @@ class Run:
             self.membership = worker.join()
             if self.membership.run_id == finished:
                 self._refuse_second(address, "it is over")
+            if sampler is not None:
+                self.sampled = _sampler.SampledOrder(sampler,
+                                                     self.membership.seed)
             if by_number:
-                plan.dataset_digest = _data.digest_of(dataset,
-                                                      self.membership.seed)
+                plan.dataset_digest = _data.digest_of(
+                    dataset, self.membership.seed, self.sampled)
             worker.register(
                 self.model.specs(self._plan), self.model.layer_specs(), plan,
                 self.model.memory(), self.model.initial_statistics())

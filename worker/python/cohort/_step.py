@@ -64,9 +64,9 @@ class StepResult:
         return self.verdict in ("applied", "damped", "skipped")
 
 
-def _number_of(rates: list[float]) -> float:
+def _number_of(content: bytes) -> float:
     """A digest that float64 holds exactly."""
-    digest = hashlib.blake2b(repr(rates).encode(), digest_size=6).digest()
+    digest = hashlib.blake2b(content, digest_size=6).digest()
     return float(int.from_bytes(digest, "little"))
 
 
@@ -106,6 +106,8 @@ class Step:
         self._in_backward = False
         # Digest of the script's own batch; 0: none.
         self.batch_digest = 0
+        # Digest of the epoch's order, if a sampler decides it.
+        self.order_digest = b""
         self._begin(1, None, "")
         self.gradients = Gradients(model, self._deliver, self.trains)
         _batch_norm.attach(model.layers, self)
@@ -650,12 +652,27 @@ class Step:
             own: the weight of this member's step, by its first part.
 
         Raises:
-            ConfigurationError: other members have other rates.
+            ConfigurationError: other members have other rates, or another order
+                of samples.
         """
         assert self.assignment is not None
         reference = float(self.worker.loss_reference())
         if self.assignment.global_normalization:
-            (total,), met = self._meet_weights("job.backward", [own])
+            (total, *_), (_, spread, orders), met = self.worker.meet(
+                "job.backward", [own, _number_of(repr(self.rates).encode()),
+                                 _number_of(self.order_digest)])
+            if orders > 0:
+                raise _errors.ConfigurationError(
+                    "job.data(sampler=...): this worker's sampler yields other "
+                    "samples in this epoch than the others' do; let it depend on "
+                    "the epoch and the data set alone, such as weights that are "
+                    "the same on all workers")
+            if spread > 0:
+                raise _errors.ConfigurationError(
+                    f"schedulers: this worker has learning rates {self.rates}, and others "
+                    "have other ones in this step; make schedulers of the same "
+                    "numbers on all workers, such as steps of the whole run "
+                    "(cohort.steps) in place of the length of one's own loader")
             if met == self.assignment.members:
                 return total or reference
         return reference * max(1, int(self.assignment.members))
