@@ -26,8 +26,7 @@ struct ParameterSpec {
   // negative.
   double rate_multiplier = 1;
   double decay_multiplier = 1;
-  // With RunPlan::rates_by_workers: index of its learning rate in every
-  // opening.
+  // Index of its learning rate in openings that have any.
   int32_t rate_group = 0;
 
   friend bool operator==(const ParameterSpec&, const ParameterSpec&) = default;

@@ -39,7 +39,7 @@ struct PushOpening {
   // The gradients are those of the mean loss times gradient_weight /
   // loss_reference. Absent: loss_weight.
   std::optional<double> gradient_weight;
-  // With RunPlan::rates_by_workers: one rate for each group of parameters.
+  // One rate for each group of parameters, or none: those of the run.
   std::vector<double> learning_rates;
   // The worker keeps the weights of `version` and can add a change to them.
   bool takes_changes = false;

@@ -466,8 +466,8 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
   COHORT_RETURN_IF_ERROR(run_.phase.CheckNotOver());
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions target,
                           run_.settings.TargetOf(request.values));
-  COHORT_RETURN_IF_ERROR(
-      CheckChange(run_.settings.options(), target, run_.model, run_.ranks));
+  COHORT_RETURN_IF_ERROR(CheckChange(run_.settings.options(), target,
+                                     run_.model, run_.ranks, run_.ledger));
   const RunSettings::Outlook outlook =
       run_.settings.OutlookOn(request.values, target);
   ChangeAnswer answer{

@@ -59,11 +59,8 @@ void Record(Run& run, SettingValues changed, std::string text,
 // empty if nothing.
 std::string KeptText(const CoordinatorOptions& options,
                      const CoordinatorOptions& target, const RunPlan& plan) {
-  CoordinatorOptions open = options;
-  open.optimizer.kind = OptimizerKind::kAuto;
-  open.given.clear();
   const absl::StatusOr<CoordinatorOptions> theirs =
-      TakeWorkersOptimizer(open, plan);
+      OptimizerOfPlan(options, plan);
   if (plan.optimizer.empty() || !theirs.ok()) return "";
   std::string text;
   for (const auto& [name, value] : Difference(target, *theirs)) {
@@ -96,7 +93,8 @@ void ResizeCohort(Run& run, int32_t workers, Turn& turn) {
 
 absl::Status CheckChange(const CoordinatorOptions& before,
                          const CoordinatorOptions& target,
-                         const ModelStore& model, const RankTable& ranks) {
+                         const ModelStore& model, const RankTable& ranks,
+                         const RunLedger& ledger) {
   COHORT_RETURN_IF_ERROR(Validate(target));
   for (const Worker& worker : ranks.all()) {
     if (worker.batch_size == 0) continue;
@@ -110,7 +108,9 @@ absl::Status CheckChange(const CoordinatorOptions& before,
         "registered, and auto takes only their registration");
   }
   const RunPlan& plan = model.model()->plan;
-  COHORT_RETURN_IF_ERROR(CheckRatesUnchanged(before, target, plan));
+  if (plan.rates_by_workers || ledger.sent_learning_rate.has_value()) {
+    COHORT_RETURN_IF_ERROR(CheckRatesUnchanged(before, target));
+  }
   COHORT_RETURN_IF_ERROR(CheckPlanFits(target, plan));
   COHORT_RETURN_IF_ERROR(CheckInflight(target, model.layout()));
   COHORT_RETURN_IF_ERROR(CheckSlots(model.slots(), target.optimizer.kind));

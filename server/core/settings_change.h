@@ -15,7 +15,8 @@ namespace cohort {
 //   gradients, optimizer slots that do not fit).
 absl::Status CheckChange(const CoordinatorOptions& before,
                          const CoordinatorOptions& target,
-                         const ModelStore& model, const RankTable& ranks);
+                         const ModelStore& model, const RankTable& ranks,
+                         const RunLedger& ledger);
 
 // The consequence for `present` workers if the cohort is too small for
 // `target`:

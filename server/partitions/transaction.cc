@@ -48,10 +48,9 @@ void Transaction::SetStep(int32_t partition, size_t slice,
   kernels::RuleInputs inputs{
       .numbers = o.numbers,
       .rate =
-          parameter.rate_multiplier *
-          (plan_.group_rates.empty()
-               ? plan_.learning_rate
-               : plan_.group_rates[static_cast<size_t>(parameter.rate_group)]),
+          plan_.group_rates.empty()
+              ? parameter.rate_multiplier * plan_.learning_rate
+              : plan_.group_rates[static_cast<size_t>(parameter.rate_group)],
       .decay = DecayOf(o, parameter),
       .gradient_scale = plan_.weight * scales.clip};
   if (!scales.trust_ratios.empty()) {

@@ -111,14 +111,42 @@ TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
       cohort.Open(kRank0, {.learning_rates = {0, limits::kLearningRateMax}}));
 
   StartedCohort without(SmallSetup());
-  EXPECT_TRUE(
-      absl::IsInvalidArgument(without.Open(kRank0, {.learning_rates = {0.1}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      without.Open(kRank0, {.learning_rates = {0.1, 0.1}})));
+}
+
+// w at twice the rate of b, which the server knows; one step has other rates.
+TEST(WorkersRatesTest, AProgramMayChangeTheRatesOfAStep) {
+  FakeSetup setup = SmallSetup();
+  setup.options.epochs = 4;
+  setup.options.optimizer.learning_rate = 0.25;
+  setup.options.optimizer.schedule = ScheduleKind::kConstant;
+  setup.layout.parameters[0].rate_multiplier = 2;
+  setup.layout.parameters[1].rate_group = 1;
+  StartedCohort cohort(setup);
+  const auto step = [&](const std::vector<double>& rates) {
+    const FakePush push{.w = {1, 0}, .b = {1}, .learning_rates = rates};
+    const float w = cohort.weights(0)[0], b = cohort.weights(1)[0];
+    cohort.PushBoth(push, push);
+    const double scale = Reference(0, -1, 2, 2);
+    return std::vector<double>{(w - cohort.weights(0)[0]) / scale,
+                               (b - cohort.weights(1)[0]) / scale};
+  };
+  EXPECT_THAT(step({}), ElementsAre(0.5, 0.25));
+  EXPECT_THAT(step({0.125, 1}), ElementsAre(0.125, 1));
+  EXPECT_EQ(cohort.Status().learning_rate, 0.125);
+  // Otherwise the next such step would be refused.
+  EXPECT_THAT(cohort.Change({{"learning_rate", "0.01"}}).status(),
+              IsError(absl::StatusCode::kInvalidArgument, "change it there"));
+  EXPECT_THAT(step({}), ElementsAre(0.5, 0.25));
+  EXPECT_EQ(cohort.Status().learning_rate, 0.25);
+  EXPECT_TRUE(cohort.Change({{"learning_rate", "0.01"}}).ok());
 }
 
 TEST(WorkersRatesTest, TheRateCannotBeChangedOnTheServer) {
   StartedCohort cohort(WithRates(SmallSetup()));
-  EXPECT_THAT(cohort.Change({{"learning_rate", "0.01"}}),
-              IsError(kInvalidArgument, "change their program"));
+  EXPECT_THAT(cohort.Change({{"learning_rate", "0.01"}}).status(),
+              IsError(absl::StatusCode::kInvalidArgument, "change it there"));
   EXPECT_FALSE(cohort.Change({{"schedule", "cosine"}}).ok());
   EXPECT_TRUE(cohort.Change({{"weight_decay", "0.5"}}).ok());
 }

@@ -142,18 +142,35 @@ TEST(CheckPlanFitsTest, OwnDataHasNoEpochsAndNoBatchesByNumber) {
 // ---- CheckRatesUnchanged
 
 TEST(CheckRatesUnchangedTest, RatesOfTheWorkersCannotBeChanged) {
-  const RunPlan sent{.rates_by_workers = true};
   const CoordinatorOptions before;
   CoordinatorOptions target = before;
   target.optimizer.weight_decay = 0.5;
-  EXPECT_TRUE(CheckRatesUnchanged(before, target, sent).ok());
+  EXPECT_TRUE(CheckRatesUnchanged(before, target).ok());
   target.optimizer.learning_rate = 0.5;
-  EXPECT_THAT(CheckRatesUnchanged(before, target, sent),
-              IsError(kInvalidArgument, "--learning_rate: got 0.5"));
-  EXPECT_TRUE(CheckRatesUnchanged(before, target, RunPlan()).ok());
+  EXPECT_THAT(CheckRatesUnchanged(before, target),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "--learning_rate: got 0.5, but the workers'"));
   target = before;
   target.optimizer.schedule = ScheduleKind::kPolynomial;
-  EXPECT_FALSE(CheckRatesUnchanged(before, target, sent).ok());
+  EXPECT_FALSE(CheckRatesUnchanged(before, target).ok());
+}
+
+// ---- CheckRatesAreTheWorkers
+
+TEST(CheckRatesAreTheWorkersTest, NotWhereTheServerWasGivenThem) {
+  CoordinatorOptions options = OkValue(TakeWorkersOptimizer(
+      {.optimizer = {.kind = OptimizerKind::kAuto}}, kAdamPlan));
+  ExpectOk(CheckRatesAreTheWorkers(options, kAdamPlan));
+  options.optimizer.weight_decay = 0.5;
+  ExpectOk(CheckRatesAreTheWorkers(options, kAdamPlan));
+  options.optimizer.learning_rate = 0.5;
+  EXPECT_THAT(CheckRatesAreTheWorkers(options, kAdamPlan),
+              IsError(absl::StatusCode::kInvalidArgument,
+                      "--learning_rate=0.5 (theirs: 0.003)"));
+  options.optimizer.learning_rate = 0.003;
+  options.optimizer.warmup_epochs = 2;
+  EXPECT_THAT(CheckRatesAreTheWorkers(options, kAdamPlan),
+              IsError(absl::StatusCode::kInvalidArgument, "--warmup_epochs=2"));
 }
 
 // ---- in a run

@@ -237,8 +237,9 @@ def change_by_hand(rank, address, what):
     make = torch.optim.AdamW if what == "betas" else torch.optim.SGD
     optimizer = make(model.parameters(), lr=0.1, weight_decay=0.01)
     schedulers = []
-    if what == "scheduled":
-        schedulers = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+    if what in ("scheduled", "two calls"):
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        schedulers = [scheduler] if what == "scheduled" else []
     fresh = optimizer.state_dict()
     job = cohort.join(model, optimizer, server=address, log_level="error",
                       schedulers=schedulers)
@@ -257,6 +258,9 @@ def change_by_hand(rank, address, what):
                     {"params": [nn.Parameter(torch.zeros(1))]})
             elif what == "load_state_dict":
                 optimizer.load_state_dict(fresh)
+            elif what == "two calls":
+                scheduler.step()
+                scheduler.step()
     except cohort.UsageError as error:
         return str(error)
     finally:
@@ -270,19 +274,55 @@ def change_by_hand(rank, address, what):
 class OptimizerByHand(unittest.TestCase):
     def test_changes_are_refused(self):
         for what, pattern in (
-                ("lr", "lr of group 0 was changed by hand from 0.1 to 0.05.*"
-                 "schedulers=.*policy set --learning_rate=0.05"),
+                ("lr", "lr of group 0 was changed from 0.1 to 0.05 between "
+                 "job.step.*before job.backward.*schedulers="),
                 ("weight_decay", "weight_decay of group 0.*policy set "
                  "--weight_decay=0.0"),
                 ("betas", r"betas of group 0.*from \(0.9, 0.999\).*before "
                  r"cohort.join"),
                 ("add_param_group", r"optimizer.add_param_group\(\)"),
                 ("load_state_dict", r"optimizer.load_state_dict\(\).*--resume"),
+                ("two calls", "one call.*after each job.step"),
                 ("scheduled", "no error"), ("nothing", "no error")):
             with self.subTest(what), Server(1, "--epochs=1") as server:
                 self.assertRegex(
                     Rank(change_by_hand, 0, server.address, what).result(),
                     pattern)
+
+    def test_a_rate_that_the_server_was_given_is_not_changed_by_the_script(self):
+        for flags in (["--learning_rate=0.2"], ["--schedule=cosine"]):
+            with self.subTest(flags), Server(1, *flags) as server:
+                self.assertRegex(
+                    Rank(rates_by_number, 0, server.address).result(),
+                    "ConfigurationError at step 2.*given --(learning_rate|schedule)")
+
+    def test_a_step_has_its_number(self):
+        with Server(1, "--max_steps=5") as server:
+            self.assertEqual(Rank(rates_by_number, 0, server.address).result(),
+                             "before, 0, 1, 2, 3, 4, after 5")
+
+
+def rates_by_number(rank, address):
+    """The numbers of the steps, or the error. The rate changes in step 2."""
+    del rank
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = cohort.join(model, optimizer, server=address, log_level="error")
+    seen = []
+    try:
+        job.step_number
+    except cohort.UsageError:
+        seen.append("before")
+    try:
+        for batch in job.data(Shapes(SAMPLES), batch_size=4):
+            seen.append(str(job.step_number))
+            optimizer.param_groups[0]["lr"] = 0.1 if job.step_number < 2 else 0.05
+            step(model, job, batch)
+    except cohort.CohortError as error:
+        return f"{type(error).__name__} at step {job.step_number}: {error}"
+    finally:
+        job.leave()
+    return ", ".join([*seen, f"after {job.step_number}"])
 
 
 # ---- where the time goes

@@ -58,9 +58,16 @@ class Plan(unittest.TestCase):
         self.assertEqual(plan.settings["weight_decay"], "0.02")
         rates = plan.rates[id(second)]
         self.assertEqual((rates.rate_multiplier, rates.decay_multiplier,
-                          rates.decay_exempt, rates.group), (10, 0.5, False, 0))
+                          rates.decay_exempt, rates.group), (10, 0.5, False, 1))
+        self.assertFalse(plan.rates_by_workers)
+        self.assertEqual(plan.initial_rates, [0.1, 1])
         rates = plan_of(optimizer, True).rates[id(second)]
         self.assertEqual((rates.rate_multiplier, rates.group), (1, 1))
+        # No rate is a multiple of 0.
+        optimizer.param_groups[0]["lr"] = 0
+        plan = plan_of(optimizer, False)
+        self.assertTrue(plan.rates_by_workers)
+        self.assertEqual(plan.rates[id(second)].rate_multiplier, 1)
 
     def test_lars_exempts_what_is_no_matrix(self):
         matrix, vector = parameters((2, 2), (3,))
@@ -104,7 +111,7 @@ class SchedulerState(unittest.TestCase):
     def test_a_state_continues_as_the_original(self):
         _, original = self.make()
         for step in range(10):
-            original.begin_step(step // 4)
+            original.begin_step(step // 4, step, step > 0)
             original.advance()
         saved = original.save()
         _, other = self.make()
@@ -112,13 +119,57 @@ class SchedulerState(unittest.TestCase):
         self.assertEqual(other.save(), saved)
         for step in range(10, 30):
             for schedulers in (original, other):
-                schedulers.begin_step(step // 4)
+                schedulers.begin_step(step // 4, step, True)
                 schedulers.advance()
             self.assertEqual(original.rates(), other.rates())
 
+    def test_a_scheduler_that_was_not_passed_is_found(self):
+        schedule = torch.optim.lr_scheduler
+        optimizer, other = (torch.optim.SGD(parameters((2,)), lr=0.1)
+                            for _ in "ab")
+        mine, unrelated = (schedule.SequentialLR(
+            of, [schedule.ConstantLR(of), schedule.ExponentialLR(of, 0.5)], [2])
+            for of in (optimizer, other))
+        kind, keys = type(mine), set(mine.state_dict())
+        schedulers = Schedulers(optimizer, [], [])
+        schedulers.find()
+        self.assertIs(type(unrelated), kind)
+        self.assertIsInstance(mine, kind)
+        self.assertEqual(set(mine.state_dict()), keys)
+        with self.assertRaisesRegex(cohort.UsageError, "after each job.step"):
+            mine.step()
+        for version in range(5):
+            schedulers.begin_step(0, version, version > 0)
+            self.assertEqual(schedulers.rates(), [other.param_groups[0]["lr"]])
+            unrelated.step()
+            state = schedulers.advance()
+            schedulers.end_step()
+            mine.step()
+        # As sent with the last step, the call behind it included.
+        self.assertEqual(schedulers.save(), state)
+        schedulers.begin_step(0, 5, True)
+        schedulers.advance()
+        schedulers.end_step()
+        with self.assertRaisesRegex(cohort.UsageError, "after each job.step"):
+            schedulers.begin_step(0, 6, True)
+        schedulers.detach()
+        self.assertIs(type(mine), kind)
+
+    def test_schedulers_that_cannot_be_followed_say_so(self):
+        schedule = torch.optim.lr_scheduler
+        optimizer = torch.optim.SGD(parameters((2,)), lr=0.1)
+        plateau = schedule.ReduceLROnPlateau(optimizer)
+        Schedulers(optimizer, [], []).find()
+        with self.assertRaisesRegex(cohort.UsageError, "needs a measure"):
+            plateau.step(1.0)
+        passed, second = (schedule.ExponentialLR(optimizer, 0.5) for _ in "ab")
+        Schedulers(optimizer, [passed], []).find()
+        with self.assertRaisesRegex(cohort.UsageError, "one of 3 schedulers"):
+            second.step()
+
     def test_a_step_back_and_again_is_the_same(self):
         _, schedulers = self.make()
-        schedulers.begin_step(0)
+        schedulers.begin_step(0, 0, False)
         before = schedulers.save()
         schedulers.advance()
         after = schedulers.save()

@@ -12,4 +12,9 @@ void RunLedger::NoteMeasures(const std::vector<Measure>& noted) {
   }
 }
 
+void RunLedger::NoteSentRates(const std::vector<double>& rates) {
+  sent_learning_rate.reset();
+  if (!rates.empty()) sent_learning_rate = rates.front();
+}
+
 }  // namespace cohort

@@ -59,9 +59,9 @@ class RunLedger {
   std::map<std::string, double> measures;
   static constexpr size_t kMeasureNamesMax = 64;
   void NoteMeasures(const std::vector<Measure>& noted);
-  // With RunPlan::rates_by_workers: the rate of the first group at the last
-  // commit.
-  double sent_learning_rate = 0;
+  // The rate of the first group at the last commit, if the workers sent it.
+  std::optional<double> sent_learning_rate;
+  void NoteSentRates(const std::vector<double>& rates);
   // Digests of batches that workers read themselves.
   SameBatches same_batches;
   // Its finding; may be empty.

@@ -34,9 +34,8 @@ int64_t PlannedSamples(const RunSettings& settings, const RunLedger& ledger,
 
 double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
                        const ModelStore& model) {
-  if (model.registered() && model.model()->plan.rates_by_workers) {
-    return ledger.sent_learning_rate;
-  }
+  if (ledger.sent_learning_rate.has_value()) return *ledger.sent_learning_rate;
+  if (model.registered() && model.model()->plan.rates_by_workers) return 0;
   if (model.registered() && model.model()->plan.own_data) {
     return LearningRate(settings.options().optimizer,
                         StepProgress(settings, model));

@@ -37,7 +37,8 @@ struct CommitPlan {
   // In rank order.
   std::vector<PushId> contributors;
   double learning_rate = 0;
-  // With RunPlan::rates_by_workers, in place of it: by rate group.
+  // Where the workers send them, in place of it and of
+  // ParameterSpec::rate_multiplier: by rate group.
   std::vector<double> group_rates;
   // Sum of the contributors' PushOpening::GradientWeight. 0: there was nothing
   // to learn from, and weights and slots stay as they are, as where no

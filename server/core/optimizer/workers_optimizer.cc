@@ -66,6 +66,14 @@ absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
   return taken;
 }
 
+absl::StatusOr<CoordinatorOptions> OptimizerOfPlan(
+    const CoordinatorOptions& options, const RunPlan& plan) {
+  CoordinatorOptions open = options;
+  open.optimizer.kind = OptimizerKind::kAuto;
+  open.given.clear();
+  return TakeWorkersOptimizer(open, plan);
+}
+
 absl::Status CheckPlanFits(const CoordinatorOptions& options,
                            const RunPlan& plan) {
   const int64_t global_batch = options.policy.global_batch;
@@ -103,15 +111,30 @@ absl::Status CheckPlanFits(const CoordinatorOptions& options,
 }
 
 absl::Status CheckRatesUnchanged(const CoordinatorOptions& before,
-                                 const CoordinatorOptions& target,
-                                 const RunPlan& plan) {
-  if (!plan.rates_by_workers) return absl::OkStatus();
+                                 const CoordinatorOptions& target) {
   for (const auto& [name, value] : Difference(before, target)) {
     if (!Contains(kRateSettings, name)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
         "--", name, ": got ", value,
-        ", but the workers' schedulers set the learning rate of this run; "
-        "change their program instead"));
+        ", but the workers' program sets the learning rate of this run; change "
+        "it there"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRatesAreTheWorkers(const CoordinatorOptions& options,
+                                     const RunPlan& plan) {
+  COHORT_ASSIGN_OR_RETURN(CoordinatorOptions theirs,
+                          OptimizerOfPlan(options, plan));
+  theirs.optimizer.warmup_epochs = 0;
+  for (const auto& [name, value] : Difference(theirs, options)) {
+    if (!Contains(kRateSettings, name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the workers' program changed a learning rate, but the server was "
+        "given --",
+        name, "=", value, " (theirs: ", SettingText(name, theirs),
+        "), which takes precedence; remove that flag, or do not change the "
+        "rate in the program"));
   }
   return absl::OkStatus();
 }

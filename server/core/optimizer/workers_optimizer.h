@@ -17,6 +17,11 @@ namespace cohort {
 absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
     const CoordinatorOptions& options, const RunPlan& plan);
 
+// `options` with the optimizer of `plan`, as without flags of the server.
+// Errors: as TakeWorkersOptimizer.
+absl::StatusOr<CoordinatorOptions> OptimizerOfPlan(
+    const CoordinatorOptions& options, const RunPlan& plan);
+
 // Whether the run can go on with these options.
 // Errors: FailedPrecondition: data of the workers' own needs max_steps, and no
 //   setting that counts epochs or samples, or reads samples by number. Other
@@ -24,10 +29,15 @@ absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
 absl::Status CheckPlanFits(const CoordinatorOptions& options,
                            const RunPlan& plan);
 
-// Errors: InvalidArgument if `target` changes the learning rate, which the
-//   workers send.
+// For runs whose workers send the learning rates.
+// Errors: InvalidArgument if `target` changes the learning rate.
 absl::Status CheckRatesUnchanged(const CoordinatorOptions& before,
-                                 const CoordinatorOptions& target,
-                                 const RunPlan& plan);
+                                 const CoordinatorOptions& target);
+
+// Whether workers that registered `plan` may send rates that differ from it.
+// Errors: InvalidArgument if the learning rate is the server's: a flag or a
+//   change of policy has set it.
+absl::Status CheckRatesAreTheWorkers(const CoordinatorOptions& options,
+                                     const RunPlan& plan);
 
 }  // namespace cohort

@@ -22,6 +22,7 @@ namespace {
 absl::Status CheckRates(const PushOpening& opening,
                         const OpeningBounds& bounds) {
   const std::vector<double>& rates = opening.learning_rates;
+  if (rates.empty() && !bounds.needs_rates) return absl::OkStatus();
   if (rates.size() != bounds.rates) {
     return absl::InvalidArgumentError(absl::StrCat(
         "push of rank ", bounds.rank.value(), ": got ", rates.size(),

@@ -21,8 +21,9 @@ struct OpeningBounds {
   Rank rank;
   // Absent: any number up to limits::kBatchSizeMax.
   std::optional<int64_t> samples;
-  // Number of learning rates.
+  // Number of learning rates, if there are any.
   size_t rates = 0;
+  bool needs_rates = false;
   // The version read is one of these.
   Version oldest;
   Version newest;

@@ -41,9 +41,7 @@ void PushCommit::Begin(Turn& turn) {
   // A damped gradient, not a damped rate: earlier gradients in the momentum
   // are not to blame for this one's age.
   std::vector<double> group_rates = opening.learning_rates;
-  if (!group_rates.empty()) {
-    parts_.ledger.sent_learning_rate = group_rates.front();
-  }
+  parts_.ledger.NoteSentRates(group_rates);
   for (double& rate : group_rates) rate *= share;
   CommitPlan plan = parts_.model.Complete(
       {.contributors = {{.rank = push_.rank, .key = push_.arrived.key()}},

@@ -1,6 +1,7 @@
 #include "server/core/step/step_driver.h"
 
 #include "common/status_macros.h"
+#include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/step/arrival_queue.h"
 #include "server/core/step/push_checks.h"
 #include "server/core/step/push_outcome.h"
@@ -21,10 +22,13 @@ absl::Status StepDriver::Open(Worker& worker, const PushOpening& opening,
                        .oldest = given.version,
                        .newest = parts_.model.version()};
   if (!model.plan.own_data) bounds.samples = given.range.size();
-  if (model.plan.rates_by_workers) {
-    bounds.rates = static_cast<size_t>(RateGroups(model.layout));
-  }
+  bounds.rates = static_cast<size_t>(RateGroups(model.layout));
+  bounds.needs_rates = model.plan.rates_by_workers;
   COHORT_RETURN_IF_ERROR(CheckOpening(opening, bounds));
+  if (!opening.learning_rates.empty() && !model.plan.rates_by_workers) {
+    COHORT_RETURN_IF_ERROR(
+        CheckRatesAreTheWorkers(parts_.settings.options(), model.plan));
+  }
   worker.takes_statistics = opening.takes_statistics;
   const ArrivedPush::Arrival arrival = EnterOpening(worker, opening);
   CountArrival(worker, arrival, parts_.ledger, turn);

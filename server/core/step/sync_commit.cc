@@ -13,9 +13,7 @@ namespace cohort {
 void PrepareCommit(RunParts& parts, Round& round, Turn& turn) {
   if (!round.fixed() || !round.pushes.AllOpened()) return;
   const PushOpening& lowest = round.pushes.LowestOpening();
-  if (!lowest.learning_rates.empty()) {
-    parts.ledger.sent_learning_rate = lowest.learning_rates.front();
-  }
+  parts.ledger.NoteSentRates(lowest.learning_rates);
   CommitPlan plan =
       parts.model.Complete({.contributors = round.pushes.Contributors(),
                             .learning_rate = LearningRateNow(

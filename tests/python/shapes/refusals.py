@@ -189,12 +189,24 @@ def weights_changed(t):
 
 
 @refused("UsageError", "lr", "scheduler")
-def rate_changed_by_hand(t):
+def rate_changed_after_the_step(t):
+    """It would be lost with the process."""
     model = t.model(Net())
     optimizer = sgd(model)
     t.join(model, optimizer)
     for x, y in t.data():
+        train(t, error_of(model(x), y))
         optimizer.param_groups[0]["lr"] *= 0.5
+
+
+@refused("ConfigurationError", "learning rates", "job.step_number")
+def rates_by_hand_that_differ_between_workers(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    for x, y in t.data():
+        if t.rank == 1:
+            optimizer.param_groups[0]["lr"] *= 0.5
         train(t, error_of(model(x), y))
 
 

@@ -95,6 +95,54 @@ def schedule_by_step(t):
         train(t, error_of(model(x), y))
 
 
+@row(steps=5)
+def schedule_that_the_script_steps(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.3, 10, cycle_momentum=False)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        t.same("rate", optimizer.param_groups[0]["lr"])
+        scheduler.step()
+
+
+@row(steps=4)
+def rates_by_hand(t):
+    """From 0 on, and two groups."""
+    model = t.model(Net())
+    optimizer = torch.optim.SGD(
+        [{"params": model.head.parameters(), "lr": 0.0},
+         {"params": [p for name, p in model.named_parameters()
+                     if not name.startswith("head")]}], lr=0.05, momentum=0.9)
+    t.join(model, optimizer)
+    for x, y in t.data():
+        for index, group in enumerate(optimizer.param_groups):
+            group["lr"] = 0.05 * t.step_number / (1 + index)
+        train(t, error_of(model(x), y))
+
+
+@row(steps=4)
+def rate_multiplied_by_hand(t):
+    model = t.model(Net())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, eps=1e-3)
+    t.join(model, optimizer)
+    for x, y in t.data():
+        optimizer.param_groups[0]["lr"] *= 0.5
+        train(t, error_of(model(x), y))
+
+
+@row(steps=3)
+def rates_by_hand_over_parts(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    for x, y in t.data(accumulate=2):
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + t.step_number)
+        train(t, error_of(model(x), y))
+
+
 # ---- models
 
 class Shared(Net):

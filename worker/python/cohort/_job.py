@@ -49,6 +49,20 @@ class Job:
         return self._run.epoch_limit or 0
 
     @property
+    def step_number(self) -> int:
+        """The number of the step in progress, from 0, which is `version` in it:
+        what a learning rate, or another value that the script changes with the
+        steps, should depend on. A step that is repeated has its number again, and
+        a process that is started again continues with the run's. (With
+        --aggregation=async or bounded, workers may have one number at once.)
+
+        Raises:
+            UsageError: the run is not joined yet.
+        """
+        self._run.joined()
+        return self.version or 0
+
+    @property
     def finished(self) -> bool:
         """The run is over, or needs nothing more of this worker."""
         return self._run.finished
@@ -188,18 +202,10 @@ class Job:
         """
         run, step = self._run, self._run.step
         step.check_in_progress("job.backward()")
-        rates = run.schedulers.rates()
-        if isinstance(loss, list):
-            _check_pairs(loss, weight)
-            for one, _ in loss:
-                _graph_check.check(one)
-            run.model.check_weights(content=False)
-            step.backward_each(loss, reduction, rates)
-        else:
-            step.check_samples("job.backward", weight)
-            _graph_check.check(loss)
-            run.model.check_weights(content=False)
-            step.backward(loss, weight, reduction, rates)
+        step.check_samples("job.backward", weight)
+        _graph_check.check(loss)
+        run.model.check_weights(content=False)
+        step.backward(loss, weight, reduction, run.rates())
         step.count(int(correct), int(labels))
 
     def step(self, closure: None = None) -> StepResult:

@@ -155,7 +155,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         optimizer: of a class that the server has a rule for, such as
             torch.optim.SGD or cohort.LARS (see OPTIMIZERS.md). The server (with
             --optimizer=auto, its default) takes class, rates, decay and groups.
-        schedulers: schedulers of the optimizer, advanced by each job.step().
+        schedulers: schedulers of the optimizer, advanced by each job.step(). A
+            single one that the script steps itself is not passed.
         epoch_schedulers: the same, advanced at the end of each epoch.
         server: HOST:PORT, or unix:/path on the server's host; by default
             COHORT_SERVER, or a server of this process's own if it is alone.

@@ -128,6 +128,7 @@ class Data:
         if not self._iterated:
             raise _errors.UsageError(
                 "job.epochs(): the body did not iterate what job.data() returned")
+        self._run.check_rates_kept()
         assignment = self._next_to_train()
         if assignment is None:
             return None
@@ -142,6 +143,8 @@ class Data:
             return None
         self._start()
         run.step.check_trained()
+        if self._next is None:
+            run.check_rates_kept()
         run.step.capture_statistics()
         while not run.finished:
             if self._next is None:

@@ -79,6 +79,10 @@ class OptimizerPlan:
     settings: dict[str, str]
     # By the identity of the parameter.
     rates: dict[int, ParameterRates]
+    # The learning rates come with every step. Otherwise with those steps in which
+    # they are others than these, by group.
+    rates_by_workers: bool
+    initial_rates: list[float]
 
 
 def _refuse(optimizer: torch.optim.Optimizer, what: str, wanted: str) -> None:
@@ -93,13 +97,6 @@ def _same_in_all_groups(optimizer: torch.optim.Optimizer, name: str) -> Any:
         _refuse(optimizer, f"{name} of {values} in its groups",
                 "one value: only lr and weight_decay may differ by group")
     return values[0]
-
-
-def _refuse_first_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    raise _errors.ConfigurationError(
-        f"{type(optimizer).__name__}: got lr {rate} in its first group, want a "
-        "rate above 0: the server keeps the other rates as multiples of the first "
-        "one; put a group with a rate above 0 first. A group with lr 0 may follow")
 
 
 def _is_nothing(value: Any) -> bool:
@@ -179,9 +176,9 @@ def plan_of(optimizer: torch.optim.Optimizer,
 
     Args:
         optimizer: one of the classes that the server knows.
-        rates_by_workers: the learning rates come with every step; otherwise
-            those that the groups have now are registered as multiples of the
-            first group's.
+        rates_by_workers: the learning rates come with every step, as they do
+            where the first one is 0; otherwise those that the groups have now are
+            registered as multiples of the first group's.
 
     Raises:
         ConfigurationError: the server has no rule for it.
@@ -191,15 +188,14 @@ def plan_of(optimizer: torch.optim.Optimizer,
     groups = [{"weight_decay": 0.0} | group for group in optimizer.param_groups]
     for group in groups:
         rate, decay = float(group["lr"]), float(group["weight_decay"])
-        if not (math.isfinite(rate) and math.isfinite(decay) and decay >= 0):
+        if not (math.isfinite(rate) and math.isfinite(decay) and rate >= 0 and
+                decay >= 0):
             _refuse(optimizer, f"lr {rate} and weight_decay {decay}",
-                    "finite numbers, and a decay of at least 0")
-    base = float(groups[0]["lr"])
-    if base <= 0:
-        if not rates_by_workers:
-            _refuse_first_rate(optimizer, base)
-        # The rates come with every step; the setting only has to be valid.
-        base = 1.0
+                    "finite numbers of at least 0")
+    initial = [float(group["lr"]) for group in groups]
+    rates_by_workers = rates_by_workers or initial[0] == 0
+    # Where the rates come with every step the setting only has to be valid.
+    base = initial[0] or 1.0
     decay = max(float(group["weight_decay"]) for group in groups)
     settings |= {"learning_rate": repr(base), "weight_decay": repr(decay),
                  "schedule": "constant"}
@@ -213,5 +209,7 @@ def plan_of(optimizer: torch.optim.Optimizer,
                                  float(group["lr"]) / base),
                 decay_multiplier=own_decay / decay if decay > 0 else 1.0,
                 decay_exempt=lars and parameter.dim() < 2,
-                group=index if rates_by_workers else 0)
-    return OptimizerPlan(settings=settings, rates=rates)
+                group=index)
+    return OptimizerPlan(settings=settings, rates=rates,
+                         rates_by_workers=rates_by_workers,
+                         initial_rates=initial)

@@ -15,14 +15,13 @@ _optimizers: Any = importlib.import_module("torch.optim.optimizer")
 
 # Entries of a group that belong to the update rule.
 _CLASSES = [made for rule in _core.optimizer_rules() for made in rule.torch_classes]
-_WATCHED = ("lr", *sorted(
+_WATCHED = sorted(
     {"weight_decay", "maximize"} |
     {argument.name for made in _CLASSES for argument in made.arguments} |
-    {value.name for made in _CLASSES for value in made.values}))
+    {value.name for made in _CLASSES for value in made.values})
 
 # The server's name of those that may be changed while it runs.
-_SETTINGS = {"lr": "learning_rate", "weight_decay": "weight_decay",
-             "momentum": "momentum"}
+_SETTINGS = {"weight_decay": "weight_decay", "momentum": "momentum"}
 
 # Methods that would change the script's optimizer, but not the server's.
 _METHODS = {
@@ -99,19 +98,15 @@ class OptimizerWatch:
 
     Args:
         optimizer: its methods that would act on it alone raise a UsageError
-            until `detach`.
-        rates_by_workers: schedulers change the learning rates, and each step
-            sends them.
+            until `detach`. Learning rates may change, as the steps send them.
 
     Raises:
         UsageError: the optimizer has hooks of its step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer,
-                 rates_by_workers: bool) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         check_hooks(optimizer)
         self._optimizer = optimizer
-        self._watched = _WATCHED[1:] if rates_by_workers else _WATCHED
         self._noted = self._values()
         # Methods of the instance; absent: the class has the method.
         self._methods = {name: vars(optimizer)[name] for name in _REPLACED
@@ -121,7 +116,7 @@ class OptimizerWatch:
         setattr(optimizer, "state_dict", _warning(optimizer.state_dict))
 
     def _values(self) -> list[dict[str, Any]]:
-        return [{name: _plain(group[name]) for name in self._watched
+        return [{name: _plain(group[name]) for name in _WATCHED
                  if name in group} |
                 {"params": [id(parameter) for parameter in group["params"]]}
                 for group in self._optimizer.param_groups]
@@ -133,7 +128,7 @@ class OptimizerWatch:
         if now == self._noted:
             return
         for number, (group, noted) in enumerate(zip(now, self._noted)):
-            for name in self._watched:
+            for name in _WATCHED:
                 if group.get(name) != noted.get(name):
                     raise _errors.UsageError(_changed(
                         number, name, noted.get(name), group.get(name)))
@@ -155,9 +150,6 @@ def _changed(group: int, name: str, noted: Any, now: Any) -> str:
     text = (f"optimizer: {name} of group {group} was changed by hand from {noted} "
             f"to {now}, but the server applies the optimizer and goes on with "
             f"{noted}; ")
-    if name == "lr":
-        text += ("pass a scheduler to cohort.join(schedulers=...) or "
-                 "(epoch_schedulers=...), or ")
     if name in _SETTINGS:
         return text + (f"change it for the whole run with cohortctl policy set "
                        f"--{_SETTINGS[name]}={now}")

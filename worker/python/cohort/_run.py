@@ -39,7 +39,7 @@ class Run:
         self.model.check_optimizer(optimizer)
         self.schedulers = schedulers
         self._plan = plan_of(optimizer, bool(schedulers))
-        self._watch = OptimizerWatch(optimizer, bool(schedulers))
+        self._watch = OptimizerWatch(optimizer)
         self._reached = reached
         self._connect = connect
         self._pid = os.getpid()
@@ -58,7 +58,13 @@ class Run:
         self._data_ended = False
         # The epoch that `Job.epochs` is in; batches of the next one wait.
         self.epoch_limit: int | None = None
+        # Of the schedulers, when the run was joined, and as it was last taken
+        # from the server or when the last step began; and the version that they
+        # stand at.
         self._initial_state = self._state = schedulers.save()
+        self._state_version: int | None = None
+        # The version at which the last step began.
+        self._begun: int | None = None
         self._last: StepResult | None = None
         # Set by the loop, if the batches are the script's own.
         self.own: _data.OwnBatches | None = None
@@ -96,6 +102,8 @@ class Run:
         if sampler is not None:
             plan.train_samples = len(sampler)
         self._watch.check()
+        self.schedulers.find()
+        self._initial_state = self._state = self.schedulers.save()
         address = self._reached.address
         finished = _server.finished_runs.get(address)
         try:
@@ -146,7 +154,7 @@ class Run:
                     "the script")
         plan.loss_reference = float(batch_size)
         plan.loss = "of the training script"
-        plan.rates_by_workers = bool(self.schedulers)
+        plan.rates_by_workers = self._plan.rates_by_workers
         plan.optimizer = self._plan.settings
         return plan
 
@@ -175,6 +183,7 @@ class Run:
             self.step.worker = None  # type: ignore[assignment]
         self.step.detach()
         self._watch.detach()
+        self.schedulers.detach()
         if self._watcher is not None:
             self._watcher.close()
         if self._reached.own is not None:
@@ -273,8 +282,11 @@ class Run:
             return False
         if pulled is not None:
             self.model.take_weights()
-            self._take_state(bytes(pulled.front_end_state) or
-                             self._initial_state)
+            # Where each worker has steps of its own, what the script has written
+            # is this worker's.
+            if self.schedulers or self._begun is None or assignment.members > 0:
+                self._take_state(bytes(pulled.front_end_state) or
+                                 self._initial_state, int(pulled.version))
         self.step.load_statistics()
         return True
 
@@ -295,23 +307,66 @@ class Run:
         else:
             self.step.load_statistics()
         if pulled.front_end_state:
-            self._take_state(bytes(pulled.front_end_state))
+            self._take_state(bytes(pulled.front_end_state), int(pulled.version))
         return int(pulled.version)
 
-    def _take_state(self, state: bytes) -> None:
-        self.schedulers.load(state)
-        self._state = state
+    def _take_state(self, state: bytes, version: int) -> None:
+        # The state at its own version has what the script did after the step.
+        if version != self._state_version:
+            self.schedulers.load(state)
+            self._state, self._state_version = state, version
 
     def begin_step(self, assignment: "_core.Assignment", parts: int,
                    samples: int | None, doubt: str) -> None:
         """See Step.begin."""
         self.after_step.check(self._last)
-        self.schedulers.begin_step(assignment.data_epoch)
+        self._begin_rates(assignment)
         self._last = None
         self.step.begin(assignment, parts, samples, doubt)
         membership = self.joined()
         _data.seed_everything(_core.mix_seed(
             membership.seed, self.worker.version() or 0, int(membership.rank)))
+
+    def _begin_rates(self, assignment: "_core.Assignment") -> None:
+        """Schedulers and rates as they are at the beginning of this step, in its
+        first attempt and in later ones, and in a replacement of this process."""
+        schedulers, last = self.schedulers, self._last
+        if last is not None and not last.counts and (
+                self._begun == assignment.version):
+            schedulers.load(self._state)
+            schedulers.begin_again()
+        else:
+            if self._begun is None and self._state is not self._initial_state:
+                schedulers.resume(self._state, int(assignment.data_epoch))
+            schedulers.begin_step(
+                assignment.data_epoch,
+                assignment.version if assignment.members > 0 else None,
+                last is not None and last.counts and
+                last.version == self._state_version)
+            self._state = schedulers.save()
+        self._begun = int(assignment.version)
+
+    def rates(self) -> list[float]:
+        """The learning rates of the step in progress, as its opening has them;
+        none if they are those of the join.
+
+        Raises:
+            UsageError: they were changed since the first job.backward().
+        """
+        now, step = self.schedulers.rates(), self.step
+        rates = now if (self._plan.rates_by_workers or
+                        now != self._plan.initial_rates) else []
+        if step.passes > 0 and rates != step.rates:
+            raise _errors.UsageError(
+                "job.step(): a learning rate was changed after job.backward(), which "
+                "has sent the rates of this step; change it before the first one of "
+                "a step")
+        return rates
+
+    def check_rates_kept(self) -> None:
+        """Raises UsageError if the script has written a rate since job.step()."""
+        if not self.step.trains():
+            self.schedulers.check_kept()
 
     def end_step(self) -> StepResult:
         """See Job.step."""
@@ -321,29 +376,27 @@ class Run:
         if step.passes == step.done:
             raise _errors.UsageError(
                 "job.step(): no gradients yet; call job.backward(loss) first")
+        self.rates()
         step.done += 1
         if step.done < step.parts:
             step.end_part()
             return StepResult(version=None, verdict="part")
         step.gradients.check()
         self.model.buffers.check()
-        if self.schedulers.rates() != step.rates:
-            raise _errors.UsageError(
-                "job.step(): a learning rate was changed after job.backward(), which "
-                "has sent the rates of this step; change it before")
-        self.schedulers.advance()
-        state = self.schedulers.save()
+        state = self.schedulers.advance()
         try:
             self._last = step.close(state)
         except _errors.StatusError as error:
             self.ended_by(error)
             self._last = StepResult(None, "void", reason=str(error.args[1]))
         if self._last.counts:
-            self._state = state
+            self._state_version = self._last.version
             # Here, as the script may leave its loop after this call.
             if self.own is not None:
                 self.own.counted()
             self.after_step.run()
         else:
             self.schedulers.load(self._state)
+            self._state_version = self._begun
+        self.schedulers.end_step()
         return self._last

@@ -1,11 +1,13 @@
 """Learning-rate schedulers whose state the server keeps with the weights."""
 
+import gc
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.optim import lr_scheduler
 
 from cohort import _errors
 
@@ -55,6 +57,150 @@ def _restored(value: Any, like: Any) -> Any:
     return value
 
 
+_KINDS = tuple(getattr(lr_scheduler, name)
+               for name in ("LRScheduler", "_LRScheduler", "ReduceLROnPlateau")
+               if hasattr(lr_scheduler, name))
+
+_INSTEAD = ("pass the scheduler to cohort.join(schedulers=[...]), which advances it "
+            "with each step, or (epoch_schedulers=[...]), and remove this call")
+
+
+def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The schedulers of an optimizer, which does not know them; without those
+    that are part of another one."""
+    found = [item for item in gc.get_objects() if issubclass(type(item), _KINDS)
+             and getattr(item, "optimizer", None) is optimizer]
+    inside = {id(part) for item in found
+              for part in getattr(item, "_schedulers", ())}
+    return [item for item in found if id(item) not in inside]
+
+
+def _why_not(scheduler: Any) -> str:
+    """Why a scheduler cannot act on a run; empty: it can."""
+    name = type(scheduler).__name__
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        return (f"{name}: needs a measure, which comes too late for the step that "
+                "it would act on; use a schedule over steps or epochs")
+    # OneCycleLR does so by default.
+    if getattr(scheduler, "cycle_momentum", False):
+        return (f"{name}: changes the momentum, but the server has one for the "
+                "whole run; pass cycle_momentum=False to it")
+    return ""
+
+
+def _refusing(scheduler: Any, count: int) -> Callable[..., None]:
+    """The step of a scheduler that cannot be followed."""
+    why = _why_not(scheduler) or (
+        f"{type(scheduler).__name__}: is one of {count} schedulers of the optimizer; "
+        f"{_INSTEAD}")
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise _errors.UsageError(f"scheduler.step(): {why}")
+    return refuse
+
+
+def _replace_step(scheduler: Any, step: Callable[..., None]) -> None:
+    """Through the class, as state_dict() has all attributes of the instance."""
+    kind = type(scheduler)
+    scheduler.__class__ = type(kind.__name__, (kind,), {
+        "__module__": kind.__module__,
+        "step": lambda self, *args, **kwargs: step(*args, **kwargs)})
+
+
+class ScriptsScheduler:
+    """A scheduler whose step() the script calls itself: once after each
+    job.step(), or once after each epoch. These calls come after the state of a
+    version was sent, so that state has the call that is due, and the next step
+    checks that it was made.
+
+    Args:
+        scheduler: its step() is replaced until `detach`.
+        check: raises an error if a rate was written by hand since job.step().
+        advance: calls the function, as a scheduler's step.
+    """
+
+    def __init__(self, scheduler: Any, check: Callable[[], None],
+                 advance: Callable[[Any], None]) -> None:
+        self.scheduler = scheduler
+        self._class = type(scheduler)
+        self._check = check
+        self._advance = advance
+        # "step", "epoch" or "never"; empty until the first call, or the end of
+        # the first epoch.
+        self.when = ""
+        # Since job.step().
+        self._calls = 0
+        self._may_call = False
+        _replace_step(scheduler, self._called)
+
+    def detach(self) -> None:
+        """The scheduler is the script's alone again."""
+        self.scheduler.__class__ = self._class
+
+    def _refuse(self) -> None:
+        raise _errors.UsageError(
+            "scheduler.step(): want one call without arguments after each "
+            "job.step(), or one after each epoch, in the body of `for epoch in "
+            "job.epochs()` behind the loop over the data, with --aggregation=sync. "
+            f"Otherwise {_INSTEAD}")
+
+    def advance(self) -> None:
+        """One call."""
+        self._advance(lambda: self._class.step(self.scheduler))
+
+    def _called(self, *args: Any, **kwargs: Any) -> None:
+        if args or kwargs or not self._may_call:
+            self._refuse()
+        self._check()
+        self.advance()
+        self._calls += 1
+
+    def end_step(self) -> None:
+        """The script may call step() now."""
+        self._calls = 0
+        self._may_call = True
+
+    def continue_step(self, turns: int, version: int | None) -> None:
+        """A step begins after one that counts: checks the calls.
+
+        Args:
+            turns: epochs that have ended since.
+            version: of the step; None: each worker has steps of its own, so the
+                calls of one are not those of all.
+        """
+        calls = self._calls
+        if not self.when and version is not None:
+            if calls == 1 and turns == 1:
+                self.when = "epoch"
+            elif calls == 1 and version == 1:
+                self.when = "step"
+            elif calls == 0 and turns == 1:
+                self.when = "never"
+        if calls != {"step": 1, "epoch": turns}.get(self.when, 0):
+            self._refuse()
+
+    def resume(self, turns: int, version: int | None) -> None:
+        """A step begins with a state of the server's: makes the calls that are
+        due.
+
+        Raises:
+            UsageError: it is not known whether one is.
+        """
+        if self.when == "epoch":
+            for _ in range(turns):
+                self.advance()
+        elif not self.when and version and (turns > 0 or version == 1):
+            raise _errors.UsageError(
+                f"{self._class.__name__}: this process continues at step {version}, "
+                "before which the script would have called step() for the first "
+                "time, so it is not known whether it calls it by step or by epoch; "
+                f"{_INSTEAD}")
+
+    def begin_step(self) -> None:
+        """From here to job.step() the script may not call step()."""
+        self._may_call = False
+
+
 class Schedulers:
     """The schedulers of a job, and the learning rates of its optimizer.
 
@@ -74,19 +220,15 @@ class Schedulers:
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)
         self._epoch = 0
+        # One that was not passed.
+        self._scripts: ScriptsScheduler | None = None
+        # The rates after the last job.step(), and calls of its scheduler.
+        self._kept: list[float] | None = None
         self._steps = []
         for scheduler in (*self._each_step, *self._each_epoch):
             name = type(scheduler).__name__
-            if isinstance(scheduler,
-                          torch.optim.lr_scheduler.ReduceLROnPlateau):
-                raise _errors.ConfigurationError(
-                    f"{name}: needs a measure, which comes too late for the step "
-                    "that it would act on; use a schedule over steps or epochs")
-            # OneCycleLR does so by default.
-            if getattr(scheduler, "cycle_momentum", False):
-                raise _errors.ConfigurationError(
-                    f"{name}: changes the momentum, but the server has one for "
-                    "the whole run; pass cycle_momentum=False to it")
+            if why := _why_not(scheduler):
+                raise _errors.ConfigurationError(why)
             if getattr(scheduler, "optimizer", None) is not optimizer:
                 raise _errors.ConfigurationError(
                     f"{name}: belongs to another optimizer than that passed to "
@@ -103,22 +245,92 @@ class Schedulers:
         return bool(self._each_epoch)
 
     def rates(self) -> list[float]:
-        """The learning rate of each group now; none without schedulers."""
-        if not self:
-            return []
+        """The learning rate of each group now."""
         return [float(group["lr"]) for group in self._optimizer.param_groups]
 
-    def begin_step(self, epoch: int) -> None:
-        """A step of this epoch begins: epoch schedulers catch up."""
+    def find(self) -> None:
+        """Looks for those that were not passed, whose step() the script calls."""
+        passed = {id(item) for item in (*self._each_step, *self._each_epoch)}
+        found = [item for item in _schedulers_of(self._optimizer)
+                 if id(item) not in passed]
+        if len(found) == 1 and not passed and not _why_not(found[0]):
+            self._scripts = ScriptsScheduler(found[0], self.check_kept,
+                                             self._call_of_script)
+            return
+        for item in found:
+            _replace_step(item, _refusing(item, len(found) + len(passed)))
+
+    def detach(self) -> None:
+        """The script calls step() alone again."""
+        if self._scripts is not None:
+            self._scripts.detach()
+
+    def _call_of_script(self, step: Any) -> None:
+        self._advance(step)
+        if self._kept is not None:
+            self._kept = self.rates()
+
+    def check_kept(self) -> None:
+        """Raises UsageError if the script has written a rate since job.step()."""
+        if self._kept is None:
+            return
+        for number, (was, now) in enumerate(zip(self._kept, self.rates())):
+            if was != now:
+                raise _errors.UsageError(
+                    f"optimizer: lr of group {number} was changed from {was} to "
+                    f"{now} between job.step() and the next batch, which a process "
+                    "that is started again would not know; write it before "
+                    "job.backward(), at the beginning of the loop's body or of the "
+                    "body of `for epoch in job.epochs()`, as a function of "
+                    "job.step_number or the epoch. Or pass a scheduler to "
+                    "cohort.join(schedulers=...) or (epoch_schedulers=...)")
+
+    def begin_step(self, epoch: int, version: int | None,
+                   continues: bool) -> None:
+        """A step of this epoch begins: epoch schedulers catch up.
+
+        Args:
+            epoch: of the step.
+            version: of its weights, if all workers make the step together.
+            continues: after a step of this process that counts, and not from a
+                state of the server's.
+        """
+        if self._scripts is not None:
+            turns = epoch - self._epoch
+            if continues:
+                self._scripts.continue_step(turns, version)
+            else:
+                self._scripts.resume(turns, version)
+        self.begin_again()
         while self._epoch < epoch:
             for advance in self._steps[len(self._each_step):]:
                 self._advance(advance)
             self._epoch += 1
 
-    def advance(self) -> None:
-        """One step is computed."""
+    def begin_again(self) -> None:
+        """A step begins with the state of its first attempt."""
+        self._kept = None
+        if self._scripts is not None:
+            self._scripts.begin_step()
+
+    def advance(self) -> bytes:
+        """One step is computed. Returns the state for the server, which has the
+        call that the script's scheduler is due after it."""
         for advance in self._steps[:len(self._each_step)]:
             self._advance(advance)
+        state = self.save()
+        if self._scripts is None or self._scripts.when != "step":
+            return state
+        self._scripts.advance()
+        due = self.save()
+        self.load(state)
+        return due
+
+    def end_step(self) -> None:
+        """job.step() is over."""
+        self._kept = self.rates()
+        if self._scripts is not None:
+            self._scripts.end_step()
 
     def _advance(self, step: Any) -> None:
         # A scheduler warns unless the optimizer has counted a step.
@@ -126,6 +338,16 @@ class Schedulers:
             self._optimizer, "_step_count", 0) + 1
         self._optimizer._opt_called = True  # type: ignore[attr-defined]
         step()
+
+    def resume(self, encoded: bytes, epoch: int) -> None:
+        """Goes on to a state of `save` if it is of this epoch: what the script
+        has written at the epoch's beginning is part of it."""
+        if json.loads(encoded)["epoch"] == epoch:
+            self.load(encoded)
+
+    def _all(self) -> list[Any]:
+        scripts = [] if self._scripts is None else [self._scripts.scheduler]
+        return [*self._each_step, *self._each_epoch, *scripts]
 
     def save(self) -> bytes:
         """The state, for the server."""
@@ -138,7 +360,9 @@ class Schedulers:
                 _plain({key: value for key, value in
                         scheduler.state_dict().items() if not callable(value)},
                        type(scheduler).__name__)
-                for scheduler in (*self._each_step, *self._each_epoch)]}
+                for scheduler in self._all()]}
+        if self._scripts is not None:
+            state["when"] = self._scripts.when
         encoded = json.dumps(state, separators=(",", ":")).encode()
         if len(encoded) > STATE_BYTES_MAX:
             raise _errors.ConfigurationError(
@@ -149,7 +373,7 @@ class Schedulers:
     def load(self, encoded: bytes) -> None:
         """Goes back, or on, to a state of `save`."""
         state = json.loads(encoded)
-        schedulers = (*self._each_step, *self._each_epoch)
+        schedulers = self._all()
         if len(state["schedulers"]) != len(schedulers):
             raise _errors.RunMismatchError(
                 f"schedulers: got {len(schedulers)}, but the run has "
@@ -158,7 +382,12 @@ class Schedulers:
         self._epoch = state["epoch"]
         for scheduler, values in zip(schedulers, state["schedulers"]):
             scheduler.load_state_dict(_restored(values, scheduler.state_dict()))
-            # load_state_dict replaces attributes, `step` not among them.
-            scheduler.step = _refuse_step
+            if "step" in vars(scheduler):
+                # load_state_dict replaces attributes, `step` not among them.
+                scheduler.step = _refuse_step
+        if self._scripts is not None:
+            self._scripts.when = state.get("when", "")
         for group, rate in zip(self._optimizer.param_groups, state["rates"]):
             group["lr"] = rate
+        if self._kept is not None:
+            self._kept = self.rates()

@@ -669,10 +669,12 @@ class Step:
                     "the same on all workers")
             if spread > 0:
                 raise _errors.ConfigurationError(
-                    f"schedulers: this worker has learning rates {self.rates}, and others "
-                    "have other ones in this step; make schedulers of the same "
-                    "numbers on all workers, such as steps of the whole run "
-                    "(cohort.steps) in place of the length of one's own loader")
+                    "schedulers: this worker has learning rates "
+                    f"{self.rates or 'as at the join'}, and others have other ones in "
+                    "this step; let them depend on numbers that all workers have, "
+                    "such as job.step_number and steps of the whole run "
+                    "(cohort.steps) in place of counters and the length of one's "
+                    "own loader")
             if met == self.assignment.members:
                 return total or reference
         return reference * max(1, int(self.assignment.members))

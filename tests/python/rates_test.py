@@ -1,0 +1,184 @@
+"""Learning rates as the script sets them: by hand, and by a scheduler that it steps
+itself. A worker is killed, so that a step is void for the other and a replacement
+continues."""
+
+import os
+import pathlib
+import signal
+import tempfile
+import unittest
+
+import torch
+from torch import nn
+
+import cohort
+from networks import Shapes, digest, distance, three_batch_norms
+from ranks import Rank, Server
+
+# 6 steps an epoch, of two workers.
+SAMPLES, STEPS, EPOCHS = 48, 6, 3
+FLAGS = (f"--epochs={EPOCHS}",)
+
+
+def make(how, model):
+    """The optimizer, and its scheduler if there is one."""
+    optimizer = torch.optim.SGD(
+        [{"params": model[:4].parameters()},
+         {"params": model[4:].parameters(), "lr": 0.03}],
+        lr=0.0 if how == "by number" else 0.01, momentum=0.9)
+    schedule = torch.optim.lr_scheduler
+    scheduler = None
+    if how == "scheduler by step":
+        scheduler = schedule.SequentialLR(optimizer, [
+            schedule.LinearLR(optimizer, 0.1, 1.0, total_iters=5),
+            schedule.CosineAnnealingLR(optimizer, T_max=15)], milestones=[5])
+    elif how == "scheduler by epoch":
+        scheduler = schedule.ExponentialLR(optimizer, 0.5)
+    return optimizer, scheduler
+
+
+def write_rates(how, optimizer, number):
+    """At the beginning of the body."""
+    for index, group in enumerate(optimizer.param_groups):
+        if how == "by number":
+            group["lr"] = 0.01 * (1 + index) * min(1.0, number / 4)
+        elif how == "by factor":
+            group["lr"] *= 0.9
+
+
+def write_rates_of_epoch(how, optimizer, epoch):
+    for group in optimizer.param_groups:
+        if how == "by epoch":
+            group["lr"] = 0.02 / (1 + epoch)
+        elif how == "by factor at an epoch" and epoch == 1:
+            group["lr"] *= 0.5
+
+
+# Within an epoch, at its beginning, and behind a step.
+KILLS = (4, 12, 8.5, 11.5)
+
+
+def alone(how):
+    """The rates of each step, and the model, of one process in float64."""
+    model = three_batch_norms().double()
+    optimizer, scheduler = make(how, model)
+    rates = []
+    data = Shapes(SAMPLES)
+    x, y = torch.utils.data.default_collate(
+        [data[index] for index in range(SAMPLES)])
+    for epoch in range(EPOCHS):
+        write_rates_of_epoch(how, optimizer, epoch)
+        for x_of, y_of in zip(x.split(8), y.split(8)):
+            write_rates(how, optimizer, len(rates))
+            rates.append([group["lr"] for group in optimizer.param_groups])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x_of.double()), y_of).backward()
+            optimizer.step()
+            if how == "scheduler by step":
+                scheduler.step()
+        if how == "scheduler by epoch":
+            scheduler.step()
+    return rates, model.state_dict()
+
+
+def die(rank, marker):
+    """Once."""
+    if rank == 1 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(rank, address, how, at, marker):
+    """The rates by step, and the model. Rank 1 dies in step `at`; at + 0.5: behind
+    it."""
+    model = three_batch_norms()
+    optimizer, scheduler = make(how, model)
+    job = cohort.join(model, optimizer, server=address, log_level="error",
+                      server_timeout=60)
+    data = job.data(Shapes(SAMPLES), batch_size=4, shuffle=False)
+    rates = {}
+    for epoch in job.epochs():
+        write_rates_of_epoch(how, optimizer, epoch)
+        for x, y in data:
+            number = job.step_number
+            write_rates(how, optimizer, number)
+            loss = nn.functional.cross_entropy(model(x), y)
+            if number == at:
+                die(rank, marker)
+            job.backward(loss)
+            rates[number] = [group["lr"] for group in optimizer.param_groups]
+            job.step()
+            if number + 0.5 == at:
+                die(rank, marker)
+            if how == "scheduler by step":
+                scheduler.step()
+        if how == "scheduler by epoch":
+            scheduler.step()
+    return rates, digest(model.state_dict()), model.state_dict()
+
+
+def attempt(rank, address, how, at=-1, marker=None):
+    """train, or the error's class and text."""
+    try:
+        return train(rank, address, how, at, marker)
+    except cohort.CohortError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+class Rates(unittest.TestCase):
+    def run_with(self, how, at):
+        """The results of rank 1, which is killed in step `at`, and of rank 0, which
+        waits for ever for a replacement if there is none."""
+        with tempfile.TemporaryDirectory() as folder, Server(
+                2, *FLAGS, "--lease=2s") as server:
+            marker = pathlib.Path(folder) / "marker"
+            ranks = [Rank(attempt, rank, server.address, how, at, marker)
+                     for rank in range(2)]
+            ranks[1].process.join()
+            ranks[1] = Rank(attempt, 1, server.address, how, at, marker)
+            replacement = ranks[1].result()
+            return [replacement] + ([] if isinstance(replacement, str) else
+                                    [ranks[0].result()])
+
+    def check(self, how):
+        """The rates of torch, and the same bits after a kill."""
+        rates, wanted = alone(how)
+        with Server(2, *FLAGS) as server:
+            (ours, bits, state), second = server.call(attempt, how)
+            server.complete()
+            self.assertAlmostEqual(
+                float(server.rows()[-1]["learning_rate"]), rates[-1][0], 7)
+        self.assertEqual([ours[step] for step in range(len(rates))], rates)
+        self.assertEqual(second[1], bits)
+        for name, value in state.items():
+            if value.is_floating_point():
+                self.assertLess(distance(value, wanted[name]), 1e-4, name)
+        for at in KILLS:
+            with self.subTest(how, at=at):
+                results = self.run_with(how, at)
+                self.assertNotIsInstance(results[0], str)
+                for seen, digested, _ in results:
+                    self.assertEqual(digested, bits)
+                    self.assertEqual(seen, {step: rates[step] for step in seen})
+
+    def test_by_hand_in_each_step(self):
+        self.check("by number")
+        self.check("by factor")
+
+    def test_by_hand_in_each_epoch(self):
+        self.check("by epoch")
+        self.check("by factor at an epoch")
+
+    def test_by_a_scheduler_that_the_script_steps(self):
+        self.check("scheduler by step")
+        self.check("scheduler by epoch")
+
+    def test_a_replacement_before_the_first_call_of_a_scheduler_is_told_so(self):
+        for how, at in (("scheduler by step", 1), ("scheduler by epoch", 6)):
+            with self.subTest(how):
+                self.assertRegex(self.run_with(how, at)[0],
+                                 "UsageError.*continues at step")
+
+
+if __name__ == "__main__":
+    unittest.main()
