@@ -63,8 +63,8 @@ Verb HealthVerb() {
       .name = "health",
       .summary = "checks through an operations port whether a process is ready",
       .flags = {{"ops", "HOST:PORT",
-                 "operations port of a server or worker (default: the "
-                 "context's, or 127.0.0.1:7071)"},
+                 "operations port of a server or worker (default "
+                 "127.0.0.1:7071)"},
                 {"live", "", "check only that the process responds"}},
       .examples = {"cohortctl health",
                    "cohortctl health --ops=127.0.0.1:7072 --timeout=3s"},

@@ -100,6 +100,7 @@ LocalDoor::Offer LocalDoor::Invite(Rank rank, Incarnation incarnation) {
   }
   if (replaced != nullptr) {
     Forget(*replaced);
+    // The thread may be waiting on the descriptor of the peer that is gone.
     Ring(wake_.get());
   }
   return offer;

@@ -166,7 +166,7 @@ TEST(CoordinatorMembershipTest, AnotherFingerprintIsAdmittedWithAWarning) {
       absl::Seconds(101), out));
   ASSERT_TRUE(std::holds_alternative<effect::Log>(out[0]));
   const auto& log = std::get<effect::Log>(out[0]);
-  EXPECT_EQ(log.severity, Severity::kWarning);
+  EXPECT_EQ(log.severity, LogLevel::kWarning);
   EXPECT_THAT(log.text, HasSubstr("differently (other, previously same)"));
 }
 

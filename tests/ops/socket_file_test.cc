@@ -101,9 +101,8 @@ TEST_F(SocketFileTest, AnotherFileIsNotRemoved) {
 
 TEST_F(SocketFileTest, NamesAFolderThatIsMissing) {
   ListenAddress address{.socket = folder_.File("no/socket")};
-  EXPECT_THAT(
-      ListenSocket::Open("--listen", address),
-      IsError(kUnavailable, folder_.File("no") + " does not exist"));
+  EXPECT_THAT(ListenSocket::Open("--listen", address),
+              IsError(kUnavailable, folder_.File("no") + " does not exist"));
 }
 
 TEST(AbstractSocketTest, IsFreeAgainWithoutAFile) {

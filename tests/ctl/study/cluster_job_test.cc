@@ -88,7 +88,7 @@ TEST(FlagsTest, TheRateIsInProportionToTheImagesOfAStep) {
 
 TEST(FlagsTest, WhatTheStudySetsIsRefused) {
   EXPECT_THAT(CheckFlags({.server = {"--results_dir=x"}}),
-              IsError(kInvalidArgument, "--results_dir=x"));
+              IsError(kInvalidArgument, "--results_dir"));
   EXPECT_THAT(CheckFlags({.worker = {"--batch_size", "4"}}),
               IsError(kInvalidArgument, "--batch_size among the flags"));
   EXPECT_TRUE(CheckFlags({.server = {"--ranking=1"}}).ok());

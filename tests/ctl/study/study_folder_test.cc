@@ -100,7 +100,7 @@ TEST_F(StudyFolderTest, TwoStudiesDoNotWorkInOneFolder) {
   {
     const StudyFolder first = OpenIn(dir_);
     EXPECT_THAT(StudyFolder::Open(RealFileSystem(), dir_.File("study"), kFlags),
-                IsError(kFailedPrecondition, "another study"));
+                IsError(kFailedPrecondition, "is in use"));
   }
   OpenIn(dir_);
 }

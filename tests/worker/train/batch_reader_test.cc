@@ -16,7 +16,6 @@
 namespace cohort {
 namespace {
 
-
 // A segmentation data set with every augmentation.
 std::unique_ptr<Dataset> Shapes() {
   return *MakeDataset(

@@ -202,10 +202,18 @@ class Job:
         """
         run, step = self._run, self._run.step
         step.check_in_progress("job.backward()")
-        step.check_samples("job.backward", weight)
-        _graph_check.check(loss)
-        run.model.check_weights(content=False)
-        step.backward(loss, weight, reduction, run.rates())
+        rates = run.rates()
+        if isinstance(loss, list):
+            _check_pairs(loss, weight)
+            for one, _ in loss:
+                _graph_check.check(one)
+            run.model.check_weights(content=False)
+            step.backward_each(loss, reduction, rates)
+        else:
+            step.check_samples("job.backward", weight)
+            _graph_check.check(loss)
+            run.model.check_weights(content=False)
+            step.backward(loss, weight, reduction, rates)
         step.count(int(correct), int(labels))
 
     def step(self, closure: None = None) -> StepResult:

@@ -658,23 +658,7 @@ class Step:
         assert self.assignment is not None
         reference = float(self.worker.loss_reference())
         if self.assignment.global_normalization:
-            (total, *_), (_, spread, orders), met = self.worker.meet(
-                "job.backward", [own, _number_of(repr(self.rates).encode()),
-                                 _number_of(self.order_digest)])
-            if orders > 0:
-                raise _errors.ConfigurationError(
-                    "job.data(sampler=...): this worker's sampler yields other "
-                    "samples in this epoch than the others' do; let it depend on "
-                    "the epoch and the data set alone, such as weights that are "
-                    "the same on all workers")
-            if spread > 0:
-                raise _errors.ConfigurationError(
-                    "schedulers: this worker has learning rates "
-                    f"{self.rates or 'as at the join'}, and others have other ones in "
-                    "this step; let them depend on numbers that all workers have, "
-                    "such as job.step_number and steps of the whole run "
-                    "(cohort.steps) in place of counters and the length of one's "
-                    "own loader")
+            (total,), met = self._meet_weights("job.backward", [own])
             if met == self.assignment.members:
                 return total or reference
         return reference * max(1, int(self.assignment.members))
@@ -684,16 +668,25 @@ class Step:
         """The sums of the members' weights, and how many members there are.
 
         Raises:
-            ConfigurationError: other members have other rates.
+            ConfigurationError: other members have other rates, or another order
+                of samples.
         """
-        (*totals, _), (*_, spread), met = self.worker.meet(
-            site, [*own, _number_of(self.rates)])
+        (*totals, _, _), (*_, spread, orders), met = self.worker.meet(
+            site, [*own, _number_of(repr(self.rates).encode()),
+                   _number_of(self.order_digest)])
+        if orders > 0:
+            raise _errors.ConfigurationError(
+                "job.data(sampler=...): this worker's sampler yields other samples "
+                "in this epoch than the others' do; let it depend on the epoch and "
+                "the data set alone, such as weights that are the same on all "
+                "workers")
         if spread > 0:
             raise _errors.ConfigurationError(
-                f"schedulers: this worker has learning rates {self.rates}, and others "
-                "have other ones in this step; make schedulers of the same "
-                "numbers on all workers, such as steps of the whole run "
-                "(cohort.steps) in place of the length of one's own loader")
+                "schedulers: this worker has learning rates "
+                f"{self.rates or 'as at the join'}, and others have other ones in "
+                "this step; let them depend on numbers that all workers have, such "
+                "as job.step_number and steps of the whole run (cohort.steps) in "
+                "place of counters and the length of one's own loader")
         return totals, int(met)
 
     def _visit(self, losses: list[tuple[torch.Tensor, float]]) -> None:
