@@ -53,6 +53,13 @@ MessagePipe::MessagePipe(absl::Span<std::byte> own,
 }
 
 absl::Status MessagePipe::Send(absl::Span<const std::byte> message) {
+  if (message.size() + kLengthBytes > capacity_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shared memory: got a message of ", message.size(),
+                     " bytes, want at most ", capacity_ - kLengthBytes,
+                     ", the room for the layers of the model; start "
+                     "the worker with --local=tcp (COHORT_LOCAL=tcp)"));
+  }
   const uint32_t unread = sent_ - Load(other_->received);
   if (unread > capacity_) return Damaged("unread messages", unread, capacity_);
   const size_t room = capacity_ - unread;

@@ -33,7 +33,8 @@ class MessagePipe {
   MessagePipe(absl::Span<std::byte> own, absl::Span<const std::byte> other);
 
   // Errors: ResourceExhausted: the other end has not received enough to make
-  //   room; DataLoss: it has damaged its memory.
+  //   room; InvalidArgument: there is never room for it; DataLoss: the other
+  //   end has damaged its memory.
   absl::Status Send(absl::Span<const std::byte> message);
   // Ends the other end's Wait.
   void WakeOther() const;

@@ -165,7 +165,8 @@ int64_t LocalMessageBytes(const ModelLayout& layout) {
   // A rank may wait in so many rendezvous beside two for each layer.
   constexpr int64_t kFurtherWaits = 64;
   constexpr int64_t kMax = int64_t{1} << 30;
-  constexpr int64_t kMin = int64_t{64} << 10;
+  // Layers that are not of the model meet, too: a teacher, sums of the script.
+  constexpr int64_t kMin = int64_t{1} << 20;
   int64_t all = 0;
   int64_t largest = 0;
   for (const BatchNormSpec& layer : layout.batch_norms) {

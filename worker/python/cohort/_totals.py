@@ -18,8 +18,8 @@ from cohort import _core, _devices, _doors, _errors, _passes, _sums
 # Bytes of a tensor that is summed, or of all that are gathered.
 BYTES_MAX = 4 << 20
 # Pairs of numbers in one message. It has to fit the memory through which workers
-# on the server's host send theirs: 64 KiB if the model has no batch norm.
-_CHANNELS_MAX = 3 << 10
+# on the server's host send theirs: 1 MiB or more.
+_CHANNELS_MAX = 24 << 10
 # Bytes of the text that names a caller; the whole key has 256.
 _NAME_MAX = 120
 # Up to here the sum over all ranks of a cohort is exact in float64.
