@@ -282,7 +282,7 @@ class Run:
             return False
         if pulled is not None:
             self.model.take_weights()
-            # Where each worker has steps of its own, what the script has written
+            # Where workers have separate steps, what the script has written
             # is this worker's.
             if self.schedulers or self._begun is None or assignment.members > 0:
                 self._take_state(bytes(pulled.front_end_state) or

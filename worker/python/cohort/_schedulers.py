@@ -165,7 +165,7 @@ class ScriptsScheduler:
 
         Args:
             turns: epochs that have ended since.
-            version: of the step; None: each worker has steps of its own, so the
+            version: of the step; None: workers have separate steps, so the
                 calls of one are not those of all.
         """
         calls = self._calls
