@@ -1,3 +1,4 @@
+#include "common/clock.h"
 
 #include <gtest/gtest.h>
 

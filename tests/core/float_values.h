@@ -36,7 +36,7 @@ inline std::shared_ptr<RegisteredModel> ModelOfOnes(int32_t parameters) {
 }
 
 // Version 7 of a model, or another one.
-inline std::shared_ptr<ModelSnapshot> SnapshotOf(
+inline std::shared_ptr<ModelSnapshot> SnapshotWith(
     std::vector<SharedFloats> weights, int64_t version = 7) {
   auto snapshot = std::make_shared<ModelSnapshot>();
   snapshot->version = Version(version);

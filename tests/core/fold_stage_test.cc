@@ -31,7 +31,7 @@ class FoldStageTest : public ::testing::Test {
  protected:
   FoldStageTest() {
     model_ = ModelOfOnes(2);
-    auto base = SnapshotOf({BufferOf({10}), BufferOf({20})});
+    auto base = SnapshotWith({BufferOf({10}), BufferOf({20})});
     base->statistics = std::make_shared<StatisticsSets>();
     base_ = std::move(base);
   }

@@ -39,7 +39,7 @@ class PartitionsTest : public ::testing::Test {
   PartitionsTest() {
     install_ = {.place = {.index = 1, .count = 2},
                 .model = ModelOfOnes(3),
-                .snapshot = SnapshotOf({nullptr, BufferOf({20}), nullptr}),
+                .snapshot = SnapshotWith({nullptr, BufferOf({20}), nullptr}),
                 .settings = SgdSettings()};
   }
 

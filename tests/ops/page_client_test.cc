@@ -2,12 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/file_descriptor.h"
 #include "common/ops/http_server.h"
 #include "common/ops/listen_socket.h"
 #include "tests/fakes/statuses.h"
@@ -30,14 +30,11 @@ std::unique_ptr<HttpServer> Serve() {
 class SilentServer {
  public:
   SilentServer() : fd_(ListenSocket::Open("--x", address_)->Release()) {}
-  SilentServer(const SilentServer&) = delete;
-  SilentServer& operator=(const SilentServer&) = delete;
-  ~SilentServer() { close(fd_); }
   std::string address() const { return address_.ToString(); }
 
  private:
   ListenAddress address_{.host = "127.0.0.1", .port = 0};
-  const int fd_;
+  const FileDescriptor fd_;
 };
 
 TEST(PageClientTest, GetsStatusAndBody) {

@@ -34,7 +34,7 @@ Installation SmallModel() {
   auto model = ModelOfOnes(2);
   model->plan.dataset = "d";
   model->plan.train_samples = 8;
-  auto first = SnapshotOf({nullptr, BufferOf({20})});
+  auto first = SnapshotWith({nullptr, BufferOf({20})});
   first->slots[1].first_moment = BufferOf({3});
   first->slots[1].updates = {5};
   return {.place = kPlace,

@@ -126,7 +126,7 @@ class PartitionsHostTest : public ::testing::Test {
                          .schedule = ScheduleKind::kConstant};
     return {.place = {.index = 1, .count = 2},
             .model = ModelOfOnes(2),
-            .snapshot = SnapshotOf({nullptr, BufferOf({20})}, version),
+            .snapshot = SnapshotWith({nullptr, BufferOf({20})}, version),
             .settings = std::move(options)};
   }
 
