@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/main/server.h"
 #include "worker/client/client.h"
 #include "worker/datasets/dataset.h"
 

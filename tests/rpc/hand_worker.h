@@ -19,6 +19,10 @@
 
 namespace cohort {
 
+inline void ExpectOk(const grpc::Status& status) {
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
 // Raw little-endian values, as sent over the wire.
 std::string BytesOf(const std::vector<float>& values);
 std::string BytesOf(const std::vector<double>& values);

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/rpc/services.h"
 #include "server/run/run_host.h"
+#include "tests/rpc/hand_worker.h"
 #include "tests/run_host/run_host_fakes.h"
 
 namespace cohort {
