@@ -1,4 +1,3 @@
-
 #include "common/formats/safetensors.h"
 #include "tests/fuzz/target.h"
 
