@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "absl/status/status.h"
+#include "common/exit_codes.h"
 #include "server/run/run_host.h"
 #include "tests/run_host/run_host_fakes.h"
 
