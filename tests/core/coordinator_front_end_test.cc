@@ -117,8 +117,7 @@ TEST(WorkersRatesTest, AnotherNumberOfRatesOrBadOnesAreRefused) {
 
 // w at twice the rate of b, which the server knows; one step has other rates.
 TEST(WorkersRatesTest, AProgramMayChangeTheRatesOfAStep) {
-  FakeSetup setup = SmallSetup();
-  setup.options.epochs = 4;
+  FakeSetup setup = Long(SmallSetup());
   setup.options.optimizer.learning_rate = 0.25;
   setup.options.optimizer.schedule = ScheduleKind::kConstant;
   setup.layout.parameters[0].rate_multiplier = 2;
