@@ -228,8 +228,9 @@ TEST(StatusVerbTest, WatchEndsWithTheServersAbsence) {
     if (++looks >= 2) return absl::UnavailableError("the server is stopping");
     return ExampleStatus();
   };
-  EXPECT_THAT(ctl.Run("status --watch --json"),
-              PrintsError(5, "the server is stopping"));
+  const CtlResult result = ctl.Run("status --watch --json");
+  EXPECT_EQ(result.code, 5);
+  EXPECT_THAT(result.err, HasSubstr("the server is stopping"));
 }
 
 // A description is text from any worker: it must not move the cursor or break

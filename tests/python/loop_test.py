@@ -261,7 +261,7 @@ def change_by_hand(rank, address, what):
             elif what == "two calls":
                 scheduler.step()
                 scheduler.step()
-    except cohort.UsageError as error:
+    except (cohort.ConfigurationError, cohort.UsageError) as error:
         return str(error)
     finally:
         job.leave()
@@ -291,10 +291,13 @@ class OptimizerByHand(unittest.TestCase):
 
     def test_a_rate_that_the_server_was_given_is_not_changed_by_the_script(self):
         for flags in (["--learning_rate=0.2"], ["--schedule=cosine"]):
-            with self.subTest(flags), Server(1, *flags) as server:
-                self.assertRegex(
-                    Rank(rates_by_number, 0, server.address).result(),
-                    "ConfigurationError at step 2.*given --(learning_rate|schedule)")
+            for function, arguments, pattern in (
+                    (rates_by_number, (), "ConfigurationError at step 2.*"),
+                    (change_by_hand, ("scheduled",), "the registration.*")):
+                with self.subTest(flags), Server(1, *flags) as server:
+                    self.assertRegex(
+                        Rank(function, 0, server.address, *arguments).result(),
+                        pattern + "given --(learning_rate|schedule)")
 
     def test_a_step_has_its_number(self):
         with Server(1, "--max_steps=5") as server:

@@ -33,6 +33,9 @@ absl::Status Registrar::Check(Rank rank, const ModelLayout& layout,
   COHORT_ASSIGN_OR_RETURN(const CoordinatorOptions options,
                           TakeWorkersOptimizer(settings_.options(), plan));
   COHORT_RETURN_IF_ERROR(CheckPlanFits(options, plan));
+  if (plan.rates_by_workers && !plan.optimizer.empty()) {
+    COHORT_RETURN_IF_ERROR(CheckRatesAreTheWorkers(options, plan));
+  }
   COHORT_RETURN_IF_ERROR(
       MaskFor(options.optimizer, layout,
               MakePartitions(layout, options.partition_bytes))

@@ -130,7 +130,7 @@ absl::Status CheckRatesAreTheWorkers(const CoordinatorOptions& options,
   for (const auto& [name, value] : Difference(theirs, options)) {
     if (!Contains(kRateSettings, name)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        "the workers' program changed a learning rate, but the server was "
+        "the workers' program sets the learning rate, but the server was "
         "given --",
         name, "=", value, " (theirs: ", SettingText(name, theirs),
         "), which takes precedence; remove that flag, or do not change the "
