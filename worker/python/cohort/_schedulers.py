@@ -131,6 +131,10 @@ class ScriptsScheduler:
         # Since job.step().
         self._calls = 0
         self._may_call = False
+        # It has made the first step of the run, and the one after.
+        self._from_start = False
+        # Since a state of the server's was loaded.
+        self.calls_since_load = 0
         _replace_step(scheduler, self._called)
 
     def detach(self) -> None:
@@ -154,6 +158,7 @@ class ScriptsScheduler:
         self._check()
         self.advance()
         self._calls += 1
+        self.calls_since_load += 1
 
     def end_step(self) -> None:
         """The script may call step() now."""
@@ -169,6 +174,7 @@ class ScriptsScheduler:
                 calls of one are not those of all.
         """
         calls = self._calls
+        self._from_start = self._from_start or version == 1
         if not self.when and version is not None:
             if calls == 1 and turns == 1:
                 self.when = "epoch"
@@ -186,8 +192,11 @@ class ScriptsScheduler:
         Raises:
             UsageError: it is not known whether one is.
         """
+        # An epoch's last steps may have had no batch for this worker.
+        if not self.when and self._from_start and turns == 1:
+            self.when = "epoch" if self._calls == 1 else "never"
         if self.when == "epoch":
-            for _ in range(turns):
+            for _ in range(turns - self.calls_since_load):
                 self.advance()
         elif not self.when and version and (turns > 0 or version == 1):
             raise _errors.UsageError(
@@ -372,6 +381,8 @@ class Schedulers:
 
     def load(self, encoded: bytes) -> None:
         """Goes back, or on, to a state of `save`."""
+        if self._scripts is not None:
+            self._scripts.calls_since_load = 0
         state = json.loads(encoded)
         schedulers = self._all()
         if len(state["schedulers"]) != len(schedulers):
