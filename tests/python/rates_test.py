@@ -127,6 +127,24 @@ def attempt(rank, address, how, at=-1, marker=None):
         return f"{type(error).__name__}: {error}"
 
 
+def rates_of_epochs(rank, address):
+    """With 44 samples rank 1 has no batch in the last step of an epoch."""
+    del rank
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.08)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    job = cohort.join(model, optimizer, server=address, log_level="error")
+    data = job.data(Shapes(44), batch_size=5)
+    rates = []
+    for _ in job.epochs():
+        for x, y in data:
+            job.backward(nn.functional.cross_entropy(model(x), y))
+            job.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
 class Rates(unittest.TestCase):
     def run_with(self, how, at):
         """The results of rank 1, which is killed in step `at`, and of rank 0, which
@@ -174,6 +192,11 @@ class Rates(unittest.TestCase):
     def test_by_a_scheduler_that_the_script_steps(self):
         self.check("scheduler by step", 11.5)
         self.check("scheduler by epoch", 12)
+
+    def test_a_worker_without_a_batch_knows_the_scheduler(self):
+        with Server(2, *FLAGS) as server:
+            for rates in server.call(rates_of_epochs):
+                self.assertEqual(rates, [0.04, 0.02, 0.01])
 
     def test_a_replacement_before_the_first_call_of_a_scheduler_is_told_so(self):
         for how, at in (("scheduler by step", 1), ("scheduler by epoch", 6)):
