@@ -10,7 +10,7 @@ namespace cohort {
 
 absl::StatusOr<Addresses> Resolve(const ListenAddress& address, int flags) {
   std::string host = address.host;
-  // Of an IPv6 address.
+  // An IPv6 address stands in brackets.
   if (host.size() > 2 && host.front() == '[') {
     host = host.substr(1, host.size() - 2);
   }

@@ -127,7 +127,7 @@ int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers) {
 ReadChunk ReadChunkFor(int32_t workers) {
   // Connections of each worker to the server.
   constexpr int64_t kConnections = 3;
-  // What the connections of 64 workers take with 1 MiB each.
+  // As much as the connections of 64 workers take with 1 MiB each.
   constexpr int64_t kBytesAtFirst = int64_t{192} * kMiB;
   constexpr int64_t kBytesMin = 8 << 10;
   const ReadChunk most;

@@ -117,8 +117,8 @@ std::vector<ShardStats::Prepared> ShardStats::Committed(int64_t transaction) {
                         .end = *state.folded});
     state.folded.reset();
   }
-  // What the slowest shard alone has cost: all others were done when the second
-  // slowest was. A shard that folds alone keeps none waiting.
+  // The time that the slowest shard alone has cost: all others were done when
+  // the second slowest was. A shard that folds alone keeps none waiting.
   if (prepared.size() < 2) return prepared;
   std::vector<Prepared> by_end = prepared;
   std::sort(by_end.begin(), by_end.end(),

@@ -51,7 +51,7 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   if (status.test.has_value()) {
     absl::StrAppend(&text, ", test ", MainMeasureText(*status.test));
   }
-  // What stays the same is not repeated in every line of a log.
+  // A log does not repeat in every line what stays the same.
   if (status.elastic()) {
     absl::StrAppend(&text, ", workers ", status.workers_live, " of ",
                     status.workers_min, ":", status.workers_expected);

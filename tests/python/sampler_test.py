@@ -26,7 +26,7 @@ def weighted(generator=None, weights=tuple(WEIGHTS)):
 
 
 def drawn(sampler, epoch):
-    """What all workers have to draw."""
+    """The samples that all workers have to draw."""
     torch.manual_seed(_core.mix_seed(SEED, epoch))
     return list(sampler)
 

@@ -237,12 +237,12 @@ std::vector<Case> Cases() {
       // fenced, and the result is that of an undisturbed run.
       {"miscount", MakeMiscount, {{&T::fenced, 2}}},
       // Ranks leave out layers, in an order that changes with the step.
-      // Whatever happens meanwhile, the result is that of an undisturbed run.
+      // Whatever happens, the result is that of an undisturbed run.
       {"skips",
        MakeSkips,
        {{&T::identical, 5}, {&T::repeated_for_order, 10}},
        2000},
-      // Every sample counts once, whoever comes and goes, and no step is made
+      // Every sample counts once, as ranks come and go, and no step is made
       // by too few.
       {"elastic",
        MakeElastic,
@@ -251,7 +251,7 @@ std::vector<Case> Cases() {
       {"shards",
        MakeShards,
        {{&T::identical, 3}, {&T::shards_lost, 2}, {&T::other_restarts, 4}}},
-      // Room for one push: whoever is let in, at whichever shard, is let in for
+      // Room for one push: a rank that is let in at one shard is let in for
       // good.
       {"tight",
        MakeTight,

@@ -64,7 +64,7 @@ bool DataCursor::Take(const StepCut& cut) {
     Piece& front = reissue_.front();
     COHORT_CHECK(cut.epoch == front.epoch && cut.begin == front.range.begin,
                  "the cut does not start at the first reissued range");
-    // What is left stays first, so a long range takes several steps.
+    // The rest stays first, so a long range takes several steps.
     front.range.begin = cut.end;
     if (front.range.empty()) reissue_.pop_front();
   } else {

@@ -401,7 +401,7 @@ def sums_without_gradients(t):
 
 @row()
 def sums_by_name(t):
-    """Of code that is not the same on all workers."""
+    """The code is not the same on all workers."""
     model = started(t, plain())
     for x, y in t.data():
         out = model(x)
@@ -498,7 +498,7 @@ def a_sum_of_more_than_4_MiB(t):
 
 @refused("UsageError", "job.gather()", "4194304")
 def a_gather_of_more_than_4_MiB(t):
-    """Of all together."""
+    """The sum of all of them."""
     model = started(t, plain())
     for x, y in t.data():
         t.gather(torch.zeros((1 << 19) + 1))

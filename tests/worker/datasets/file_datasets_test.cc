@@ -299,7 +299,7 @@ using FileChanges =
 
 struct FileErrorCase {
   const char* situation = "";
-  // What is written; without content, what is removed.
+  // The file that is written, or removed if there is no content.
   FileChanges files = {};
   // Cut in half.
   std::string truncated = "";

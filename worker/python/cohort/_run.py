@@ -58,7 +58,7 @@ class Run:
         self._data_ended = False
         # The epoch that `Job.epochs` is in; batches of the next one wait.
         self.epoch_limit: int | None = None
-        # Of the schedulers, when the run was joined, and as it was last taken
+        # The schedulers' state when the run was joined, and as it was last taken
         # from the server or when the last step began; and the version that they
         # stand at.
         self._initial_state = self._state = schedulers.save()

@@ -62,9 +62,9 @@ class SampledOrder:
                 f"job.data(sampler=...): the {type(sampler).__name__} yields other "
                 "samples if it is iterated again with the same seed, so it "
                 "depends on a counter or on a generator that the seed does not "
-                "reach, and workers would differ; draw from torch's, NumPy's or Python's global generator "
-                "or from a torch.Generator that is its attribute, and take the "
-                "epoch from a method set_epoch(epoch)")
+                "reach, and workers would differ; draw from the global generator of "
+                "torch, NumPy or Python or from a torch.Generator that is its "
+                "attribute, and take the epoch from a method set_epoch(epoch)")
         self._digest = self._digest_now()
 
     def _draw(self, epoch: int) -> Sequence[Any]:
@@ -99,5 +99,5 @@ class SampledOrder:
         return list(self._drawn[begin:end])
 
     def digest(self) -> bytes:
-        """Of the epoch that was last read."""
+        """A digest of the epoch that was last read."""
         return self._digest

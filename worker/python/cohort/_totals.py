@@ -1,5 +1,5 @@
-"""What a script takes over the members of its step: sums of tensors in rank
-order, and tensors of all ranks one after another. Both can be differentiated.
+"""Sums over the members of a step, in rank order, and tensors of all ranks one after
+another, for the script. Both can be differentiated.
 
 Such a call meets twice. In the first meeting members learn whether any of them
 needs derivatives, and how many rows each one has; its key has the caller's line,
