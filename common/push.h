@@ -28,6 +28,17 @@ struct Sender {
   Incarnation incarnation;
 };
 
+// A number of the optimizer that the program has changed for one group of
+// parameters (ParameterSpec::rate_group).
+struct GroupNumber {
+  int32_t group = 0;
+  // A setting of the server, such as "momentum" or "weight_decay".
+  std::string name;
+  double value = 0;
+
+  friend bool operator==(const GroupNumber&, const GroupNumber&) = default;
+};
+
 struct PushOpening {
   // Version of the weights that were read; under sync, of the step.
   Version version;
@@ -41,6 +52,8 @@ struct PushOpening {
   std::optional<double> gradient_weight;
   // One rate for each group of parameters, or none: those of the run.
   std::vector<double> learning_rates;
+  // In place of those in force.
+  std::vector<GroupNumber> numbers;
   // The worker keeps the weights of `version` and can add a change to them.
   bool takes_changes = false;
   // Requests the moving statistics of the verdict's version.

@@ -38,6 +38,9 @@ struct TorchArgument {
   std::string number;
   // Position in a tuple such as betas; -1: the argument is the number.
   int position = -1;
+  // It must stay as it is while the run continues, because the rule takes its
+  // value of earlier steps from the present one.
+  bool constant = false;
 };
 
 // An argument of a class of PyTorch that must have this value for the rule.

@@ -66,6 +66,9 @@ absl::StatusOr<std::vector<LayerStatistics>> FromProto(
 void ToProto(const PushKey& key, v1::PushKey* proto);
 absl::StatusOr<PushKey> FromProto(const v1::PushKey& proto);
 
+void ToProto(const GroupNumber& number, v1::GroupNumber* proto);
+GroupNumber FromProto(const v1::GroupNumber& proto);
+
 void ToProto(const PushOpening& opening, v1::PushOpening* proto);
 absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto);
 

@@ -109,12 +109,25 @@ absl::StatusOr<PushKey> FromProto(const v1::PushKey& proto) {
                  .attempt = Attempt(proto.attempt())};
 }
 
+void ToProto(const GroupNumber& number, v1::GroupNumber* proto) {
+  proto->set_group(number.group);
+  proto->set_name(number.name);
+  proto->set_value(number.value);
+}
+
+GroupNumber FromProto(const v1::GroupNumber& proto) {
+  return {.group = proto.group(), .name = proto.name(), .value = proto.value()};
+}
+
 void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
   proto->set_samples(opening.samples);
   proto->set_loss_weight(opening.loss_weight);
   proto->set_version(opening.version.value());
   proto->mutable_learning_rates()->Add(opening.learning_rates.begin(),
                                        opening.learning_rates.end());
+  for (const GroupNumber& number : opening.numbers) {
+    ToProto(number, proto->add_numbers());
+  }
   proto->set_takes_changes(opening.takes_changes);
   proto->set_takes_statistics(opening.takes_statistics);
   if (opening.batch_digest != 0) {
@@ -132,7 +145,7 @@ absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
   COHORT_RETURN_IF_ERROR(
       CheckWeight("opening.gradient_weight", proto.gradient_weight()));
   COHORT_RETURN_IF_ERROR(CheckNotNegative("opening.version", proto.version()));
-  return PushOpening{
+  PushOpening opening{
       .version = Version(proto.version()),
       .samples = proto.samples(),
       .loss_weight = proto.loss_weight(),
@@ -144,6 +157,10 @@ absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
       .takes_changes = proto.takes_changes(),
       .takes_statistics = proto.takes_statistics(),
       .batch_digest = proto.batch_digest()};
+  for (const v1::GroupNumber& number : proto.numbers()) {
+    opening.numbers.push_back(FromProto(number));
+  }
+  return opening;
 }
 
 void ToProto(const CallMoments& call, v1::CallMoments* proto) {

@@ -160,6 +160,15 @@ absl::StatusOr<std::vector<FoldJob>> Partitions::Prepare(
         " pushes, want version ", current_->version.value(),
         ", at least one push, and no other transaction under way"));
   }
+  const int32_t groups = RateGroups(model_->layout);
+  if (!plan.group_rates.empty() &&
+      plan.group_rates.size() != static_cast<size_t>(groups)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("transaction ", plan.transaction, ": got ",
+                     plan.group_rates.size(), " rates, want ", groups));
+  }
+  COHORT_RETURN_IF_ERROR(
+      CheckGroupNumbers(plan.numbers, options_.optimizer, groups));
   PlanContext context{.model = model_,
                       .base = current_,
                       .optimizer = options_.optimizer,

@@ -13,7 +13,10 @@ namespace cohort {
 
 Transaction::Transaction(CommitPlan plan, PlanContext context,
                          const ShardPlace& place)
-    : plan_(std::move(plan)), context_(std::move(context)), place_(place) {
+    : plan_(std::move(plan)),
+      context_(std::move(context)),
+      groups_(context_.optimizer, plan_.numbers),
+      place_(place) {
   const std::vector<Partition>& partitions = model().partitions;
   COHORT_CHECK(context_.base->slots.size() == partitions.size(),
                absl::StrCat("got slots of ", context_.base->slots.size(),
@@ -46,12 +49,12 @@ void Transaction::SetStep(int32_t partition, size_t slice,
   const ParameterSpec& parameter = model().layout.parameters[k];
   const kernels::OptimizerRule& rule = kernels::RuleOf(o.kind);
   kernels::RuleInputs inputs{
-      .numbers = o.numbers,
+      .numbers = groups_.NumbersOf(parameter),
       .rate =
           plan_.group_rates.empty()
               ? parameter.rate_multiplier * plan_.learning_rate
               : plan_.group_rates[static_cast<size_t>(parameter.rate_group)],
-      .decay = DecayOf(o, parameter),
+      .decay = groups_.DecayOf(parameter),
       .gradient_scale = plan_.weight * scales.clip};
   if (!scales.trust_ratios.empty()) {
     inputs.gradient_scale *= scales.trust_ratios[k];

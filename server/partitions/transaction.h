@@ -10,6 +10,7 @@
 #include "server/core/model/commands.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/model/shard_place.h"
+#include "server/core/optimizer/group_options.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/settings/options.h"
 #include "server/partitions/fold_job.h"
@@ -85,10 +86,11 @@ class Transaction {
                SliceStep& step) const;
 
   const RegisteredModel& model() const { return *context_.model; }
-  const OptimizerOptions& optimizer() const { return context_.optimizer; }
+  const OptimizerOptions& optimizer() const { return groups_.options(); }
 
   CommitPlan plan_;
   PlanContext context_;
+  GroupOptions groups_;
   ShardPlace place_;
   double gradient_scale_ = 0;
   // By partition, between the passes: the job of the second one but for what

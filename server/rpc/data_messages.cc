@@ -49,6 +49,9 @@ void PlanToProto(const CommitPlan& plan, v1::PrepareCommit* proto) {
   proto->set_learning_rate(plan.learning_rate);
   proto->mutable_group_rates()->Add(plan.group_rates.begin(),
                                     plan.group_rates.end());
+  for (const GroupNumber& number : plan.numbers) {
+    ToProto(number, proto->add_numbers());
+  }
   proto->set_loss_weight(plan.loss_weight);
   if (plan.read.has_value()) proto->set_read_version(plan.read->value());
   proto->set_compensation(plan.compensation);
@@ -69,6 +72,9 @@ absl::StatusOr<CommitPlan> PlanFromProto(const v1::PrepareCommit& proto) {
   for (const v1::ShardPushId& push : proto.contributors()) {
     COHORT_ASSIGN_OR_RETURN(plan.contributors.emplace_back(),
                             PushIdFromProto(push));
+  }
+  for (const v1::GroupNumber& number : proto.numbers()) {
+    plan.numbers.push_back(FromProto(number));
   }
   if (proto.has_read_version()) plan.read = Version(proto.read_version());
   for (double number :

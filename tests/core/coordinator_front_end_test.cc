@@ -142,6 +142,95 @@ TEST(WorkersRatesTest, AProgramMayChangeTheRatesOfAStep) {
   EXPECT_TRUE(cohort.Change({{"learning_rate", "0.01"}}).ok());
 }
 
+TEST(WorkersRatesTest, AProgramMayChangeOtherNumbersOfAStep) {
+  FakeSetup setup = Long(SmallSetup());
+  setup.options.optimizer = {.kind = OptimizerKind::kMomentum,
+                             .learning_rate = 0.25,
+                             .weight_decay = 0,
+                             .decay_everything = true,
+                             .schedule = ScheduleKind::kConstant};
+  setup.layout.parameters[1].rate_group = 1;
+  StartedCohort cohort(setup);
+  double weights[] = {cohort.weights(0)[0], cohort.weights(1)[0]};
+  double velocities[] = {0, 0};
+  // Momentum of both groups, weight decay of both.
+  const auto step = [&](const std::vector<GroupNumber>& numbers,
+                        const std::vector<double>& momenta,
+                        const std::vector<double>& decays) {
+    const FakePush push{.w = {1, 0}, .b = {1}, .numbers = numbers};
+    cohort.PushBoth(push, push);
+    for (size_t k = 0; k < 2; ++k) {
+      const double gradient = 2 * 4 / 2.0 + decays[k] * weights[k];
+      velocities[k] = momenta[k] * velocities[k] + gradient;
+      weights[k] -= 0.25 * velocities[k];
+    }
+    EXPECT_NEAR(cohort.weights(0)[0], weights[0], 1e-5);
+    EXPECT_NEAR(cohort.weights(1)[0], weights[1], 1e-5);
+  };
+  step({}, {0.9, 0.9}, {0, 0});
+  step({{.group = 1, .name = "momentum", .value = 0.5}}, {0.9, 0.5}, {0, 0});
+  step({{.group = 0, .name = "weight_decay", .value = 0.125},
+        {.group = 1, .name = "momentum", .value = 0},
+        {.group = 1, .name = "weight_decay", .value = 0.25}},
+       {0.9, 0}, {0.125, 0.25});
+  step({}, {0.9, 0.9}, {0, 0});
+}
+
+TEST(WorkersRatesTest, NumbersThatTheRuleDoesNotTakeAreRefused) {
+  FakeSetup setup = Long(SmallSetup());
+  setup.layout.parameters[1].rate_group = 1;
+  const auto open = [&](OptimizerKind kind,
+                        const std::vector<GroupNumber>& numbers) {
+    setup.options.optimizer.kind = kind;
+    StartedCohort cohort(setup);
+    return cohort.Open(kRank0, {.numbers = numbers});
+  };
+  const OptimizerKind momentum = OptimizerKind::kMomentum;
+  ExpectOk(open(momentum, {{.group = 1, .name = "momentum", .value = 0}}));
+  using Numbers = std::vector<GroupNumber>;
+  for (const Numbers& numbers :
+       {Numbers{{.group = 2, .name = "momentum", .value = 0.5}},
+        Numbers{{.group = -1, .name = "momentum", .value = 0.5}},
+        Numbers{{.group = 0, .name = "momentum", .value = 1}},
+        Numbers{{.group = 0, .name = "momentum", .value = kInfinity}},
+        Numbers{{.group = 0, .name = "weight_decay", .value = -1}},
+        Numbers{{.group = 0, .name = "adam_beta1", .value = 0.5}},
+        Numbers{{.group = 0, .name = "learning_rate", .value = 0.5}},
+        Numbers{{.group = 0, .name = "", .value = 0.5}},
+        Numbers{{.group = 0, .name = "momentum", .value = 0.5},
+                {.group = 0, .name = "momentum", .value = 0.5}},
+        Numbers{{.group = 1, .name = "momentum", .value = 0.5},
+                {.group = 0, .name = "momentum", .value = 0.5}}}) {
+    EXPECT_EQ(open(momentum, numbers).code(), kInvalidArgument);
+  }
+  // Switches; a number that earlier steps enter with; one that needs a slot.
+  EXPECT_EQ(open(OptimizerKind::kAdam,
+                 {{.group = 0, .name = "adam_amsgrad", .value = 1}})
+                .code(),
+            kInvalidArgument);
+  EXPECT_EQ(open(OptimizerKind::kNAdam,
+                 {{.group = 0, .name = "adam_beta1", .value = 0.5}})
+                .code(),
+            kInvalidArgument);
+  EXPECT_EQ(open(OptimizerKind::kRmsProp,
+                 {{.group = 0, .name = "rmsprop_momentum", .value = 0.5}})
+                .code(),
+            kInvalidArgument);
+}
+
+TEST(WorkersRatesTest, ANumberThatAFlagOfTheServerSetIsNotTheProgramsOwn) {
+  FakeSetup setup = Long(SmallSetup());
+  setup.options.optimizer.kind = OptimizerKind::kAuto;
+  setup.plan.optimizer = {{"optimizer", "momentum"}, {"momentum", "0.9"}};
+  const std::vector<GroupNumber> numbers = {
+      {.group = 0, .name = "momentum", .value = 0.5}};
+  ExpectOk(StartedCohort(setup).Open(kRank0, {.numbers = numbers}));
+  setup.options.optimizer.numbers.momentum = 0.8;
+  setup.options.given = {"momentum"};
+  EXPECT_EQ(StartedCohort(setup).Open(kRank0, {.numbers = numbers}).code(),
+            kInvalidArgument);
+}
+
 TEST(WorkersRatesTest, TheRateCannotBeChangedOnTheServer) {
   StartedCohort cohort(WithRates(SmallSetup()));
   EXPECT_THAT(cohort.Change({{"learning_rate", "0.01"}}).status(),

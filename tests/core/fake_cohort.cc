@@ -373,6 +373,7 @@ absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
                   .loss_weight = push.loss_weight,
                   .gradient_weight = push.gradient_weight,
                   .learning_rates = push.learning_rates,
+                  .numbers = push.numbers,
                   .takes_changes = push.takes_changes,
                   .batch_digest = push.batch_digest},
                  now_, out);

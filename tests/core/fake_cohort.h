@@ -71,6 +71,7 @@ struct FakePush {
   // With own data; otherwise those of the range.
   std::optional<int64_t> samples;
   std::vector<double> learning_rates;
+  std::vector<GroupNumber> numbers;
   std::optional<std::string> front_end_state;
   std::vector<Measure> measures;
   // It keeps the weights that it has read.

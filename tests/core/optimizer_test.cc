@@ -16,7 +16,9 @@
 #include "common/float_buffer.h"
 #include "kernels/optimizer_rules.h"
 #include "server/core/optimizer/gradient_scales.h"
+#include "server/core/optimizer/group_options.h"
 #include "server/core/optimizer/slots.h"
+#include "server/core/settings/settings.h"
 #include "tests/core/small_run.h"
 #include "tests/fakes/statuses.h"
 #include "tests/kernels/reference/optimizer_oracle.h"
@@ -373,10 +375,62 @@ TEST(OptimizerTest, DecayIsMultipliedByTheParametersFactor) {
     SmallRun run(options, kernels::CpuBackend());
     const ParameterSpec& plain = run.layout().parameters[0];
     ASSERT_EQ(plain.rate_multiplier, 1);
-    EXPECT_EQ(DecayOf(options, plain), options.weight_decay);
+    const GroupOptions groups(options, {});
+    EXPECT_EQ(groups.DecayOf(plain), options.weight_decay);
     const ParameterSpec& own = run.layout().parameters[5];
-    EXPECT_EQ(DecayOf(options, own), 3 * options.weight_decay);
+    EXPECT_EQ(groups.DecayOf(own), 3 * options.weight_decay);
+    // A program's is that of the group, and changes nobody's exemption.
+    const GroupOptions changed(
+        options, {{.group = 0, .name = "weight_decay", .value = 0.25}});
+    for (const ParameterSpec& parameter : run.layout().parameters) {
+      EXPECT_EQ(changed.DecayOf(parameter),
+                groups.DecayOf(parameter) == 0 ? 0 : 0.25);
+    }
   }
+}
+
+// The numbers of a rule that may change, by name.
+std::vector<std::string> ChangeableNumbers(const OptimizerOptions& options) {
+  std::vector<std::string> names;
+  for (const kernels::TorchClass& made :
+       kernels::RuleOf(options.kind).torch_classes) {
+    for (const kernels::TorchArgument& argument : made.arguments) {
+      const std::vector<GroupNumber> one = {
+          {.group = 0, .name = argument.number, .value = 0.5}};
+      if (CheckGroupNumbers(one, options, 1).ok()) {
+        names.push_back(argument.number);
+      }
+    }
+  }
+  return names;
+}
+
+TEST(OptimizerTest, ANumberOfOneStepActsAsASettingThatIsChangedAndBack) {
+  int changed = 0;
+  for (const OptimizerOptions& options : AllOptions()) {
+    for (const std::string& name : ChangeableNumbers(options)) {
+      SCOPED_TRACE(absl::StrCat(OptimizerName(options.kind), " ", name));
+      CoordinatorOptions with{.optimizer = options};
+      ASSERT_TRUE(SetSetting(name, "0.5", with).ok());
+      SmallRun sent(options, kernels::CpuBackend());
+      SmallRun set(options, kernels::CpuBackend());
+      for (uint64_t step = 0; step < 3; ++step) {
+        const std::vector<ParameterValues> gradients = {
+            RandomValues(sent.layout(), step, 1)};
+        SmallRun::Step with_number;
+        if (step == 1) {
+          with_number.numbers = {{.group = 0, .name = name, .value = 0.5}};
+          set.Change(with.optimizer);
+        }
+        sent.Apply(gradients, with_number);
+        set.Apply(gradients, {});
+        set.Change(options);
+        ASSERT_EQ(sent.weights(), set.weights());
+      }
+      ++changed;
+    }
+  }
+  EXPECT_GT(changed, 20);
 }
 
 TEST(OptimizerTest, AdamCountsTheUpdatesOfEachParameter) {

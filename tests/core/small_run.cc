@@ -104,6 +104,7 @@ std::optional<NonfiniteGradient> SmallRun::Apply(
   CommitPlan plan{.transaction = 1,
                   .base = snapshot_->version,
                   .learning_rate = step.learning_rate,
+                  .numbers = step.numbers,
                   .loss_weight = step.loss_weight,
                   .compensation = step.compensation,
                   .adaptive = step.adaptive,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/model_layout.h"
+#include "common/push.h"
 #include "kernels/backend.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/core/step/pending_commit.h"
@@ -41,6 +42,7 @@ class SmallRun {
     double weight = 1;
     // Parameters for which no rank has a gradient.
     std::vector<int32_t> absent;
+    std::vector<GroupNumber> numbers = {};
   };
 
   SmallRun(const OptimizerOptions& optimizer, const kernels::Backend& backend,

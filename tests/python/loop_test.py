@@ -140,8 +140,7 @@ def one_cycle(rank, address):
     model = three_batch_norms()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     total = cohort.steps(Shapes(SAMPLES), 4, server=address)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 0.1, total, cycle_momentum=False)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total)
     job = cohort.join(model, optimizer, schedulers=[scheduler], server=address,
                       log_level="error")
     made = 0
@@ -253,6 +252,8 @@ def change_by_hand(rank, address, what):
                 group["weight_decay"] = 0.0
             elif what == "betas":
                 group["betas"] = (0.8, 0.9)
+            elif what == "momentum":
+                group["momentum"] = 0.9
             elif what == "add_param_group":
                 optimizer.add_param_group(
                     {"params": [nn.Parameter(torch.zeros(1))]})
@@ -276,10 +277,11 @@ class OptimizerByHand(unittest.TestCase):
         for what, pattern in (
                 ("lr", "lr of group 0 was changed from 0.1 to 0.05 between "
                  "job.step.*before job.backward.*schedulers="),
-                ("weight_decay", "weight_decay of group 0.*policy set "
-                 "--weight_decay=0.0"),
-                ("betas", r"betas of group 0.*from \(0.9, 0.999\).*before "
-                 r"cohort.join"),
+                ("weight_decay", "weight_decay of group 0.*from 0.01 to 0.0 "),
+                ("betas", r"betas\[0\] of group 0.*from 0.9 to 0.8 "),
+                # Its rule has none.
+                ("momentum", "momentum of group 0.*from 0 to 0.9.*before "
+                 "cohort.join"),
                 ("add_param_group", r"optimizer.add_param_group\(\)"),
                 ("load_state_dict", r"optimizer.load_state_dict\(\).*--resume"),
                 ("two calls", "one call.*after each job.step"),
@@ -290,23 +292,26 @@ class OptimizerByHand(unittest.TestCase):
                     pattern)
 
     def test_a_rate_that_the_server_was_given_is_not_changed_by_the_script(self):
-        for flags in (["--learning_rate=0.2"], ["--schedule=cosine"]):
-            for function, arguments, pattern in (
-                    (rates_by_number, (), "ConfigurationError at step 2.*"),
-                    (change_by_hand, ("scheduled",), "the registration.*")):
-                with self.subTest(flags), Server(1, *flags) as server:
+        by_number = rates_by_number, ("lr",), "ConfigurationError at step 2.*"
+        decay = rates_by_number, ("weight_decay",), by_number[2]
+        scheduled = change_by_hand, ("scheduled",), "the registration.*"
+        for flag, cases in (("--learning_rate=0.2", (by_number, scheduled)),
+                            ("--schedule=cosine", (by_number, scheduled)),
+                            ("--weight_decay=0.2", (decay,))):
+            for function, arguments, pattern in cases:
+                with self.subTest(flag), Server(1, flag) as server:
                     self.assertRegex(
                         Rank(function, 0, server.address, *arguments).result(),
-                        pattern + "given --(learning_rate|schedule)")
+                        pattern + "given " + flag.partition("=")[0])
 
     def test_a_step_has_its_number(self):
         with Server(1, "--max_steps=5") as server:
-            self.assertEqual(Rank(rates_by_number, 0, server.address).result(),
-                             "before, 0, 1, 2, 3, 4, after 5")
+            self.assertEqual(Rank(rates_by_number, 0, server.address,
+                                  "lr").result(), "before, 0, 1, 2, 3, 4, after 5")
 
 
-def rates_by_number(rank, address):
-    """The numbers of the steps, or the error. The rate changes in step 2."""
+def rates_by_number(rank, address, what):
+    """The numbers of the steps, or the error. `what` changes in step 2."""
     del rank
     model = three_batch_norms()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -319,7 +324,8 @@ def rates_by_number(rank, address):
     try:
         for batch in job.data(Shapes(SAMPLES), batch_size=4):
             seen.append(str(job.step_number))
-            optimizer.param_groups[0]["lr"] = 0.1 if job.step_number < 2 else 0.05
+            if job.step_number == 2:
+                optimizer.param_groups[0][what] = 0.05
             step(model, job, batch)
     except cohort.CohortError as error:
         return f"{type(error).__name__} at step {job.step_number}: {error}"

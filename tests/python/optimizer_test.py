@@ -8,7 +8,7 @@ from torch import nn
 
 import cohort
 from cohort import _core
-from cohort._optimizer import plan_of
+from cohort._optimizer import GroupNumbers, StepNumbers, plan_of
 from cohort._schedulers import Schedulers
 
 
@@ -60,7 +60,6 @@ class Plan(unittest.TestCase):
         self.assertEqual((rates.rate_multiplier, rates.decay_multiplier,
                           rates.decay_exempt, rates.group), (10, 0.5, False, 1))
         self.assertFalse(plan.rates_by_workers)
-        self.assertEqual(plan.initial_rates, [0.1, 1])
         rates = plan_of(optimizer, True).rates[id(second)]
         self.assertEqual((rates.rate_multiplier, rates.group), (1, 1))
         # No rate is a multiple of 0.
@@ -68,6 +67,29 @@ class Plan(unittest.TestCase):
         plan = plan_of(optimizer, False)
         self.assertTrue(plan.rates_by_workers)
         self.assertEqual(plan.rates[id(second)].rate_multiplier, 1)
+
+    def test_numbers_of_a_step_are_those_that_are_not_as_registered(self):
+        first, second = parameters((2, 2), (3,))
+        optimizer = torch.optim.Adam(
+            [{"params": [first]}, {"params": [second], "betas": (0.8, 0.999)}],
+            lr=0.1)
+        self.assertEqual(plan_of(optimizer, False).settings["adam_beta1"], "0.9")
+        numbers = GroupNumbers(optimizer)
+        differs = [(1, "adam_beta1", 0.8)]
+        self.assertEqual(numbers.of_step(False), StepNumbers([], differs))
+        self.assertEqual(numbers.of_step(True), StepNumbers([0.1, 0.1], differs))
+        values = numbers.now()
+        one, other = optimizer.param_groups
+        one["betas"], other["weight_decay"], one["lr"] = (0.7, 0.99), 0.5, 0.2
+        other["betas"] = (0.9, 0.999)
+        self.assertEqual(numbers.of_step(False), StepNumbers([0.2, 0.1], [
+            (0, "adam_beta1", 0.7), (0, "adam_beta2", 0.99),
+            (1, "weight_decay", 0.5)]))
+        self.assertEqual(numbers.differing(values),
+                         ("betas[0] of group 0", 0.9, 0.7))
+        numbers.restore(values)
+        self.assertEqual(numbers.now(), values)
+        self.assertEqual(other["betas"], (0.8, 0.999))
 
     def test_lars_exempts_what_is_no_matrix(self):
         matrix, vector = parameters((2, 2), (3,))
@@ -101,10 +123,9 @@ class Page(unittest.TestCase):
 
 class SchedulerState(unittest.TestCase):
     def make(self):
-        optimizer = torch.optim.SGD(parameters((2,)), lr=0.1)
+        optimizer = torch.optim.SGD(parameters((2,)), lr=0.1, momentum=0.9)
         scheduler = torch.optim.lr_scheduler
-        steps = [scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=50,
-                                      cycle_momentum=False)]
+        steps = [scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=50)]
         epochs = [scheduler.MultiStepLR(optimizer, milestones=[1, 3])]
         return optimizer, Schedulers(optimizer, steps, epochs)
 
@@ -121,7 +142,7 @@ class SchedulerState(unittest.TestCase):
             for schedulers in (original, other):
                 schedulers.begin_step(step // 4, step, True)
                 schedulers.advance()
-            self.assertEqual(original.rates(), other.rates())
+            self.assertEqual(original.numbers.now(), other.numbers.now())
 
     def test_a_scheduler_that_was_not_passed_is_found(self):
         schedule = torch.optim.lr_scheduler
@@ -140,7 +161,8 @@ class SchedulerState(unittest.TestCase):
             mine.step()
         for version in range(5):
             schedulers.begin_step(0, version, version > 0)
-            self.assertEqual(schedulers.rates(), [other.param_groups[0]["lr"]])
+            self.assertEqual(schedulers.numbers.of_step(True).rates,
+                             [other.param_groups[0]["lr"]])
             unrelated.step()
             state = schedulers.advance()
             schedulers.end_step()

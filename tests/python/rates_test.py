@@ -1,4 +1,4 @@
-"""Learning rates as the script sets them: by hand, and by a scheduler that it steps
+"""The optimizer's numbers as the script sets them: by hand, and by a scheduler that it steps
 itself. A worker is killed, so that a step is void for the other and a replacement
 continues."""
 
@@ -20,6 +20,9 @@ SAMPLES, STEPS, EPOCHS = 48, 6, 3
 FLAGS = (f"--epochs={EPOCHS}",)
 
 
+BY_STEP = ("scheduler by step", "scheduler of momentum")
+
+
 def make(how, model):
     """The optimizer, and its scheduler if there is one."""
     optimizer = torch.optim.SGD(
@@ -34,6 +37,8 @@ def make(how, model):
             schedule.CosineAnnealingLR(optimizer, T_max=15)], milestones=[5])
     elif how == "scheduler by epoch":
         scheduler = schedule.ExponentialLR(optimizer, 0.5)
+    elif how == "scheduler of momentum":
+        scheduler = schedule.OneCycleLR(optimizer, [0.02, 0.05], 40)
     return optimizer, scheduler
 
 
@@ -42,6 +47,8 @@ def write_rates(how, optimizer, number):
     for index, group in enumerate(optimizer.param_groups):
         if how == "by number":
             group["lr"] = 0.01 * (1 + index) * min(1.0, number / 4)
+            group["momentum"] = 0.5 + 0.1 * min(number, 4)
+            group["weight_decay"] = 0.01 * number
         elif how == "by factor":
             group["lr"] *= 0.9
 
@@ -76,7 +83,7 @@ def alone(how):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x_of.double()), y_of).backward()
             optimizer.step()
-            if how == "scheduler by step":
+            if how in BY_STEP:
                 scheduler.step()
         if how == "scheduler by epoch":
             scheduler.step()
@@ -112,7 +119,7 @@ def train(rank, address, how, at, marker):
             job.step()
             if number + 0.5 == at:
                 die(rank, marker)
-            if how == "scheduler by step":
+            if how in BY_STEP:
                 scheduler.step()
         if how == "scheduler by epoch":
             scheduler.step()
@@ -191,6 +198,7 @@ class Rates(unittest.TestCase):
 
     def test_by_a_scheduler_that_the_script_steps(self):
         self.check("scheduler by step", 11.5)
+        self.check("scheduler of momentum", 8.5)
         self.check("scheduler by epoch", 12)
 
     def test_a_worker_without_a_batch_knows_the_scheduler(self):

@@ -64,18 +64,20 @@ TEST(DataMessagesTest, AModelArrivesWithItsBuffersAndSettings) {
 }
 
 TEST(DataMessagesTest, APlanArrivesToTheBit) {
-  const CommitPlan plan{.transaction = 9,
-                        .base = Version(7),
-                        .contributors = {{.rank = Rank(3),
-                                          .key = {.sequence = Sequence(4),
-                                                  .attempt = Attempt(1)}}},
-                        .learning_rate = 0.1,
-                        .group_rates = {0.1, 0.3},
-                        .loss_weight = 1.0 / 3,
-                        .read = Version(5),
-                        .compensation = 0.04,
-                        .adaptive = true,
-                        .weight = 0.7};
+  const CommitPlan plan{
+      .transaction = 9,
+      .base = Version(7),
+      .contributors = {{.rank = Rank(3),
+                        .key = {.sequence = Sequence(4),
+                                .attempt = Attempt(1)}}},
+      .learning_rate = 0.1,
+      .group_rates = {0.1, 0.3},
+      .numbers = {{.group = 1, .name = "momentum", .value = 1.0 / 3}},
+      .loss_weight = 1.0 / 3,
+      .read = Version(5),
+      .compensation = 0.04,
+      .adaptive = true,
+      .weight = 0.7};
   EXPECT_EQ(Arrived(command::Prepare{.plan = plan}).plan, plan);
 }
 

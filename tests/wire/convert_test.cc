@@ -339,6 +339,13 @@ TEST(ConvertTest, LearningRatesComeBackToTheBit) {
                   ->learning_rates.empty());
 }
 
+TEST(ConvertTest, NumbersOfTheOptimizerComeBack) {
+  const PushOpening sent{
+      .numbers = {{.group = 3, .name = "momentum", .value = 1.0 / 3},
+                  {.group = 4, .name = "weight_decay", .value = 1e-300}}};
+  EXPECT_EQ(FromProto(Encoded<v1::PushOpening>(sent))->numbers, sent.numbers);
+}
+
 TEST(ConvertTest, StateAndMeasuresOfTheProgramComeBack) {
   PushClosing sent;
   EXPECT_FALSE(

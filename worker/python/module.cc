@@ -494,13 +494,20 @@ void DefineWorker(nb::module_& m) {
           "open_step",
           [](Worker& w, int64_t samples, double loss_weight,
              double gradient_weight, const std::vector<double>& rates,
+             const std::vector<std::tuple<int32_t, std::string, double>>&
+                 changed,
              uint64_t batch_digest) {
+            std::vector<GroupNumber> numbers;
+            for (const auto& [group, name, value] : changed) {
+              numbers.push_back({.group = group, .name = name, .value = value});
+            }
             // If the step is void, its end says so.
             w.session()
                 .Open({.samples = samples,
                        .loss_weight = loss_weight,
                        .gradient_weight = gradient_weight,
                        .learning_rates = rates,
+                       .numbers = std::move(numbers),
                        .batch_digest = batch_digest})
                 .IgnoreError();
           },

@@ -118,7 +118,8 @@ void DefineOptimizers(nb::module_& m) {
   nb::class_<kernels::TorchArgument>(m, "TorchArgument")
       .def_ro("name", &kernels::TorchArgument::name)
       .def_ro("number", &kernels::TorchArgument::number)
-      .def_ro("position", &kernels::TorchArgument::position);
+      .def_ro("position", &kernels::TorchArgument::position)
+      .def_ro("constant", &kernels::TorchArgument::constant);
   nb::class_<kernels::TorchValue>(m, "TorchValue")
       .def_ro("name", &kernels::TorchValue::name)
       .def_ro("value", &kernels::TorchValue::value);

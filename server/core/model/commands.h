@@ -40,6 +40,8 @@ struct CommitPlan {
   // Where the workers send them, in place of it and of
   // ParameterSpec::rate_multiplier: by rate group.
   std::vector<double> group_rates;
+  // Numbers of the optimizer that the workers have changed.
+  std::vector<GroupNumber> numbers;
   // Sum of the contributors' PushOpening::GradientWeight. 0: there was nothing
   // to learn from, and weights and slots stay as they are, as where no
   // contributor has a gradient.

@@ -28,9 +28,10 @@ bool Adapts(const OptimizerOptions& options, const ParameterSpec& parameter) {
 // parameter that starts at 0 could never leave it, and for parameters that are
 // not adapted. Empty if the rule has none.
 std::vector<double> TrustRatios(const GradientNorms& norms, double clip,
-                                const OptimizerOptions& o,
+                                const GroupOptions& groups,
                                 const ModelLayout& layout,
                                 const std::vector<Partition>& partitions) {
+  const OptimizerOptions& o = groups.options();
   if (!AdaptsRates(o.kind)) return {};
   const std::vector<ParameterSpec>& parameters = layout.parameters;
   std::vector<double> ratios(parameters.size(), 1.0);
@@ -49,7 +50,8 @@ std::vector<double> TrustRatios(const GradientNorms& norms, double clip,
     const double gradient = clip * std::sqrt(sums[k].gradient);
     if (weights == 0 || gradient == 0) continue;
     ratios[k] = kernels::RuleOf(o.kind).trust_ratio(
-        o.numbers, weights, gradient, DecayOf(o, parameters[k]));
+        groups.NumbersOf(parameters[k]), weights, gradient,
+        groups.DecayOf(parameters[k]));
   }
   return ratios;
 }
@@ -73,22 +75,21 @@ double NormOf(const GradientNorms& norms) {
 }
 
 GradientScales ScalesOf(const GradientNorms& norms,
-                        const OptimizerOptions& optimizer,
+                        const GroupOptions& optimizer,
                         const ModelLayout& layout,
                         const std::vector<Partition>& partitions) {
   const double norm = NormOf(norms);
-  const double norm_max = optimizer.clip_norm;
+  const double norm_max = optimizer.options().clip_norm;
   const double clip = norm_max > 0 && norm > norm_max ? norm_max / norm : 1.0;
   return {
       .clip = clip,
       .trust_ratios = TrustRatios(norms, clip, optimizer, layout, partitions)};
 }
 
-double DecayOf(const OptimizerOptions& options,
+bool IsDecayed(const OptimizerOptions& options,
                const ParameterSpec& parameter) {
-  const bool decays = !Matches(options.no_decay, parameter) &&
-                      (options.decay_everything || !parameter.decay_exempt);
-  return decays ? options.weight_decay * parameter.decay_multiplier : 0;
+  return !Matches(options.no_decay, parameter) &&
+         (options.decay_everything || !parameter.decay_exempt);
 }
 
 }  // namespace cohort

@@ -4,6 +4,7 @@
 
 #include "common/model_layout.h"
 #include "server/core/optimizer/fold_report.h"
+#include "server/core/optimizer/group_options.h"
 #include "server/core/settings/options.h"
 
 namespace cohort {
@@ -26,11 +27,11 @@ double NormOf(const GradientNorms& norms);
 // Factors of the second pass, from them. `layout` and `partitions` are the
 // model's.
 GradientScales ScalesOf(const GradientNorms& norms,
-                        const OptimizerOptions& optimizer,
+                        const GroupOptions& optimizer,
                         const ModelLayout& layout,
                         const std::vector<Partition>& partitions);
 
-// Weight decay of `parameter`; 0 if it is exempt.
-double DecayOf(const OptimizerOptions& options, const ParameterSpec& parameter);
+// False if `parameter` is exempt from weight decay.
+bool IsDecayed(const OptimizerOptions& options, const ParameterSpec& parameter);
 
 }  // namespace cohort

@@ -37,6 +37,25 @@ absl::Status OfWorkers(const absl::Status& status) {
                                                   status.message()));
 }
 
+// Whether none of the settings `names` is the server's.
+absl::Status CheckAreTheWorkers(const CoordinatorOptions& options,
+                                const RunPlan& plan,
+                                absl::Span<const absl::string_view> names) {
+  COHORT_ASSIGN_OR_RETURN(CoordinatorOptions theirs,
+                          OptimizerOfPlan(options, plan));
+  theirs.optimizer.warmup_epochs = 0;
+  for (const auto& [name, value] : Difference(theirs, options)) {
+    if (!Contains(names, name)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the workers' program changes numbers of the optimizer, but the server "
+        "was given --",
+        name, "=", value, " (theirs: ", SettingText(name, theirs),
+        "), which takes precedence; remove that flag, or do not change it in "
+        "the program"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Unfit(absl::string_view seen, absl::string_view wanted) {
   return absl::FailedPreconditionError(absl::StrCat(
       "the workers bring their own data, which has no epochs: got ", seen,
@@ -124,19 +143,15 @@ absl::Status CheckRatesUnchanged(const CoordinatorOptions& before,
 
 absl::Status CheckRatesAreTheWorkers(const CoordinatorOptions& options,
                                      const RunPlan& plan) {
-  COHORT_ASSIGN_OR_RETURN(CoordinatorOptions theirs,
-                          OptimizerOfPlan(options, plan));
-  theirs.optimizer.warmup_epochs = 0;
-  for (const auto& [name, value] : Difference(theirs, options)) {
-    if (!Contains(kRateSettings, name)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the workers' program sets the learning rate, but the server was "
-        "given --",
-        name, "=", value, " (theirs: ", SettingText(name, theirs),
-        "), which takes precedence; remove that flag, or do not change the "
-        "rate in the program"));
-  }
-  return absl::OkStatus();
+  return CheckAreTheWorkers(options, plan, kRateSettings);
+}
+
+absl::Status CheckNumbersAreTheWorkers(
+    const CoordinatorOptions& options, const RunPlan& plan,
+    const std::vector<GroupNumber>& numbers) {
+  std::vector<absl::string_view> names = {"optimizer"};
+  for (const GroupNumber& number : numbers) names.push_back(number.name);
+  return CheckAreTheWorkers(options, plan, names);
 }
 
 }  // namespace cohort

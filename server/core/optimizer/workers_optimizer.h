@@ -1,8 +1,11 @@
 #pragma once
 
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/model_layout.h"
+#include "common/push.h"
 #include "server/core/settings/options.h"
 
 // What the workers' registration decides about the settings of a run.
@@ -39,5 +42,9 @@ absl::Status CheckRatesUnchanged(const CoordinatorOptions& before,
 //   change of policy has set it.
 absl::Status CheckRatesAreTheWorkers(const CoordinatorOptions& options,
                                      const RunPlan& plan);
+// The same for other numbers of the optimizer.
+absl::Status CheckNumbersAreTheWorkers(const CoordinatorOptions& options,
+                                       const RunPlan& plan,
+                                       const std::vector<GroupNumber>& numbers);
 
 }  // namespace cohort

@@ -12,13 +12,13 @@ PendingCommit::PendingCommit(const CommitPlan& plan, SharedModel model,
     : transaction_(plan.transaction),
       learning_rate_(plan.learning_rate),
       model_(std::move(model)),
-      optimizer_(optimizer),
+      optimizer_(optimizer, plan.numbers),
       base_version_(plan.base),
       prepared_(model_->partitions.size()),
       finite_(model_->partitions.size()) {
   for (const Partition& partition : model_->partitions) {
     begun_.push_back(!partition.trainable);
-    norms_missing_.push_back(partition.trainable && NeedsNorms(optimizer_));
+    norms_missing_.push_back(partition.trainable && NeedsNorms(optimizer));
     if (partition.trainable) ++missing_;
     if (norms_missing_.back()) ++norms_missing_count_;
   }

@@ -8,6 +8,7 @@
 #include "server/core/model/model_version.h"
 #include "server/core/optimizer/fold_report.h"
 #include "server/core/optimizer/gradient_scales.h"
+#include "server/core/optimizer/group_options.h"
 #include "server/core/settings/options.h"
 
 namespace cohort {
@@ -60,7 +61,7 @@ class PendingCommit {
   int64_t transaction_ = 0;
   double learning_rate_ = 0;
   SharedModel model_;
-  OptimizerOptions optimizer_;
+  GroupOptions optimizer_;
   Version base_version_;
   // By partition.
   std::vector<bool> begun_;

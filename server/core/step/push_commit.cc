@@ -48,6 +48,7 @@ void PushCommit::Begin(Turn& turn) {
        .learning_rate = share * LearningRateNow(parts_.settings, parts_.ledger,
                                                 parts_.model),
        .group_rates = std::move(group_rates),
+       .numbers = opening.numbers,
        .loss_weight = opening.GradientWeight(),
        .read = VersionRead(),
        .compensation = staleness.compensation,

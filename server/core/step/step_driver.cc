@@ -1,6 +1,7 @@
 #include "server/core/step/step_driver.h"
 
 #include "common/status_macros.h"
+#include "server/core/optimizer/group_options.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "server/core/step/arrival_queue.h"
 #include "server/core/step/push_checks.h"
@@ -25,9 +26,15 @@ absl::Status StepDriver::Open(Worker& worker, const PushOpening& opening,
   bounds.rates = static_cast<size_t>(RateGroups(model.layout));
   bounds.needs_rates = model.plan.rates_by_workers;
   COHORT_RETURN_IF_ERROR(CheckOpening(opening, bounds));
+  const CoordinatorOptions& options = parts_.settings.options();
   if (!opening.learning_rates.empty() && !model.plan.rates_by_workers) {
+    COHORT_RETURN_IF_ERROR(CheckRatesAreTheWorkers(options, model.plan));
+  }
+  if (!opening.numbers.empty()) {
     COHORT_RETURN_IF_ERROR(
-        CheckRatesAreTheWorkers(parts_.settings.options(), model.plan));
+        CheckNumbersAreTheWorkers(options, model.plan, opening.numbers));
+    COHORT_RETURN_IF_ERROR(CheckGroupNumbers(opening.numbers, options.optimizer,
+                                             RateGroups(model.layout)));
   }
   worker.takes_statistics = opening.takes_statistics;
   const ArrivedPush::Arrival arrival = EnterOpening(worker, opening);

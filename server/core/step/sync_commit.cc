@@ -19,6 +19,7 @@ void PrepareCommit(RunParts& parts, Round& round, Turn& turn) {
                             .learning_rate = LearningRateNow(
                                 parts.settings, parts.ledger, parts.model),
                             .group_rates = lowest.learning_rates,
+                            .numbers = lowest.numbers,
                             .loss_weight = round.pushes.GradientWeight()});
   round.progress.commit.emplace(plan, parts.model.model(),
                                 parts.settings.options().optimizer);

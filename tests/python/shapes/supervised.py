@@ -100,8 +100,7 @@ def schedule_that_the_script_steps(t):
     model = t.model(Net())
     optimizer = sgd(model)
     t.join(model, optimizer)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 0.3, 10, cycle_momentum=False)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.3, 10)
     for x, y in t.data():
         train(t, error_of(model(x), y))
         t.same("rate", optimizer.param_groups[0]["lr"])
@@ -130,6 +129,23 @@ def rate_multiplied_by_hand(t):
     t.join(model, optimizer)
     for x, y in t.data():
         optimizer.param_groups[0]["lr"] *= 0.5
+        train(t, error_of(model(x), y))
+
+
+@row(steps=4)
+def decay_and_betas_by_hand(t):
+    """Schedules of decay and betas, and groups that differ."""
+    model = t.model(Net())
+    optimizer = torch.optim.AdamW(
+        [{"params": model.head.parameters(), "betas": (0.7, 0.9)},
+         {"params": [p for name, p in model.named_parameters()
+                     if not name.startswith("head")], "weight_decay": 0.0}],
+        lr=0.02, eps=1e-3)
+    t.join(model, optimizer)
+    for x, y in t.data():
+        head, body = optimizer.param_groups
+        head["weight_decay"] = 0.5 + 0.5 * t.step_number
+        body["betas"] = (0.9 - 0.1 * t.step_number, 0.99)
         train(t, error_of(model(x), y))
 
 

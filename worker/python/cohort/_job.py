@@ -202,18 +202,18 @@ class Job:
         """
         run, step = self._run, self._run.step
         step.check_in_progress("job.backward()")
-        rates = run.rates()
+        numbers = run.numbers()
         if isinstance(loss, list):
             _check_pairs(loss, weight)
             for one, _ in loss:
                 _graph_check.check(one)
             run.model.check_weights(content=False)
-            step.backward_each(loss, reduction, rates)
+            step.backward_each(loss, reduction, numbers)
         else:
             step.check_samples("job.backward", weight)
             _graph_check.check(loss)
             run.model.check_weights(content=False)
-            step.backward(loss, weight, reduction, rates)
+            step.backward(loss, weight, reduction, numbers)
         step.count(int(correct), int(labels))
 
     def step(self, closure: None = None) -> StepResult:

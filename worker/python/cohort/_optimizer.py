@@ -80,9 +80,8 @@ class OptimizerPlan:
     # By the identity of the parameter.
     rates: dict[int, ParameterRates]
     # The learning rates come with every step. Otherwise with those steps in which
-    # they are others than these, by group.
+    # they are others than at the join.
     rates_by_workers: bool
-    initial_rates: list[float]
 
 
 def _refuse(optimizer: torch.optim.Optimizer, what: str, wanted: str) -> None:
@@ -91,12 +90,11 @@ def _refuse(optimizer: torch.optim.Optimizer, what: str, wanted: str) -> None:
         "applies the optimizer and has no such rule")
 
 
-def _same_in_all_groups(optimizer: torch.optim.Optimizer, name: str) -> Any:
-    values = [group[name] for group in optimizer.param_groups]
+def _check_same(optimizer: torch.optim.Optimizer, name: str) -> None:
+    values = [group.get(name) for group in optimizer.param_groups]
     if any(value != values[0] for value in values):
         _refuse(optimizer, f"{name} of {values} in its groups",
-                "one value: only lr and weight_decay may differ by group")
-    return values[0]
+                "one value for all groups")
 
 
 def _is_nothing(value: Any) -> bool:
@@ -134,23 +132,29 @@ def _class_of(optimizer: torch.optim.Optimizer) -> str:
     return kind.__name__
 
 
-def _value(optimizer: torch.optim.Optimizer, name: str, position: int = -1) -> Any:
-    """An argument of all groups; 0 if this version of torch has it not."""
-    if name not in optimizer.param_groups[0]:
-        return 0
-    value = _same_in_all_groups(optimizer, name)
+def _value(group: dict[str, Any], name: str, position: int = -1) -> Any:
+    """An argument of a group; 0 if this version of torch has it not."""
+    value = group.get(name, 0)
     return value if position < 0 else value[position]
+
+
+def _is_number(group: dict[str, Any], name: str) -> bool:
+    return not isinstance(group.get(name), (bool, type(None)))
 
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(float(value))
 
 
-def _rule(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+def _rule(optimizer: torch.optim.Optimizer) -> "tuple[str, _core.TorchClass]":
+    """The server's rule for `optimizer`, and what of its arguments it takes."""
     rules = [(rule.name, made) for rule in _core.optimizer_rules()
              for made in rule.torch_classes]
-    fitting = [(name, made, [value for value in made.values
-                             if float(_value(optimizer, value.name)) != value.value])
+    def is_other(value: "_core.TorchValue") -> bool:
+        return any(float(_value(group, value.name)) != value.value
+                   for group in optimizer.param_groups)
+
+    fitting = [(name, made, [value for value in made.values if is_other(value)])
                for name, made in rules if made.name == _class_of(optimizer)]
     if not fitting:
         names = dict.fromkeys(made.name for _, made in rules)
@@ -162,12 +166,128 @@ def _rule(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     name, made, wrong = min(fitting, key=lambda fit: (
         len(fit[2]), -len(fit[1].values) if fit[2] else 0))
     for value in wrong:
-        seen = _value(optimizer, value.name)
+        seen = next(seen for group in optimizer.param_groups
+                    if float(seen := _value(group, value.name)) != value.value)
         _refuse(optimizer, f"{value.name}={seen}", str(type(seen)(value.value)))
-    return {"optimizer": name, "maximize": _text(bool(_value(optimizer, "maximize")))} | {
-        argument.number: _text(_value(optimizer, argument.name, argument.position))
-        for argument in made.arguments
-        if argument.name in optimizer.param_groups[0]}
+    return name, made
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    name, made = _rule(optimizer)
+    first = optimizer.param_groups[0]
+    settings = {"optimizer": name, "maximize": _text(bool(_value(first, "maximize")))}
+    _check_same(optimizer, "maximize")
+    for argument in made.arguments:
+        if argument.name not in first:
+            continue
+        # Steps send those of the groups that differ from the first.
+        if argument.constant or not _is_number(first, argument.name):
+            _check_same(optimizer, argument.name)
+        settings[argument.number] = _text(
+            _value(first, argument.name, argument.position))
+    return settings
+
+
+@dataclasses.dataclass(frozen=True)
+class StepNumbers:
+    """What a push sends of an optimizer's groups."""
+    # By group; none: those of the join.
+    rates: list[float]
+    # Group, setting and value of other numbers that are not as registered,
+    # ascending.
+    changed: list[tuple[int, str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Number:
+    group: int
+    # As the server names it.
+    setting: str
+    # The argument of the class, and the position if that is a tuple.
+    name: str
+    position: int
+
+    def __str__(self) -> str:
+        place = "" if self.position < 0 else f"[{self.position}]"
+        return f"{self.name}{place} of group {self.group}"
+
+
+class GroupNumbers:
+    """The numbers in an optimizer's groups that a script may change from step to
+    step: rates, weight decay, and those of the rule.
+
+    Args:
+        optimizer: one of the classes that the server knows.
+
+    Raises:
+        ConfigurationError: the server has no rule for it.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+        arguments = [("learning_rate", "lr", -1), ("weight_decay", "weight_decay", -1)]
+        arguments += [(argument.number, argument.name, argument.position)
+                      for argument in _rule(optimizer)[1].arguments
+                      if not argument.constant]
+        self._numbers = [_Number(index, *argument)
+                         for index, group in enumerate(self._groups)
+                         for argument in sorted(arguments)
+                         if _is_number(group, argument[1])]
+        # What the server has: of the rule's numbers those of the first group.
+        first = {number.setting: value for number, value in
+                 zip(self._numbers, self.now()) if number.group == 0}
+        self._registered = [
+            value if number.name in ("lr", "weight_decay")
+            else first[number.setting]
+            for number, value in zip(self._numbers, self.now())]
+
+    def now(self) -> list[float]:
+        """All of them, by group."""
+        values = []
+        for number in self._numbers:
+            value = self._groups[number.group][number.name]
+            values.append(float(value if number.position < 0
+                                else value[number.position]))
+        return values
+
+    def restore(self, values: list[float]) -> None:
+        """Writes what `now` has returned."""
+        for number, value in zip(self._numbers, values):
+            group = self._groups[number.group]
+            if number.position < 0:
+                group[number.name] = value
+            else:
+                items = list(group[number.name])
+                items[number.position] = value
+                group[number.name] = type(group[number.name])(items)
+
+    def covers(self, name: str, position: int = -1) -> bool:
+        """Whether an argument is among them; else it must stay as it is."""
+        return any(number.name == name and number.position == position
+                   for number in self._numbers)
+
+    def differing(self, values: list[float]) -> tuple[str, float, float] | None:
+        """The first that is another than in `values`: what it is, its value there,
+        and its value now."""
+        for number, was, now in zip(self._numbers, values, self.now()):
+            if was != now:
+                return str(number), was, now
+        return None
+
+    def of_step(self, with_rates: bool) -> StepNumbers:
+        """What a push sends of them.
+
+        Args:
+            with_rates: even where they are those of the join.
+        """
+        rates, changed = [], []
+        for number, was, now in zip(self._numbers, self._registered, self.now()):
+            if number.name == "lr":
+                rates.append(now)
+                with_rates = with_rates or was != now
+            elif was != now:
+                changed.append((number.group, number.setting, now))
+        return StepNumbers(rates if with_rates else [], changed)
 
 
 def plan_of(optimizer: torch.optim.Optimizer,
@@ -183,7 +303,7 @@ def plan_of(optimizer: torch.optim.Optimizer,
     Raises:
         ConfigurationError: the server has no rule for it.
     """
-    settings = _rule(optimizer)
+    settings = _settings(optimizer)
     check_no_state(optimizer)
     groups = [{"weight_decay": 0.0} | group for group in optimizer.param_groups]
     for group in groups:
@@ -211,5 +331,4 @@ def plan_of(optimizer: torch.optim.Optimizer,
                 decay_exempt=lars and parameter.dim() < 2,
                 group=index)
     return OptimizerPlan(settings=settings, rates=rates,
-                         rates_by_workers=rates_by_workers,
-                         initial_rates=initial)
+                         rates_by_workers=rates_by_workers)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cohort import _core, _doors, _errors
+from cohort._optimizer import GroupNumbers
 
 # Its package deletes the name.
 _optimizers: Any = importlib.import_module("torch.optim.optimizer")
@@ -19,9 +20,6 @@ _WATCHED = sorted(
     {"weight_decay", "maximize"} |
     {argument.name for made in _CLASSES for argument in made.arguments} |
     {value.name for made in _CLASSES for value in made.values})
-
-# The server's name of those that may be changed while it runs.
-_SETTINGS = {"weight_decay": "weight_decay", "momentum": "momentum"}
 
 # Methods that would change the script's optimizer, but not the server's.
 _METHODS = {
@@ -98,15 +96,18 @@ class OptimizerWatch:
 
     Args:
         optimizer: its methods that would act on it alone raise a UsageError
-            until `detach`. Learning rates may change, as the steps send them.
+            until `detach`.
+        numbers: may change, as the steps send them.
 
     Raises:
         UsageError: the optimizer has hooks of its step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer,
+                 numbers: GroupNumbers) -> None:
         check_hooks(optimizer)
         self._optimizer = optimizer
+        self._numbers = numbers
         self._noted = self._values()
         # Methods of the instance; absent: the class has the method.
         self._methods = {name: vars(optimizer)[name] for name in _REPLACED
@@ -121,21 +122,34 @@ class OptimizerWatch:
                 {"params": [id(parameter) for parameter in group["params"]]}
                 for group in self._optimizer.param_groups]
 
+    def _is_same(self, name: str, value: Any, noted: Any) -> bool:
+        if isinstance(value, tuple) and isinstance(noted, tuple):
+            return len(value) == len(noted) and all(
+                one == other or self._numbers.covers(name, position)
+                for position, (one, other) in enumerate(zip(value, noted)))
+        return value == noted or self._numbers.covers(name)
+
     def check(self) -> None:
-        """Raises UsageError if the optimizer was changed by hand, or has hooks."""
+        """Raises UsageError if the optimizer was changed in a way that the server
+        does not follow, or has hooks."""
         check_hooks(self._optimizer)
         now = self._values()
         if now == self._noted:
             return
         for number, (group, noted) in enumerate(zip(now, self._noted)):
             for name in _WATCHED:
-                if group.get(name) != noted.get(name):
-                    raise _errors.UsageError(_changed(
-                        number, name, noted.get(name), group.get(name)))
-        raise _errors.UsageError(
-            "optimizer: its groups have other parameters than when the run was "
-            "joined, but the server applies the optimizer; change them before "
-            "cohort.join()")
+                if not self._is_same(name, group.get(name), noted.get(name)):
+                    raise _errors.UsageError(
+                        f"optimizer: {name} of group {number} was changed by hand "
+                        f"from {noted.get(name)} to {group.get(name)}, but the "
+                        "server applies the optimizer and continues with "
+                        f"{noted.get(name)}; set it before cohort.join()")
+        if [group["params"] for group in now] != [
+                group["params"] for group in self._noted]:
+            raise _errors.UsageError(
+                "optimizer: its groups have other parameters than when the run was "
+                "joined, but the server applies the optimizer; change them before "
+                "cohort.join()")
 
     def detach(self) -> None:
         """The optimizer is the script's alone again."""
@@ -144,13 +158,3 @@ class OptimizerWatch:
                 setattr(self._optimizer, name, self._methods[name])
             else:
                 delattr(self._optimizer, name)
-
-
-def _changed(group: int, name: str, noted: Any, now: Any) -> str:
-    text = (f"optimizer: {name} of group {group} was changed by hand from {noted} "
-            f"to {now}, but the server applies the optimizer and goes on with "
-            f"{noted}; ")
-    if name in _SETTINGS:
-        return text + (f"change it for the whole run with cohortctl policy set "
-                       f"--{_SETTINGS[name]}={now}")
-    return text + "set it before cohort.join()"

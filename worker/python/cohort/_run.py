@@ -13,7 +13,7 @@ from torch import nn
 from cohort import (_after_step, _core, _data, _errors, _evaluation, _sampler,
                     _server)
 from cohort._model import RegisteredModel
-from cohort._optimizer import plan_of
+from cohort._optimizer import StepNumbers, plan_of
 from cohort._optimizer_watch import OptimizerWatch
 from cohort._schedulers import Schedulers
 from cohort._signals import StopWatcher
@@ -39,7 +39,7 @@ class Run:
         self.model.check_optimizer(optimizer)
         self.schedulers = schedulers
         self._plan = plan_of(optimizer, bool(schedulers))
-        self._watch = OptimizerWatch(optimizer)
+        self._watch = OptimizerWatch(optimizer, schedulers.numbers)
         self._reached = reached
         self._connect = connect
         self._pid = os.getpid()
@@ -346,22 +346,20 @@ class Run:
             self._state = schedulers.save()
         self._begun = int(assignment.version)
 
-    def rates(self) -> list[float]:
-        """The learning rates of the step in progress, as its opening has them;
-        none if they are those of the join.
+    def numbers(self) -> StepNumbers:
+        """The optimizer's numbers in the step in progress, as its opening has them.
 
         Raises:
             UsageError: they were changed since the first job.backward().
         """
-        now, step = self.schedulers.rates(), self.step
-        rates = now if (self._plan.rates_by_workers or
-                        now != self._plan.initial_rates) else []
-        if step.passes > 0 and rates != step.rates:
+        step = self.step
+        numbers = self.schedulers.numbers.of_step(self._plan.rates_by_workers)
+        if step.passes > 0 and numbers != step.numbers:
             raise _errors.UsageError(
-                "job.step(): a learning rate was changed after job.backward(), which "
-                "has sent the rates of this step; change it before the first one of "
-                "a step")
-        return rates
+                "job.step(): a learning rate, or another number of the optimizer's "
+                "groups, was changed after job.backward(), which has sent those of "
+                "this step; change it before the first one of a step")
+        return numbers
 
     def check_rates_kept(self) -> None:
         """Raises UsageError if the script has written a rate since job.step()."""
@@ -376,7 +374,7 @@ class Run:
         if step.passes == step.done:
             raise _errors.UsageError(
                 "job.step(): no gradients yet; call job.backward(loss) first")
-        self.rates()
+        self.numbers()
         step.done += 1
         if step.done < step.parts:
             step.end_part()

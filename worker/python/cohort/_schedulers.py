@@ -10,6 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from cohort import _errors
+from cohort._optimizer import GroupNumbers
 
 STATE_BYTES_MAX = 64 << 10
 
@@ -81,10 +82,6 @@ def _why_not(scheduler: Any) -> str:
     if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
         return (f"{name}: needs a measure, which comes too late for the step that "
                 "it would act on; use a schedule over steps or epochs")
-    # OneCycleLR does so by default.
-    if getattr(scheduler, "cycle_momentum", False):
-        return (f"{name}: changes the momentum, but the server has one for the "
-                "whole run; pass cycle_momentum=False to it")
     return ""
 
 
@@ -211,10 +208,11 @@ class ScriptsScheduler:
 
 
 class Schedulers:
-    """The schedulers of a job, and the learning rates of its optimizer.
+    """The schedulers of a job, and what they and the script may change of its
+    optimizer.
 
     Args:
-        optimizer: its groups' "lr" are the rates.
+        optimizer: one of the classes that the server knows.
         each_step: advanced once a step.
         each_epoch: advanced once an epoch.
 
@@ -226,12 +224,13 @@ class Schedulers:
     def __init__(self, optimizer: torch.optim.Optimizer,
                  each_step: Sequence[Any], each_epoch: Sequence[Any]) -> None:
         self._optimizer = optimizer
+        self.numbers = GroupNumbers(optimizer)
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)
         self._epoch = 0
         # One that was not passed.
         self._scripts: ScriptsScheduler | None = None
-        # The rates after the last job.step(), and calls of its scheduler.
+        # The numbers after the last job.step(), and calls of its scheduler.
         self._kept: list[float] | None = None
         self._steps = []
         for scheduler in (*self._each_step, *self._each_epoch):
@@ -253,10 +252,6 @@ class Schedulers:
         """Whether some are advanced once an epoch."""
         return bool(self._each_epoch)
 
-    def rates(self) -> list[float]:
-        """The learning rate of each group now."""
-        return [float(group["lr"]) for group in self._optimizer.param_groups]
-
     def find(self) -> None:
         """Looks for those that were not passed, whose step() the script calls."""
         passed = {id(item) for item in (*self._each_step, *self._each_epoch)}
@@ -277,22 +272,24 @@ class Schedulers:
     def _call_of_script(self, step: Any) -> None:
         self._advance(step)
         if self._kept is not None:
-            self._kept = self.rates()
+            self._kept = self.numbers.now()
 
     def check_kept(self) -> None:
-        """Raises UsageError if the script has written a rate since job.step()."""
+        """Raises UsageError if the script has written a rate, or another number
+        of the optimizer's groups, since job.step()."""
         if self._kept is None:
             return
-        for number, (was, now) in enumerate(zip(self._kept, self.rates())):
-            if was != now:
-                raise _errors.UsageError(
-                    f"optimizer: lr of group {number} was changed from {was} to "
-                    f"{now} between job.step() and the next batch, which a process "
-                    "that is started again would not know; write it before "
-                    "job.backward(), at the beginning of the loop's body or of the "
-                    "body of `for epoch in job.epochs()`, as a function of "
-                    "job.step_number or the epoch. Or pass a scheduler to "
-                    "cohort.join(schedulers=...) or (epoch_schedulers=...)")
+        differing = self.numbers.differing(self._kept)
+        if differing is None:
+            return
+        number, was, now = differing
+        raise _errors.UsageError(
+            f"optimizer: {number} was changed from {was} to {now} between "
+            "job.step() and the next batch, which a process that is started again "
+            "would not know; write it before job.backward(), at the beginning of "
+            "the loop's body or of the body of `for epoch in job.epochs()`, as a "
+            "function of job.step_number or the epoch. Or pass a scheduler to "
+            "cohort.join(schedulers=...) or (epoch_schedulers=...)")
 
     def begin_step(self, epoch: int, version: int | None,
                    continues: bool) -> None:
@@ -337,7 +334,7 @@ class Schedulers:
 
     def end_step(self) -> None:
         """job.step() is over."""
-        self._kept = self.rates()
+        self._kept = self.numbers.now()
         if self._scripts is not None:
             self._scripts.end_step()
 
@@ -362,8 +359,7 @@ class Schedulers:
         """The state, for the server."""
         state = {
             "epoch": self._epoch,
-            "rates": [float(group["lr"])
-                      for group in self._optimizer.param_groups],
+            "numbers": self.numbers.now(),
             "schedulers": [
                 # Functions are the script's; load_state_dict leaves them alone.
                 _plain({key: value for key, value in
@@ -398,7 +394,6 @@ class Schedulers:
                 scheduler.step = _refuse_step
         if self._scripts is not None:
             self._scripts.when = state.get("when", "")
-        for group, rate in zip(self._optimizer.param_groups, state["rates"]):
-            group["lr"] = rate
+        self.numbers.restore(state["numbers"])
         if self._kept is not None:
-            self._kept = self.rates()
+            self._kept = self.numbers.now()

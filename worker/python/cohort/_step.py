@@ -19,6 +19,7 @@ from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import has_functions, leaves_of, nodes_of
 from cohort._model import RegisteredModel
+from cohort._optimizer import StepNumbers
 from cohort._passes import Kept, Layer, Moves
 
 # The phases of a step, as heartbeats, metrics and timeline name them.
@@ -427,8 +428,8 @@ class Step:
         # Parts whose backward pass, and whose job.step(), has been called.
         self.passes = self.done = 0
         self._samples, self._doubt = samples, doubt
-        # Learning rates, as they were sent.
-        self.rates: list[float] = []
+        # Of the optimizer, as they were sent.
+        self.numbers = StepNumbers([], [])
         self._weight = self._loss = 0.0
         # The weight of all members and parts.
         self._total = 1.0
@@ -536,9 +537,9 @@ class Step:
         return self._samples if self._samples is not None else round(weight)
 
     def backward(self, loss: torch.Tensor, weight: float | None,
-                 reduction: str, rates: list[float]) -> None:
-        """See Job.backward. `rates` are the learning rates of this step."""
-        loss = self._check_loss(loss, reduction, rates)
+                 reduction: str, numbers: StepNumbers) -> None:
+        """See Job.backward. `numbers` are the optimizer's in this step."""
+        loss = self._check_loss(loss, reduction, numbers)
         given = weight is not None
         weight = self._weight_of(weight)
         self._prepare()
@@ -553,10 +554,10 @@ class Step:
             self._loss += float(loss.detach()) * scale
 
     def backward_each(self, pairs: list[tuple[torch.Tensor, float]],
-                      reduction: str, rates: list[float]) -> None:
+                      reduction: str, numbers: StepNumbers) -> None:
         """The same for losses with a weight each."""
         what = f"job.backward() of {len(pairs)} losses"
-        losses = [self._check_loss(loss, reduction, rates) for loss, _ in pairs]
+        losses = [self._check_loss(loss, reduction, numbers) for loss, _ in pairs]
         weights = [self._weight_of(weight) for _, weight in pairs]
         self.check_meets(what)
         if self.parts > 1:
@@ -579,13 +580,13 @@ class Step:
                          for loss, root in zip(losses, roots) if root > 0)
 
     def _check_loss(self, loss: torch.Tensor, reduction: str,
-                    rates: list[float]) -> torch.Tensor:
+                    numbers: StepNumbers) -> torch.Tensor:
         """A loss as a scalar.
 
         Raises:
             UsageError: there is no such loss, or none is due.
         """
-        self.rates = rates
+        self.numbers = numbers
         if self.passes > self.done:
             raise _errors.UsageError(
                 "job.backward(): a second call in one step; add the losses and "
@@ -629,7 +630,7 @@ class Step:
                 self.worker.open_step(
                     self._pushed_samples(samples), self._weight,
                     self._weight * self.worker.loss_reference() / self._total,
-                    self.rates, self.batch_digest)
+                    self.numbers.rates, self.numbers.changed, self.batch_digest)
         gradients = self.gradients
         gradients.sending = last
         gradients.expected = self._in_backward = True
@@ -652,7 +653,8 @@ class Step:
             own: the weight of this member's step, by its first part.
 
         Raises:
-            ConfigurationError: other members have other rates, or another order
+            ConfigurationError: other members have other rates or numbers of the
+                optimizer, or another order
                 of samples.
         """
         assert self.assignment is not None
@@ -668,11 +670,12 @@ class Step:
         """The sums of the members' weights, and how many members there are.
 
         Raises:
-            ConfigurationError: other members have other rates, or another order
+            ConfigurationError: other members have other rates or numbers of the
+                optimizer, or another order
                 of samples.
         """
         (*totals, _, _), (*_, spread, orders), met = self.worker.meet(
-            site, [*own, _number_of(repr(self.rates).encode()),
+            site, [*own, _number_of(repr(self.numbers).encode()),
                    _number_of(self.order_digest)])
         if orders > 0:
             raise _errors.ConfigurationError(
@@ -682,9 +685,10 @@ class Step:
                 "workers")
         if spread > 0:
             raise _errors.ConfigurationError(
-                "schedulers: this worker has learning rates "
-                f"{self.rates or 'as at the join'}, and others have other ones in "
-                "this step; let them depend on numbers that all workers have, such "
+                f"optimizer: this worker has learning rates "
+                f"{self.numbers.rates or 'as at the join'} and other numbers "
+                f"{self.numbers.changed or 'as at the join'}, and others have other "
+                "ones in this step; let them depend on numbers that all workers have, such "
                 "as job.step_number and steps of the whole run (cohort.steps) in "
                 "place of counters and the length of one's own loader")
         return totals, int(met)

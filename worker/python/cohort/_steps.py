@@ -50,7 +50,7 @@ def steps(samples: Sized | int, batch_size: int, *, workers: int | None = None,
     their number before `cohort.join`.
 
         total = cohort.steps(dataset, batch_size=16)
-        scheduler = OneCycleLR(optimizer, 1.0, total, cycle_momentum=False)
+        scheduler = OneCycleLR(optimizer, 1.0, total)
         job = cohort.join(model, optimizer, schedulers=[scheduler])
 
     It is epochs times `len(job.data(...))` within an epoch, without parts
