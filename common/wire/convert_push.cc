@@ -154,6 +154,7 @@ absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
                              : std::nullopt,
       .learning_rates = {proto.learning_rates().begin(),
                          proto.learning_rates().end()},
+      .numbers = {},
       .takes_changes = proto.takes_changes(),
       .takes_statistics = proto.takes_statistics(),
       .batch_digest = proto.batch_digest()};
