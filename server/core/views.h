@@ -89,7 +89,7 @@ struct StatusView {
     int64_t lag_versions = 0;
     // Staleness of its last push, if pushes are decided one by one.
     std::optional<int64_t> staleness_versions;
-    // Decided in this life of the server.
+    // Decided in this server process.
     int64_t pushes = 0;
   };
   std::vector<Worker> workers;

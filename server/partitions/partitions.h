@@ -29,7 +29,7 @@ struct PartitionWeights {
 };
 
 // The model, and a version with weights and slots of the shard's partitions.
-// Slots that the settings want and that are missing start anew.
+// Missing slots that the settings need have their initial values.
 struct Installation {
   ShardPlace place;
   SharedModel model;

@@ -88,7 +88,7 @@ TEST(AverageTest, FollowsTheWeightsOfEveryOptimizer) {
       reference.ExpectHeld(run);
     }
     EXPECT_NE(run.weights()[0], first[0]);
-    // Frozen, to the bit.
+    // Frozen: bitwise identical.
     EXPECT_EQ(run.slot(&Slots::average)[0][0], first[0][0]);
   }
 }

@@ -265,7 +265,7 @@ TEST_F(CoordinatorContinueTest, FoldsOfTheOldAttemptAreIgnored) {
   EXPECT_THAT(cohort_.weights(0), ElementsAre(0.5, 2));
 }
 
-// A broken stream is not a loss: a step that starts meanwhile must include the
+// A broken stream is not a loss: a step that starts then must include the
 // rank.
 TEST_F(CoordinatorContinueTest, AReconnectingRankIsAMemberOfTheNextStep) {
   cohort_.Push(kRank1, kPush1);

@@ -1,4 +1,4 @@
-// Gradients in bfloat16: who is told to send them, and what becomes of them.
+// Gradients in bfloat16: which workers send them, and what becomes of them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -426,7 +426,7 @@ void CoreDriver::Intrude() {
     case 3:
       return Close(sender, key, what / 8 % 2 == 0);
     case 4:
-      // Contributions that nobody made before may void a step, twice.
+      // Contributions that were not made before may void a step, twice.
       may_end_early_ = true;
       return Contribute(
           sender,
@@ -549,7 +549,7 @@ void CoreDriver::Restart() {
 
 void CoreDriver::On(const effect::Joined& e) {
   const auto join = joins_.find(e.session);
-  COHORT_CHECK(join != joins_.end(), "a session that nobody opened has joined");
+  COHORT_CHECK(join != joins_.end(), "a session that was not opened joined");
   const int64_t returning = join->second;
   joins_.erase(join);
   if (returning < 0) clients_.emplace_back();

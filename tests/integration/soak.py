@@ -135,7 +135,7 @@ class Soak(unittest.TestCase):
         return self.cohort.status()["version"]
 
     def await_steps(self, steps=3):
-        """The run goes on, whatever was done to it."""
+        """The run continues, whatever was done to it."""
         begin = self.version()
         self.cohort.wait_until(lambda: self.version() >= begin + steps,
                                f"version {begin + steps}")
@@ -197,7 +197,7 @@ class Soak(unittest.TestCase):
     # ---- the run
 
     def disturb_until(self, sampler, end_s, actions):
-        """Something happens every few seconds; then the run has to go on."""
+        """Something happens every few seconds; then the run has to continue."""
         pause = threading.Event()
         while sampler.elapsed_s() < end_s:
             action = self.random.choice(actions)

@@ -38,7 +38,7 @@ class Checker {
   void OnFold(const Folder& folder, const FoldJob& fold);
   // A worker reads this version.
   void OnRead(const ModelVersion& snapshot);
-  // A worker was told by this server that its push counts, and takes its next
+  // A worker got this server's verdict that its push counts, and takes its next
   // batch.
   void OnCounted(Rank rank, int32_t server_incarnation,
                  const IndexRange& batch);

@@ -42,7 +42,7 @@ class EvaluationBook {
   // repeated.
   void Start(SharedVersion snapshot, const Plan& plan);
 
-  // The next shard nobody computes yet.
+  // The next shard that no rank computes yet.
   std::optional<Shard> Take();
   // Its rank was lost: the next caller gets it.
   void Return(const Shard& shard);

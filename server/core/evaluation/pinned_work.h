@@ -63,8 +63,8 @@ class PinnedWork {
   //   does not keep the kind, no layer has statistics).
   absl::StatusOr<CollectionAnswer> Collect(bool training_done, Turn& turn);
 
-  // The next part nobody computes yet, for `rank`, which then computes it;
-  // without sequence and policy epoch.
+  // The next part that no rank computes yet, for `rank`, which then computes
+  // it; without sequence and policy epoch.
   std::optional<Assignment> Next(Rank rank, bool may_collect);
   // Takes what `rank` computes away from it, for the next that asks. No-op if
   // it computes nothing.

@@ -11,7 +11,7 @@ namespace cohort {
 
 // The training assignments that one rank was given lately, and how the push of
 // each ended. Repetitions are answered from it, and keys that were never given
-// are told from keys that are only old. Bounded: what is older is forgotten.
+// are distinct from keys that are only old. Bounded: older ones are forgotten.
 class PushHistory {
  public:
   // A worker has one push under way and repeats it at most after a broken

@@ -255,7 +255,7 @@ std::vector<Rank> ArrivalQueue::Behind(Rank rank) const {
   if (!parts_.settings.bounded()) return {};
   std::vector<RankLead> leads = Leads();
   // A push that waits for its turn is over for the rank that sent it: one that
-  // reconnects meanwhile asks for the next.
+  // reconnects before its turn asks for the next.
   int64_t& finished =
       leads[static_cast<size_t>(rank.value())].assignments_finished;
   for (const QueuedPush& push : queue_) finished += push.rank == rank;

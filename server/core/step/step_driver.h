@@ -97,7 +97,7 @@ class StepDriver {
                         Turn& turn) = 0;
 
   // ---- time
-  // Notices what takes too long, and lets paused streams go on.
+  // Notices what takes too long, and resumes paused streams.
   virtual void Tick(Turn& turn) = 0;
 
   // ---- the end
@@ -140,13 +140,13 @@ class StepDriver {
   virtual bool ReservesPushes() const = 0;
   // There is room for so many bytes of `rank`.
   virtual bool MayTake(Rank rank, int64_t bytes) const = 0;
-  // Streams go on for whose message there is room now.
+  // Resumes streams for whose message there is room now.
   void ResumePaused(Turn& turn);
   // True if no push is under way and none is to begin.
   virtual bool Idle() const = 0;
 
   // The data or the number of steps of the run is used up, by the present
-  // version and `under_way` pushes that become versions of their own.
+  // version and `under_way` pushes that become one version each.
   bool NoMoreSteps(int64_t under_way = 0) const {
     const int64_t steps_max = parts_.settings.options().max_steps;
     return parts_.ledger.cursor.exhausted() ||

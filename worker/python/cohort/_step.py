@@ -138,7 +138,7 @@ class Step:
         return self.mode is Mode.TRAIN
 
     def normalises_alone(self) -> bool:
-        """Whether each worker trains with the moments of its own batch."""
+        """Whether each worker trains with the moments of its batch."""
         return (self.mode is Mode.TRAIN and self.assignment is not None and
                 not self.assignment.global_normalization)
 
@@ -340,7 +340,7 @@ class Step:
 
     def _check_nested(self, tensors: Any) -> None:
         """A pass within a pass, such as that of a checkpoint with reentry, must
-        visit calls of its own."""
+        visit other calls."""
         if not nodes_of(tensors) & {root.grad_fn for root in self._roots}:
             return
         raise _errors.UsageError(
@@ -755,7 +755,7 @@ class Step:
         """Sends the rest and waits for the verdict.
 
         Raises:
-            StatusError: the run cannot go on for this worker.
+            StatusError: the run cannot continue for this worker.
         """
         loss = self._loss / self._weight if self._weight else None
         self._model.statistics.fetch()
