@@ -34,7 +34,7 @@ std::unique_ptr<grpc::Service> MakeParametersService(RunHost& run,
                                                      LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run);
 
-// The services of a data shard in a separate process: for shard 0, and for
+// The services of a data shard in a process of its own: for shard 0, and for
 // workers Exchange and Pull. `host` must outlive them.
 std::unique_ptr<grpc::Service> MakeDataShardsService(PartitionsHost& host);
 std::unique_ptr<grpc::Service> MakeDataParametersService(PartitionsHost& host);
