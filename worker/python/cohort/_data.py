@@ -283,7 +283,7 @@ class RangeReader:
         if len(self._dataset) != self._size:
             raise _errors.UsageError(
                 f"job.data(): the data set has {len(self._dataset)} samples now, and "
-                f"had {self._size} when the run began; the server hands out those. "
+                f"had {self._size} when the run began, which the server hands out. "
                 "Begin another run with the model's weights")
         if self._workers == 0:
             items = [self._seeded[key] for key in self._keys(where)]

@@ -266,7 +266,7 @@ class Step:
         part of the model, such as a teacher."""
         if not self.assignment or not self.assignment.moves_statistics:
             raise _errors.UsageError(
-                f"{name}: is no part of the model, and its statistics would differ "
+                f"{name}: is not part of the model, and its statistics would differ "
                 "between workers under this policy; use --aggregation=sync with "
                 "global normalisation, eval(), or `with cohort.local():`")
         for buffer in buffers:

@@ -249,9 +249,9 @@ class _Run:
             if plan.fixed and lacking:
                 raise _errors.ConfigurationError(
                     f"no place for {wanted}: {lacking}; "
-                    "ray.init(num_cpus=N) before says that there are more")
+                    "if there are more, call ray.init(num_cpus=N) first")
             print(f"cohort.ray: waiting for resources, {plan.resources_timeout:g} s "
-                  f"at most: {lacking or 'others use them'}", flush=True)
+                  f"at most: {lacking or 'other jobs use them'}", flush=True)
             if not ray.wait([ready], timeout=plan.resources_timeout)[0]:
                 raise _errors.ConfigurationError(
                     f"no place for {wanted} within "
