@@ -129,7 +129,7 @@ class Coordinator {
                                            std::vector<CallMoments> calls,
                                            Instant now, Effects& out);
   // Starts collecting the statistics of kind kAfter over the present weights;
-  // if that is under way, only answers. They are published with the newest
+  // if that is in progress, only answers. They are published with the newest
   // version once all batches are in, and evaluated. An empty `run_id` means
   // whatever run this is.
   // Errors: FailedPrecondition (another run, not started, training is done,
@@ -174,7 +174,7 @@ class Coordinator {
   // Notices leases, graces and deadlines that have passed. Call it at least
   // every 100 ms.
   void Tick(Instant now, Effects& out);
-  // Ends the run at the next commit (at once if none is under way).
+  // Ends the run at the next commit (at once if none is in progress).
   void Drain(const std::string& reason, Instant now, Effects& out);
 
  private:

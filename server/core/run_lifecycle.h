@@ -37,7 +37,7 @@ bool ReadyToStart(const Run& run, Instant now);
 bool SafeToStart(Run& run, Turn& turn);
 void StartTraining(Run& run, Turn& turn);
 
-// The run ends after the steps that are under way; at once before the start.
+// The run ends after the steps that are in progress; at once before the start.
 void BeginDrain(Run& run, const std::string& reason, Turn& turn);
 // Ends the run once training is done and evaluated. No-op before that. With
 // several shards the last state is on disk first: once workers have left, no

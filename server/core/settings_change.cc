@@ -183,7 +183,7 @@ void PutChangeInForce(Run& run, Turn& turn) {
   if (options.workers != before.workers) {
     ResizeCohort(run, options.workers, turn);
   }
-  // No push under way has read an older version.
+  // No push in progress has read an older version.
   run.model.HoldNone();
   Record(run, Difference(before, options), std::move(text), note, turn);
   // They may wait for others now.

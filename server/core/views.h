@@ -108,7 +108,7 @@ struct PolicyView {
   int64_t policy_epoch = 0;
   std::string text;
   SettingValues settings;
-  // The change under way, and whom it waits for.
+  // The change in progress, and whom it waits for.
   SettingValues pending;
   std::string pending_reason;
   // Why nothing that is pending takes effect any more; empty if it does.

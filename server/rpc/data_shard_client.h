@@ -117,7 +117,7 @@ class DataShardClient final : public PartitionsLink {
   Mutex mu_;
   CondVar changed_;
   ShardConnection connection_ ABSL_GUARDED_BY(mu_);
-  // The contexts of calls under way.
+  // The contexts of calls in progress.
   std::set<grpc::ClientContext*> fetches_ ABSL_GUARDED_BY(mu_);
 
   // Last, so that it is destroyed before the members that its reactions use.

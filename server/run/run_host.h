@@ -133,7 +133,7 @@ enum class Dismissal {
 // its effects to that thread.
 //
 // Thread safety: safe. Methods wait only for the lock, but for State, which
-// waits for a commit under way, and Stop, which waits for folds; any of them
+// waits for a commit in progress, and Stop, which waits for folds; any of them
 // may be the one that carries out the effects of others.
 // Errors: those of the Coordinator's method of the same name. An exception in
 //   the core or in an effect ends the process (see fault.h); one in a stream's

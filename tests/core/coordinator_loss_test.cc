@@ -127,7 +127,7 @@ TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
   EXPECT_EQ(cohort.told(kRank1).wait, absl::Minutes(10));
 }
 
-// A worker with another model that is restarted again and again must not keep
+// A worker with another model that is restarted repeatedly must not keep
 // the run waiting for ever.
 TEST(CoordinatorWaitTest, ARefusedReplacementDoesNotStartTheWaitAnew) {
   FakeSetup setup = SmallSetup();

@@ -1,4 +1,4 @@
-// States that are on disk before anybody acts on them, with several shards.
+// States that are on disk before any process acts on them, with several shards.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -115,7 +115,7 @@ CoreDriver::Client* CoreDriver::FindSession(SessionId session) {
 void CoreDriver::CheckFailure() {
   if (!checker_.failure().has_value()) return;
   const std::string& failure = *checker_.failure();
-  // The pushes under way when a run ends early are answered as dropped.
+  // The pushes in progress when a run ends early are answered as dropped.
   const bool ended_early =
       absl::StartsWith(failure, "the run ended early") ||
       absl::StrContains(failure, " is dropped: the run is over: ");

@@ -33,7 +33,7 @@ DELAY_S = 0.02
 PAUSE_S = (5, 20)
 
 # Differences between two medians that are no leak:
-# - Memory: the model has 15 KiB, so gradients of all ranks under way, versions
+# - Memory: the model has 15 KiB, so gradients of all ranks in flight, versions
 #   that readers hold and a checkpoint being written are below 2 MiB. glibc
 #   gives each of a process's 10 to 30 threads an arena that grows in steps of
 #   132 KiB: 4 MiB. LibTorch's worker frees in other orders than it allocates:

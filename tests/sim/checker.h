@@ -49,7 +49,7 @@ class Checker {
   // for.
   void OnStateTaken() { asked_checkpoints_.push_back(now_); }
   // The oldest of the checkpoints that were asked for is begun, or the newest
-  // is left out because another one is under way.
+  // is left out because another one is in progress.
   void OnCheckpointBegun(bool begun);
   // The one that was begun is complete.
   void OnCheckpointWritten(RunState state);

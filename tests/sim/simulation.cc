@@ -114,7 +114,7 @@ Outcome Simulation::Run() {
     if (++outcome_.events > kEventsMax * shard_network_.shards() ||
         scheduler_.now() - begin > kTimeMax) {
       checker_.Fail(absl::StrCat(
-          "the run does not end: somebody waits for ever", StateText()));
+          "the run does not end: a worker waits for ever", StateText()));
     }
   }
   if (!checker_.failure().has_value()) Drain();

@@ -65,7 +65,7 @@ class LocalLink {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Sends a message. While the server has no room for it, `check` is called
-  // again and again. Errors: those of `check`; DataLoss: the server's memory
+  // repeatedly. Errors: those of `check`; DataLoss: the server's memory
   // is damaged.
   absl::Status SendMessage(absl::string_view message,
                            absl::FunctionRef<absl::Status()> check);

@@ -128,7 +128,7 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   MutexLock lock(link_.mu);
   while (!CompleteLocked()) {
     // If only a later step has ended early, this one was committed, and its
-    // verdict is under way.
+    // verdict is on its way.
     COHORT_RETURN_IF_ERROR(link_.tracker.CheckTakenStep());
     COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
   }

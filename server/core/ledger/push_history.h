@@ -14,7 +14,7 @@ namespace cohort {
 // are distinct from keys that are only old. Bounded: older ones are forgotten.
 class PushHistory {
  public:
-  // A worker has one push under way and repeats it at most after a broken
+  // A worker has one push in progress and repeats it at most after a broken
   // stream, so this is several times what any client comes back to.
   static constexpr size_t kKept = 16;
 

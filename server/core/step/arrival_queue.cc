@@ -165,7 +165,7 @@ void ArrivalQueue::HoldReadVersions() {
     parts_.model.HoldNone();
     return;
   }
-  // No push under way has read anything older than this.
+  // No push in progress has read anything older than this.
   Version oldest = parts_.model.version();
   for (const Worker& worker : parts_.ranks.all()) {
     if (worker.work.trains()) {

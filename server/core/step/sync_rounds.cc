@@ -476,12 +476,12 @@ bool SyncRounds::MayTake(Rank rank, int64_t bytes) const {
   if (!IsMember(rank) || flow.IsLetIn(rank)) return true;
   if (ReservesPushes()) return flow.budget().HasReserved(rank);
   if (flow.budget().Fits(bytes)) return true;
-  // A fold under way gives room soon; until then no exception is needed.
+  // A fold in progress gives room soon; until then no exception is needed.
   return !flow.budget().folding() && round_->pushes.IsFurthestBehind(rank);
 }
 
 bool SyncRounds::IsStalled(Instant now) const {
-  // Longer than messages of an honest member are under way.
+  // Longer than messages of an honest member are in flight.
   constexpr absl::Duration kStalledMin = absl::Seconds(1);
   return std::all_of(round_->pushes.all().begin(), round_->pushes.all().end(),
                      [&](const auto& member) {

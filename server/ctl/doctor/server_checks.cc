@@ -216,7 +216,7 @@ Check CheckVersions(absl::string_view own, const v1::Status& status) {
   // By build: the processes that have it.
   std::map<std::string, std::vector<std::string>> others;
   const auto add = [&](const std::string& build, const std::string& who) {
-    // A client of somebody else need not say any.
+    // Another program need not state any.
     const std::string said =
         build.empty() ? "of no known build" : WithoutName(Printable(build));
     if (said != own) others[said].push_back(who);

@@ -91,7 +91,7 @@ class Step:
         # Layers whose own code runs, innermost last, with their number of
         # batches before.
         self._running = threading.local()
-        # Passes of autograd under way, and whether the outermost is the script's.
+        # Passes of autograd in progress, and whether the outermost is the script's.
         self._depth = 0
         self._of_script = False
         self._warned_of_shares = False
