@@ -10,7 +10,7 @@ namespace cohort::kernels::cuda {
 inline constexpr int32_t kVectorBytes = 16;
 
 // Accesses that a thread of a batch-norm kernel has in flight. With 24 warps a
-// multiprocessor of an H200 has 96 KB under way; 700 ns at 4.8 TB/s over 132
+// multiprocessor of an H200 has 96 KB in flight; 700 ns at 4.8 TB/s over 132
 // multiprocessors need about 25 KB.
 inline constexpr int32_t kLoadsInFlight = 8;
 // Where x and dy are read together and registers are short.

@@ -10,7 +10,7 @@ namespace cohort {
 namespace {
 
 constexpr absl::Duration kReportInterval = absl::Minutes(1);
-// Clients and targets that are told apart in one report.
+// Clients and targets that one report distinguishes.
 constexpr size_t kRecentMax = 256;
 constexpr size_t kTextLengthMax = 300;
 
@@ -81,7 +81,7 @@ void AccessControl::Note(const std::string& client, absl::string_view target,
   bool first = false;
   {
     MutexLock lock(mu_);
-    // The metric still counts the calls that are not told apart.
+    // The metric still counts the calls that are not distinguished.
     if (recent_.size() >= kRecentMax && !recent_.contains(key)) return;
     // The first of a while is reported at once.
     first = !std::exchange(reporting_, true);

@@ -33,7 +33,7 @@ struct DeniedCalls {
 
 // Decides which client may call which method or read which page, by the table
 // in roles.h, and counts what it denies. Denials are reported by client and
-// minute, on a thread of their own, so that a flood of them delays nothing.
+// minute, on a separate thread, so that a flood of them delays nothing.
 // Thread safety: safe.
 class AccessControl {
  public:

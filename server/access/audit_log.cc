@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kFileMode = 0600;
 
-// Ids of one server's life begin with its microseconds, so that they increase
+// Ids of one server process begin with its start in microseconds: they increase
 // over restarts without reading the file.
 int64_t FirstId() { return absl::ToUnixMicros(absl::Now()); }
 

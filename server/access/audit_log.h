@@ -29,7 +29,7 @@ struct AuditedCall {
 
 // A file of JSON lines, one before each call that changes the run (event
 // "intent") and one with the same id after it (event "outcome"), and lines of
-// denied calls (event "denied"). Lines are durable before the call goes on. At
+// denied calls (event "denied"). Lines are durable before the call runs. At
 // 64 MiB the file becomes FILE.1 and a new one begins.
 // Thread safety: safe.
 class AuditLog {

@@ -314,7 +314,7 @@ int64_t NewestCheckpointBytes(FileSystem& files, const std::string& dir) {
   int64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(newest, error)) {
     const uintmax_t size = entry.file_size(error);
-    // The file may have been removed meanwhile.
+    // The file may have been removed by now.
     if (!error) bytes += static_cast<int64_t>(size);
   }
   return bytes;

@@ -10,7 +10,7 @@
 #include "server/core/membership/rank_table.h"
 #include "server/core/run.h"
 
-// Assignments: the next work of each rank. A rank is told in the verdict on its
+// Assignments: the next work of each rank. A rank gets it in the verdict on its
 // push, in the answer to its report, or by a notice on its session.
 namespace cohort {
 

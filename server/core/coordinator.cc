@@ -105,7 +105,7 @@ bool Coordinator::TryChange(Turn& turn) {
   if (!run_.settings.pending().has_value() || !run_.driver->Quiet())
     return false;
   PutChangeInForce(run_, turn);
-  // A round that nobody was given leaves no trace.
+  // A round that no rank was given leaves no trace.
   run_.driver = MakeStepDriver(run_);
   return true;
 }
@@ -123,7 +123,7 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
   Worker& worker = run_.ranks[joined.rank];
   // Its new streams have received nothing.
   run_.flow.Forget(joined.rank);
-  // A process that takes a lost rank's place where nobody waited for it
+  // A process that takes a lost rank's place where no rank waited for it
   // starts beside the slowest.
   run_.driver->Welcome(
       worker,
@@ -168,7 +168,7 @@ void Coordinator::Leave(SessionId session, const std::string& reason,
   const Worker* worker = run_.ranks.BySession(session);
   if (worker == nullptr) return;
   Turn turn{.now = now, .out = out};
-  // One that was told to leave says only that it is done.
+  // One that was asked to leave says only that it is done.
   const std::string why = worker->leaves_because.value_or(reason);
   Lose(run_, worker->rank, VacancyReason::kLeft, why, turn);
   Settle(turn);
@@ -234,7 +234,7 @@ absl::StatusOr<RegisterAnswer> Coordinator::FinishRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
     std::vector<LayerStatistics> statistics, Instant now, Effects& out) {
   COHORT_RETURN_IF_ERROR(run_.roster.Check(sender, now).status());
-  // The worker is told so on its session.
+  // The worker learns of it on its session.
   if (run_.phase.ended()) return run_.registrar.AnswerOf(layout, plan);
   COHORT_RETURN_IF_ERROR(run_.registrar.Check(sender.rank, layout, plan));
   // The same incarnation has sent them twice.

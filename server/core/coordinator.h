@@ -110,7 +110,7 @@ class Coordinator {
   void StatisticsUpdated(StatisticsUpdate done, Instant now, Effects& out);
 
   // The checkpoint that the run waits for is written, or cannot be: the run
-  // goes on, as after other checkpoints that fail.
+  // continues, as after other checkpoints that fail.
   void CheckpointStored(Instant now, Effects& out);
 
   // ---- evaluation
@@ -129,7 +129,7 @@ class Coordinator {
                                            std::vector<CallMoments> calls,
                                            Instant now, Effects& out);
   // Starts collecting the statistics of kind kAfter over the present weights;
-  // if that is under way, only answers. They are published with the newest
+  // if that is in progress, only answers. They are published with the newest
   // version once all batches are in, and evaluated. An empty `run_id` means
   // whatever run this is.
   // Errors: FailedPrecondition (another run, not started, training is done,
@@ -159,12 +159,12 @@ class Coordinator {
   //   (another run, over, optimizer slots that do not fit).
   absl::StatusOr<ChangeAnswer> Change(const ChangeRequest& request, Instant now,
                                       Effects& out);
-  // The life that holds `rank` is over, as if its process had died.
+  // The incarnation that holds `rank` is over, as if its process had died.
   // Errors: InvalidArgument (no such rank), FailedPrecondition (vacant, over).
   absl::Status Evict(Rank rank, const std::string& reason, Instant now,
                      Effects& out);
-  // The life that holds `rank` is told to leave once it has done what it is
-  // at: its push counts, and nothing is computed twice.
+  // The worker that holds `rank` is asked to leave once it has done its
+  // assignment: its push counts, and nothing is computed twice.
   // Errors: those of Evict.
   absl::Status DrainWorker(Rank rank, const std::string& reason, Instant now,
                            Effects& out);
@@ -174,7 +174,7 @@ class Coordinator {
   // Notices leases, graces and deadlines that have passed. Call it at least
   // every 100 ms.
   void Tick(Instant now, Effects& out);
-  // Ends the run at the next commit (at once if none is under way).
+  // Ends the run at the next commit (at once if none is in progress).
   void Drain(const std::string& reason, Instant now, Effects& out);
 
  private:

@@ -24,7 +24,7 @@ std::string Ranks(const std::vector<Rank>& ranks) {
       }));
 }
 
-// Shorter waits come and go with every step, and are nobody's news.
+// Shorter waits are part of every step, and not worth reporting.
 constexpr absl::Duration kBlockedMin = absl::Seconds(2);
 
 std::vector<Rank> AwaitedToStart(const Run& run) {
@@ -78,7 +78,7 @@ std::string MoreWorkers(int64_t count) {
   return absl::StrCat(count, count == 1 ? " more worker" : " more workers");
 }
 
-// An elastic cohort has too few workers to go on.
+// An elastic cohort has too few workers to continue.
 bool TooFew(const Run& run) {
   return run.phase.started() && !run.phase.ended() &&
          !run.driver->TrainingDone() &&
@@ -110,7 +110,7 @@ std::string StartText(const Run& run, Instant now) {
                         " to join and register (--workers=",
                         WorkersText(run.settings.options()), ")");
   }
-  // Several shards: nobody begins before.
+  // With several shards, no rank begins before that.
   if (waited.empty()) return "waiting for the first checkpoint to be on disk";
   const absl::Duration left = run.roster.StartLeft(now);
   std::string limit = "no time limit";
@@ -302,7 +302,7 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
   const std::vector<Rank> lost = run.ranks.Where([](const Worker& worker) {
     return worker.ever_registered && !worker.usable();
   });
-  // Whatever the rule, nothing goes on without any worker.
+  // Under every rule, the run stops without any worker.
   const bool alone = run.ranks.live() == 0;
   const bool waits = !lost.empty() && (alone || run.settings.waits_for_lost());
   if (waits) {
@@ -344,7 +344,7 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
           : absl::StrCat("training, ", run.ranks.live(), " of ",
                          run.ranks.size(), " workers");
   absl::StrAppend(&view.state, PausedText(run, now), RendezvousText(run, now));
-  // The others go on meanwhile.
+  // The others continue.
   if (waits) absl::StrAppend(&view.state, "; ", LostText(run, lost, now));
 }
 

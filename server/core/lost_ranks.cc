@@ -34,7 +34,7 @@ void Lose(Run& run, Rank rank, VacancyReason why, const std::string& reason,
   WithdrawFrom(run, rank, absl::StrCat(GoneText(rank, why), ": ", reason),
                turn);
   turn.changed = true;
-  // Whoever waits now waits for someone else, or longer.
+  // The ranks that wait now wait for another one, or longer.
   turn.repeat_waits = true;
 }
 

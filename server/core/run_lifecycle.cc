@@ -168,7 +168,7 @@ void EndIfDone(Run& run, Turn& turn) {
     return;
   }
   if (run.phase.draining()) {
-    // Without a reason: who resumes a drained run goes on with it.
+    // Without a reason: a drained run that is resumed continues.
     if (!IsStored(run, RunPhase::Milestone::kEnd, std::nullopt, turn)) return;
     EndRun(
         run,

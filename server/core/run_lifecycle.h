@@ -11,11 +11,11 @@
 #include "server/core/events/turn.h"
 #include "server/core/run.h"
 
-// The beginning and the end of training in one life of the server.
+// The beginning and the end of training in one server process.
 namespace cohort {
 
 // Answers a registration whose model was compared, or keeps it until the run
-// has one. False: its worker has nothing to do, and is told so.
+// has one. False: its worker has nothing to do, and is notified.
 bool TakeRegistration(Run& run, const Sender& sender, const ModelLayout& layout,
                       const RunPlan& plan, Turn& turn);
 
@@ -33,11 +33,11 @@ absl::Status InstallModel(Run& run, const Sender& sender,
 // waited for any longer.
 bool ReadyToStart(const Run& run, Instant now);
 // Training may start. With several shards that is once the initial values are
-// on disk: no shard could go on without them. Asks for that when first called.
+// on disk: no shard could recover without them. Requests it when first called.
 bool SafeToStart(Run& run, Turn& turn);
 void StartTraining(Run& run, Turn& turn);
 
-// The run ends after the steps that are under way; at once before the start.
+// The run ends after the steps that are in progress; at once before the start.
 void BeginDrain(Run& run, const std::string& reason, Turn& turn);
 // Ends the run once training is done and evaluated. No-op before that. With
 // several shards the last state is on disk first: once workers have left, no

@@ -164,8 +164,8 @@ void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,
 void PutChangeInForce(Run& run, Turn& turn) {
   RunSettings& settings = run.settings;
   const ChangeNote note = settings.pending()->note;
-  // No push is in flight, so no rank is paused; those that were told to go on
-  // may not be there after the change.
+  // No push is in flight, so no rank is paused; those that were let in may
+  // not be there after the change.
   run.flow.ResumeAll(turn);
   const CoordinatorOptions before = settings.options();
   const PolicyOptions policy_before = settings.policy();
@@ -183,7 +183,7 @@ void PutChangeInForce(Run& run, Turn& turn) {
   if (options.workers != before.workers) {
     ResizeCohort(run, options.workers, turn);
   }
-  // No push under way has read an older version.
+  // No push in progress has read an older version.
   run.model.HoldNone();
   Record(run, Difference(before, options), std::move(text), note, turn);
   // They may wait for others now.

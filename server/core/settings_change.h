@@ -10,7 +10,7 @@
 // Applies a change of settings to the parts of a run.
 namespace cohort {
 
-// Whether the run can go on with `target`.
+// Whether the run can continue with `target`.
 // Errors: InvalidArgument (combination), FailedPrecondition (no room for
 //   gradients, optimizer slots that do not fit).
 absl::Status CheckChange(const CoordinatorOptions& before,

@@ -89,7 +89,7 @@ struct StatusView {
     int64_t lag_versions = 0;
     // Staleness of its last push, if pushes are decided one by one.
     std::optional<int64_t> staleness_versions;
-    // Decided in this life of the server.
+    // Decided in this server process.
     int64_t pushes = 0;
   };
   std::vector<Worker> workers;
@@ -108,7 +108,7 @@ struct PolicyView {
   int64_t policy_epoch = 0;
   std::string text;
   SettingValues settings;
-  // The change under way, and whom it waits for.
+  // The change in progress, and whom it waits for.
   SettingValues pending;
   std::string pending_reason;
   // Why nothing that is pending takes effect any more; empty if it does.

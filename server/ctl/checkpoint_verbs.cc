@@ -139,7 +139,7 @@ absl::StatusOr<std::vector<Found>> FindAll(FileSystem& files,
                           ListCheckpoints(files, dir));
   std::vector<Found> all;
   for (const CheckpointName& name : names) {
-    // The server may have removed it meanwhile.
+    // The server may have removed it by now.
     if (std::optional<Found> found = Measure(dir, name.Text())) {
       found->version = name.version;
       all.push_back(*std::move(found));
@@ -152,7 +152,7 @@ absl::StatusOr<std::vector<Found>> FindAll(FileSystem& files,
     if (std::optional<Found> found = Measure(dir, entry)) {
       found->result = Found::Result::kUnfinished;
       found->problem =
-          "it is being written, or a server died meanwhile: the next "
+          "it is being written, or its server died while writing: the next "
           "checkpoint removes it";
       all.push_back(*std::move(found));
     }
@@ -161,7 +161,7 @@ absl::StatusOr<std::vector<Found>> FindAll(FileSystem& files,
 }
 
 // Stores the result of `look` for each finished checkpoint, and drops those
-// that the server has removed meanwhile.
+// that the server has removed by then.
 template <typename Look>
 void LookAtEach(const std::string& dir, std::vector<Found>& all, Look look) {
   std::vector<Found> there;

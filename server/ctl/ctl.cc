@@ -140,7 +140,7 @@ absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
   for (const char* flag : kCredentialFlags) {
     if (!verb.takes_program_flags || !arguments.Has(flag)) continue;
     return absl::NotFoundError(absl::StrCat(
-        "'", verb.name, "' gives each process a certificate of its own: --",
+        "'", verb.name, "' gives each process a different certificate: --",
         flag, " means nothing here; --tls makes them\n`cohortctl help ",
         verb.name, "` lists its flags"));
   }

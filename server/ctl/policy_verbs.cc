@@ -238,7 +238,7 @@ absl::Status RunPolicySet(Context& context) {
                           context.server.GetPolicy());
   COHORT_RETURN_IF_ERROR(CheckNames(context.settings, before));
   v1::SetPolicyRequest request;
-  // Prevents changing another run that has taken the port meanwhile.
+  // Prevents changing another run that has taken the port by now.
   request.set_run_id(before.run_id());
   request.set_dry_run(context.arguments.Has("dry_run"));
   request.set_author(OperatorName(context.io.environment));

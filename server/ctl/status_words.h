@@ -24,7 +24,7 @@ int64_t EpochNumber(const v1::Status& status);
 std::string EpochText(const v1::Status& status);
 // "10 images/s, ETA 25 s".
 std::string RateText(const v1::Status& status);
-// The change under way and what it waits for.
+// The change in progress and what it waits for.
 std::string PendingText(const v1::GetPolicyReply& policy);
 // "0.3 s ago"; "never" for a rank that was never held.
 std::string AgeText(const v1::WorkerStatus& worker);

@@ -25,7 +25,7 @@ absl::Span<const FlagSpec> CommonFlags() {
   return kFlags;
 }
 
-// Each verb is a function, in a file of its own, that returns its
+// Each verb is a function, in a separate file, that returns its
 // specification. To add a verb, add a line here.
 #define COHORT_VERBS(VERB)    \
   VERB(RunVerb)               \

@@ -21,7 +21,7 @@
 namespace cohort {
 
 // A data shard (--data_shard): holds partitions of a run whose shard 0 connects
-// to it. It has no settings of its own, and no files but those of addresses and
+// to it. It gets its settings there, and has no files but addresses and
 // --trace.
 //
 // Thread safety: safe, but only one thread calls Wait.

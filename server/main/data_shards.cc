@@ -140,8 +140,8 @@ absl::Status DataShards::Attach(
   if (options_.coordinator.checkpoint_every == 0) {
     Log(LogLevel::kWarning,
         "--checkpoint_every: got 0, want more with several shards: after the "
-        "loss of one, all go on from the newest checkpoint, which is that of "
-        "the start, of the last change or of `cohortctl checkpoint save`");
+        "loss of one, all continue from the newest checkpoint, which is that "
+        "of the start, of the last change or of `cohortctl checkpoint save`");
   }
   return absl::OkStatus();
 }

@@ -16,7 +16,7 @@
 namespace cohort {
 namespace {
 
-// For calls that are still under way when the server stops.
+// For calls that are still in progress when the server stops.
 constexpr absl::Duration kCallGrace = absl::Seconds(2);
 // For people and scripts. Files for workers must remain.
 constexpr int64_t kAdminConnectionsMax = 256;

@@ -558,7 +558,7 @@ void Server::Stop() {
 void Server::WaitForLeavers() {
   const Instant deadline = clock_.Now() + options_.leave_grace;
   MutexLock lock(mu_);
-  // Workers that were not told of the end are on their way back.
+  // Workers that were not notified of the end will reconnect.
   const bool come_back =
       !options_.ended_shard_addresses.empty() || lifecycle_.over_before_start();
   while ((come_back || run_->partitions().streams().sessions() > 0) &&

@@ -212,7 +212,7 @@ ServerOptions OptionsAfter(Server& server, ServerOptions options) {
   // Without a checkpoint, workers that have joined still find their run.
   options.coordinator.run_id = server.run_id();
   options.listen = server.address();
-  // They are written, and whoever has read them may have removed them.
+  // They are written, and their reader may have removed them.
   options.address_file.clear();
   options.ops_address_file.clear();
   if (!options.ops_listen.empty()) options.ops_listen = server.ops_address();

@@ -64,7 +64,7 @@ absl::Status CheckShards(const ServerOptions& options) {
   if (options.files.checkpoint_dir.empty()) {
     return absl::InvalidArgumentError(
         "--shard_addresses: got data shards, want --checkpoint_dir too: after "
-        "the loss of a shard all go on from the newest checkpoint");
+        "the loss of a shard all continue from the newest checkpoint");
   }
   if (options.local == "shm") {
     return absl::InvalidArgumentError(

@@ -42,7 +42,7 @@ struct Handover {
 struct ServerOptions {
   // host:port or a Unix socket; port 0 takes a free one.
   std::string listen = "127.0.0.1:7070";
-  // The same, of a port of its own for Admin; empty: `listen` serves it too.
+  // The same, of a separate port for Admin; empty: `listen` serves it too.
   std::string admin_listen;
   // Allows plaintext on an address that other machines can reach.
   bool insecure = false;

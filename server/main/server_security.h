@@ -56,7 +56,7 @@ class ServerSecurity {
   absl::Time not_after() const;
 
   // Reads the tokens again when they change. `on_change` gets the content of
-  // new TLS files, on a thread of its own; it may be null.
+  // new TLS files, on a separate thread; it may be null.
   void Watch(TlsWatcher::OnChange on_change);
   // No call of `on_change` comes after it.
   void StopWatching();

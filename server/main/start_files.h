@@ -15,8 +15,8 @@ namespace cohort {
 absl::StatusOr<std::shared_ptr<TraceFile>> OpenTrace(
     const std::string& path, const std::string& process);
 
-// Writes a listening address for whoever started the process. No-op if `path`
-// is empty.
+// Writes a listening address for the process that started this one. No-op if
+// `path` is empty.
 absl::Status WriteAddressFile(const std::string& path,
                               const std::string& address);
 

@@ -75,7 +75,7 @@ class ShardStats {
     int64_t losses = 0;
     // The generation of the newest connection; 0 if there was none.
     int64_t generation = 0;
-    // The last fold of the transaction under way.
+    // The last fold of the transaction in progress.
     std::optional<Instant> folded;
     std::optional<absl::Duration> prepare;
     absl::Duration prepare_total;

@@ -103,7 +103,7 @@ bool IsStaged(const FoldJob& job) {
              [](const SliceStep& slice) { return slice.rule.has_value(); });
 }
 
-// `average` moved towards `weights`. Equal values stay equal to the bit, so
+// `average` moved towards `weights`. Equal values stay bitwise identical, so
 // frozen weights do.
 SharedFloats Followed(const FloatBuffer& average, const FloatBuffer& weights,
                       float gain, FloatBufferPool& pool) {

@@ -56,7 +56,7 @@ struct FoldCompensation {
 };
 
 // Everything that folding one partition and updating it needs: a value, so
-// that it can run on any thread while the state machine goes on.
+// that it can run on any thread while the state machine continues.
 struct FoldJob {
   // Names the commit this belongs to; echoed in the result.
   int64_t transaction = 0;
@@ -111,7 +111,7 @@ struct FoldResult {
 // With Slots::remainder the new weights are the old ones and a change that is
 // rounded to bfloat16 (Backend::RoundChange).
 //
-// Frozen elements and skipped slices keep weights and slots to the bit,
+// Frozen elements and skipped slices keep the bits of weights and slots,
 // whatever their gradients are. The bits of everything do not depend on where
 // the contributions are cut into pieces, and a contribution in bfloat16 gives
 // those of the float32 numbers that it stands for.

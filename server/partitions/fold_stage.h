@@ -50,7 +50,7 @@ class FoldStage {
   // The transaction is over. Its folds come to nothing; gradients that were not
   // folded yet are held until they are dropped. No-op if it is over already.
   std::optional<Transaction> Abort(int64_t transaction);
-  // Null if none is under way.
+  // Null if none is in progress.
   const Transaction* transaction() const {
     return transaction_.has_value() ? &*transaction_ : nullptr;
   }

@@ -158,7 +158,7 @@ absl::StatusOr<std::vector<FoldJob>> Partitions::Prepare(
         "transaction ", plan.transaction, ": got base version ",
         plan.base.value(), " and ", plan.contributors.size(),
         " pushes, want version ", current_->version.value(),
-        ", at least one push, and no other transaction under way"));
+        ", at least one push, and no other transaction in progress"));
   }
   const int32_t groups = RateGroups(model_->layout);
   if (!plan.group_rates.empty() &&

@@ -29,7 +29,7 @@ struct PartitionWeights {
 };
 
 // The model, and a version with weights and slots of the shard's partitions.
-// Slots that the settings want and that are missing start anew.
+// Missing slots that the settings need have their initial values.
 struct Installation {
   ShardPlace place;
   SharedModel model;
@@ -84,7 +84,7 @@ class Partitions {
     return data_.Drop(push);
   }
   // Errors: FailedPrecondition: another base than the newest version, or
-  //   another transaction is under way; OutOfRange: a version that is not held.
+  //   another transaction is open; OutOfRange: a version that is not held.
   absl::StatusOr<std::vector<FoldJob>> Prepare(const CommitPlan& plan);
   // The folds of the second pass; none if the transaction is over.
   // Errors: FailedPrecondition: the first pass has not ended here;

@@ -293,7 +293,7 @@ void PartitionsHost::SendLocked(const command::SendWeights& send,
 
 absl::Status PartitionsHost::Install(const CoordinatorStream* link,
                                      const Installation& installation) {
-  // Without the lock: it fills the slots of a whole model, and meanwhile the
+  // Without the lock: it fills the slots of a whole model, during which the
   // core must hear that this process is alive.
   COHORT_ASSIGN_OR_RETURN(Partitions node, Partitions::Install(installation));
   Actions actions;
@@ -548,7 +548,7 @@ absl::Status PartitionsHost::ServesLocked(const ReaderBelief& belief) const {
     return absl::UnavailableError(
         absl::StrCat("got generation ", *belief.generation, ", want ",
                      attachment_.generation,
-                     ": all shards have started again; ask shard 0 anew"));
+                     ": all shards have restarted; ask shard 0 again"));
   }
   return absl::OkStatus();
 }

@@ -54,7 +54,7 @@ class PullTable {
 
   explicit PullTable(Limits limits) : limits_(limits) {}
 
-  // Applies from now on; pulls in progress go on.
+  // Applies from now on; pulls in progress continue.
   void SetLimits(Limits limits) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Counts `pull` of `version` until Forget. `peer` names the connection; if it

@@ -58,7 +58,7 @@ class SliceWalker {
 
   // Calls `body` for the runs of the block in ascending order, until it returns
   // false. A run ends where a piece of any gradient does. An element that a
-  // piece boundary cuts in two is put together and is a run of its own.
+  // piece boundary cuts in two is put together and is a separate run.
   // Gradients in bfloat16 are expanded run by run; runs are then short, so that
   // the kernel finds the floats in the first or second-level cache.
   //

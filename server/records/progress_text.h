@@ -21,7 +21,7 @@ std::string ProgressText(const StatusView& status, double samples_per_second);
 void PrintMeasures(const EvaluationRecord& evaluation,
                    const SharedSnapshot& model, std::ostream& out);
 
-// A terminal line that is rewritten again and again.
+// A terminal line that is rewritten repeatedly.
 class ProgressLine {
  public:
   // Replaces the line, cut to `columns`.

@@ -58,7 +58,7 @@ struct RecorderOptions {
 // has means over the epoch that it follows. Columns that do not apply are
 // empty. class_iou.csv, created once an evaluation has labels of pixels, has a
 // row for each evaluation, kind and class. measures.csv, created once the
-// training program sends measures of its own, has a row for each 50 commits and
+// training program sends measures, has a row for each 50 commits and
 // measure. policy.csv has a row for the initial
 // settings and one for each change. Seconds count the time that processes of
 // the run were up; in continued files, from the last remaining row. If an

@@ -312,7 +312,7 @@ class AdminService final : public v1::Admin::CallbackService {
   }
 
   // The same for a call that changes the run, which is recorded. Files are
-  // written, so it has a thread of its own: reactions must not block.
+  // written, so it has a separate thread: reactions must not block.
   // `request` and what `body` refers to live until the call is finished.
   template <typename Request, typename Body>
   grpc::ServerUnaryReactor* Apply(grpc::CallbackServerContext* context,

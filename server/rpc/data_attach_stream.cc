@@ -37,7 +37,7 @@ class AttachReactor final
       : QueuedWrites(host.links()), host_(host) {}
 
   void Start(grpc::CallbackServerContext* context) {
-    // The gate has admitted nobody but the first server, by the table of
+    // The gate has admitted only the first server, by the table of
     // rights.
     authenticated_ = !IdentityNameOf(*context).empty();
     const bool admitted = Begin(context, [this] {

@@ -18,7 +18,7 @@
 namespace cohort {
 namespace {
 
-// Until somebody is told that a data shard is not there.
+// Until `on_wait` reports that a data shard is not there.
 constexpr absl::Duration kTellAfter = absl::Seconds(1);
 // Time between two looks at why it is not, and the limit on one.
 constexpr absl::Duration kLookInterval = absl::Seconds(10);

@@ -45,7 +45,7 @@ class DataShardClient final : public PartitionsLink {
     std::function<void(RemoteGradient)> on_gradient;
     // An error ends the connection.
     std::function<absl::Status(FoldReport)> on_fold;
-    // The data shard has been told to stop. It does once the connection is
+    // The data shard was asked to stop. It does once the connection is
     // over.
     std::function<void()> on_leaving;
     // The connection is over: what the data shard held is lost.
@@ -56,8 +56,8 @@ class DataShardClient final : public PartitionsLink {
   ~DataShardClient() override;
 
   // Connects, and waits until the data shard is there and has taken the
-  // attachment. `on_wait` is told why it is not there if that takes more than a
-  // second, and again when that changes. `give_up` is called at least every few
+  // attachment. `on_wait` gets the reason if that takes more than a
+  // second, and again when it changes. `give_up` is called at least every few
   // seconds; both must not block.
   // Errors: those of DataShards.Attach but Unavailable, after which it tries
   //   again; Cancelled: give_up said true. on_end is not called.
@@ -90,7 +90,7 @@ class DataShardClient final : public PartitionsLink {
  private:
   using Stream = BidiStream<grpc::ByteBuffer, grpc::ByteBuffer>;
 
-  // Connects once. Returns false if it was told to give up.
+  // Connects once. Returns false if it was asked to give up.
   bool TryAttach(const std::function<void(const std::string&)>& on_wait,
                  const std::function<bool()>& give_up) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits for a moment unless the attempt is settled, and returns whether it
@@ -109,15 +109,15 @@ class DataShardClient final : public PartitionsLink {
   grpc::GenericStub stub_;
   const SteadyClock clock_;
 
-  // Used by Attach only: when to find out why nobody is there, and what was
-  // told of it last.
+  // Used by Attach only: when to find out why there is no answer, and what
+  // was reported of it last.
   Instant look_at_;
   std::string told_;
 
   Mutex mu_;
   CondVar changed_;
   ShardConnection connection_ ABSL_GUARDED_BY(mu_);
-  // The contexts of calls under way.
+  // The contexts of calls in progress.
   std::set<grpc::ClientContext*> fetches_ ABSL_GUARDED_BY(mu_);
 
   // Last, so that it is destroyed before the members that its reactions use.

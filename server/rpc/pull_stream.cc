@@ -215,7 +215,7 @@ class PullReactor final
   std::string connection_;
   v1::PullRequest request_;
   // At the server that coordinates the run: makes the shards hold the version
-  // meanwhile, and which of its statistics are meant.
+  // for as long, and says which of its statistics are meant.
   SharedVersion held_;
   const StatisticsSet* set_ = nullptr;
   // By partition; null: another shard sends it. Fixed before the first write.

@@ -176,7 +176,7 @@ class QueuedWrites : public Reactor,
     if (!ended_) start();
   }
 
-  // Called when everything queued has been sent and the stream goes on.
+  // Called when everything queued has been sent and the stream continues.
   virtual void OnQueueEmpty() {}
   // The last call: gRPC is done with the stream.
   virtual void OnGone() {}

@@ -629,9 +629,9 @@ absl::Status RunHost::CheckFold(int32_t shard, const FoldReport& report) const {
            ShardPlace::OwnerOf(partition, shards()) == shard;
   };
   if (!owns(report.partition)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("it has folded partition ", report.partition,
-                     ", which is not one of its own"));
+    return absl::InvalidArgumentError(absl::StrCat("it has folded partition ",
+                                                   report.partition,
+                                                   ", which it does not have"));
   }
   const size_t slices =
       model->partitions[static_cast<size_t>(report.partition)].slices.size();

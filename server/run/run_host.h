@@ -75,7 +75,7 @@ struct RunHostOptions {
   int64_t memory_bytes = 0;
   // See ModelNeeds.
   int64_t weight_bytes_max = int64_t{16} << 30;
-  // The data shards from shard 1 on, and the addresses that workers are told.
+  // The data shards from shard 1 on, and the addresses that workers receive.
   // Must outlive the host.
   std::vector<PartitionsLink*> data_shards;
   std::vector<std::string> data_addresses;
@@ -133,7 +133,7 @@ enum class Dismissal {
 // its effects to that thread.
 //
 // Thread safety: safe. Methods wait only for the lock, but for State, which
-// waits for a commit under way, and Stop, which waits for folds; any of them
+// waits for a commit in progress, and Stop, which waits for folds; any of them
 // may be the one that carries out the effects of others.
 // Errors: those of the Coordinator's method of the same name. An exception in
 //   the core or in an effect ends the process (see fault.h); one in a stream's
@@ -147,7 +147,7 @@ class RunHost {
   ~RunHost();
 
   // Starts carrying out effects and keeping time. `address` is that of this
-  // process that workers are told.
+  // process, as workers receive it.
   void Start(const std::string& address);
   // Ends all streams with Unavailable and admits no more.
   void CloseStreams();

@@ -31,8 +31,8 @@ const pointsOf = (curve, field) =>
         .map((point) => ({x: point.version, y: point[field]}));
 
 // One series for each kind of moving statistics that was tested, the exported
-// kind first. Tests with another kind, before a change of policy, are a series
-// of their own.
+// kind first. Tests with another kind, before a change of policy, are a separate
+// series.
 function testSeries(status, field, name, look) {
   const test = status.curves?.test ?? [];
   const exported = status.batch_norm?.statistics?.[0];

@@ -6,7 +6,7 @@ import {isLong, smoothed} from './smooth.js';
 import {goneText, missingShards, shardList} from './shards.js';
 import {isElastic, isMissed, isWaiting, lacking, lagText, rankList, sizeText, slowest, waitedFor} from './workers.js';
 
-// Messages that are not work of their own: their content was applied already,
+// Messages that add no work: their content was applied already,
 // or is computed again.
 const REPEATED_VERDICTS = ['duplicate', 'fenced'];
 // Pushes whose work did not reach the weights.
@@ -176,7 +176,7 @@ function showHoldup(status) {
   } else if (missing.length > 0) {
     showTile('tile-holdup',
              capitalised(rankList(missing.map((worker) => worker.rank))),
-             'missing; the others go on', 'warning');
+             'missing; the others continue', 'warning');
   } else {
     const slow = slowest(status);
     showTile('tile-holdup', slow ? `Worker ${slow.rank}` : 'No worker',

@@ -13,7 +13,7 @@ function showPending(policy) {
   const pending = settingsText(policy.pending);
   byId('policy-pending').hidden = pending === '';
   const reason = policy.pending_reason ? `, ${policy.pending_reason}` : '';
-  setText(byId('policy-pending'), `Change under way: ${pending}${reason}`);
+  setText(byId('policy-pending'), `Change in progress: ${pending}${reason}`);
 }
 
 // The first record is the initial policy, not a change.

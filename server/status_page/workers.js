@@ -37,7 +37,7 @@ export const isMissed = (status, worker) =>
 
 // "workers 0, 3 and 7", "workers 0, 1, 2 and 61 more".
 export function rankList(ranks) {
-  if (ranks.length === 0) return 'nobody';
+  if (ranks.length === 0) return 'no worker';
   if (ranks.length === 1) return `worker ${ranks[0]}`;
   if (ranks.length > 4) {
     return `workers ${ranks.slice(0, 3).join(', ')} and ${ranks.length - 3} more`;
@@ -53,7 +53,7 @@ const hasBarrier = (status) =>
 export const slowest = (status) => (status.slow_workers ?? []).reduce(
     (a, b) => (b.own_seconds > (a?.own_seconds ?? 0) ? b : a), null);
 
-// Without a barrier each worker is behind by what the others did meanwhile.
+// Without a barrier each worker is behind by what the others have done since.
 export function lagText(status) {
   const behind = (status.workers ?? []).reduce(
       (a, b) => ((b.lag_versions ?? 0) > (a?.lag_versions ?? 0) ? b : a), null);

@@ -40,7 +40,7 @@ TEST_F(AuditLogTest, AnIntentComesBeforeItsOutcome) {
                                        .verb = "SetPolicy",
                                        .arguments = R"({"settings":{"a":"1"}})",
                                        .version = 7}));
-  // Durable before the call goes on.
+  // Durable before the call continues.
   ASSERT_EQ(LinesOf(path_).size(), 1u);
   ExpectOk(log->Outcome(id, absl::InvalidArgumentError("no such thing")));
   const std::vector<Json> lines = LinesOf(path_);

@@ -240,7 +240,7 @@ def read_options():
         add(f"--{name}", type=positive, default=default,
             help=f"{text} ({default})")
     add("--ps_lite_program", default="", help="peers: a benchmark built from "
-        "ps-lite (tests/README.md); without it,\nps-lite is skipped")
+        "ps-lite (tests/bench/README.md); without it,\nps-lite is skipped")
     add("--python", default="python3,/usr/bin/python3",
         help="peers: the interpreters to look for PyTorch in")
     add("--load", type=int, default=0,

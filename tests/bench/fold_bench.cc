@@ -40,7 +40,7 @@ SharedFloats Filled(int64_t elements, float value) {
   return buffer;
 }
 
-// Copies, because the network gives each piece memory of its own.
+// Copies, because the network gives each piece separate memory.
 ByteRope InPieces(const SharedFloats& floats) {
   const ByteRope whole = RopeOf(floats);
   absl::Span<const std::byte> left = whole.pieces()[0].bytes;

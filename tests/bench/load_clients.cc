@@ -255,7 +255,7 @@ class Pack {
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
 };
 
-// True if the client may go on with its next assignment.
+// True if the client may continue with its next assignment.
 bool IsVoid(const absl::Status& status) {
   return absl::IsAborted(status) || absl::IsUnavailable(status);
 }

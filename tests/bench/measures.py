@@ -34,7 +34,7 @@ def machine_steps(what, **flags):
 def run_workers(options, local="tcp", encrypted=False, optimizer="sgd",
                 wire="float32", **shape):
     """What worker 0 prints of a run of cohort-exchange-worker, and the CPU
-    seconds of all. Server and workers are processes of their own, as in use."""
+    seconds of all. Server and workers are separate processes, as in use."""
     def certificates(role):
         return certificates_of(role) if encrypted else {}
 

@@ -80,7 +80,7 @@ def ps_lite_steps(program, options, workers):
         processes.wait()
     if not lines.steps:
         raise Failed(f"{program}: printed no times in its worker; want lines "
-                     'such as "step 0.25" (tests/README.md, "Peers")')
+                     'such as "step 0.25" (tests/bench/README.md, "Peers")')
     # dmlc's program has one step only.
     timed = lines.steps[WARM_UP_STEPS:] or lines.steps
     return timed, (cpu_seconds(resource.RUSAGE_CHILDREN) - before) / len(timed)
@@ -152,7 +152,7 @@ def table(options):
               "PyTorch: install python3-torch, or pass one that has")
     if not program:
         print("ps-lite: skipped: pass --ps_lite_program=PATH, a benchmark built "
-              'from ps-lite (tests/README.md, "Peers")')
+              'from ps-lite (tests/bench/README.md, "Peers")')
     else:
         print("ps-lite: upstream's benchmarks neither add the workers' "
               "gradients nor wait for all\nof them nor update weights, so they "

@@ -3,7 +3,7 @@
   python3 tests/bench/slow_network.py
   ... slow_network.py --shards=1,2,4 --rate_mbit=200 --workers=2
 
-Every server process (shard) has a host of its own: a network namespace with one
+Every server process (shard) has a separate host: a network namespace with one
 card, which passes --rate_mbit in each direction (token buckets). All workers
 share a further host, whose card has no limit. Workers are clients of the real
 library (cohort-load-clients) that push zeros and compute nothing. The contenders take

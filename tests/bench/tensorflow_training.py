@@ -3,7 +3,7 @@ contender of ddp_bench.py.
 
   python3 tests/bench/tensorflow_training.py --workers=2
 
-Starts a parameter server and the workers as processes of their own, schedules
+Starts a parameter server and the workers as separate processes, schedules
 the steps from this one, and prints images/s and CPU seconds for 1,000 images of
 the epochs after the first. Sizes of network, batches and evaluation and the
 optimizer are those of ddp_bench.py. Needs TensorFlow.

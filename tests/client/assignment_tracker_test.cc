@@ -82,7 +82,7 @@ TEST(AssignmentTrackerTest, EndedStepVoidsItsWorkOnly) {
   EXPECT_TRUE(tracker.CheckTaken().ok());
 }
 
-// A slow worker hears of a later step that went on without it.
+// A slow worker hears of a later step that began without it.
 TEST(AssignmentTrackerTest, AStepIsOverWithEveryLaterOne) {
   AssignmentTracker tracker = Taken();
   tracker.Offer(Train(2, 0));

@@ -462,8 +462,8 @@ TEST_F(ClientConnectionTest, LostServerIsLookedForUntilStopped) {
   auto first = std::make_unique<FakeServer>();
   const auto client = JoinedClient(first->Options());
   first->Shutdown();
-  // The client goes on until a server listens there again. The stop replaces
-  // that here, because another process could take the port meanwhile.
+  // The client retries until a server listens there again. The stop replaces
+  // that here, because another process could take the port.
   int told = 0;
   client->SetObserver([&](const std::string&) {
     if (++told == 2) client->RequestStop();

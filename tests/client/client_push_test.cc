@@ -223,7 +223,7 @@ TEST_F(ClientPushTest, ChangesAreAddedToTheWeightsThatAreHeld) {
 }
 
 // It says that it does not, and what comes nevertheless is left out, so that
-// the worker reads the version anew.
+// the worker reads the version again.
 TEST_F(ClientPushTest, AClientWithoutTheWeightsTakesNoChanges) {
   AnswerPush(server_,
              {ChangeReply(0, 1, 11, {1, 1}), WeightsReply(2, 11, {7, 8}),

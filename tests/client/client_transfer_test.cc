@@ -84,7 +84,7 @@ TEST(ClientRegisterTest, RefusalIsToldInTheServersWords) {
               IsError(kFailedPrecondition, "got shape [2]"));
 }
 
-// The server answers once all workers have registered. Meanwhile it reports on
+// The server answers once all workers have registered. Until then it reports on
 // the session which worker it waits for.
 TEST(ClientRegisterTest, WhatIsWaitedForIsToldBeforeTheAnswer) {
   FakeServer server;

@@ -110,8 +110,8 @@ class FakeServer {
 // A client that has joined; fails the test if it cannot.
 std::unique_ptr<Client> JoinedClient(const ClientOptions& options);
 
-// Two trainable parameters of two elements and a frozen one of one, each in a
-// partition of its own, and one batch-norm layer of two channels.
+// Two trainable parameters of two elements and a frozen one of one, each in its
+// partition, and one batch-norm layer of two channels.
 ModelLayout TestLayout();
 std::vector<Partition> TestPartitions();
 

@@ -361,7 +361,7 @@ TEST_F(RetryingClientTest, ACompletedAssignmentEndsARowOfDamages) {
   EXPECT_TRUE(absl::IsDataLoss(client_->NextAssignment().status()));
 }
 
-// A lost connection is no sign of damage. A peer that is lost again and again,
+// A lost connection is no sign of damage. A peer that is lost repeatedly,
 // though it can be joined, must not keep the processor busy.
 TEST_F(RetryingClientTest, OtherLostConnectionsAreFollowedByGrowingPauses) {
   Joined();

@@ -88,7 +88,7 @@ TEST(AverageTest, FollowsTheWeightsOfEveryOptimizer) {
       reference.ExpectHeld(run);
     }
     EXPECT_NE(run.weights()[0], first[0]);
-    // Frozen, to the bit.
+    // Frozen: bitwise identical.
     EXPECT_EQ(run.slot(&Slots::average)[0][0], first[0][0]);
   }
 }
@@ -160,7 +160,7 @@ TEST(AverageTest, TurnedOnInARunItStartsFromTheWeightsOfThatVersion) {
   cohort.PushBoth(PushOf(0), PushOf(1));
   const std::vector<float> before = cohort.weights(0);
   ASSERT_TRUE(cohort.Change({{"ema_decay", "0.5"}}).ok());
-  // It takes effect after the step under way.
+  // It takes effect after the step in progress.
   cohort.PushBoth(PushOf(0), PushOf(1));
   const std::vector<float> start = cohort.weights(0);
   EXPECT_NE(start, before);

@@ -104,7 +104,7 @@ TEST(CoordinatorAnswersTest, APushOfBeforeTheRestartIsOver) {
 }
 
 // The sender has been replaced when its push is applied. The successor that
-// repeats it is told that it counts.
+// repeats it receives the verdict that it counts.
 TEST(CoordinatorAnswersTest, AVerdictIsKeptForTheSuccessorOfItsSender) {
   StartedCohort cohort(Continuing(Long(AsyncSetup())));
   const PushKey key = cohort.key(kRank0);

@@ -243,7 +243,7 @@ TEST(CoordinatorCallsTest, WhatWasLearntIsPartOfTheRunsState) {
   EXPECT_EQ(again.Only<effect::ReduceResult>().rank, kRank1);
 }
 
-// Its replacement is told what the first process was told.
+// Its replacement receives what the first process received.
 TEST(CoordinatorCallsTest, ALostMemberIsWaitedFor) {
   StartedCohort cohort(Global(2));
   ASSERT_TRUE(Reduce(cohort, kRank0, 1).ok());
@@ -312,7 +312,7 @@ TEST(CoordinatorCallsTest, CallsThatAreNotRegisteredWaitForAllMembers) {
   second.call = 1;
   ASSERT_TRUE(cohort.Meet(kRank1, second).ok());
   ASSERT_TRUE(Reduce(cohort, kRank0, 0).ok());
-  // Rank 0 goes on by itself, and ends without the second one.
+  // Rank 0 continues by itself, and ends without the second one.
   EXPECT_EQ(cohort.All<effect::ReduceResult>().size(), 3);
   cohort.Push(kRank0, {});
   EXPECT_THAT(EndOf(cohort),
@@ -391,7 +391,7 @@ TEST(CoordinatorCallsTest, AProcessThatMiscountsItsContributionsIsFenced) {
       kRank1, PushClosing{.batch_norm_calls = {1, 1}, .contributions = 3}));
   EXPECT_THAT(cohort.Only<effect::EndSession>().status,
               IsError(kAborted, "3 contributions to rendezvous, but made 2"));
-  // The other one goes on.
+  // The other one continues.
   ReduceAll(cohort, {kRank0});
   PushWith(cohort, kRank0, {1, 1});
   EXPECT_EQ(cohort.snapshot()->version, Version(1));

@@ -319,7 +319,7 @@ TEST(CoordinatorChangeTest, AChangeIsPendingUntilItIsRecorded) {
   EXPECT_EQ(answer.awaited.values, kToAsync);
   EXPECT_EQ(outcome_of(answer.awaited), std::nullopt);
   // What acts at once is in force though another change waits, under the epoch
-  // of its own entry in the history.
+  // of its entry in the history.
   const SettingValues values = {{"lease", "3s"}};
   const ChangeAnswer lease = *cohort.Change(values);
   EXPECT_FALSE(lease.pending);

@@ -51,7 +51,7 @@ TEST(CoordinatorElasticTest, AnotherWorkerIsTakenInBetweenSteps) {
   TwoOfFour cohort;
   const Assignment step = cohort.told(kRank0);
   cohort.StartOne(kRank3);
-  // The step goes on as it began.
+  // The step continues as it began.
   EXPECT_FALSE(Trains(cohort, kRank3));
   cohort.PushBoth(PushOf(1));
   EXPECT_EQ(cohort.snapshot()->version, Version(1));

@@ -127,7 +127,7 @@ TEST(CoordinatorWaitTest, WhoWaitsIsToldForWhomAndForHowLong) {
   EXPECT_EQ(cohort.told(kRank1).wait, absl::Minutes(10));
 }
 
-// A worker with another model that is restarted again and again must not keep
+// A worker with another model that is restarted repeatedly must not keep
 // the run waiting for ever.
 TEST(CoordinatorWaitTest, ARefusedReplacementDoesNotStartTheWaitAnew) {
   FakeSetup setup = SmallSetup();
@@ -265,7 +265,7 @@ TEST_F(CoordinatorContinueTest, FoldsOfTheOldAttemptAreIgnored) {
   EXPECT_THAT(cohort_.weights(0), ElementsAre(0.5, 2));
 }
 
-// A broken stream is not a loss: a step that starts meanwhile must include the
+// A broken stream is not a loss: a step that starts then must include the
 // rank.
 TEST_F(CoordinatorContinueTest, AReconnectingRankIsAMemberOfTheNextStep) {
   cohort_.Push(kRank1, kPush1);

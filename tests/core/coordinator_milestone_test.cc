@@ -1,4 +1,4 @@
-// States that are on disk before anybody acts on them, with several shards.
+// States that are on disk before any process acts on them, with several shards.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -92,7 +92,7 @@ TEST(CoordinatorMilestoneTest, ARunThatIsOverEndsWithoutWorkers) {
   EXPECT_EQ(end.outcome, RunOutcome::kFinished);
   EXPECT_EQ(end.reason, *ended.ended);
   EXPECT_EQ(end.version->version, ended.snapshot->version);
-  // A worker that was not told comes back.
+  // A worker that was not notified comes back.
   ASSERT_TRUE(cohort.Join(kRank0).ok());
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
 }

@@ -102,14 +102,14 @@ TEST(OwnDataTest, ARankThatWasGivenNothingEndsNoAttempt) {
   cohort.Push(kRank0, SamplesOf(1));
   cohort.Leave(kRank1);
   ASSERT_EQ(cohort.counter("steps_aborted"), 1);
-  // The attempt that waits for the replacement goes on when that is lost, too.
+  // The attempt that waits for the replacement continues if that is lost, too.
   ASSERT_TRUE(cohort.Join(kRank1).ok());
   cohort.Leave(kRank1);
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
 }
 
-// A replacement has other samples. If it were given the step, it would be told
-// that they count.
+// A replacement has other samples. If it were given the step, the verdict would
+// say that they count.
 TEST(OwnDataTest, AReplacementIsNotGivenAStepWhosePushCountsAlready) {
   StartedCohort cohort(OwnData(SmallSetup(), 3));
   cohort.Push(kRank0, {.w = {1, 0}, .samples = 3});

@@ -1,4 +1,4 @@
-// Which worker's model a run begins with, and what the workers are told before.
+// Which worker's model a run begins with, and what workers receive before that.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,7 +76,7 @@ TEST(CoordinatorRegistrationTest, AClientThatHasClosedItsSideIsNotAsked) {
   }
 }
 
-// The stream of the one that was asked ends with an error of its own.
+// The stream of the one that was asked ends with another error.
 TEST(CoordinatorRegistrationTest, IfNoClientCanSendValuesTheOthersAreToldSo) {
   FakeCohort cohort(SmallSetup());
   cohort.HoldValues();

@@ -105,7 +105,7 @@ TEST(CoordinatorResizeTest, AStepCommitsWhileLostRanksAreWithdrawn) {
   }
 }
 
-// The rank was told to leave, so messages that it still sends are not errors.
+// The rank was asked to leave, so messages that it still sends are not errors.
 TEST(CoordinatorResizeTest, WhatASurplusRankSendsIsFenced) {
   StartedCohort cohort(ResizeSetup(2));
   const PushKey key = cohort.key(kRank1);

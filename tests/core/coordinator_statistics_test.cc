@@ -438,7 +438,7 @@ TEST(CoordinatorStatisticsTest, IsCollectedOnRequestWhileTrainingGoesOn) {
   EXPECT_TRUE(evaluated.record.on_request);
   EXPECT_EQ(evaluated.record.version, Version(0));
   EXPECT_EQ(evaluated.record.results[0].statistics, kAfter);
-  // Training goes on, and the end of the run collects again.
+  // Training continues, and the end of the run collects again.
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kTrain);
   cohort.PushBoth({});
   cohort.EvaluateAll();

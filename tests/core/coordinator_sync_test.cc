@@ -101,7 +101,7 @@ TEST(CoordinatorSyncTest, APartitionFoldsAsSoonAsAllHaveOpenedAndSentIt) {
   EXPECT_EQ(cohort.held_folds()[0].partition, 1);
   cohort.Clear();
   cohort.RunFolds();
-  // Both get the tentative weights before anyone has closed.
+  // Both get the tentative weights before either has closed.
   const auto sent = cohort.All<command::SendWeights>();
   ASSERT_EQ(sent.size(), 2);
   EXPECT_EQ(sent[0].rank, kRank0);

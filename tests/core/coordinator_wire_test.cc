@@ -1,4 +1,4 @@
-// Gradients in bfloat16: who is told to send them, and what becomes of them.
+// Gradients in bfloat16: which workers send them, and what becomes of them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -84,7 +84,7 @@ TEST(CoordinatorWireTest, ALiveChangeIsToldWithTheNextAssignment) {
   EXPECT_TRUE(answer.pending);
 
   cohort.PushBoth(TiePush(), {});
-  // The step under way was one of float32.
+  // The step in progress was one of float32.
   EXPECT_THAT(cohort.weights(1), ElementsAre(3 - kTie));
   EXPECT_EQ(cohort.Only<effect::PolicyChanged>().record.changed, kToBFloat16);
   EXPECT_EQ(cohort.told(kRank0).gradients, ElementType::kBFloat16);

@@ -118,7 +118,7 @@ class FakeCohort {
   void Leave(Rank rank);
 
   absl::Status Open(Rank rank, const FakePush& push);
-  // In the type that the rank was told to send, or in another one.
+  // In the type that the rank's assignment states, or in another one.
   absl::Status Gradient(Rank rank, int32_t partition,
                         const std::vector<float>& values,
                         const std::vector<int32_t>& absent_slices = {},

@@ -64,7 +64,7 @@ TEST(FoldJobTest, MomentumMovesTheVelocity) {
   EXPECT_EQ(ValuesOf(result.weights), Floats{0.25});
 }
 
-// --momentum may become 0 while a run goes on, and more again later.
+// --momentum may become 0 during a run, and more again later.
 TEST(FoldJobTest, AMomentumOfZeroLeavesTheGradientAsVelocity) {
   for (const kernels::Backend* backend :
        {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
@@ -151,8 +151,8 @@ ByteRope RopeOfBFloat16(Floats& values) {
   return ByteRope::Copy(bytes);
 }
 
-// Whatever the rule, backend and cut, and whoever sends float32: the bits are
-// those of the same numbers in float32.
+// With any rule, backend and cut, and float32 from any rank, the bits are those
+// of the same numbers in float32.
 TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
   constexpr int32_t kRanks = 19;
   constexpr int64_t kElements = 3000;

@@ -306,7 +306,7 @@ TEST(MovingStatisticsTest, AfterIsNotTouchedByTraining) {
   EXPECT_EQ(statistics, Fresh());
 }
 
-// ---- what the modules were told
+// ---- the modules' settings
 
 TrainingCall Told(int32_t call, std::optional<double> momentum) {
   return {.call = call, .momentum = momentum, .epsilon = 1e-5};

@@ -32,7 +32,7 @@ TEST(RegistrationBookTest, TheNextIsAskedWithoutWaitingForAllAgain) {
   book.Remove(Rank(0));
   ASSERT_TRUE(book.Due(3));
   EXPECT_EQ(book.AskLowest(), Rank(1));
-  // A rank that returns meanwhile gets no request before this one is done.
+  // A rank that returns gets no request before this one is done.
   book.Add(Rank(0), EntryOf(2));
   EXPECT_FALSE(book.Due(3));
   EXPECT_EQ(book.Ruling()->first, Rank(1));

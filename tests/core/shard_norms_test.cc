@@ -117,7 +117,7 @@ class ShardNormsTest : public ::testing::Test {
     for (FoldJob& job : jobs) folds_.emplace_back(shard, std::move(job));
   }
 
-  // The last first: results come in an order of their own.
+  // The last first: results come in any order.
   void FoldOne(PendingCommit& commit) {
     const auto [shard, job] = std::move(folds_.back());
     folds_.pop_back();

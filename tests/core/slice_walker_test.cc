@@ -22,7 +22,7 @@ using Range = std::pair<int64_t, int64_t>;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// `cuts` are byte offsets. Every piece owns a copy of its own, so that the
+// `cuts` are byte offsets. Every piece owns a separate copy, so that the
 // sanitizer sees a read past its end.
 ByteRope Cut(const Floats& values, const std::vector<size_t>& cuts) {
   const auto bytes =

@@ -158,7 +158,7 @@ TEST_F(DoctorTest, ARunThatWaitsForWhoIsAwayIsExitCode1) {
   EXPECT_EQ(nlohmann::json::parse(result.out)["ok"], false);
   EXPECT_EQ(ChecksOf(result)["run"]["result"], "failed");
   EXPECT_EQ(ChecksOf(result)["run"]["found"],
-            "it does not go on: waiting for worker 1");
+            "it makes no progress: waiting for worker 1");
 }
 
 TEST_F(DoctorTest, AMissingDataShardIsTheFirstFindingAndWorkersAreNotBlamed) {

@@ -121,7 +121,7 @@ class RunTest(unittest.TestCase):
         first, last = (line for line in err if "run: shard 1 was ended" in line)
         self.assertIn("1 of 1 times", first)
         self.assertIn("--max_restarts=1", last)
-        self.assertTrue(err[-1].startswith("run: to go on: "), err)
+        self.assertTrue(err[-1].startswith("run: to continue: "), err)
         self.assertTrue(err[-1].endswith(" --max_restarts=1 --resume"), err)
 
     def test_worker_with_wrong_flags_is_not_started_again(self):
@@ -194,7 +194,7 @@ class RunTest(unittest.TestCase):
             lines = [line for line in out.splitlines()
                      if not line.endswith("Terminated")]
             self.assertEqual(lines, ["[server]   saved", "[worker 0] after"])
-            self.assertIn(f"to go on: {BIN}/cohortctl run "
+            self.assertIn(f"to continue: {BIN}/cohortctl run "
                           f"--programs={self.dir} --workers=1 "
                           "'--checkpoint_dir=a b' --resume -- --threads=1\n",
                           err)
@@ -207,7 +207,7 @@ class RunTest(unittest.TestCase):
         code, _, err = self.cohort("--workers=1", "--checkpoint_dir=a b")
         self.assertEqual(code, 137)
         self.assertIn("run: server was ended by signal 9 (Killed)", err)
-        self.assertEqual(err[-1], f"run: to go on: {BIN}/cohortctl run "
+        self.assertEqual(err[-1], f"run: to continue: {BIN}/cohortctl run "
                          f"--programs={self.dir} --workers=1 "
                          "'--checkpoint_dir=a b' --resume")
 

@@ -24,7 +24,7 @@ def help_text(*verb):
 
 
 def section(text, title):
-    """The lines below a title, joined where they go on below the last."""
+    """The lines below a title, with continued lines joined."""
     lines = re.search(rf"^{title}:\n((?:  .*\n)+)", text, re.M)
     return re.sub(r"\n {6,}", " ", lines[1]).splitlines() if lines else []
 

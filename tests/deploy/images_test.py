@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The images, run as intended: confined, on a network of their own.
+"""The images, run as intended: confined, on a separate network.
 
 The images are those of deploy/containers/build. Without them, or if podman
 cannot run them, the tests are skipped with a reason.

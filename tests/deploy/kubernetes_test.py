@@ -36,7 +36,7 @@ def unsafe(pod: Pod) -> list[str]:
     }
     found = [what for what, (got, want) in wanted.items() if got != want]
     if security.get("runAsUser", 0) < 1000:
-        found.append("no user id of its own")
+        found.append("no separate user id")
     if spec.get("terminationGracePeriodSeconds", 0) < 30:
         found.append("too little grace")
     resources = container.get("resources", {})
@@ -260,7 +260,7 @@ class FaultsTest(unittest.TestCase):
         del pod.container["resources"]["limits"]
         self.assertEqual(unsafe(pod), [
             "runs as root", "no seccomp", "capabilities",
-            "no user id of its own", "no memory limit",
+            "no separate user id", "no memory limit",
             "image cohort-server:latest has no version"])
 
     def test_a_probe_elsewhere_is_found(self):

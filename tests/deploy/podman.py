@@ -1,4 +1,4 @@
-"""Containers on a network of their own without access to others."""
+"""Containers on a separate network without access to others."""
 
 import hashlib
 import json

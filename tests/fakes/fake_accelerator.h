@@ -28,7 +28,7 @@ class FakeAccelerator final : public Accelerator {
  public:
   // How often a caller waited for the device.
   int32_t awaits = 0;
-  // Jobs of the copy lane, and how often that lane was told to follow the
+  // Jobs of the copy lane, and how often that lane was made to follow the
   // compute lane.
   int32_t copies = 0;
   int32_t packs = 0;

@@ -12,7 +12,7 @@ template <typename Message>
 Message Sealed(Message message) {
   if (message.has_message_xxh3()) return message;
   if constexpr (requires { message.payload(); }) {
-    // It has a checksum of its own.
+    // It has a separate checksum.
     std::string payload = std::move(*message.mutable_payload());
     message.clear_payload();
     AddMessageChecksum(&message);

@@ -124,7 +124,7 @@ void CheckDamage(Written& written, const char* name, absl::string_view bytes) {
   written.Replace(name, whole);
 }
 
-// The input is a state of its own, or fields that are added to that of a whole
+// The input is a state, or fields that are added to that of a whole
 // checkpoint: protobuf takes the last of each.
 void RunCheckpoint(absl::string_view input) {
   // Protobuf prints a line for each text that is not UTF-8.

@@ -115,7 +115,7 @@ CoreDriver::Client* CoreDriver::FindSession(SessionId session) {
 void CoreDriver::CheckFailure() {
   if (!checker_.failure().has_value()) return;
   const std::string& failure = *checker_.failure();
-  // The pushes under way when a run ends early are answered as dropped.
+  // The pushes in progress when a run ends early are answered as dropped.
   const bool ended_early =
       absl::StartsWith(failure, "the run ended early") ||
       absl::StrContains(failure, " is dropped: the run is over: ");
@@ -426,7 +426,7 @@ void CoreDriver::Intrude() {
     case 3:
       return Close(sender, key, what / 8 % 2 == 0);
     case 4:
-      // Contributions that nobody made before may void a step, twice.
+      // Contributions that were not made before may void a step, twice.
       may_end_early_ = true;
       return Contribute(
           sender,
@@ -549,7 +549,7 @@ void CoreDriver::Restart() {
 
 void CoreDriver::On(const effect::Joined& e) {
   const auto join = joins_.find(e.session);
-  COHORT_CHECK(join != joins_.end(), "a session that nobody opened has joined");
+  COHORT_CHECK(join != joins_.end(), "a session that was not opened joined");
   const int64_t returning = join->second;
   joins_.erase(join);
   if (returning < 0) clients_.emplace_back();

@@ -13,7 +13,7 @@ void RunCore(absl::string_view input) {
   CoreDriver(reader).Run();
 }
 
-// An undisturbed run: all ranks join and register, and then each goes on, one
+// An undisturbed run: all ranks join and register, and then each sends one
 // message after the other, and every fold ends.
 std::string Undisturbed(int32_t number) {
   std::string input = {static_cast<char>(number & 0xff),

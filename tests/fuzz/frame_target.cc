@@ -11,8 +11,8 @@
 namespace cohort::fuzz {
 namespace {
 
-// Cuts `bytes` into slices whose lengths are the digits of `cuts`, again and
-// again; zeros make empty slices.
+// Cuts `bytes` into slices whose lengths are the digits of `cuts`, repeated
+// to the end; zeros make empty slices.
 grpc::ByteBuffer Sliced(absl::string_view bytes, uint8_t cuts) {
   const size_t lengths[] = {1 + cuts % 5u, cuts / 5u % 8u, 1 + cuts / 40u};
   std::vector<grpc::Slice> slices;

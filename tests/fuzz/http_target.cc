@@ -28,7 +28,7 @@ std::string Exchange(const std::string& address, absl::string_view input) {
   return connection.ReadSome(0);
 }
 
-// Everything that the server ever answers is one of its own pages.
+// Everything that the server ever answers is one of its pages.
 void CheckAnswers(absl::string_view all) {
   static const std::set<int>& known =
       *new std::set<int>{200, 100, 400, 403, 404, 405, 411, 413,

@@ -49,7 +49,7 @@ class DeviceMachine final : public Machine {
   }
   void CopyIn(void* to, const void* from, int64_t bytes) override {
     Expect(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy in");
-    // A small copy may be under way, and the kernels' stream does not wait.
+    // A small copy may be in progress, and the kernels' stream does not wait.
     Expect(cudaDeviceSynchronize(), "copy in");
   }
   void CopyOut(void* to, const void* from, int64_t bytes) override {

@@ -132,7 +132,7 @@ def read_images(torch, folder: pathlib.Path):
 
 def loss_by_epoch(torch, device: str, images, labels, batch: int,
                   bfloat16: bool) -> list[float]:
-    """Of a resnet50 of its own initial values, in an order of its own."""
+    """Of a resnet50 with other initial values and another order of images."""
     from torchvision.models import resnet50  # pylint: disable=import-outside-toplevel
     torch.manual_seed(1)
     memory_format = (torch.channels_last if bfloat16 else

@@ -1,6 +1,6 @@
 """Scrapers and readers of the live page over a network that damages bytes.
 
-An answer is right, an HTTP error, or a closed connection; training goes on.
+An answer is right, an HTTP error, or a closed connection; training continues.
 Over plain HTTP only requests are damaged, because a client cannot tell that an
 answer was. Over HTTPS both directions are.
 """

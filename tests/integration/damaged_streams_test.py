@@ -15,7 +15,7 @@ import processes
 from damaging_proxy import Damage, DamagingProxy, damages
 from processes import KILLS, Cohort
 
-# Short, because there are many. Whoever waits for a message that was lost in
+# Short, because there are many. A worker that waits for a message lost in
 # the damage is given up after a few seconds; the result does not depend on it.
 FLAGS = ("--epochs=2", "--max_steps=60", "--step_deadline=4s", "--lease=3s",
          "--replacement_deadline=20s")

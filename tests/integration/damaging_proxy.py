@@ -27,7 +27,7 @@ class Damage:
 # twice. swap: the piece's halves are exchanged. cut: the connection ends.
 # stall: nothing more arrives on this connection in this direction, as after
 # damage to the length of a frame. It is not among those drawn, because each
-# takes as long as somebody's patience.
+# takes as long as the reader's patience.
 KINDS = ("flip", "flip", "flip", "drop", "repeat", "swap", "cut")
 
 

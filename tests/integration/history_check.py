@@ -7,7 +7,7 @@ The files are those of cohort-worker --exchange_log, all of one run on one
 machine (the times of different files are compared). Prints one line a
 violation and exits with 1 if there is any.
 
-The model. A *start* of the server is told apart by the upper half of the
+The model. A *start* of the server is identified by the upper half of the
 incarnations that it gives out. Within a start:
 
   once       all answers to a push agree; of the attempts of an assignment at
@@ -24,7 +24,7 @@ incarnations that it gives out. Within a start:
              were sent; a read of the newest version that begins after an
              answer is not older than that answer's version
 
-A later start continues at the oldest version that it told of.
+A later start continues at the oldest version that it reported.
 Up to there, the versions of both starts have the same content and count
 together; what the earlier start did after that is void.
 """
@@ -95,7 +95,7 @@ def load(paths):
                 events.append(json.loads(line))
             except json.JSONDecodeError:
                 # A killed process may leave half a line; the next process
-                # goes on behind it.
+                # continues after it.
                 if number < len(lines) and '{"event"' in line[1:]:
                     events.append(json.loads(line[line.rindex('{"event"'):]))
     return sorted(events, key=lambda event: event["end_us"])
@@ -141,7 +141,7 @@ class History:
 
     def _bases(self):
         """By start: the version that it continued at, which is the oldest
-        that it told of."""
+        that it reported."""
         bases = {}
         for event in self.events:
             if "error" in event or "version" not in event or \

@@ -10,7 +10,7 @@ import processes
 from ports import named_ports
 from processes import Cohort, kill, run
 
-# Much longer than the time before a fault, so that the run is still going on.
+# Much longer than the time before a fault, so that the run has not ended.
 EPOCHS = "--epochs=4"
 
 

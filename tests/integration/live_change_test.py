@@ -1,4 +1,4 @@
-"""A run that cohortctl inspects and changes while it goes on."""
+"""A run that cohortctl inspects and changes while it trains."""
 
 import re
 import unittest

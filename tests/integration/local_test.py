@@ -57,7 +57,7 @@ class Local(unittest.TestCase):
                     try:
                         count += "cohort-gradients" in os.readlink(file)
                     except FileNotFoundError:
-                        # Closed meanwhile.
+                        # Closed since it was listed.
                         pass
                 return count
 

@@ -1,6 +1,6 @@
 """A name service that answers a worker once, and then never again.
 
-Server and workers run in a network and a file tree of their own, where this
+Server and workers run in a separate network and file tree, where this
 test is the only name service. This needs root.
 """
 
@@ -73,7 +73,7 @@ class OutsideTest(unittest.TestCase):
     def test_a_worker_asks_for_its_server_once(self):
         why_not = own_world()
         if why_not:
-            self.skipTest(f"no network of its own: {why_not}")
+            self.skipTest(f"no separate network: {why_not}")
         inside = subprocess.run(
             [*WORLD, sys.executable, "-B", __file__, INSIDE],
             capture_output=True, text=True, timeout=300, check=False)

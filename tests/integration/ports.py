@@ -1,4 +1,4 @@
-"""Ports for processes that must be told theirs before they start."""
+"""Ports for processes that must know theirs before they start."""
 
 import pathlib
 import random

@@ -59,7 +59,7 @@ def _role_of(program):
 
 
 class Cohort:
-    """One server and its workers in a folder of their own."""
+    """One server and its workers in a separate folder."""
 
     def __init__(self, workers=2, server_flags=(), worker_flags=WORKER_FLAGS,
                  keeps=False):

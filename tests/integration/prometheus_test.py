@@ -224,7 +224,7 @@ class RealPrometheus(unittest.TestCase):
         before = prometheus.value("cohort_samples_total")
         prometheus.wait_until(
             lambda: (prometheus.value("cohort_samples_total") or 0) > before,
-            "training to go on")
+            "training to continue")
 
 
 if __name__ == "__main__":

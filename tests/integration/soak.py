@@ -33,7 +33,7 @@ DELAY_S = 0.02
 PAUSE_S = (5, 20)
 
 # Differences between two medians that are no leak:
-# - Memory: the model has 15 KiB, so gradients of all ranks under way, versions
+# - Memory: the model has 15 KiB, so gradients of all ranks in flight, versions
 #   that readers hold and a checkpoint being written are below 2 MiB. glibc
 #   gives each of a process's 10 to 30 threads an arena that grows in steps of
 #   132 KiB: 4 MiB. LibTorch's worker frees in other orders than it allocates:
@@ -135,7 +135,7 @@ class Soak(unittest.TestCase):
         return self.cohort.status()["version"]
 
     def await_steps(self, steps=3):
-        """The run goes on, whatever was done to it."""
+        """The run continues, whatever was done to it."""
         begin = self.version()
         self.cohort.wait_until(lambda: self.version() >= begin + steps,
                                f"version {begin + steps}")
@@ -197,7 +197,7 @@ class Soak(unittest.TestCase):
     # ---- the run
 
     def disturb_until(self, sampler, end_s, actions):
-        """Something happens every few seconds; then the run has to go on."""
+        """Something happens every few seconds; then the run has to continue."""
         pause = threading.Event()
         while sampler.elapsed_s() < end_s:
             action = self.random.choice(actions)

@@ -11,7 +11,7 @@ import unittest
 from ports import named_ports
 from processes import WORKER_FLAGS, Cohort, run
 
-# Long enough that nothing ends before it is told to.
+# Long enough that nothing ends before it is stopped.
 LONG = "--epochs=10000"
 DEADLINE_S = 600
 
@@ -61,7 +61,7 @@ class Start(unittest.TestCase):
                        f"mount --bind {hosts} /etc/hosts && exec \"$0\" \"$@\""]
             if subprocess.run([*wrapper, "true"], capture_output=True,
                               check=False).returncode != 0:
-                self.skipTest("only root may give a process names of its own")
+                self.skipTest("only root may give a process separate names")
             cohort.start_server()
             cohort.address = cohort.address.replace("127.0.0.1", "two.test")
             cohort.start_worker(0, wrapper=wrapper)

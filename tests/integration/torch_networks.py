@@ -116,7 +116,7 @@ class UNet(nn.Module):
 
 
 class ScaledNorm(nn.BatchNorm2d):
-    """A subclass with a forward of its own, which counts no batches."""
+    """A subclass with another forward, which counts no batches."""
 
     def forward(self, x):
         return 2.0 * F.batch_norm(

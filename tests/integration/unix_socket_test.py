@@ -1,4 +1,4 @@
-"""A server at a Unix socket, and workers in network namespaces of their own,
+"""A server at a Unix socket, and workers in separate network namespaces,
 as containers have them."""
 
 import os

@@ -240,7 +240,7 @@ TEST_F(ServiceTest, RunContinuesFromItsCheckpoint) {
               ElementsAre(9.0f, 8.5f, 8.0f, 7.5f));
   server_->Stop();
   server_.reset();
-  // The history goes on under the header it has: one row for the step.
+  // The history continues under the header it has: one row for the step.
   std::ifstream history(options.files.results_dir + "/history.csv");
   std::string line;
   std::getline(history, line);

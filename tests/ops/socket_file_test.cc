@@ -25,7 +25,7 @@ class SocketFileTest : public ::testing::Test {
     ListenAddress address{.socket = path_};
     return ListenSocket::Open("--listen", address);
   }
-  // True if somebody listens there.
+  // True if a process listens there.
   bool Connects() const {
     const auto address = UnixAddressOf(path_);
     const int fd = socket(AF_UNIX, SOCK_STREAM, 0);

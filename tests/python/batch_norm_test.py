@@ -76,7 +76,7 @@ class Half(Head):
 
 class Partial(Head):
     """A second layer, which only the samples that are marked by a large first
-    pixel use; and a third, which nobody uses."""
+    pixel use; and a third, which no sample uses."""
 
     def __init__(self, front, norm):
         super().__init__(front, norm)

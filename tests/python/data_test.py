@@ -365,7 +365,7 @@ class Objects:
 
 
 def shuffled(rank, address, by_rank):
-    """Trains on a shuffled loader of its own."""
+    """Trains on a shuffled loader that it makes."""
     model, job = joined(address)
     torch.manual_seed(3 + (rank if by_rank else 0))
     loader = torch.utils.data.DataLoader(Shapes(64), batch_size=4, shuffle=True)

@@ -265,7 +265,7 @@ class OtherWorkers(unittest.TestCase):
         with Server(2, "--max_steps=2") as server:
             ranks = server.ranks(register, models, sizes)
             self.assertRegex(ranks[1].result(), pattern)
-            # The others go on with one that fits.
+            # The others continue with one that fits.
             again = Rank(register, 1, server.address, [models[0]] * 2,
                          [sizes[0]] * 2)
             self.assertEqual([ranks[0].result(), again.result()],
@@ -425,7 +425,7 @@ class Processes(unittest.TestCase):
         heads = []
         for process in scripts:
             heads.append("")
-            # Both are in a batch before one of them may go on.
+            # Both are in a batch before one of them may continue.
             while "batch" not in heads[-1]:
                 line = process.stdout.readline()
                 self.assertTrue(line, heads[-1])

@@ -1,4 +1,4 @@
-"""What the server is told of an optimizer, its groups and its schedulers."""
+"""What the server receives of an optimizer, its groups and its schedulers."""
 
 import pathlib
 import unittest

@@ -16,7 +16,7 @@ DEADLINE = 200
 
 
 class Server(Cohort):
-    """A cohort-server in a folder of its own."""
+    """A cohort-server in a separate folder."""
 
     def __init__(self, workers, *flags, keeps=False):
         super().__init__(workers, ["--ops_listen=", *flags], keeps=keeps)

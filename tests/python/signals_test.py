@@ -75,7 +75,7 @@ def train_with_slow_loaders(_, address, folder, method):
 
 
 class Script:
-    """Rank 1 as a script of its own, with a process group of its own."""
+    """Rank 1 as a separate script, in a separate process group."""
 
     def __init__(self, address, folder, what="worker"):
         self._log = pathlib.Path(folder) / "versions"

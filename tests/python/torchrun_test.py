@@ -90,7 +90,7 @@ class Torchrun(unittest.TestCase):
         self.dir = pathlib.Path(folder.name)
 
     def start(self, name, *arguments, restarts=0, command=None, **environment):
-        """A gang of two processes in a folder of its own."""
+        """A gang of two processes in a separate folder."""
         folder = self.dir / name
         folder.mkdir()
         return folder, subprocess.run(
@@ -137,14 +137,14 @@ class Torchrun(unittest.TestCase):
         self.check_ended("plain", servers=1)
 
     def test_a_gang_that_is_started_again_goes_on_from_the_checkpoint(self):
-        # Without a checkpoint it begins anew.
-        anew = self.digest("anew", self.rank0(), "--kill=1", restarts=1,
+        # Without a checkpoint it starts from the beginning.
+        again = self.digest("again", self.rank0(), "--kill=1", restarts=1,
                            **self.listen())
-        self.assertEqual(self.starts_of("anew"), {0: 1, 1: 1})
+        self.assertEqual(self.starts_of("again"), {0: 1, 1: 1})
         state = self.rank0(checkpoint_dir=str(self.dir / "state"),
                            checkpoint_every=4)
         self.assertEqual(self.digest("killed", state, "--kill=0", restarts=1,
-                                     **self.listen()), anew)
+                                     **self.listen()), again)
         self.assertGreater(self.starts_of("killed")[1], 4)
         self.check_ended("killed", servers=2)
 

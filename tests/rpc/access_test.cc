@@ -46,8 +46,8 @@ SharedSecurity SecurityOf(const TlsFiles& files) {
   return *security;
 }
 
-// A client's credentials that refuse nothing by themselves, not even an expired
-// certificate of their own.
+// A client's credentials that refuse nothing by themselves, not even their
+// certificate when it has expired.
 std::shared_ptr<grpc::ChannelCredentials> Unchecked(const TlsFiles& files) {
   grpc::SslCredentialsOptions options;
   options.pem_root_certs = *ReadSmallFile("", files.ca);

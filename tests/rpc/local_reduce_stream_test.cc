@@ -128,7 +128,7 @@ TEST_F(LocalReduceTest, AMessageThatIsNoneEndsTheRendezvousOfItsSender) {
     Send(mail);
   }
   EXPECT_TRUE(absl::IsDataLoss(EndStatus()));
-  // Others go on.
+  // Others continue.
   ReduceCall remote = workers_[1]->OpenReduce();
   ASSERT_TRUE(
       remote.Write(workers_[1]->Contribution(assignments_[1], 2, 3, 2)));

@@ -92,7 +92,7 @@ class CellWorker {
                                   .rank = rank_,
                                   .batch_size = 1,
                                   .server_timeout = absl::Minutes(1)});
-    // If the others go on, the run may have ended without this rank.
+    // If the others continue, the run may have ended without this rank.
     if (!client.ok() || !Begin(**client).ok()) return true;
     for (;;) {
       const absl::StatusOr<Assignment> next = (*client)->NextAssignment();

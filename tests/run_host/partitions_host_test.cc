@@ -26,7 +26,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Records what shard 0 is told.
+// Records what shard 0 receives.
 class KeptReports final : public CoordinatorStream {
  public:
   void End(const absl::Status& status) override {
@@ -309,11 +309,11 @@ TEST_F(PartitionsHostTest, AHigherGenerationTakesOverAndWhatWasHeldIsGone) {
   EXPECT_TRUE(worker->end.has_value());
   // The earlier shard 0 may not know yet.
   EXPECT_TRUE(absl::IsAborted(host_.Handle(old.get(), TakeOf(gradient))));
-  // Nor does the new one get a gradient that it has not been told of.
+  // Nor does the new one get a gradient that was not announced to it.
   EXPECT_FALSE(host_.Handle(link.get(), TakeOf(gradient)).ok());
 }
 
-// Transactions are numbered anew, so its number says nothing.
+// Transaction numbers begin again, so its number says nothing.
 TEST_F(PartitionsHostTest, AFoldOfAnOldGenerationComesToNothing) {
   std::vector<std::pair<FoldJob, PartitionsHost::OnFolded>> folds;
   PartitionsHost host(

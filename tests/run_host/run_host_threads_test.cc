@@ -224,7 +224,7 @@ TEST(RunHostThreadsTest, PolicyChangesUnderWayAndEveryPushIsAnswered) {
   EXPECT_GT(run.samples, 0);
 }
 
-// A session that does something while it is told that it has joined.
+// A session that does something while it receives the answer to its join.
 class JoiningSession final : public SessionStream {
  public:
   explicit JoiningSession(std::function<void()> meanwhile)

@@ -1,4 +1,4 @@
-// A worker in a thread of its own, which calls a shard as the gRPC adapters do.
+// A worker in a separate thread, which calls a shard as the gRPC adapters do.
 #pragma once
 
 #include <cstdint>

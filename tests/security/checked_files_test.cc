@@ -24,7 +24,7 @@ TEST(CheckedFilesTest, PathsHaveTheNewestContent) {
   ExpectOk(files->Replace({.cert = "cert 2", .key = "key 2", .ca = "ca 2"}));
   std::ifstream later(own);
   std::ifstream authorities(ca);
-  // A reader that came before goes on with the pair that it opened.
+  // A reader that came before continues with the pair that it opened.
   EXPECT_EQ(TextOf(earlier), "cert 1\nkey 1");
   EXPECT_EQ(TextOf(later), "cert 2\nkey 2");
   EXPECT_EQ(TextOf(authorities), "ca 2");

@@ -97,7 +97,7 @@ void Checker::OnCounted(Rank rank, int32_t server_incarnation,
   if (server_incarnation != server_incarnation_) return;
   for (int64_t i = batch.begin; i < batch.end; ++i) {
     if (now_.own_samples.contains(i)) continue;
-    Fail(absl::StrCat("rank ", rank.value(), " is told that sample ", i,
+    Fail(absl::StrCat("rank ", rank.value(), " was answered that sample ", i,
                       " counts, but no version contains it"));
   }
 }
@@ -305,7 +305,7 @@ void Checker::CoverOwn(const Contribution& contribution) {
   for (int64_t i = contribution.range.begin; i < contribution.range.end; ++i) {
     if (now_.own_samples.insert(i).second) continue;
     Fail(absl::StrCat(Text(contribution.key), " has sample ", i,
-                      " of its own data, which was used before"));
+                      " of own data, which was used before"));
   }
 }
 
@@ -402,7 +402,7 @@ bool Checker::IsOver(const effect::SendVerdict& sent) const {
                            "was issued again as attempt") ||
          // With own data a process asks under its next incarnation, too. With
          // several shards a step takes longer, and can end while all of its
-         // members are away, so that none is told.
+         // members are away, so that none is notified.
          ((run_.extras.own_data || scenario_.strangers || IsShared()) &&
           (absl::StrContains(sent.verdict.reason, " ended early: ") ||
            absl::StrContains(sent.verdict.reason, "decided long ago") ||

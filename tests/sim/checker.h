@@ -38,7 +38,7 @@ class Checker {
   void OnFold(const Folder& folder, const FoldJob& fold);
   // A worker reads this version.
   void OnRead(const ModelVersion& snapshot);
-  // A worker was told by this server that its push counts, and takes its next
+  // A worker got this server's verdict that its push counts, and takes its next
   // batch.
   void OnCounted(Rank rank, int32_t server_incarnation,
                  const IndexRange& batch);
@@ -49,7 +49,7 @@ class Checker {
   // for.
   void OnStateTaken() { asked_checkpoints_.push_back(now_); }
   // The oldest of the checkpoints that were asked for is begun, or the newest
-  // is left out because another one is under way.
+  // is left out because another one is in progress.
   void OnCheckpointBegun(bool begun);
   // The one that was begun is complete.
   void OnCheckpointWritten(RunState state);

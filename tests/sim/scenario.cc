@@ -184,7 +184,7 @@ void AddExtras(const RunExtras& extras, RunSpec& spec) {
   std::erase(o.policy.statistics, StatisticsKind::kAfter);
 }
 
-// From a generator of its own, so that the other choices of a seed do not
+// From a separate generator, so that the other choices of a seed do not
 // depend on it.
 RunExtras MakeExtras(uint64_t seed) {
   SplitMix64 random(MixSeed(seed, 4));

@@ -23,7 +23,7 @@ enum class FrontEndStates {
 
 // What a run may have besides the combinations of MakeRunSpec.
 struct RunExtras {
-  // Each process has a stream of batches of its own. A run of own data always
+  // Each process has a separate stream of batches. A run of own data always
   // has a limit of steps.
   bool own_data = false;
   // The run ends before its epochs do, unless pushes are dropped.
@@ -127,7 +127,7 @@ struct Fault {
   // Time until the replacement, the thaw, or the server's return; for a broken
   // session or link, until the server or data shard notices.
   absl::Duration lasts;
-  // A frozen process is replaced meanwhile.
+  // A frozen process is replaced while it stands still.
   bool replaced = false;
 };
 

@@ -75,7 +75,7 @@ class ShardNetwork {
   // The network loses the newest link to a data shard, which notices after
   // `unnoticed`.
   void Break(int32_t index, absl::Duration unnoticed);
-  // A call over a connection of its own.
+  // A call over a separate connection.
   void Fetch(int32_t index, Version version,
              absl::AnyInvocable<void(SimServer&, MaybeSnapshot)> answer);
   // Runs an event in the present process of shard 0, if it still runs then.

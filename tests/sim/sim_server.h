@@ -215,11 +215,11 @@ class SimServer : private CoreHost<SimServer> {
   // The main thread writes something.
   bool busy_ = false;
   std::optional<Write> milestone_;
-  // The first one is under way.
+  // The first one is in progress.
   std::deque<Write> writes_;
   // As DataShards::KeepWhole.
   SharedSnapshot whole_;
-  // Fetches under way, by number. They end with the connection to their data
+  // Fetches in progress, by number. They end with the connection to their data
   // shard.
   struct PartFetch {
     int32_t shard = 0;

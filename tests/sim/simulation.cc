@@ -114,7 +114,7 @@ Outcome Simulation::Run() {
     if (++outcome_.events > kEventsMax * shard_network_.shards() ||
         scheduler_.now() - begin > kTimeMax) {
       checker_.Fail(absl::StrCat(
-          "the run does not end: somebody waits for ever", StateText()));
+          "the run does not end: a worker waits for ever", StateText()));
     }
   }
   if (!checker_.failure().has_value()) Drain();
@@ -260,7 +260,7 @@ void Simulation::Tick() {
 
 void Simulation::StartMissing() {
   // The first workers start by themselves, and lost workers are replaced. Those
-  // that were told of an end whose results are lost are needed once more.
+  // that were notified of an end whose results are lost are needed once more.
   if (server_ == nullptr || checker_.ended().has_value() ||
       (scenario_.changes.empty() && !checker_.ended_before())) {
     return;
@@ -351,7 +351,7 @@ void Simulation::Freeze(SimWorker& worker, const Fault& fault) {
   scheduler_.After(fault.lasts, [this, &worker, replaced = fault.replaced] {
     worker.Thaw();
     if (!replaced) return;
-    // Messages that it sends before it is told must do no harm.
+    // Messages that it sends before it is notified must do no harm.
     scheduler_.After(scenario_.delay_max * 4, [&worker] {
       if (worker.alive()) worker.Kill();
     });
@@ -384,7 +384,7 @@ void Simulation::Drain() {
     if (c.worker->connection() != c.connection || !c.worker->alive()) continue;
     if (!c.worker->finished()) {
       checker_.Fail(absl::StrCat("rank ", c.worker->rank().value(),
-                                 " was not told that the run is over"));
+                                 " was not notified of the end of the run"));
     }
     if (c.worker->awaits_verdict()) {
       checker_.Fail(

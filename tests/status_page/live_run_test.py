@@ -20,7 +20,7 @@ from processes import Cohort, kill  # noqa: E402
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 # A worker gives the name of its machine: here a name that is markup, in a
-# namespace of its own.
+# separate namespace.
 RENAMED = ["unshare", "--uts", sys.executable, "-c",
            "import os, socket, sys; socket.sethostname(sys.argv[1]); "
            "os.execv(sys.argv[2], sys.argv[2:])", HOSTILE]

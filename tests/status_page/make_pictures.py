@@ -66,7 +66,7 @@ def watch(ctl: pathlib.Path, server: str) -> str:
                           stdin=follower, stdout=follower,
                           stderr=subprocess.DEVNULL,
                           env={**os.environ, "TERM": "xterm"},
-                          # With a terminal of its own it reads keys.
+                          # With a separate terminal it reads keys.
                           start_new_session=True,
                           preexec_fn=lambda: fcntl.ioctl(
                               0, termios.TIOCSCTTY, 0)) as process:

@@ -18,7 +18,7 @@ class PageCase(unittest.TestCase):
 
     def setUp(self):
         self.browser.set_look(1280, 800)
-        # The previous test's page would go on asking a server that is gone.
+        # The previous test's page would keep asking a server that is gone.
         self.browser.open("about:blank")
         self.browser.complaints()
 

@@ -93,7 +93,7 @@ absl::Status BatchNormBinding::Add(BatchNormSpec spec, Layer layer) {
     }
     return absl::InvalidArgumentError(
         absl::StrCat(spec.name, " shares its tensors with ", other.name,
-                     ", so their calls cannot be told apart"));
+                     ", so their calls cannot be distinguished"));
   }
   specs_.push_back(std::move(spec));
   layers_.push_back(std::move(layer));

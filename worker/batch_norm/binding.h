@@ -52,8 +52,8 @@ class BatchNormBinding {
   //
   // The first binding of a process installs the batch-norm kernel that
   // BatchNormScope relies on.
-  // Errors: InvalidArgument if two layers cannot be told apart, if a name to
-  //   freeze matches no layer, or if a layer to freeze keeps no statistics.
+  // Errors: InvalidArgument if two layers cannot be distinguished, a name to
+  //   freeze matches no layer, or a layer to freeze keeps no statistics.
   static absl::StatusOr<BatchNormBinding> Make(
       torch::nn::Module& model, const BindingOptions& options = {});
 

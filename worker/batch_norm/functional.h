@@ -84,7 +84,7 @@ at::Tensor BatchNormAddRelu(Norm& norm, const at::Tensor& x,
 }
 
 // relu(norm(x) + other(z)), as above: the end of a residual block whose
-// shortcut has a batch norm of its own. Both layers share one rendezvous with
+// shortcut has a batch norm. Both layers share one rendezvous with
 // the other workers in each pass; the results are bit-identical to two calls.
 template <typename Norm>
 at::Tensor BatchNormPairAddRelu(Norm& norm, const at::Tensor& x, Norm& other,

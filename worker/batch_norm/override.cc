@@ -45,7 +45,7 @@ at::Tensor BatchNormKernel(const at::Tensor& input,
 }  // namespace
 
 void InstallBatchNormKernel() {
-  // The stock operator is composite: it has no kernels of its own for autograd
+  // The stock operator is composite: it has no separate kernels for autograd
   // on CPU and CUDA. So these entries replace nothing, and every tensor there
   // outside inference mode reaches them. They are never destroyed, because
   // modules may still run during static destruction.

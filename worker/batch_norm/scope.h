@@ -82,7 +82,7 @@ struct PendingMoments {
 // the binding is normalised by its moving statistics instead. It has no
 // rendezvous, and its call is neither counted nor reported. The backward pass
 // of those calls must run before the scope ends, while this thread waits for it
-// (autograd has threads of its own for devices). Moving statistics do not
+// (autograd has separate threads for devices). Moving statistics do not
 // change: the server owns them.
 //
 // Layers that are not bound and other threads are not affected and get the
@@ -143,8 +143,8 @@ class BatchNormScope {
 //   const RecomputeScope again(mark);
 //   y = segment(x);                      // with autograd
 //
-// It may run on another thread than the mark's, which must wait meanwhile:
-// autograd runs the backward passes of a GPU on a thread of its own. It must
+// It may run on another thread than the mark's, which must wait for it:
+// autograd runs the backward passes of a GPU on a separate thread. It must
 // end before its BatchNormScope does. If the mark was made outside a
 // BatchNormScope, or the scope has ended, it does nothing; a layer in training
 // mode then updates its statistics twice, as without Cohort. Throws:

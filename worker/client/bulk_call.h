@@ -52,7 +52,7 @@ class BulkCall {
   absl::Status Send(const grpc::ByteBuffer& message);
   void FinishWrites() { stream_.FinishWrites(); }
 
-  // Returns once Receive has something. Meanwhile the server may report over
+  // Returns once Receive has something. Until then the server may report over
   // the session what the worker waits for; `on_wait` is called with it and
   // returns the new deadline.
   // Errors: those of Link::WaitLocked.

@@ -35,7 +35,7 @@ class BulkStream {
              int64_t queued_bytes_max = kQueuedBytesMax);
 
   // Queues `message`; blocks until it fits into the queue.
-  // Errors: Aborted if the step in progress ends meanwhile; Unavailable if
+  // Errors: Aborted if the step in progress ends; Unavailable if
   //   the stream is over; those of Link::WaitLocked.
   absl::Status Send(grpc::ByteBuffer message, Instant deadline);
 

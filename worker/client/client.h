@@ -39,7 +39,7 @@ struct ClientOptions {
   // How long the client waits for an unreachable server, or for a rank that is
   // still taken, before it gives up.
   absl::Duration server_timeout = absl::Minutes(5);
-  // How long after the end of its own certificate the client gives up, unless
+  // How long after its certificate has expired the client gives up, unless
   // the files of `tls` hold a new one.
   absl::Duration own_certificate_grace = absl::Seconds(10);
   // How gradients and weights travel if the server is on this host.

@@ -46,8 +46,8 @@ class ClientHooks {
   virtual void OnExchangePath(absl::string_view transport,
                               absl::string_view text) = 0;
 
-  // New TLS files are in use, or there is a fault in them. Called on a thread
-  // of its own.
+  // New TLS files are in use, or there is a fault in them. Called on a separate
+  // thread.
   virtual void OnTlsFiles(bool fault, absl::string_view text) = 0;
 };
 

@@ -163,7 +163,7 @@ class GrpcClient final : public Client {
   // The result of the last look at a server that ends each connection.
   std::optional<Instant> looked_at_;
   ClosedBecause closed_because_ = ClosedBecause::kUnknown;
-  // The sentence that the hooks were told last.
+  // The sentence that the hooks received last.
   std::string exchange_path_;
   // An error if the run cannot continue.
   absl::Status final_;

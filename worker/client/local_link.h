@@ -37,7 +37,7 @@ namespace cohort {
 class LocalLink {
  public:
   // `token` is the one of the newest join. `partitions` must outlive the link.
-  // Errors: Unavailable: there is no such socket here, or nobody answers;
+  // Errors: Unavailable: there is no such socket here, or no answer;
   //   PermissionDenied: the server refuses this process; InvalidArgument: what
   //   it passes cannot be used.
   static absl::StatusOr<std::unique_ptr<LocalLink>> Connect(
@@ -45,15 +45,15 @@ class LocalLink {
       const std::vector<Partition>& partitions);
 
   // Copies the gradient of a partition into the arena, once the server no
-  // longer needs the one before. Meanwhile `check` is called again and again;
+  // longer needs the one before. While it waits, `check` is called repeatedly;
   // its error ends the wait. `gradient` must have the partition's size.
   // Errors: those of `check`; DeadlineExceeded after `patience`.
   absl::Status Write(int32_t partition, const ByteRope& gradient,
                      const Clock& clock, absl::Duration patience,
                      absl::FunctionRef<absl::Status()> check);
 
-  // The server was not told about the gradient that was written last for this
-  // partition, and never will be.
+  // The server does not know of the gradient that was written last for this
+  // partition, and never will.
   void TakeBack(int32_t partition) {
     --written_[static_cast<size_t>(partition)];
   }
@@ -65,7 +65,7 @@ class LocalLink {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Sends a message. While the server has no room for it, `check` is called
-  // again and again. Errors: those of `check`; DataLoss: the server's memory
+  // repeatedly. Errors: those of `check`; DataLoss: the server's memory
   // is damaged.
   absl::Status SendMessage(absl::string_view message,
                            absl::FunctionRef<absl::Status()> check);

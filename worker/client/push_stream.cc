@@ -128,7 +128,7 @@ absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   MutexLock lock(link_.mu);
   while (!CompleteLocked()) {
     // If only a later step has ended early, this one was committed, and its
-    // verdict is under way.
+    // verdict is on its way.
     COHORT_RETURN_IF_ERROR(link_.tracker.CheckTakenStep());
     COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
   }
@@ -243,7 +243,7 @@ absl::StatusOr<ByteRope> PushStream::WeightsOf(Reply& reply, int64_t elements) {
   const v1::WeightsPartition& weights = reply.header.weights();
   if (weights.has_base_version()) return Changed(reply, elements);
   if (!weights.has_shared()) {
-    // Checked here and not on the driving thread, which computes meanwhile.
+    // Checked here and not on the driving thread, which is computing.
     COHORT_RETURN_IF_ERROR(CheckPayload(weights, reply.payload, elements));
     return std::move(reply.payload);
   }
@@ -265,7 +265,7 @@ absl::StatusOr<ByteRope> PushStream::Changed(const Reply& reply,
   KeptWeights::Shared base;
   {
     MutexLock lock(link_.mu);
-    // A push that was given up meanwhile, or its repetition.
+    // A push that was given up by now, or its repetition.
     if (awaited_ != key || base_ == nullptr ||
         weights.base_version() != base_version_.value()) {
       return ByteRope();

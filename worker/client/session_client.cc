@@ -111,7 +111,7 @@ void SessionClient::OnHeartbeatEcho(const v1::HeartbeatEcho& echo) const {
   const absl::Time now = absl::Now();
   const absl::Duration half =
       (now - absl::FromUnixMicros(echo.sent_unix_us())) / 2;
-  // The local clock was set back meanwhile.
+  // The local clock was set back on the way.
   if (half < absl::ZeroDuration()) return;
   hooks_->OnServerClock(
       absl::FromUnixMicros(echo.server_unix_us()) - (now - half), half);

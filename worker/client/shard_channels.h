@@ -33,13 +33,13 @@ class ShardChannels {
 
   // Connects on first use.
   std::shared_ptr<grpc::Channel> To(const std::string& address);
-  // Connects anew from now on; streams that are open keep their connection.
+  // Opens new connections from now on; open streams keep theirs.
   void Clear() { channels_.clear(); }
 
   // Connects to the data shards from shard 1 on, and returns once all can be
   // reached and serve the run, each as the shard that it is taken for, or the
   // run is over.
-  // `on_wait` is told at intervals which one does not, and why. `tls` are the
+  // `on_wait` receives at intervals which one does not, and why. `tls` are the
   // files behind the security, for finding out why.
   // Errors: Unavailable: one is not there until `deadline`; those of
   //   Link::Check.

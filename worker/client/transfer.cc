@@ -311,8 +311,8 @@ absl::StatusOr<PulledVersion> PullOnce(const BulkTarget& target,
 absl::StatusOr<PulledVersion> PullVersion(const BulkTarget& target,
                                           const PullOptions& options) {
   // The newest version may be replaced before a data shard is asked for it.
-  // Then the run has made another, so a reader that is overtaken again and
-  // again is slow, not stuck; an error would cost it its assignment.
+  // Then the run has made another, so a reader that is overtaken repeatedly
+  // is slow, not stuck; an error would cost it its assignment.
   for (;;) {
     absl::StatusOr<PulledVersion> pulled = PullOnce(target, options);
     if (!absl::IsOutOfRange(pulled.status()) || options.version.has_value()) {

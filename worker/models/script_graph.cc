@@ -224,7 +224,7 @@ class Surveyor {
           return Refusal(
               node, absl::StrCat(
                         "batch norm: got ", path, " as its ", name,
-                        ", want a tensor of that name in a module of its own"));
+                        ", want a tensor of that name in a separate module"));
         }
         owners.insert(path.substr(0, dot));
         present.insert(name);

@@ -74,7 +74,7 @@ class ExchangeLog final : public ForwardingClient {
   std::ofstream file_;
   bool failed_ = false;
   Rank rank_;
-  // The push under way.
+  // The push in progress.
   PushKey key_;
   PushOpening opening_;
   std::vector<std::string> gradients_;

@@ -11,7 +11,7 @@
 
 namespace cohort {
 
-// Parameters with a learning rate or weight decay of their own, as factors of
+// Parameters with another learning rate or weight decay, as factors of
 // the run's.
 struct ParameterGroup {
   // A name or pattern; see MatchesPattern.

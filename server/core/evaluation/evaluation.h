@@ -14,7 +14,7 @@
 
 namespace cohort {
 
-// Evaluations under way: each reads one pinned version, in shards that any
+// Evaluations in progress: each reads one pinned version, in shards that any
 // rank may compute. No part of training depends on them but the end of the
 // run.
 class EvaluationBook {
@@ -38,11 +38,11 @@ class EvaluationBook {
   };
 
   // Cuts the test split into `shards` near-equal ranges a kind and pins
-  // `snapshot`. An evaluation of the same version that is under way is not
+  // `snapshot`. An evaluation of the same version that is in progress is not
   // repeated.
   void Start(SharedVersion snapshot, const Plan& plan);
 
-  // The next shard nobody computes yet.
+  // The next shard that no rank computes yet.
   std::optional<Shard> Take();
   // Its rank was lost: the next caller gets it.
   void Return(const Shard& shard);

@@ -56,7 +56,7 @@ class MomentsCollection {
   MomentsCollection(int64_t id, SharedVersion snapshot,
                     const std::vector<IndexRange>& batches, size_t layers);
 
-  // The next batch nobody computes yet.
+  // The next batch that no rank computes yet.
   std::optional<Shard> Take();
   // Its rank was lost: the next caller gets it.
   void Return(const Shard& shard);

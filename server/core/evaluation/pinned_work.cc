@@ -56,7 +56,7 @@ bool PinnedWork::EndsWithCollection() const {
 void PinnedWork::StartEvaluation(const SharedVersion& snapshot,
                                  EvaluationBook::Plan plan) {
   plan.test_samples = model_.model()->plan.test_samples;
-  // After a restart nobody is back yet.
+  // After a restart no rank is back yet.
   plan.shards = phase_.started() ? std::max(ranks_.live(), 1)
                                  : settings_.options().workers;
   evaluations_.Start(snapshot, plan);

@@ -40,7 +40,7 @@ class PinnedWork {
         ranks_(ranks),
         model_(model) {}
 
-  // No evaluation is under way.
+  // No evaluation is in progress.
   bool evaluated() const { return evaluations_.empty(); }
   bool collecting() const { return collection_.has_value(); }
   // "collecting batch-norm moments, 3 of 20 batches".
@@ -58,13 +58,13 @@ class PinnedWork {
   // At the end of training: collects `after` and evaluates, if the policy keeps
   // it. Returns true once there is nothing left to start.
   bool Conclude(Turn& turn);
-  // Starts a collection on request; if one is under way, only answers.
+  // Starts a collection on request; if one is in progress, only answers.
   // Errors: FailedPrecondition (training has not started or is done, the policy
   //   does not keep the kind, no layer has statistics).
   absl::StatusOr<CollectionAnswer> Collect(bool training_done, Turn& turn);
 
-  // The next part nobody computes yet, for `rank`, which then computes it;
-  // without sequence and policy epoch.
+  // The next part that no rank computes yet, for `rank`, which then computes
+  // it; without sequence and policy epoch.
   std::optional<Assignment> Next(Rank rank, bool may_collect);
   // Takes what `rank` computes away from it, for the next that asks. No-op if
   // it computes nothing.

@@ -279,7 +279,7 @@ struct Log {
   std::optional<WorkerProcess> worker;
   std::string text;
 };
-// The run is over; workers have been told.
+// The run is over; workers have been notified.
 struct RunEnded {
   RunOutcome outcome = RunOutcome::kFinished;
   std::string reason;

@@ -96,7 +96,7 @@ struct ChangeAnswer {
   AwaitedChange awaited;
 };
 
-// A collection of precise statistics that is under way.
+// A collection of precise statistics that is in progress.
 struct CollectionAnswer {
   // The version whose weights the batches run over.
   Version version;

@@ -40,7 +40,7 @@ struct Turn {
   bool checkpoint = false;
   // More than a message has arrived: workers may have something to do now.
   bool changed = false;
-  // Those who wait do so for someone else now, or for longer.
+  // Those that wait do so for another rank now, or for longer.
   bool repeat_waits = false;
 
   // A line of the log, about a worker if it is one.

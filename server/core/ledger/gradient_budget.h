@@ -38,7 +38,7 @@ class GradientBudget {
   void BeginFold(int64_t bytes) { folding_bytes_ += bytes; }
   void EndFold(int64_t bytes);
   bool folding() const { return folding_bytes_ > 0; }
-  // Whether folds of so many bytes are under way.
+  // Whether folds of so many bytes are in progress.
   bool Folds(int64_t bytes) const {
     return bytes >= 0 && bytes <= folding_bytes_;
   }

@@ -11,10 +11,10 @@ namespace cohort {
 
 // The training assignments that one rank was given lately, and how the push of
 // each ended. Repetitions are answered from it, and keys that were never given
-// are told from keys that are only old. Bounded: what is older is forgotten.
+// are distinct from keys that are only old. Bounded: older ones are forgotten.
 class PushHistory {
  public:
-  // A worker has one push under way and repeats it at most after a broken
+  // A worker has one push in progress and repeats it at most after a broken
   // stream, so this is several times what any client comes back to.
   static constexpr size_t kKept = 16;
 

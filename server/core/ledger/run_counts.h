@@ -8,7 +8,7 @@
 
 namespace cohort {
 
-// Counters of this life of the server: they only rise.
+// Counters of this server process: they only rise.
 struct RunCounts {
   // Damped pushes included.
   int64_t pushes_applied = 0;

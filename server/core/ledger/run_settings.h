@@ -44,10 +44,10 @@ class RunSettings {
     return options_.on_worker_loss == OnWorkerLoss::kWait;
   }
   bool elastic() const { return options_.elastic(); }
-  // Training neither starts nor goes on with fewer; 0: the size is fixed.
+  // Training neither starts nor continues with fewer; 0: the size is fixed.
   int32_t workers_min() const { return options_.workers_min; }
   // Members may meet in rendezvous, under this policy or an earlier one whose
-  // messages may still be under way.
+  // messages may still be in flight.
   bool MayHaveRendezvous() const {
     return policy_epoch_ > 1 || (sync() && global());
   }

@@ -88,7 +88,7 @@ class RankTable {
   explicit RankTable(int32_t size);
 
   // New ranks are vacant. Those beyond `size` are forgotten but for the
-  // numbers of their assignments: a rank that comes again goes on with them.
+  // numbers of their assignments, with which a rank that comes again continues.
   // References to workers are invalid afterwards.
   void Resize(int32_t size);
 

@@ -50,8 +50,8 @@ class Registrar {
   // sent it, is answered by its caller.
   void AdmitAll(Rank from, Turn& turn);
   void Admit(Rank rank);
-  // Answers a registration that comes to nothing, so that its worker goes on
-  // to read that it has nothing to do. No-op if there is none, or if that
+  // Answers a registration that comes to nothing, so that its worker reads
+  // that it has nothing to do. No-op if there is none, or if that
   // worker was asked for its values: it is answered once they are in.
   void Dismiss(Rank rank, Turn& turn);
   // The registration of a rank that is gone. If it was asked, the next one is.

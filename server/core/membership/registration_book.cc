@@ -46,7 +46,7 @@ void RegistrationBook::Add(Rank rank, Entry entry) {
 void RegistrationBook::Remove(Rank rank) {
   entries_.erase(rank);
   if (asked_ == rank) asked_.reset();
-  // Whoever comes next must not be asked for coming first.
+  // The rank that comes next must not be asked because it comes first.
   if (entries_.empty()) complete_ = false;
 }
 

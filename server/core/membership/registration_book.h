@@ -29,7 +29,7 @@ class RegistrationBook {
   using Entries = std::map<Rank, Entry>;
 
   // A later registration of a rank replaces the earlier one. If that rank had
-  // been asked, nobody is any more: its answer went to a stream that is gone.
+  // been asked, none is any more: its answer went to a stream that is gone.
   void Add(Rank rank, Entry entry);
   // No-op if there is none. As Add, it withdraws the request for values.
   void Remove(Rank rank);
@@ -42,7 +42,7 @@ class RegistrationBook {
   // its registration is gone. No-op if there is none.
   void NoteClosed(Rank rank);
 
-  // True if somebody is to be asked now: nobody is, and either `needed` ranks
+  // True if a rank is to be asked now: none is, and either `needed` ranks
   // have come or they had come before, and the one that was asked is lost.
   bool Due(int32_t needed) const;
   // Ranks whose model differs from the one that rules, and how. They are

@@ -417,7 +417,7 @@ std::vector<Rank> Roster::AwaitedToStart(
       awaited.push_back(worker.rank);
       continue;
     }
-    // The run went on without it before it was continued.
+    // The run had continued without it when its checkpoint was written.
     if (never_registered_before_.contains(worker.rank) ||
         (!settings_.waits_for_lost() && lost_before_.contains(worker.rank))) {
       continue;

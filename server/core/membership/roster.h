@@ -56,7 +56,7 @@ class Roster {
                               Turn& turn);
   // A heartbeat. No-op if no rank has this session.
   void Hear(SessionId session, const WorkerReport& report, Instant now);
-  // The worker that speaks, whose time-outs begin anew.
+  // The worker that sends this, whose time-outs restart.
   // Errors: FailedPrecondition (another run), InvalidArgument (no such rank),
   //   Aborted (an older incarnation, or a rank that is no longer needed).
   absl::StatusOr<Worker*> Check(const Sender& sender, Instant now);
@@ -65,7 +65,7 @@ class Roster {
   // Errors: InvalidArgument (no such rank), FailedPrecondition (vacant, over).
   absl::Status CheckTaken(Rank rank) const;
 
-  // The stream of a session ended without farewell. No-op if nobody has it.
+  // The stream of a session ended without a Leave. No-op if no rank has it.
   void Break(SessionId session, Turn& turn);
   // Training starts now.
   void NoteStart(Instant now);
@@ -88,19 +88,19 @@ class Roster {
   };
   // Leases and graces that have passed, in rank order.
   std::vector<Overdue> FindOverdue(Instant now) const;
-  // Notes whether an elastic cohort has enough workers to go on. Call it from
+  // Notes whether an elastic cohort has enough workers to train. Call it from
   // the start of training on, as time passes.
   void NoteSize(Instant now);
   // Since when an elastic cohort has had too few workers; absent if it has
   // enough.
   const std::optional<Instant>& too_few_since() const { return too_few_since_; }
-  // Why the run cannot go on: no replacement has come in time.
+  // Why the run cannot continue: no replacement has come in time.
   std::optional<std::string> FindAbandoned(Instant now) const;
 
   // Without `registered`: ranks that must be there before training starts.
   std::vector<Rank> AwaitedToStart(
       absl::FunctionRef<bool(Rank)> registered) const;
-  // Until a continued run goes on without the ranks that have not come back;
+  // Until a continued run starts without the ranks that have not come back;
   // infinite where it does not.
   absl::Duration StartLeft(Instant now) const;
   // Continued from a checkpoint.

@@ -52,7 +52,7 @@ struct CommitPlan {
   bool adaptive = false;
   // In (0, 1]: damps the mean gradient, after compensation and clipping. The
   // gradient and not the rate: under momentum a gradient acts through the
-  // velocity for many commits, each with a rate of its own, and what it does
+  // velocity for many commits, each with its rate, and what it does
   // in all is damped by exactly this.
   double weight = 1;
 

@@ -20,7 +20,7 @@ struct ModelSnapshot : ModelVersion {
   std::vector<SharedFloats> weights;
   // State of the optimizer; empty entries for partitions without gradients.
   std::vector<Slots> slots;
-  // Makes the shards keep the version meanwhile. Null: nothing does.
+  // Makes the shards keep the version for as long. Null: nothing does.
   SharedVersion pin;
 };
 
@@ -33,7 +33,7 @@ std::shared_ptr<ModelSnapshot> SnapshotOf(SharedVersion version);
 std::vector<SharedFloats> WeightsToRead(const ModelSnapshot& snapshot,
                                         bool averages);
 
-// The moving averages at a version, as a version of their own without slots;
+// The moving averages at a version, as a separate version without slots;
 // null if none are kept.
 SharedSnapshot AverageOf(const ModelSnapshot& snapshot);
 

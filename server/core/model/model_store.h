@@ -23,8 +23,8 @@ namespace cohort {
 double LossReference(const RunPlan& plan);
 
 // The model of a run: its layout, the newest version of everything that
-// training changes but weights and slots, and older versions that pushes under
-// way have read. Which slots the shards keep follows the settings.
+// training changes but weights and slots, and older versions that pushes in
+// progress have read. Which slots the shards keep follows the settings.
 class ModelStore {
  public:
   // False until the first registration is complete. Most of what follows needs
@@ -82,7 +82,7 @@ class ModelStore {
   // Adds to `plan` a new number and the version that it changes.
   CommitPlan Complete(CommitPlan plan);
 
-  // ---- versions that pushes under way have read
+  // ---- versions that pushes in progress have read
   // Keeps the present version, and forgets those before `oldest`.
   void HoldFrom(Version oldest);
   void HoldNone() { read_.clear(); }

@@ -25,7 +25,7 @@ absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
 absl::StatusOr<CoordinatorOptions> OptimizerOfPlan(
     const CoordinatorOptions& options, const RunPlan& plan);
 
-// Whether the run can go on with these options.
+// Whether the run can continue with these options.
 // Errors: FailedPrecondition: data of the workers' own needs max_steps, and no
 //   setting that counts epochs or samples, or reads samples by number. Other
 //   data: a step has no more samples than an epoch.

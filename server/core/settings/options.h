@@ -119,8 +119,8 @@ struct CoordinatorOptions {
   // registered.
   int32_t workers = 2;
   // MIN of an elastic cohort: the number of workers without which training
-  // neither starts nor goes on. `workers` is then the most that it takes in. 0:
-  // the size is fixed.
+  // neither starts nor continues. `workers` is then the most that it takes in.
+  // 0: the size is fixed.
   int32_t workers_min = 0;
   PolicyOptions policy;
   OptimizerOptions optimizer{.kind = OptimizerKind::kAuto};

@@ -249,7 +249,7 @@ RendezvousTable::Outcome RendezvousTable::Folded(MomentsFold done,
     fold.end = NextIn(entry, fold.end + 1, end);
   }
   fold.running = 0;
-  // More may have come meanwhile.
+  // More may have come during the fold.
   Extend(entry, done.group, now, outcome);
   members_.EndFold(done.group);
   return outcome;

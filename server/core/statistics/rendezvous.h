@@ -158,7 +158,7 @@ class RendezvousTable {
     ReduceKey key;
     Rank rank;
   };
-  // Everyone who waits, to be told that the step ends early. Step and attempt
+  // All that wait, to be notified that the step ends early. Step and attempt
   // of the keys are those of the contributions.
   std::vector<Pending> AllPending() const;
 

@@ -165,7 +165,7 @@ void ArrivalQueue::HoldReadVersions() {
     parts_.model.HoldNone();
     return;
   }
-  // No push under way has read anything older than this.
+  // No push in progress has read anything older than this.
   Version oldest = parts_.model.version();
   for (const Worker& worker : parts_.ranks.all()) {
     if (worker.work.trains()) {
@@ -255,7 +255,7 @@ std::vector<Rank> ArrivalQueue::Behind(Rank rank) const {
   if (!parts_.settings.bounded()) return {};
   std::vector<RankLead> leads = Leads();
   // A push that waits for its turn is over for the rank that sent it: one that
-  // reconnects meanwhile asks for the next.
+  // reconnects before its turn asks for the next.
   int64_t& finished =
       leads[static_cast<size_t>(rank.value())].assignments_finished;
   for (const QueuedPush& push : queue_) finished += push.rank == rank;

@@ -55,7 +55,7 @@ class ArrivalQueue final : public StepDriver {
   }
 
  private:
-  // A push that is under way, and what it is of.
+  // A push that is in progress, and what it is of.
   struct Assembly {
     ArrivedPush push;
     DataCursor::Piece piece;
@@ -92,7 +92,7 @@ class ArrivalQueue final : public StepDriver {
   // Ranks that `rank` must wait for before it starts another assignment.
   std::vector<Rank> Behind(Rank rank) const;
 
-  // Keeps the versions that pushes under way have read, as far as the policy
+  // Keeps the versions that pushes in progress have read, as far as the policy
   // needs them.
   void HoldReadVersions();
   // The push that is being applied is complete: makes a version of it.

@@ -9,7 +9,7 @@ namespace cohort {
 
 absl::StatusOr<bool> IsUnderWay(const RunParts& parts, const Worker& worker,
                                 const PushKey& key) {
-  // Pushes under way when the run ends change nothing any more.
+  // Pushes in progress when the run ends change nothing any more.
   if (!parts.phase.ended() && worker.work.trains() &&
       worker.work.key() == key) {
     return true;

@@ -37,8 +37,8 @@ struct Standing {
 };
 
 // How pushes become commits: in rounds of all members (SyncRounds), or one by
-// one as they arrive (ArrivalQueue). It owns the pushes under way. A change of
-// policy replaces it while nothing is in flight.
+// one as they arrive (ArrivalQueue). It owns the pushes in progress. A change
+// of policy replaces it while nothing is in flight.
 //
 // A push here belongs to the outstanding training assignment of its rank: the
 // coordinator answers older ones. Messages are checked for what does not depend
@@ -61,7 +61,7 @@ class StepDriver {
   // The room of its gradients is free. Reports on transactions that were given
   // up come too.
   virtual void Folded(FoldReport report, Turn& turn) = 0;
-  // The commit under way; null if there is none.
+  // The commit in progress; null if there is none.
   virtual const PendingCommit* commit() const = 0;
   // Jobs of the pool have ended.
   virtual void MomentsFolded(MomentsFold, Turn&) {}
@@ -97,7 +97,7 @@ class StepDriver {
                         Turn& turn) = 0;
 
   // ---- time
-  // Notices what takes too long, and lets paused streams go on.
+  // Notices what takes too long, and resumes paused streams.
   virtual void Tick(Turn& turn) = 0;
 
   // ---- the end
@@ -125,7 +125,7 @@ class StepDriver {
  protected:
   explicit StepDriver(RunParts& parts) : parts_(parts) {}
 
-  // The push of `rank`, as far as it has come; null if none is under way.
+  // The push of `rank`, as far as it has come; null if none is in progress.
   virtual const ArrivedPush* PushOf(Rank rank) const = 0;
   // Enters a message into it.
   virtual ArrivedPush::Arrival EnterOpening(Worker& worker,
@@ -140,13 +140,13 @@ class StepDriver {
   virtual bool ReservesPushes() const = 0;
   // There is room for so many bytes of `rank`.
   virtual bool MayTake(Rank rank, int64_t bytes) const = 0;
-  // Streams go on for whose message there is room now.
+  // Resumes streams for whose message there is room now.
   void ResumePaused(Turn& turn);
-  // True if no push is under way and none is to begin.
+  // True if no push is in progress and none is to begin.
   virtual bool Idle() const = 0;
 
   // The data or the number of steps of the run is used up, by the present
-  // version and `under_way` pushes that become versions of their own.
+  // version and `under_way` pushes that become one version each.
   bool NoMoreSteps(int64_t under_way = 0) const {
     const int64_t steps_max = parts_.settings.options().max_steps;
     return parts_.ledger.cursor.exhausted() ||

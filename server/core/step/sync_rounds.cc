@@ -101,7 +101,7 @@ std::optional<Assignment> SyncRounds::Next(Worker& worker) {
 
 bool SyncRounds::GivesAgain(const Worker& worker) const {
   // A replacement has other data than the sender of a push that counts. It
-  // would be told that its own counts.
+  // would take the verdict for its data.
   return !IsMember(worker.rank) || !round_->HasLeft(worker.rank) ||
          !parts_.model.model()->plan.own_data;
 }
@@ -461,13 +461,13 @@ void SyncRounds::ReleaseIncomplete(Rank rank, bool waits,
 
 // ---- room for gradients
 //
-// Where a step waits for all its members, somebody must always be let in, or
-// what has come would never be folded: those who have sent the fewest
+// Where a step waits for all its members, some rank must always be let in, or
+// what has come would never be folded: those that have sent the fewest
 // partitions are. All workers send partitions in one order, so what the
 // furthest behind sends completes a partition that the others have sent, and
 // frees it. A rank that leaves out batch-norm calls in which the others wait
-// may be paused for a partition that they send only later; all who are paused
-// are let in then, so that the step goes on. Where the first K pushes make a
+// may be paused for a partition that they send only later; then all that are
+// paused are let in, so that the step proceeds. Where the first K pushes make a
 // step they do not complete each other, and each is let in whole.
 
 bool SyncRounds::MayTake(Rank rank, int64_t bytes) const {
@@ -476,12 +476,12 @@ bool SyncRounds::MayTake(Rank rank, int64_t bytes) const {
   if (!IsMember(rank) || flow.IsLetIn(rank)) return true;
   if (ReservesPushes()) return flow.budget().HasReserved(rank);
   if (flow.budget().Fits(bytes)) return true;
-  // A fold under way gives room soon; until then no exception is needed.
+  // A fold in progress gives room soon; until then no exception is needed.
   return !flow.budget().folding() && round_->pushes.IsFurthestBehind(rank);
 }
 
 bool SyncRounds::IsStalled(Instant now) const {
-  // Longer than messages of an honest member are under way.
+  // Longer than messages of an honest member are in flight.
   constexpr absl::Duration kStalledMin = absl::Seconds(1);
   return std::all_of(round_->pushes.all().begin(), round_->pushes.all().end(),
                      [&](const auto& member) {

@@ -78,7 +78,7 @@ class SyncRounds final : public StepDriver {
   void StartRound();
   // The members whose own moments the commit needs.
   RendezvousTable::Keep KeptMoments() const;
-  // The attempt under way is this one.
+  // The attempt in progress is this one.
   bool IsPresent(Version step, Attempt attempt) const {
     return round_.has_value() && round_->step() == step &&
            round_->attempt() == attempt;

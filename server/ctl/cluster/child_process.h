@@ -30,8 +30,8 @@ struct ProcessEnd {
   std::string Text() const;
 };
 
-// A process that this one started, with all its descendants. They are a process
-// group of their own, without a terminal, so that Ctrl-C reaches only this
+// A process that this one started, with all its descendants. They are another
+// process group, without a terminal, so that Ctrl-C reaches only this
 // process.
 //
 // It never outlives this process: the system kills it when the thread that

@@ -65,7 +65,7 @@ struct ClusterSpec {
   int32_t workers = 1;
   // Server processes that share the model.
   int32_t shards = 1;
-  // With fewer the run starts and goes on too, as --workers=MIN:MAX; 0: not.
+  // The run starts and continues with so many, as --workers=MIN:MAX; 0: not.
   int32_t workers_min = 0;
   // As on the command line: "--name=value", or "--name", "value". The cluster
   // itself sets --workers, --address_file and, with several shards,

@@ -175,12 +175,12 @@ Check CheckRun(const v1::Status& status) {
                : Check::Warning(
                      "run",
                      absl::StrCat("it ended before its last image: ", state),
-                     "if it is to go on, start the server again with --resume");
+                     "to continue it, start the server again with --resume");
   }
-  if (status.phase() != "waiting") return Check::Ok("run", "it goes on");
-  // CheckShards says how to go on.
+  if (status.phase() != "waiting") return Check::Ok("run", "it makes progress");
+  // CheckShards says what to do.
   if (!MissingShardsText(status).empty()) {
-    return Check::Failed("run", absl::StrCat("it does not go on: ", state));
+    return Check::Failed("run", absl::StrCat("it makes no progress: ", state));
   }
   const auto is_away = [&status](int32_t rank) {
     return std::any_of(status.workers().begin(), status.workers().end(),
@@ -195,17 +195,17 @@ Check CheckRun(const v1::Status& status) {
                              status.waited_for().end(), is_away);
   if (status.workers_min() > 0 && any_away) {
     return Check::Failed(
-        "run", absl::StrCat("it does not go on: ", state),
+        "run", absl::StrCat("it makes no progress: ", state),
         absl::StrCat("start a cohort-worker; or lower MIN: cohortctl policy "
                      "set --workers=MIN:",
                      status.workers_expected()));
   }
   return any_away
-             ? Check::Failed("run", absl::StrCat("it does not go on: ", state),
-                             "start the workers that are away; one that has "
-                             "begun goes on "
-                             "without them after cohortctl policy set "
-                             "--on_worker_loss=continue")
+             ? Check::Failed(
+                   "run", absl::StrCat("it makes no progress: ", state),
+                   "start the workers that are away; a run that has begun "
+                   "continues without them after cohortctl policy set "
+                   "--on_worker_loss=continue")
              : Check::Warning(
                    "run", absl::StrCat("it is held up: ", state),
                    "look at that worker's log and machine; cohortctl workers "
@@ -216,7 +216,7 @@ Check CheckVersions(absl::string_view own, const v1::Status& status) {
   // By build: the processes that have it.
   std::map<std::string, std::vector<std::string>> others;
   const auto add = [&](const std::string& build, const std::string& who) {
-    // A client of somebody else need not say any.
+    // Another program need not state any.
     const std::string said =
         build.empty() ? "of no known build" : WithoutName(Printable(build));
     if (said != own) others[said].push_back(who);

@@ -37,7 +37,7 @@ Check CheckData(const v1::Status& status);
 // connected; only a warning after the end of the run.
 Check CheckShards(const v1::Status& status);
 
-// Checks whether the run goes on: failed while it waits for workers or data
+// Checks whether the run trains: failed while it waits for workers or data
 // shards that are away, a warning while a worker that is present delays it.
 Check CheckRun(const v1::Status& status);
 

@@ -189,7 +189,7 @@ void ClusterRun::OnWorkerLost(const ClusterProcess& worker,
   GiveUp(worker, end, absl::StrCat(why, ", so the run is stopped"));
 }
 
-// All shards then go on from the newest checkpoint by themselves.
+// All shards then continue from the newest checkpoint by themselves.
 void ClusterRun::OnDataShardEnded(const ClusterProcess& shard,
                                   const ProcessEnd& end) {
   // It ends by itself, just before the server, when the run is over; if it was
@@ -274,8 +274,8 @@ absl::StatusOr<int> ClusterRun::Outcome() const {
 void ClusterRun::SayHowToGoOn() const {
   screen_.Say(
       options_.resume_command.empty()
-          ? "nothing was kept to go on from; --checkpoint_dir=DIR keeps it"
-          : absl::StrCat("to go on: ", options_.resume_command));
+          ? "no checkpoint to continue from; --checkpoint_dir=DIR keeps one"
+          : absl::StrCat("to continue: ", options_.resume_command));
 }
 
 }  // namespace cohort

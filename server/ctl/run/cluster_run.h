@@ -41,7 +41,7 @@ class ClusterRun {
   // Returns the exit code: the server's; or that of the worker for which the
   // run was stopped; or 128 + the signal's number if a signal stopped it and
   // the server ended well. If the server ended well, that of the first rank
-  // whose last process did not, even if the run went on without it or was over
+  // whose last process did not, even if the run went past it or was over
   // by then: 0 means that everything ended well.
   // Errors: those of LocalCluster.
   absl::StatusOr<int> Run();

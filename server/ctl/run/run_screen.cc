@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 // Enough lines to see why a worker died.
 constexpr size_t kLastLines = 8;
 
-// Terminal colours that can be told apart on dark and light backgrounds; the
+// Terminal colours that differ clearly on dark and light backgrounds; the
 // server's is bold.
 constexpr absl::string_view kServerColor = "\x1b[1m";
 constexpr std::array<absl::string_view, 6> kWorkerColors = {

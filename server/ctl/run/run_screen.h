@@ -22,7 +22,7 @@ std::string LogLineText(absl::string_view line);
 //
 // Lines of the processes go to io.out, each prefixed with its process's name;
 // messages of `run` go to io.err. With a folder for logs, each process's lines
-// go unchanged into a file of their own, and only the server's are shown,
+// go unchanged into a separate file, and only the server's are shown,
 // without a prefix. On a terminal the server's progress is one line, which is
 // rewritten. With JSON everything goes to io.out, one object a line.
 class RunScreen {

@@ -101,8 +101,8 @@ absl::StatusOr<ClusterRunOptions> RunOptionsOf(const Context& context) {
   if (options.spec.shards > 1 && !context.settings.contains("checkpoint_dir")) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--shards: got ", options.spec.shards,
-        ", want --checkpoint_dir=DIR too: after the loss of a shard all go on "
-        "from the newest checkpoint"));
+        ", want --checkpoint_dir=DIR too: after the loss of a shard all "
+        "continue from the newest checkpoint"));
   }
   options.spec.server_flags = Typed(arguments, context.settings);
   options.spec.worker_flags = Typed(arguments, context.worker_flags);

@@ -86,7 +86,7 @@ class ClusterJob final : public StudyJob {
   }
 
   void OnLine(const ClusterProcess& process, absl::string_view line) {
-    // Flushed, so that the log is current while the run goes on.
+    // Flushed, so that the log is current during the run.
     logs_[process] << line << std::endl;
     // A program's message about its own end says more than the hint after it.
     for (const char* program : {"cohort-server: ", "cohort-worker: "}) {

@@ -133,7 +133,7 @@ class Study {
       schedule.Poll(kPollInterval);
       io_.progress(absl::StrCat(
           outcome_.done, " of ", outcome_.runs, " runs done, ",
-          schedule.running(), " going on, ", schedule.failed().size(),
+          schedule.running(), " running, ", schedule.failed().size(),
           " failed; time left: ", LeftText(schedule.TimeLeft())));
     }
     outcome_.failed = schedule.failed();

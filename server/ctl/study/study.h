@@ -18,11 +18,11 @@ struct StudyOptions {
   std::string out;
   int32_t parallel = 1;
   ClusterPrograms programs;
-  // The typed command, to go on with.
+  // The command as typed, which continues the study.
   std::string command;
 };
 
-// Output and control of a study while it goes on.
+// Output and control of a running study.
 struct StudyIo {
   // Prints a line that stays.
   std::function<void(const std::string&)> say;

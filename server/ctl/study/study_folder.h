@@ -70,7 +70,7 @@ class StudyFolder {
 
   FileSystem* files_;
   std::string path_;
-  // Held while the study goes on, and released however it ends.
+  // Held while the study runs, and released however it ends.
   std::unique_ptr<StateLock> lock_;
 };
 

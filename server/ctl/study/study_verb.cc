@@ -135,7 +135,7 @@ absl::StatusOr<StudyOptions> StudyOptionsOf(const Context& context) {
   return options;
 }
 
-// Output while the study goes on: lines, and below them on a terminal a line
+// Output while the study runs: lines, and below them on a terminal a line
 // that is rewritten.
 class ProgressScreen {
  public:

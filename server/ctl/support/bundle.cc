@@ -115,7 +115,7 @@ absl::StatusOr<std::string> EndOfFile(const std::string& path,
   std::string text(static_cast<size_t>(bytes), '\0');
   file.seekg(size - bytes);
   file.read(text.data(), bytes);
-  // A log may have been truncated meanwhile.
+  // A log may have been truncated since it was measured.
   text.resize(static_cast<size_t>(file.gcount()));
   if (bytes < size) text.erase(0, text.find('\n') + 1);
   return text;

@@ -82,7 +82,7 @@ class Frame {
     }
   }
   // A row of the table, of which `scrolled` columns are out of sight. Marked if
-  // it goes on to the right.
+  // it continues to the right.
   void Row(absl::string_view row, int scrolled, bool bold) {
     row.remove_prefix(Cut(row, scrolled).size());
     const absl::string_view fits = Cut(row, style_.size.columns);

@@ -19,7 +19,7 @@ struct FrameStyle {
 
 // A run as a screen of text. No line is longer than the screen, and there are
 // no more lines than it has, except for the last one. `notice` is shown first,
-// such as that the server is away; may be empty. Long values go on in a second
+// such as that the server is away; may be empty. Long values wrap to a second
 // line; the workers' table is cut, or scrolled by `view`.
 std::string WatchFrame(const Overview& overview, const Curve& losses,
                        const std::string& notice, const WatchView& view,

@@ -1,4 +1,4 @@
-"""Trains a small U-Net on discs, with a loss of its own, in bfloat16."""
+"""Trains a small U-Net on discs, with its loss function, in bfloat16."""
 
 import torch
 from torch import nn

@@ -229,7 +229,7 @@ def operator_by_hand(t):
 # ---- subclasses
 
 class Calling(nn.BatchNorm2d):
-    """A forward of its own that calls torch's."""
+    """A forward that calls torch's."""
 
     def forward(self, x):
         return torch.tanh(super().forward(x * 1.5)) * 1.2
@@ -378,7 +378,7 @@ def compiled(t, norm):
 
 @refused("Exception", "compile", "within a graph", needs="compile", or_right=True)
 def function_compiled(t):
-    """The compiler wraps the error in one of its own."""
+    """The compiler wraps the error in another one."""
     compiled(t, None)
 
 

@@ -12,7 +12,7 @@ from shapes.rows import (
 
 
 class TwoHeads(Net):
-    """A second branch, with a batch norm of its own."""
+    """A second branch, with another batch norm."""
 
     def __init__(self):
         super().__init__()

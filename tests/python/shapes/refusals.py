@@ -79,7 +79,7 @@ def optimizer_with_a_closure(t):
 
 
 class Sam(torch.optim.SGD):
-    """Sharpness-aware minimisation, as published: a class of its own."""
+    """Sharpness-aware minimisation, as published: a separate class."""
 
 
 @refused("ConfigurationError", "Sam")

@@ -128,7 +128,7 @@ class Worker(Script):
     def data(self, shape: Sequence[int] = (3, 6, 6), accumulate: int = 1
              ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         def own() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            # A replacement goes on where the run is.
+            # A replacement continues where the run is.
             while True:
                 yield batch_of(self.rank, self.job.version, self.size, shape)
         yield from self._counted(self.job.data(

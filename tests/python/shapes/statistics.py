@@ -372,7 +372,7 @@ def normalised_by_hand_with_statistics(t):
 
 @row()
 def distillation_from_the_version_before(t):
-    """A copy in eval mode, made anew in each step."""
+    """A copy in eval mode, made again in each step."""
     for model, x, y in steps(t):
         teacher = copy.deepcopy(model).eval()
         with torch.no_grad():

@@ -210,7 +210,7 @@ def simclr_and_a_rank_without_samples(t):
 
 @row()
 def clip(t):
-    """Each worker has the rows of its own images and texts."""
+    """Each worker has the rows of its images and texts."""
     model = started(t, plain())
     for x, _ in t.data():
         image = F.normalize(model(x), dim=1)

@@ -591,7 +591,7 @@ def a_number_in_place_of_the_loss(t):
 
 
 class WithinAFunction(torch.autograd.Function):
-    """Keeps a graph of its own, and differentiates it in its backward pass."""
+    """Keeps a separate graph, and differentiates it in its backward pass."""
 
     @staticmethod
     def forward(ctx, x, layer, *parameters):

@@ -108,7 +108,7 @@ def mean_teacher_made_before_the_join(t):
 
 @row()
 def mean_teacher_that_averages_weights_only(t):
-    """Its statistics are those of its own batches, as in several papers."""
+    """Its statistics are those of its batches, as in several papers."""
     model = started(t)
     teacher = frozen_copy(model)
     for x, y in t.data():

@@ -153,7 +153,7 @@ def head_of_the_first_step(t, reset):
 
 @row(steps=4)
 def head_of_the_first_step_with_gradients_of_zero(t):
-    """Torch's optimizers go on with its momentum and decay."""
+    """Torch's optimizers continue with its momentum and decay."""
     t.zeroes_gradients = True
     head_of_the_first_step(
         t, lambda p: None if p.grad is None else p.grad.zero_())

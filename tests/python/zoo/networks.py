@@ -135,7 +135,7 @@ def comparable(model: nn.Module) -> nn.Module:
     would draw other numbers than several."""
     for module in list(model.modules()):
         kind = type(module).__name__
-        # Some networks call the function with a rate of their own.
+        # Some networks call the function with another rate.
         names = ("p", "drop_prob", "drop_rate") if (
             "Drop" in kind or kind == "StochasticDepth") else ("drop_rate",)
         for name in names:

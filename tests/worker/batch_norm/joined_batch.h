@@ -78,7 +78,7 @@ struct Layer {
 };
 Layer MakeLayer(int64_t dims, const LayerConfig& config, const Case& values);
 
-// Every worker in a thread of its own, in one step.
+// Every worker in a separate thread, in one step.
 std::vector<Outcome> RunCohort(const LayerConfig& config, const Case& values,
                                const kernels::Backend& backend);
 

@@ -27,7 +27,7 @@ void UseAndFree() {
   free(block);
 }
 
-// Page faults of the second use of as much memory, in a process of its own: the
+// Page faults of the second use of as much memory, in a separate process: the
 // call cannot be taken back.
 int64_t FaultsOfTheSecondUse(bool keep) {
   int ends[2];

@@ -175,7 +175,7 @@ TEST(ModelsTest, ClassifiersReturnOneScoreAClass) {
 
 // A projection's batch norm shares a rendezvous with the main path's last one;
 // so do the levels of a pyramid, and the two heads. Of 20, 53 and 26 layers, 3,
-// 4 and 7 need no wait of their own, in either pass.
+// 4 and 7 need no separate wait, in either pass.
 TEST(ModelsTest, SiblingLayersShareARendezvous) {
   struct Expected {
     std::string name;

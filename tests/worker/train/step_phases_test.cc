@@ -30,8 +30,8 @@ int64_t Ms(const PhaseTimes& times, StepPhase phase) {
   return absl::ToInt64Milliseconds(times[static_cast<size_t>(phase)]);
 }
 
-// A forward pass of 10 ms that includes 4 ms of waiting; the outer phase is
-// paused meanwhile.
+// A forward pass of 10 ms that includes 4 ms of waiting, during which the outer
+// phase is paused.
 TEST(StepPhasesTest, PhasesDoNotOverlapAndAddUpToTheStep) {
   HandClock clock;
   Recorded timeline;

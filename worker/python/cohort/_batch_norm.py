@@ -38,7 +38,7 @@ else:
 
 
 class _Cohort(_Before):
-    """The base of converted modules, in front of their own class."""
+    """The base of converted modules, in front of their class."""
 
     # The step of the job that the module belongs to.
     _cohort_step: Any = None
@@ -282,7 +282,7 @@ def number_of(layer: Layer) -> int:
 
 
 def restore(layer: Layer) -> None:
-    """Makes a converted module one of its own class again."""
+    """Gives a converted module its class back."""
     for name in ("_cohort_step", "_cohort_layer"):
         layer.__dict__.pop(name, None)
     # SyncBatchNorm refuses the CPU.

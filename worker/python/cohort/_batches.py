@@ -22,7 +22,7 @@ def _fields(value: Any) -> list[Any] | None:
 
 
 def _top(batch: Any) -> list[Any]:
-    """The fields of a batch; a tensor is the only one of its own."""
+    """The fields of a batch; a tensor is its only field."""
     return [batch] if isinstance(batch, torch.Tensor) else _fields(batch) or []
 
 
@@ -50,7 +50,7 @@ def _lengths_in(batch: Any) -> list[int]:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether it has fields of its own, rather than entries of one kind."""
+    """Whether it has different fields, rather than entries of one kind."""
     if isinstance(value, Mapping) or dataclasses.is_dataclass(value):
         return True
     return (isinstance(value, (list, tuple)) and

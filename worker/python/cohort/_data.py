@@ -128,7 +128,7 @@ def digest_of(dataset: MapDataset, seed: int,
     """A digest of the length and of four samples, so that workers with other
     data are refused. Reading every sample would take as long as an epoch.
 
-    Samples that do not depend on the seed alone (random numbers of their own)
+    Samples that do not depend on the seed alone (separate random numbers)
     are compared by types and shapes; the log says so.
 
     Args:
@@ -158,8 +158,8 @@ def digest_of(dataset: MapDataset, seed: int,
                              contents[::_READINGS]).encode())
     else:
         _core.log("warning", "a sample of the data set that is read twice with the "
-                  "same seed is not the same: it has random numbers of its own, "
-                  "so results are not reproducible to the bit; draw them from "
+                  "same seed is not the same: it uses a separate generator, "
+                  "so results are not bitwise reproducible; draw numbers from "
                   "torch, NumPy's or Python's global generator instead. Workers' "
                   "data are compared by types and shapes only")
         total.update(_outline_of(samples).encode())
@@ -241,7 +241,7 @@ class RangeReader:
 
     With worker processes, the ranges that follow are forecast (as far after
     this one as this one is after the last) and read ahead by a DataLoader. A
-    wrong forecast starts it anew; results do not depend on it.
+    wrong forecast restarts it; results do not depend on it.
 
     Args:
         dataset: the samples.
@@ -283,7 +283,7 @@ class RangeReader:
         if len(self._dataset) != self._size:
             raise _errors.UsageError(
                 f"job.data(): the data set has {len(self._dataset)} samples now, and "
-                f"had {self._size} when the run began; the server hands out those. "
+                f"had {self._size} when the run began, which the server hands out. "
                 "Begin another run with the model's weights")
         if self._workers == 0:
             items = [self._seeded[key] for key in self._keys(where)]

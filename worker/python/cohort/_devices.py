@@ -182,7 +182,7 @@ class HostWeights:
 
 class GradientQueue:
     """Hands gradients to the network in host memory, each as soon as it is
-    there, while the backward pass goes on.
+    there, while the backward pass continues.
 
     Args:
         device: of the parameters.

@@ -45,7 +45,7 @@ class AccessDeniedError(CohortError):
 
 
 class TrainingError(CohortError):
-    """The run cannot go on for this worker."""
+    """The run cannot continue for this worker."""
 
 
 class Stopped(SystemExit):
@@ -93,8 +93,8 @@ _installed = False
 
 
 def install_exit_codes() -> None:
-    """From now on an uncaught error of the package ends the process with an exit
-    code of its own. The hook that was there before prints it."""
+    """From now on an uncaught error of the package ends the process with its exit
+    code. The hook that was there before prints it."""
     global _installed
     if _installed:
         return
@@ -104,7 +104,7 @@ def install_exit_codes() -> None:
     def hook(kind: type[BaseException], error: BaseException,
              trace: TracebackType | None) -> None:
         previous(kind, error, trace)
-        # An interactive interpreter goes on.
+        # An interactive interpreter continues.
         if hasattr(sys, "ps1") or sys.flags.interactive:
             return
         for known, code in _EXIT_CODES:

@@ -97,7 +97,7 @@ class Job:
             raise _errors.UsageError(
                 "job.evaluate_with(): the model is registered; call it before "
                 "job.data() is iterated")
-        # A criterion may have a number of its own.
+        # A criterion may have another number.
         if ignore_index == -100:
             ignore_index = getattr(evaluate, "ignore_index", ignore_index)
         is_loss = isinstance(evaluate, nn.Module) or (

@@ -56,7 +56,7 @@ class Data:
         self._by_number = by_number
         self._sampler = sampler
         self._batch_size = 1 if batch_size is None else batch_size
-        # The length that the script gives batches of its own.
+        # The length that the script states for own data.
         self._declared = batch_size
         self._accumulate = accumulate
         self._loop = loop
@@ -230,7 +230,7 @@ class Data:
 
     def _void_or_done(self, execute: Any,
                       assignment: "_core.Assignment") -> None:
-        """Executes an assignment that may become void meanwhile."""
+        """Executes an assignment, which may become void before its end."""
         run, step = self._run, self._run.step
         if not run.read_weights(assignment):
             return

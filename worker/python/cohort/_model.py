@@ -1,5 +1,5 @@
 """The model of a job: its parameters and batch-norm layers as they are
-registered, and checks that nobody changes them behind the server's back."""
+registered, and checks that nothing changes them behind the server's back."""
 
 from typing import Any
 

@@ -57,7 +57,7 @@ def _check_storages(model: nn.Module) -> None:
 
 
 def _place_of(parameter: nn.Parameter) -> _Place | None:
-    """None: it has no memory yet, or of its own kind."""
+    """None: it has no memory yet, or memory of another kind."""
     if (isinstance(parameter, nn.parameter.UninitializedParameter) or
             parameter.layout != torch.strided or not parameter.numel()):
         return None

@@ -117,7 +117,7 @@ def check_no_state(optimizer: torch.optim.Optimizer) -> None:
                     f"{type(optimizer).__name__}: got state of earlier steps "
                     f"({name}), which the server would begin without; pass a new "
                     "optimizer of the model's parameters to cohort.join(). The "
-                    "server keeps the state of its own run in its checkpoint "
+                    "server keeps the state of the run in its checkpoint "
                     "(cohort-server --checkpoint_dir=DIR, then --resume)")
 
 

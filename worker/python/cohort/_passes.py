@@ -47,7 +47,7 @@ class Step(Protocol):
         checkpointing)."""
 
     def normalises_alone(self) -> bool:
-        """Whether each worker trains with the moments of its own batch."""
+        """Whether each worker trains with the moments of its batch."""
 
     def add_root(self, root: torch.Tensor) -> None:
         """An output that `job.backward` visits even if its loss does not depend

@@ -241,7 +241,7 @@ def _shared_by_gang(gang: _torchrun.Gang, options: Mapping[str, Any],
     if insecure:
         flags.setdefault("insecure", True)
     if flags.get("checkpoint_dir") or os.environ.get("COHORT_CHECKPOINT_DIR"):
-        # Whoever starts the gang again wants it to go on.
+        # A launcher that starts the gang again expects it to continue.
         flags.setdefault("resume", True)
     # torchrun may start a gang while the server of the one before it, whose
     # rank 0 was killed, still writes its checkpoint.
@@ -276,8 +276,8 @@ def reach(server: str | None, serve: Mapping[str, Any] | str | None,
                **(serve if isinstance(serve, Mapping) else {})}
     if server and (serve or options):
         raise _errors.ConfigurationError(
-            f"serve: got {options or serve}, but the server at {server} has flags "
-            "of its own; set them there")
+            f"serve: got {options or serve}, but the server at {server} was started "
+            "separately; set its flags there")
     given = server or os.environ.get("COHORT_SERVER")
     if given:
         return Reached(given, None, alone=False)

@@ -32,13 +32,13 @@ os.register_at_fork(after_in_child=_forget_socket)
 class StopWatcher:
     """Notices a signal while the main thread waits in C++.
 
-    Python runs handlers only between two of its own instructions, so a second
+    Python runs handlers only between two of its instructions, so a second
     thread reads the byte that the interpreter writes as soon as the signal
     arrives. Handlers that the script has set are not replaced.
 
     Args:
         on_stop: called on that thread with the signal's number, and whether the
-            step in progress may go on. It returns False if it goes on; then it
+            step in progress may continue. It returns False if it does; then it
             is called once more, without patience, after some seconds or at the
             next signal.
     """

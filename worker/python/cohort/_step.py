@@ -92,7 +92,7 @@ class Step:
         # Layers whose own code runs, innermost last, with their number of
         # batches before.
         self._running = threading.local()
-        # Passes of autograd under way, and whether the outermost is the script's.
+        # Passes of autograd in progress, and whether the outermost is the script's.
         self._depth = 0
         self._of_script = False
         self._warned_of_shares = False
@@ -139,7 +139,7 @@ class Step:
         return self.mode is Mode.TRAIN
 
     def normalises_alone(self) -> bool:
-        """Whether each worker trains with the moments of its own batch."""
+        """Whether each worker trains with the moments of its batch."""
         return (self.mode is Mode.TRAIN and self.assignment is not None and
                 not self.assignment.global_normalization)
 
@@ -267,7 +267,7 @@ class Step:
         part of the model, such as a teacher."""
         if not self.assignment or not self.assignment.moves_statistics:
             raise _errors.UsageError(
-                f"{name}: is no part of the model, and its statistics would differ "
+                f"{name}: is not part of the model, and its statistics would differ "
                 "between workers under this policy; use --aggregation=sync with "
                 "global normalisation, eval(), or `with cohort.local():`")
         for buffer in buffers:
@@ -341,7 +341,7 @@ class Step:
 
     def _check_nested(self, tensors: Any) -> None:
         """A pass within a pass, such as that of a checkpoint with reentry, must
-        visit calls of its own."""
+        visit other calls."""
         if not nodes_of(tensors) & {root.grad_fn for root in self._roots}:
             return
         raise _errors.UsageError(
@@ -759,7 +759,7 @@ class Step:
         """Sends the rest and waits for the verdict.
 
         Raises:
-            StatusError: the run cannot go on for this worker.
+            StatusError: the run cannot continue for this worker.
         """
         loss = self._loss / self._weight if self._weight else None
         self._model.statistics.fetch()

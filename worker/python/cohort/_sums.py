@@ -62,8 +62,8 @@ def _total(step: Step, kept: Kept, path: tuple[int, ...], index: int,
 
 def of_piece(step: Step, kept: Kept, number: int, local: torch.Tensor,
              known: torch.Tensor | None) -> torch.Tensor:
-    """S of two rows, for a call that is no batch norm and so has no backward pass
-    of its own. `number`: of this piece of it. `known`: its value, if the call is
+    """S of two rows, for a call that is no batch norm and so has no separate backward
+    pass. `number`: of this piece of it. `known`: its value, if the call is
     computed again."""
     path = (_OF_DERIVATIVE + number,) if number else ()
     total: torch.Tensor = _Sum.apply(step, kept, path, _OF_DERIVATIVE, local,

@@ -118,7 +118,7 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
 
     Connects to the cluster of RAY_ADDRESS, or starts one on this machine, if
     ray.init was not called. A worker whose process or node is lost is started
-    again while the others wait; the result is the same to the bit.
+    again while the others wait; the result is bitwise identical.
 
     Args:
         train_fn: a function of `config`, or of nothing, that calls cohort.join
@@ -127,7 +127,7 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
         config: for train_fn.
         server_flags: flags of the server, such as {"epochs": 3}. With
             {"workers": "MIN:MAX"}, where MAX is `workers`, the cohort is elastic:
-            the others go on while a lost worker is started again, and without
+            the others continue while a lost worker is started again, and without
             one that was lost too often, while MIN are left.
         cpus_per_worker: CPUs, and threads of torch, of each worker.
         gpus_per_worker: GPUs of each worker.
@@ -249,9 +249,9 @@ class _Run:
             if plan.fixed and lacking:
                 raise _errors.ConfigurationError(
                     f"no place for {wanted}: {lacking}; "
-                    "ray.init(num_cpus=N) before says that there are more")
+                    "if there are more, call ray.init(num_cpus=N) first")
             print(f"cohort.ray: waiting for resources, {plan.resources_timeout:g} s "
-                  f"at most: {lacking or 'others use them'}", flush=True)
+                  f"at most: {lacking or 'other jobs use them'}", flush=True)
             if not ray.wait([ready], timeout=plan.resources_timeout)[0]:
                 raise _errors.ConfigurationError(
                     f"no place for {wanted} within "
@@ -352,7 +352,7 @@ class _Run:
         return str(value)
 
     def _may_begin(self, rank: int, why: str, others: int) -> bool:
-        """False if the run goes on without the worker."""
+        """False if the run continues without the worker."""
         self._restarts[rank] += 1
         least, elastic, _ = str(self._plan.flags["workers"]).rpartition(":")
         decision = _core.after_loss(
@@ -363,7 +363,7 @@ class _Run:
         text = (f"worker {rank} was lost {self._restarts[rank]} times "
                 f"(max_restarts={self._plan.max_restarts}), at last: {why}")
         if decision == _core.AfterLoss.CONTINUE_WITHOUT:
-            print(f"cohort.ray: {text}; the others go on", flush=True)
+            print(f"cohort.ray: {text}; the others continue", flush=True)
             return False
         raise _errors.TrainingError(text)
 
