@@ -15,6 +15,10 @@ bool AdaptsRates(OptimizerKind kind);
 // updated, so then each partition is folded in two passes.
 bool NeedsNorms(const OptimizerOptions& optimizer);
 
+// Whether the ratio is of the norm of the update, which is known once the
+// gradient is clipped: in a third pass between the two.
+bool MeasuresUpdates(OptimizerKind kind);
+
 // By partition, one entry a slice; empty for partitions without gradients.
 using GradientNorms = std::vector<std::vector<SliceNorm>>;
 
@@ -29,6 +33,12 @@ GradientScales ScalesOf(const GradientNorms& norms,
                         const OptimizerOptions& optimizer,
                         const ModelLayout& layout,
                         const std::vector<Partition>& partitions);
+
+// Trust ratios of a rule that measures updates, whose norms these are.
+std::vector<double> UpdateRatios(const GradientNorms& norms,
+                                 const OptimizerOptions& optimizer,
+                                 const ModelLayout& layout,
+                                 const std::vector<Partition>& partitions);
 
 // Weight decay of `parameter`; 0 if it is exempt.
 double DecayOf(const OptimizerOptions& options, const ParameterSpec& parameter);
