@@ -20,6 +20,9 @@ struct RuleInputs {
   double gradient_scale = 1;
   // Number of this update of the slice, from 1. Only for rules that count.
   int64_t update = 1;
+  // In place of the new weights the step gives what they are moved by at a rate
+  // of -1, for its norm. Only for rules whose ratio is of the update.
+  bool update_only = false;
 };
 
 // A buffer that a rule keeps.
@@ -63,10 +66,12 @@ struct OptimizerRule {
   std::vector<RuleSlot> slots;
   // The updates of each slice are counted.
   bool counts_updates = false;
-  // Factor of the gradient and of the decay of a parameter that is decayed,
-  // from its norms, neither of them 0. Null: it needs none.
+  // Factor of a parameter from its norms, neither of them 0. Null: it needs
+  // none. `norm` is that of the gradient, and the factor is of gradient and
+  // decay; with `adapts_update` both are of the update, with the decay in it.
   double (*trust_ratio)(const OptimizerNumbers& numbers, double weight_norm,
-                        double gradient_norm, double decay) = nullptr;
+                        double norm, double decay) = nullptr;
+  bool adapts_update = false;
   // The step of FoldSgd, or that of Update; the other is null.
   SgdStep (*fused_step)(const RuleInputs&) = nullptr;
   RuleStep (*step)(const RuleInputs&) = nullptr;

@@ -36,12 +36,14 @@ struct SliceStep {
 };
 
 // Some updates need a number over the gradients of all partitions first. They
-// are folded in two passes.
+// are folded in several passes.
 enum class FoldPass {
   // Gradient and update.
   kWhole,
   // Only the mean gradient, and the norms of each slice.
   kGradient,
+  // Only the norms of each slice's update by that gradient and of its weights.
+  kNorms,
   // Only the update, from that gradient.
   kUpdate,
 };
@@ -62,7 +64,7 @@ struct FoldJob {
   int64_t transaction = 0;
   int32_t partition = 0;
   FoldPass pass = FoldPass::kWhole;
-  // In rank order. Empty in pass kUpdate.
+  // In rank order. Empty in passes kNorms and kUpdate.
   std::vector<FoldContribution> contributions;
   // Makes the mean gradient of their sum.
   float gradient_scale = 1;
@@ -77,7 +79,7 @@ struct FoldJob {
   FoldCompensation compensation;
   // Pass kGradient gives SliceNorm::weights too.
   bool weight_norms = false;
-  // For pass kUpdate: the result of pass kGradient.
+  // For passes kNorms and kUpdate: the result of pass kGradient.
   SharedFloats gradient;
 };
 
@@ -90,9 +92,10 @@ struct FoldResult {
   FoldPass pass = FoldPass::kWhole;
   // Size of the job's contributions, which are freed by now.
   int64_t gradient_bytes = 0;
-  // Null if not finite, and after pass kGradient.
+  // Null if not finite, and after passes kGradient and kNorms.
   SharedFloats weights;
-  // As the job's, moved on; after pass kGradient only the mean square is.
+  // As the job's, moved on; after pass kGradient only the mean square is, after
+  // pass kNorms none.
   Slots slots;
   // With Slots::remainder: what the job's weights need to become these, in
   // bfloat16, and its XXH3-64. Otherwise empty.
@@ -100,7 +103,7 @@ struct FoldResult {
   uint64_t change_checksum = 0;
   std::optional<NonfiniteGradient> nonfinite;
   // Results of pass kGradient: the mean gradient, 0 for frozen elements, and
-  // one entry for each slice.
+  // one entry for each slice, as of pass kNorms.
   SharedFloats gradient;
   std::vector<SliceNorm> norms;
 };

@@ -39,7 +39,7 @@ class FoldStage {
   std::vector<FoldJob> Prepare(CommitPlan plan, PlanContext context);
   // A fold has ended, of this transaction or of one that is over.
   FoldReport FoldDone(FoldResult result);
-  // Begins the second pass of the transaction, which must await it
+  // Begins the next pass of the transaction, which must await it
   // (Transaction::AwaitsScales).
   std::vector<FoldJob> Scale(const GradientScales& scales) {
     return transaction_->Scale(scales);

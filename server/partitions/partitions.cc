@@ -194,7 +194,8 @@ absl::StatusOr<std::vector<FoldJob>> Partitions::Scale(
   if (!begun->AwaitsScales()) {
     return absl::FailedPreconditionError(
         absl::StrCat("transaction ", scale.transaction,
-                     " is to be scaled, and its first pass is not over here"));
+                     " is to be scaled, and no pass is over here that gives "
+                     "norms"));
   }
   const size_t parameters = model_->layout.parameters.size();
   const size_t ratios = scale.scales.trust_ratios.size();

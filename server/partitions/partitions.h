@@ -86,8 +86,8 @@ class Partitions {
   // Errors: FailedPrecondition: another base than the newest version, or
   //   another transaction is open; OutOfRange: a version that is not held.
   absl::StatusOr<std::vector<FoldJob>> Prepare(const CommitPlan& plan);
-  // The folds of the second pass; none if the transaction is over.
-  // Errors: FailedPrecondition: the first pass has not ended here;
+  // The folds of the next pass; none if the transaction is over.
+  // Errors: FailedPrecondition: the pass before has not ended here;
   //   InvalidArgument: factors of another model.
   absl::StatusOr<std::vector<FoldJob>> Scale(const command::Scale& scale);
   FoldReport FoldDone(FoldResult result) {

@@ -27,7 +27,7 @@ int64_t RegistrationBytesMax(int64_t memory_bytes) {
 }
 
 const char* PassName(FoldPass pass) {
-  constexpr const char* kNames[] = {"whole", "gradient", "update"};
+  constexpr const char* kNames[] = {"whole", "gradient", "norms", "update"};
   return kNames[static_cast<size_t>(pass)];
 }
 

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "common/bfloat16.h"
@@ -42,8 +43,11 @@ class StagedFold {
     }
     if (!updates()) {
       norms_.resize(job.slices.size());
-      if (job.weight_norms && job.frozen != nullptr) {
-        free_weights_ = pool.Take(kBlockElements);
+      if (measures() || (job.weight_norms && job.frozen != nullptr)) {
+        free_ = pool.Take(kBlockElements);
+      }
+      for (size_t k = 0; measures() && k < kernels::kRuleSlotsMax; ++k) {
+        discarded_.push_back(pool.Take(kBlockElements));
       }
       return;
     }
@@ -91,8 +95,13 @@ class StagedFold {
   }
 
  private:
-  bool folds() const { return job_.pass != FoldPass::kUpdate; }
-  bool updates() const { return job_.pass != FoldPass::kGradient; }
+  bool folds() const {
+    return job_.pass == FoldPass::kWhole || job_.pass == FoldPass::kGradient;
+  }
+  bool updates() const {
+    return job_.pass == FoldPass::kWhole || job_.pass == FoldPass::kUpdate;
+  }
+  bool measures() const { return job_.pass == FoldPass::kNorms; }
   bool compensates() const { return job_.compensation.read_weights != nullptr; }
 
   void Renew(SharedFloats Slots::*buffer, int64_t elements,
@@ -118,6 +127,8 @@ class StagedFold {
     if (nonfinite_.has_value()) return;
     if (updates()) {
       Update(block, gradient);
+    } else if (measures()) {
+      AddUpdateNorms(block, gradient);
     } else {
       AddNorms(block, gradient);
     }
@@ -132,7 +143,7 @@ class StagedFold {
     if (updates()) {
       CopyOver(job_.weights, *weights_, block.begin, block.count());
       KeepUnchanged(block.begin, block.count());
-    } else {
+    } else if (folds()) {
       std::fill_n(GradientOf(block), block.count(), 0.0f);
     }
     for (auto& [buffer, fresh] : fresh_) {
@@ -230,16 +241,20 @@ class StagedFold {
 
   void UpdateByRule(const SliceBlock& block, const kernels::RuleStep& step,
                     const float* gradient) {
+    float* const out =
+        measures() ? free_->data() : weights_->data() + block.begin;
     kernels::UpdateRun run{.gradient = gradient,
                            .count = block.count(),
                            .weights_in = job_.weights->data() + block.begin,
-                           .weights_out = weights_->data() + block.begin};
+                           .weights_out = out};
     const std::vector<SlotKind>& slots = SlotsOfRule(step.rule);
     for (size_t k = 0; k < slots.size(); ++k) {
       const SharedFloats& before = job_.slots.*slots[k].buffer;
       if (before == nullptr) continue;
       run.slots_in[k] = before->data() + block.begin;
-      run.slots_out[k] = Fresh(slots[k].buffer).data() + block.begin;
+      run.slots_out[k] = measures()
+                             ? discarded_[k]->data()
+                             : Fresh(slots[k].buffer).data() + block.begin;
     }
     backend_.Update(step, run);
   }
@@ -269,20 +284,38 @@ class StagedFold {
     SliceNorm& norm = norms_[block.slice];
     norm.gradient +=
         backend_.SumOfSquares(absl::MakeConstSpan(gradient, count));
-    if (!job_.weight_norms) return;
+    if (job_.weight_norms) AddWeightNorms(block);
+  }
+
+  // The slots go nowhere: the last pass moves them.
+  void AddUpdateNorms(const SliceBlock& block, const float* gradient) {
+    COHORT_CHECK(walker_.step().rule.has_value(), "an update that is measured");
+    UpdateByRule(block, *walker_.step().rule, gradient);
+    const double squares = FreeSquares(block);
+    norms_[block.slice].gradient += squares;
+    AddWeightNorms(block);
+    // The gradient is finite, but weights and their decay need not be.
+    if (!std::isfinite(squares)) Blame(block, std::nullopt);
+  }
+
+  void AddWeightNorms(const SliceBlock& block) {
     const float* weights = job_.weights->data() + block.begin;
     if (job_.frozen == nullptr) {
-      norm.weights +=
-          backend_.SumOfSquares(absl::MakeConstSpan(weights, count));
+      norms_[block.slice].weights += backend_.SumOfSquares(
+          absl::MakeConstSpan(weights, static_cast<size_t>(block.count())));
       return;
     }
-    float* const free_weights = free_weights_->data();
-    std::copy_n(weights, block.count(), free_weights);
+    std::copy_n(weights, block.count(), free_->data());
+    norms_[block.slice].weights += FreeSquares(block);
+  }
+
+  // Of the values in `free_`, which are those of `block`.
+  double FreeSquares(const SliceBlock& block) {
     walker_.ForEachFrozen([&](int64_t begin, int64_t frozen) {
-      std::fill_n(free_weights + (begin - block.begin), frozen, 0.0f);
+      std::fill_n(free_->data() + (begin - block.begin), frozen, 0.0f);
     });
-    norm.weights +=
-        backend_.SumOfSquares(absl::MakeConstSpan(free_weights, count));
+    return backend_.SumOfSquares(
+        absl::MakeConstSpan(free_->data(), static_cast<size_t>(block.count())));
   }
 
   static void CopyOver(const SharedFloats& from, FloatBuffer& to, int64_t begin,
@@ -327,8 +360,10 @@ class StagedFold {
   // Null: changes are not rounded.
   std::shared_ptr<FloatBuffer> change_;
   std::vector<SliceNorm> norms_;
-  // One block of weights, frozen ones 0. Null: no norms need it.
-  std::shared_ptr<FloatBuffer> free_weights_;
+  // One block of updates or weights, frozen ones 0, and of each slot that pass
+  // kNorms makes. Null: no norms need it.
+  std::shared_ptr<FloatBuffer> free_;
+  std::vector<std::shared_ptr<FloatBuffer>> discarded_;
   std::optional<NonfiniteGradient> nonfinite_;
 };
 

@@ -7,9 +7,9 @@
 namespace cohort {
 
 // RunFold for everything that the fused kernel cannot do: rules other than SGD,
-// masks, delay compensation, and folds in two passes. The mean gradient of a
-// block of elements is made in memory that stays in the cache, and updated from
-// there.
+// masks, delay compensation, and folds in several passes. The mean gradient of
+// a block of elements is made in memory that stays in the cache, and updated
+// from there.
 FoldResult RunStagedFold(const FoldJob& job, const kernels::Backend& backend,
                          FloatBufferPool& pool);
 

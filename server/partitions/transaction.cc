@@ -33,16 +33,18 @@ Transaction::Transaction(CommitPlan plan, PlanContext context,
     started_.push_back(!folds);
     if (folds) ++missing_;
   }
-  if (!two_passes()) return;
+  if (!several_passes()) return;
   pending_.resize(partitions.size());
-  missing_first_ = missing_;
+  missing_norms_ = missing_;
+  if (MeasuresUpdates(optimizer().kind)) next_pass_ = FoldPass::kNorms;
 }
 
-bool Transaction::two_passes() const { return NeedsNorms(optimizer()); }
+bool Transaction::several_passes() const { return NeedsNorms(optimizer()); }
 
-void Transaction::SetStep(int32_t partition, size_t slice,
-                          const GradientScales& scales, SliceStep& step) const {
-  const auto p = static_cast<size_t>(partition);
+void Transaction::SetStep(size_t slice, const GradientScales& scales,
+                          FoldJob& job) const {
+  const auto p = static_cast<size_t>(job.partition);
+  SliceStep& step = job.slices[slice];
   const OptimizerOptions& o = optimizer();
   const auto k =
       static_cast<size_t>(model().partitions[p].slices[slice].parameter);
@@ -55,8 +57,11 @@ void Transaction::SetStep(int32_t partition, size_t slice,
               ? parameter.rate_multiplier * plan_.learning_rate
               : plan_.group_rates[static_cast<size_t>(parameter.rate_group)],
       .decay = groups_.DecayOf(parameter),
-      .gradient_scale = plan_.weight * scales.clip};
-  if (!scales.trust_ratios.empty()) {
+      .gradient_scale = plan_.weight * scales.clip,
+      .update_only = job.pass == FoldPass::kNorms};
+  if (!scales.trust_ratios.empty() && rule.adapts_update) {
+    inputs.rate *= scales.trust_ratios[k];
+  } else if (!scales.trust_ratios.empty()) {
     inputs.gradient_scale *= scales.trust_ratios[k];
     // The decay is rounded, as without a ratio, before it is multiplied.
     inputs.decay = static_cast<float>(inputs.decay) * scales.trust_ratios[k];
@@ -86,7 +91,7 @@ FoldJob Transaction::Fold(int32_t partition,
   const Partition& shape = model().partitions[p];
   FoldJob job{.transaction = plan_.transaction,
               .partition = partition,
-              .pass = two_passes() ? FoldPass::kGradient : FoldPass::kWhole,
+              .pass = several_passes() ? FoldPass::kGradient : FoldPass::kWhole,
               .gradient_scale = static_cast<float>(gradient_scale_),
               .weights = context_.base->weights[p],
               .slots = context_.base->slots[p],
@@ -94,7 +99,8 @@ FoldJob Transaction::Fold(int32_t partition,
               .frozen = context_.mask == nullptr
                             ? nullptr
                             : context_.mask->partitions[p].runs,
-              .weight_norms = AdaptsRates(optimizer().kind)};
+              .weight_norms = AdaptsRates(optimizer().kind) &&
+                              !MeasuresUpdates(optimizer().kind)};
   if (context_.read != nullptr) {
     job.compensation = {.read_weights = context_.read->weights[p],
                         .lambda = plan_.compensation,
@@ -117,16 +123,15 @@ FoldJob Transaction::Fold(int32_t partition,
     job.slices.push_back({.count = shape.slices[i].count,
                           .skip = absent[i] == gradients.size() || frozen ||
                                   plan_.loss_weight == 0});
-    if (!two_passes()) SetStep(partition, i, {}, job.slices.back());
+    if (!several_passes()) SetStep(i, {}, job);
   }
-  if (two_passes()) {
-    FoldJob& second = pending_[p];
-    second = job;
-    second.pass = FoldPass::kUpdate;
+  if (several_passes()) {
+    FoldJob& next = pending_[p];
+    next = job;
     // Its gradient is the result of the first pass, which is compensated. So
     // the contributions' memory is free as soon as that has ended.
-    second.contributions.clear();
-    second.compensation = {};
+    next.contributions.clear();
+    next.compensation = {};
   }
   started_[p] = true;
   return job;
@@ -137,19 +142,22 @@ void Transaction::Done(FoldResult result) {
   COHORT_CHECK(started_[p] && !results_[p].has_value(),
                absl::StrCat("partition ", result.partition, " folded twice"));
   finite_ = finite_ && !result.nonfinite.has_value();
-  if (result.pass != FoldPass::kGradient) {
+  if (result.pass == FoldPass::kWhole || result.pass == FoldPass::kUpdate) {
     results_[p] = std::move(result);
     --missing_;
     return;
   }
-  pending_[p].gradient = std::move(result.gradient);
-  // The first pass moves it on, for the compensation.
-  pending_[p].slots.mean_square = std::move(result.slots.mean_square);
-  --missing_first_;
+  if (result.pass == FoldPass::kGradient) {
+    pending_[p].gradient = std::move(result.gradient);
+    // This pass moves it on, for the compensation.
+    pending_[p].slots.mean_square = std::move(result.slots.mean_square);
+  }
+  --missing_norms_;
 }
 
 bool Transaction::AwaitsScales() const {
-  return two_passes() && missing_first_ == 0 && !pending_.empty() && finite_;
+  return several_passes() && missing_norms_ == 0 && !pending_.empty() &&
+         finite_;
 }
 
 SharedSnapshot Transaction::Next() const {
@@ -165,18 +173,23 @@ SharedSnapshot Transaction::Next() const {
 
 std::vector<FoldJob> Transaction::Scale(const GradientScales& scales) {
   COHORT_CHECK(AwaitsScales(), absl::StrCat("transaction ", id()));
+  const bool last = next_pass_ == FoldPass::kUpdate;
   std::vector<FoldJob> jobs;
   for (size_t p = 0; p < pending_.size(); ++p) {
     const auto partition = static_cast<int32_t>(p);
     if (!model().partitions[p].trainable || !place_.Owns(partition)) continue;
-    FoldJob job = std::move(pending_[p]);
-    for (size_t i = 0; i < job.slices.size(); ++i) {
-      SetStep(partition, i, scales, job.slices[i]);
-    }
+    FoldJob job = last ? std::move(pending_[p]) : pending_[p];
+    job.pass = next_pass_;
+    for (size_t i = 0; i < job.slices.size(); ++i) SetStep(i, scales, job);
     jobs.push_back(std::move(job));
   }
-  // So that AwaitsScales holds once.
-  pending_.clear();
+  if (last) {
+    // So that AwaitsScales holds once a pass.
+    pending_.clear();
+  } else {
+    next_pass_ = FoldPass::kUpdate;
+    missing_norms_ = missing_;
+  }
   return jobs;
 }
 

@@ -43,8 +43,8 @@ struct HeldGradient {
 // their results.
 //
 // Where the rule needs norms (NeedsNorms), each partition is folded in two
-// passes. The second begins with Scale, once the core has the squares of every
-// slice of every shard.
+// passes, or three (MeasuresUpdates). Each but the first begins with Scale,
+// once the core has the squares of every slice of every shard.
 class Transaction {
  public:
   // Folds the partitions that `place` owns.
@@ -62,10 +62,9 @@ class Transaction {
   FoldJob Fold(int32_t partition, std::vector<HeldGradient> gradients);
   // A fold of this transaction has ended; each of its folds comes once.
   void Done(FoldResult result);
-  // Its first pass has ended here, with finite gradients, and the second has
-  // not begun.
+  // A pass has ended here, with finite values, and the next has not begun.
   bool AwaitsScales() const;
-  // Begins the second pass, which it must await.
+  // Begins the next pass, which it must await.
   std::vector<FoldJob> Scale(const GradientScales& scales);
 
   // All folds have ended, and gradients were finite.
@@ -78,12 +77,11 @@ class Transaction {
   }
 
  private:
-  bool two_passes() const;
+  bool several_passes() const;
   // Share of the new weights in their average; 0 if they do not change.
   float AverageGain() const;
-  // Sets the step of the optimizer's rule for one slice of `partition`.
-  void SetStep(int32_t partition, size_t slice, const GradientScales& scales,
-               SliceStep& step) const;
+  // Sets the step of the optimizer's rule for one slice of `job`.
+  void SetStep(size_t slice, const GradientScales& scales, FoldJob& job) const;
 
   const RegisteredModel& model() const { return *context_.model; }
   const OptimizerOptions& optimizer() const { return groups_.options(); }
@@ -93,11 +91,12 @@ class Transaction {
   GroupOptions groups_;
   ShardPlace place_;
   double gradient_scale_ = 0;
-  // By partition, between the passes: the job of the second one but for what
-  // depends on norms. `missing_first_` counts the shard's own partitions whose
-  // first pass has not ended.
+  // By partition, until the last pass begins: the job of `next_pass_` but for
+  // what depends on norms. `missing_norms_` counts the shard's own partitions
+  // whose pass before it has not ended.
   std::vector<FoldJob> pending_;
-  int32_t missing_first_ = 0;
+  FoldPass next_pass_ = FoldPass::kUpdate;
+  int32_t missing_norms_ = 0;
   // By partition; partitions that are frozen or another shard's count as
   // started and are never folded.
   std::vector<bool> started_;

@@ -31,6 +31,12 @@ using ::testing::Each;
 
 using Doubles = std::vector<double>;
 
+double Norm(const Doubles& values) {
+  double squares = 0;
+  for (double value : values) squares += value * value;
+  return std::sqrt(squares);
+}
+
 // An independent implementation: float64, whole parameters, one loop.
 class Reference {
  public:
@@ -106,14 +112,8 @@ class Reference {
                              : o.weight_decay * parameter.decay_multiplier;
     double ratio = 1;
     if (o.kind == OptimizerKind::kLars && !exempt) {
-      double w2 = 0;
-      double g2 = 0;
-      for (size_t i = 0; i < gradient.size(); ++i) {
-        w2 += weights[k][i] * weights[k][i];
-        g2 += gradient[i] * gradient[i];
-      }
-      ratio = o.numbers.lars_trust * std::sqrt(w2) /
-              (std::sqrt(g2) + decay * std::sqrt(w2));
+      const double norm = Norm(weights[k]);
+      ratio = o.numbers.lars_trust * norm / (Norm(gradient) + decay * norm);
     }
     const double rate = step.learning_rate * parameter.rate_multiplier;
     const kernels::OracleStep update{.kind = o.kind,
@@ -122,11 +122,20 @@ class Reference {
                                      .decay = ratio * decay,
                                      .update = steps_};
     const double scale = ratio * step.weight * (o.numbers.maximize ? -1 : 1);
+    const Doubles before = weights[k];
     for (size_t i = 0; i < gradient.size(); ++i) {
       kernels::OracleElement element{weights[k][i], states_[k][i]};
       kernels::OracleUpdate(update, scale * gradient[i], element);
       weights[k][i] = element.weight;
       states_[k][i] = element.state;
+    }
+    if (o.kind != OptimizerKind::kLamb || exempt) return;
+    // As long as the weights, times the rate.
+    Doubles moved = before;
+    for (size_t i = 0; i < moved.size(); ++i) moved[i] -= weights[k][i];
+    const double length = rate * Norm(before) / Norm(moved);
+    for (size_t i = 0; i < moved.size(); ++i) {
+      weights[k][i] = before[i] - length * moved[i];
     }
   }
 

@@ -219,6 +219,32 @@ TEST_F(PartitionsTest, AClippedStepWaitsForItsFactor) {
   EXPECT_EQ(WeightAt(node, 8), 18);
 }
 
+// The second factors are those of the update, whose norm is the decay's here:
+// the gradient is 0.
+TEST_F(PartitionsTest, LambIsScaledTwice) {
+  install_.settings.optimizer.kind = OptimizerKind::kLamb;
+  install_.settings.optimizer.weight_decay = 0.5;
+  Partitions node = *Partitions::Install(install_);
+  ASSERT_TRUE(Hold(node, 0, 1, 0).ok());
+  const auto folds = OkValue(node.Prepare(PlanOf(1, 7, {0})));
+  EXPECT_EQ(Run(node, folds.front()).norms[0], SliceNorm());
+  const auto second = OkValue(node.Scale({.transaction = 1}));
+  ASSERT_THAT(second, SizeIs(1));
+  const command::Scale last{.transaction = 1,
+                            .scales = {.trust_ratios = {1, 2, 1}}};
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(last).status()));
+  const FoldReport measured = Run(node, second.front());
+  EXPECT_FALSE(measured.prepared);
+  ASSERT_THAT(measured.norms, SizeIs(1));
+  EXPECT_EQ(measured.norms[0], (SliceNorm{.gradient = 100, .weights = 400}));
+  const auto third = OkValue(node.Scale(last));
+  ASSERT_THAT(third, SizeIs(1));
+  EXPECT_TRUE(Run(node, third.front()).prepared);
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(last).status()));
+  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_EQ(WeightAt(node, 8), 0);
+}
+
 TEST_F(PartitionsTest, AFactorThatComesAfterAnAbortChangesNothing) {
   Partitions node = *Partitions::Install(install_);
   ASSERT_TRUE(node.Prepare(PlanOf(1, 7, {0})).ok());

@@ -174,41 +174,45 @@ TEST_F(ShardNormsTest, ClippingHasTheBitsOfOneServer) {
   }
 }
 
-TEST_F(ShardNormsTest, LarsHasTheBitsOfOneServer) {
-  ExpectSameForAnyNumber({.kind = OptimizerKind::kLars});
+TEST_F(ShardNormsTest, TrustRatiosHaveTheBitsOfOneServer) {
+  for (OptimizerKind kind : {OptimizerKind::kLars, OptimizerKind::kLamb}) {
+    ExpectSameForAnyNumber({.kind = kind});
+    ExpectSameForAnyNumber(
+        {.kind = kind, .clip_norm = 0.5, .freeze = {"conv.weight[10:25]"}});
+  }
 }
 
-TEST_F(ShardNormsTest, ClippedLarsWithFrozenWeightsHasTheBitsOfOneServer) {
-  ExpectSameForAnyNumber({.kind = OptimizerKind::kLars,
-                          .clip_norm = 0.5,
-                          .freeze = {"conv.weight[10:25]"}});
-}
-
-// Shard 0 has nothing to fold, and takes the scales all the same.
+// Shard 0 has nothing to fold, and takes the scales all the same: of LAMB
+// twice.
 TEST_F(ShardNormsTest, AShardWithoutTrainedPartitionsHasNoSecondPass) {
   auto model = std::make_shared<RegisteredModel>(*model_);
   for (size_t p = 0; p < model->partitions.size(); p += 2) {
     model->partitions[p].trainable = false;
   }
   model_ = model;
-  const OptimizerOptions optimizer{.clip_norm = 0.5};
-  PendingCommit commit(PlanOfAll(), model_, optimizer);
-  shards_.emplace_back(ShardPlace{.index = 0, .count = 2});
-  shards_.emplace_back(ShardPlace{.index = 1, .count = 2});
-  for (int32_t p = 1; p < 6; p += 2) {
-    commit.Begin(p);
-    for (int32_t rank = 0; rank < kPushes; ++rank) {
-      shards_[1].Hold(
-          {.push = NoisyPush(rank),
-           .partition = p,
-           .gradient = RopeOf(gradients_[0][static_cast<size_t>(p)])});
+  for (const OptimizerOptions& optimizer :
+       {OptimizerOptions{.clip_norm = 0.5},
+        OptimizerOptions{.kind = OptimizerKind::kLamb}}) {
+    PendingCommit commit(PlanOfAll(), model_, optimizer);
+    shards_.clear();
+    shards_.emplace_back(ShardPlace{.index = 0, .count = 2});
+    shards_.emplace_back(ShardPlace{.index = 1, .count = 2});
+    for (int32_t p = 1; p < 6; p += 2) {
+      commit.Begin(p);
+      for (int32_t rank = 0; rank < kPushes; ++rank) {
+        shards_[1].Hold(
+            {.push = NoisyPush(rank),
+             .partition = p,
+             .gradient = RopeOf(gradients_[0][static_cast<size_t>(p)])});
+      }
     }
+    EXPECT_THAT(Prepare(shards_[0], optimizer), IsEmpty());
+    Queue(1, Prepare(shards_[1], optimizer));
+    while (!folds_.empty()) FoldOne(commit);
+    EXPECT_TRUE(commit.complete());
+    EXPECT_TRUE(commit.gradient_norm().has_value());
+    EXPECT_FALSE(shards_[0].transaction()->AwaitsScales());
   }
-  EXPECT_THAT(Prepare(shards_[0], optimizer), IsEmpty());
-  Queue(1, Prepare(shards_[1], optimizer));
-  while (!folds_.empty()) FoldOne(commit);
-  EXPECT_TRUE(commit.complete());
-  EXPECT_TRUE(commit.gradient_norm().has_value());
 }
 
 TEST_F(ShardNormsTest, AGradientThatIsNotFiniteElsewhereGivesTheCommitUp) {

@@ -21,6 +21,8 @@ TEST(OptimizerRulesTest, EachRuleIsWhole) {
     EXPECT_NE(rule.step == nullptr, rule.fused_step == nullptr);
     EXPECT_LE(rule.slots.size(), kRuleSlotsMax);
     EXPECT_FALSE(rule.torch_classes.empty());
+    EXPECT_LE(rule.adapts_update,
+              rule.trust_ratio != nullptr && rule.step != nullptr);
     // Those that are always kept are the first.
     bool optional = false;
     for (const RuleSlot& slot : rule.slots) {

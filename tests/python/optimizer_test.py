@@ -41,6 +41,11 @@ class Plan(unittest.TestCase):
                  {"optimizer": "lion", "maximize": "false", "lion_beta1": "0.9",
                   "lion_beta2": "0.99", "learning_rate": "0.0001",
                   "weight_decay": "0.1", "schedule": "constant"}),
+                (cohort.LAMB(some, weight_decay=0.01),
+                 {"optimizer": "lamb", "maximize": "false", "adam_beta1": "0.9",
+                  "adam_beta2": "0.999", "lamb_epsilon": "1e-06",
+                  "learning_rate": "0.001", "weight_decay": "0.01",
+                  "schedule": "constant"}),
                 (cohort.LARS(some, lr=2, weight_decay=1e-4),
                  {"optimizer": "lars", "maximize": "false", "momentum": "0.9", "lars_trust": "0.001",
                   "learning_rate": "2.0", "weight_decay": "0.0001",
@@ -91,11 +96,12 @@ class Plan(unittest.TestCase):
         self.assertEqual(numbers.now(), values)
         self.assertEqual(other["betas"], (0.8, 0.999))
 
-    def test_lars_exempts_what_is_no_matrix(self):
-        matrix, vector = parameters((2, 2), (3,))
-        plan = plan_of(cohort.LARS([matrix, vector], lr=1), False)
-        self.assertFalse(plan.rates[id(matrix)].decay_exempt)
-        self.assertTrue(plan.rates[id(vector)].decay_exempt)
+    def test_lars_and_lamb_exempt_what_is_no_matrix(self):
+        for of in (cohort.LARS, cohort.LAMB):
+            matrix, vector = parameters((2, 2), (3,))
+            plan = plan_of(of([matrix, vector], lr=1), False)
+            self.assertFalse(plan.rates[id(matrix)].decay_exempt)
+            self.assertTrue(plan.rates[id(vector)].decay_exempt)
 
 
 def rows_of_the_page():

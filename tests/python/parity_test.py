@@ -33,14 +33,40 @@ OPTIMIZERS = {
     "amsgrad": ("Adam", {"amsgrad": True}),
     "maximize": ("SGD", {"momentum": 0.9, "maximize": True}),
     "dampened": ("SGD", {"lr": 0.003, "momentum": 0.9, "dampening": 0.5}),
+    "lamb": ("LAMB", {"weight_decay": 0.01}),
 }
+
+
+class Lamb(torch.optim.Optimizer):
+    """Algorithm 2 of LAMB's paper, for one process."""
+
+    def __init__(self, params, lr, weight_decay):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for w in group["params"]:
+                state = self.state[w]
+                grads = state.setdefault("grads", [])
+                grads.append(w.grad.clone())
+                t = len(grads)
+                m = sum(0.1 * 0.9 ** (t - i) * g
+                        for i, g in enumerate(grads, 1)) / (1 - 0.9 ** t)
+                v = sum(0.001 * 0.999 ** (t - i) * g * g
+                        for i, g in enumerate(grads, 1)) / (1 - 0.999 ** t)
+                change, ratio = m / (v.sqrt() + 1e-6), 1
+                if w.dim() > 1:
+                    change += group["weight_decay"] * w
+                    ratio = w.norm() / change.norm()
+                w -= group["lr"] * ratio * change
 
 
 def batch_sizes(workers, uneven):
     return [4 + 2 * rank if uneven else 6 for rank in range(workers)]
 
 
-def make_optimizer(kind, model, groups):
+def make_optimizer(kind, model, groups, lamb=cohort.LAMB):
     parameters = model.parameters()
     if groups:
         head = [p for name, p in model.named_parameters()
@@ -50,7 +76,8 @@ def make_optimizer(kind, model, groups):
         parameters = [{"params": body, "weight_decay": 0.01},
                       {"params": head, "lr": 0.03, "weight_decay": 0.0}]
     name, options = OPTIMIZERS[kind]
-    return getattr(torch.optim, name)(parameters, **{"lr": 0.01} | options)
+    made = lamb if kind == "lamb" else getattr(torch.optim, name)
+    return made(parameters, **{"lr": 0.01} | options)
 
 
 def make_schedulers(schedule, optimizer):
@@ -84,7 +111,7 @@ def train(rank, address, workers, uneven, kind, groups, schedule):
 def reference(workers, uneven, kind, groups, schedule):
     """The same in float64, on the batches of all workers together."""
     model = three_batch_norms().double()
-    optimizer = make_optimizer(kind, model, groups)
+    optimizer = make_optimizer(kind, model, groups, lamb=Lamb)
     schedulers = make_schedulers(schedule, optimizer)
     criterion = nn.CrossEntropyLoss()
     data = Shapes(SAMPLES)
@@ -137,12 +164,13 @@ class Parity(unittest.TestCase):
     def test_groups_and_a_schedule(self):
         self.check(2, groups=True)
         self.check(2, uneven=True, groups=True, schedule=True)
+        self.check(2, uneven=True, kind="lamb", groups=True, schedule=True)
 
     def test_other_optimizers(self):
         for kind, (name, options) in OPTIMIZERS.items():
             # An argument that this version of torch has not.
-            if not inspect.signature(
-                    getattr(torch.optim, name)).parameters.keys() >= options.keys():
+            made = getattr(torch.optim, name, None) or getattr(cohort, name)
+            if not inspect.signature(made).parameters.keys() >= options.keys():
                 continue
             with self.subTest(kind=kind):
                 self.check(2, kind=kind)

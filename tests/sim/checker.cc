@@ -169,8 +169,8 @@ void Checker::OnFold(const Folder& folder, const FoldJob& fold) {
   // What a data shard does before it knows that shard 0 is gone comes to
   // nothing.
   if (folder.generation < server_incarnation_) return;
-  // The second pass over gradients that were folded.
-  if (fold.pass == FoldPass::kUpdate) return;
+  // A later pass over gradients that were folded.
+  if (fold.pass == FoldPass::kNorms || fold.pass == FoldPass::kUpdate) return;
   const bool remote = folder.shard > 0;
   if (ended_.has_value() && !remote) Fail("a fold after the end of the run");
   int64_t& newest = newest_fold_[folder.shard];

@@ -35,9 +35,10 @@ struct RunExtras {
   bool wide = false;
   // Some elements are frozen.
   bool masked = false;
-  // By norms over all shards: gradients are clipped, rates are adapted.
+  // By norms over all shards: gradients are clipped, rates are adapted by this
+  // optimizer. kAuto: by none.
   bool clipped = false;
-  bool adapted = false;
+  OptimizerKind adapted = OptimizerKind::kAuto;
   // Ranks leave out layers, and the order of the calls changes with the step.
   bool skips = false;
 

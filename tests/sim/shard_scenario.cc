@@ -111,7 +111,9 @@ void Widen(const RunExtras& extras, RunSpec& run) {
     run.coordinator.optimizer.freeze = {"conv.bias", "head[-2:]"};
   }
   if (extras.clipped) run.coordinator.optimizer.clip_norm = 0.05;
-  if (extras.adapted) run.coordinator.optimizer.kind = OptimizerKind::kLars;
+  if (extras.adapted != OptimizerKind::kAuto) {
+    run.coordinator.optimizer.kind = extras.adapted;
+  }
 }
 
 Scenario MakeShards(uint64_t seed) {
@@ -124,7 +126,9 @@ Scenario MakeShards(uint64_t seed) {
   run.extras.wide = true;
   run.extras.masked = random.Below(3) == 0;
   run.extras.clipped = random.Below(6) == 0;
-  run.extras.adapted = random.Below(6) == 0;
+  const uint64_t adapted = random.Below(6);
+  if (adapted == 0) run.extras.adapted = OptimizerKind::kLars;
+  if (adapted == 1) run.extras.adapted = OptimizerKind::kLamb;
   Widen(run.extras, run);
   // The limit of the base scenario may be too low for the larger model.
   o.inflight_bytes_max = CoordinatorOptions().inflight_bytes_max;

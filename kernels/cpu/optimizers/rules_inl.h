@@ -89,6 +89,7 @@ class Lane {
 #include "kernels/cpu/optimizers/adam.inc"
 #include "kernels/cpu/optimizers/adamax.inc"
 #include "kernels/cpu/optimizers/dampened.inc"
+#include "kernels/cpu/optimizers/lamb.inc"
 #include "kernels/cpu/optimizers/lion.inc"
 #include "kernels/cpu/optimizers/nadam.inc"
 #include "kernels/cpu/optimizers/radam.inc"

@@ -88,7 +88,7 @@ struct Drop {
 struct Prepare {
   CommitPlan plan;
 };
-// The first of two passes has ended at all shards, so the second may begin.
+// A pass that gives norms has ended at all shards, so the next may begin.
 struct Scale {
   int64_t transaction = 0;
   GradientScales scales;

@@ -21,18 +21,20 @@ struct NonfiniteGradient {
 // Sums of squares over the elements of one slice that are not frozen, in
 // float64; 0 for skipped slices, and where it was not asked for.
 struct SliceNorm {
+  // Of the gradient, or of the update where that is measured.
   double gradient = 0;
   double weights = 0;
 
   friend bool operator==(const SliceNorm&, const SliceNorm&) = default;
 };
 
-// Factors of the second pass, from the norms of all partitions of all shards.
+// Factors of the next pass, from the norms of all partitions of all shards.
 struct GradientScales {
   // Factor of the gradient: below 1 if it is clipped.
   double clip = 1;
-  // Factor of the clipped gradient and of the weight decay, by parameter; empty
-  // if no parameter is adapted.
+  // Factor of the clipped gradient and of the weight decay, or of the update
+  // (OptimizerRule::trust_ratio), by parameter; empty if no parameter is
+  // adapted.
   std::vector<double> trust_ratios;
 
   friend bool operator==(const GradientScales&,
@@ -49,7 +51,7 @@ struct FoldReport {
   // pass over it is still to come, or the transaction was given up.
   bool prepared = false;
   std::optional<NonfiniteGradient> nonfinite;
-  // After the first of two passes one entry for each slice, otherwise empty.
+  // After every pass but the last one entry for each slice, otherwise empty.
   std::vector<SliceNorm> norms;
 };
 

@@ -26,13 +26,12 @@ bool Adapts(const OptimizerOptions& options, const ParameterSpec& parameter) {
 
 // The rule's scale of whole parameters; 1 where either norm is 0, as a
 // parameter that starts at 0 could never leave it, and for parameters that are
-// not adapted. Empty if the rule has none.
+// not adapted.
 std::vector<double> TrustRatios(const GradientNorms& norms, double clip,
                                 const GroupOptions& groups,
                                 const ModelLayout& layout,
                                 const std::vector<Partition>& partitions) {
   const OptimizerOptions& o = groups.options();
-  if (!AdaptsRates(o.kind)) return {};
   const std::vector<ParameterSpec>& parameters = layout.parameters;
   std::vector<double> ratios(parameters.size(), 1.0);
   std::vector<SliceNorm> sums(parameters.size());
@@ -66,6 +65,10 @@ bool NeedsNorms(const OptimizerOptions& optimizer) {
   return optimizer.clip_norm > 0 || AdaptsRates(optimizer.kind);
 }
 
+bool MeasuresUpdates(OptimizerKind kind) {
+  return kernels::RuleOf(kind).adapts_update;
+}
+
 double NormOf(const GradientNorms& norms) {
   double squares = 0;
   for (const std::vector<SliceNorm>& partition : norms) {
@@ -81,9 +84,20 @@ GradientScales ScalesOf(const GradientNorms& norms,
   const double norm = NormOf(norms);
   const double norm_max = optimizer.options().clip_norm;
   const double clip = norm_max > 0 && norm > norm_max ? norm_max / norm : 1.0;
-  return {
-      .clip = clip,
-      .trust_ratios = TrustRatios(norms, clip, optimizer, layout, partitions)};
+  GradientScales scales{.clip = clip};
+  const OptimizerKind kind = optimizer.options().kind;
+  if (AdaptsRates(kind) && !MeasuresUpdates(kind)) {
+    scales.trust_ratios =
+        TrustRatios(norms, clip, optimizer, layout, partitions);
+  }
+  return scales;
+}
+
+std::vector<double> UpdateRatios(const GradientNorms& norms,
+                                 const GroupOptions& optimizer,
+                                 const ModelLayout& layout,
+                                 const std::vector<Partition>& partitions) {
+  return TrustRatios(norms, /*clip=*/1, optimizer, layout, partitions);
 }
 
 bool IsDecayed(const OptimizerOptions& options,

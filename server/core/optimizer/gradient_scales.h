@@ -16,6 +16,10 @@ bool AdaptsRates(OptimizerKind kind);
 // updated, so then each partition is folded in two passes.
 bool NeedsNorms(const OptimizerOptions& optimizer);
 
+// Whether the ratio is of the norm of the update, which is known once the
+// gradient is clipped: in a third pass between the two.
+bool MeasuresUpdates(OptimizerKind kind);
+
 // By partition, one entry a slice; empty for partitions without gradients.
 using GradientNorms = std::vector<std::vector<SliceNorm>>;
 
@@ -30,6 +34,12 @@ GradientScales ScalesOf(const GradientNorms& norms,
                         const GroupOptions& optimizer,
                         const ModelLayout& layout,
                         const std::vector<Partition>& partitions);
+
+// Trust ratios of a rule that measures updates, whose norms these are.
+std::vector<double> UpdateRatios(const GradientNorms& norms,
+                                 const GroupOptions& optimizer,
+                                 const ModelLayout& layout,
+                                 const std::vector<Partition>& partitions);
 
 // False if `parameter` is exempt from weight decay.
 bool IsDecayed(const OptimizerOptions& options, const ParameterSpec& parameter);

@@ -18,11 +18,18 @@ PendingCommit::PendingCommit(const CommitPlan& plan, SharedModel model,
       finite_(model_->partitions.size()) {
   for (const Partition& partition : model_->partitions) {
     begun_.push_back(!partition.trainable);
-    norms_missing_.push_back(partition.trainable && NeedsNorms(optimizer));
     if (partition.trainable) ++missing_;
-    if (norms_missing_.back()) ++norms_missing_count_;
   }
   norms_.resize(begun_.size());
+  norms_missing_.resize(begun_.size());
+  if (NeedsNorms(optimizer)) AwaitNorms();
+}
+
+void PendingCommit::AwaitNorms() {
+  for (size_t p = 0; p < norms_missing_.size(); ++p) {
+    norms_missing_[p] = model_->partitions[p].trainable;
+  }
+  norms_missing_count_ = missing_;
 }
 
 void PendingCommit::Begin(int32_t partition) {
@@ -51,7 +58,7 @@ bool PendingCommit::Take(FoldReport report) {
 void PendingCommit::TakeNorms(const FoldReport& report) {
   const auto p = static_cast<size_t>(report.partition);
   if (!norms_missing_[p]) return;
-  // A report with neither is not that of a first pass.
+  // A report with neither is of no pass that gives norms.
   if (report.norms.empty() && !report.nonfinite.has_value()) return;
   norms_missing_[p] = false;
   norms_[p] = report.norms;
@@ -60,8 +67,17 @@ void PendingCommit::TakeNorms(const FoldReport& report) {
     given_up_ = true;
     return;
   }
+  if (gradient_norm_.has_value()) {
+    scales_ = GradientScales{
+        .clip = clip_,
+        .trust_ratios = UpdateRatios(norms_, optimizer_, model_->layout,
+                                     model_->partitions)};
+    return;
+  }
   gradient_norm_ = NormOf(norms_);
   scales_ = ScalesOf(norms_, optimizer_, model_->layout, model_->partitions);
+  clip_ = scales_->clip;
+  if (MeasuresUpdates(optimizer_.options().kind)) AwaitNorms();
 }
 
 std::optional<GradientScales> PendingCommit::TakeScales() {

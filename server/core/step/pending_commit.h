@@ -34,8 +34,8 @@ class PendingCommit {
 
   // False if the report is of another transaction.
   bool Take(FoldReport report);
-  // Factors of the second of two passes, from the norms of the first: once, as
-  // soon as that has ended everywhere, unless a gradient was not finite.
+  // Factors of the next pass, from the norms of the one before: once for each,
+  // as soon as that has ended everywhere, unless a value was not finite.
   std::optional<GradientScales> TakeScales();
   // Every partition is prepared, or the commit will change nothing.
   bool complete() const { return missing_ == 0 || given_up_; }
@@ -51,11 +51,13 @@ class PendingCommit {
     return nonfinite_;
   }
   // Norm of the mean gradient before clipping and damping; known after the
-  // first of two passes.
+  // first of several passes.
   std::optional<double> gradient_norm() const { return gradient_norm_; }
 
  private:
-  // The first pass over a partition has ended.
+  // A pass that gives norms begins everywhere.
+  void AwaitNorms();
+  // Such a pass over a partition has ended.
   void TakeNorms(const FoldReport& report);
 
   int64_t transaction_ = 0;
@@ -69,13 +71,15 @@ class PendingCommit {
   std::vector<bool> finite_;
   int32_t missing_ = 0;
   std::optional<NonfiniteGradient> nonfinite_;
-  // With two passes, by partition: whether the norms are still to come.
+  // With several passes, by partition: whether the norms of the present one are
+  // still to come.
   GradientNorms norms_;
   std::vector<bool> norms_missing_;
   int32_t norms_missing_count_ = 0;
   std::optional<GradientScales> scales_;
+  double clip_ = 1;
   std::optional<double> gradient_norm_;
-  // The second pass is left out, because the gradient is not finite.
+  // The other passes are left out, because a value is not finite.
   bool given_up_ = false;
 };
 

@@ -35,7 +35,7 @@ void SendResult(const PendingCommit& commit, int32_t partition,
 void TakeGradient(const Worker& worker, const PushKey& key,
                   const GradientArrival& gradient, bool fresh, Turn& turn);
 // A fold was reported. False: it is of another transaction, such as one that
-// was given up. Begins the second of two passes once the first has ended.
+// was given up. Begins the next pass, if there is one, once one has ended.
 bool TakeFold(FoldReport report, PendingCommit& commit, Turn& turn);
 enum class TransactionEnd {
   kCommitted,

@@ -29,10 +29,11 @@ double Adam(const OracleStep& step, double g, State& state) {
   v = n.adam_beta2 * v + (1 - n.adam_beta2) * g * g;
   double& largest = state[2];
   largest = std::max(largest, v);
-  const double square = n.adam_amsgrad ? largest : v;
+  const bool lamb = step.kind == OptimizerKind::kLamb;
+  const double square = n.adam_amsgrad && !lamb ? largest : v;
   return step.rate * (m / (1 - std::pow(n.adam_beta1, step.update))) /
          (std::sqrt(square / (1 - std::pow(n.adam_beta2, step.update))) +
-          n.adam_epsilon);
+          (lamb ? n.lamb_epsilon : n.adam_epsilon));
 }
 
 double Adagrad(const OracleStep& step, double g, State& state) {
@@ -140,6 +141,7 @@ bool ShrinksWeights(const OracleStep& step) {
       step.kind == OptimizerKind::kNAdam || step.kind == OptimizerKind::kRAdam;
   return step.kind == OptimizerKind::kAdamW ||
          step.kind == OptimizerKind::kLion ||
+         step.kind == OptimizerKind::kLamb ||
          (either && step.numbers.decoupled_decay);
 }
 
@@ -154,6 +156,7 @@ double Fall(const OracleStep& step, double g, State& state) {
       return Sgd(step, g, state);
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
+    case OptimizerKind::kLamb:
       return Adam(step, g, state);
     case OptimizerKind::kLion:
       return Lion(step, g, state);
@@ -209,6 +212,7 @@ const std::vector<OptimizerCase>& OptimizerCases() {
         {
             {kNesterov, {.maximize = true}},
             {kLars, {.maximize = true}},
+            {kLamb, {.adam_beta2 = 0.99, .lamb_epsilon = 1e-3}},
             {kAdam, {.adam_amsgrad = true}},
             {kAdamW, {.adam_amsgrad = true, .maximize = true}},
             {kAdagrad, {.adagrad_lr_decay = 0.1, .adagrad_initial = 0.5}},

@@ -40,7 +40,7 @@ struct OracleStep {
   double update = 1;
 };
 
-// One update by the gradient `g`.
+// One update by the gradient `g`, without a trust ratio.
 void OracleUpdate(const OracleStep& step, double g, OracleElement& element);
 
 }  // namespace cohort::kernels

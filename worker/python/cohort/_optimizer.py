@@ -63,6 +63,32 @@ class Lion(_OfTheServer):
             "lr": lr, "betas": betas, "weight_decay": weight_decay})
 
 
+class LAMB(_OfTheServer):
+    """Adam whose update of each parameter is as long as the parameter is, computed
+    on the server.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT
+    in 76 minutes", 2020, algorithm 2: the rate is multiplied by the norm of the
+    parameter over that of its update, or by 1 if either is 0. Parameters with
+    fewer than two dimensions are neither adapted nor decayed; all others are
+    adapted, without decay too. Both moments are corrected for their start.
+    Gradients are clipped by the server's --clip_norm only.
+
+    Args:
+        params: parameters or groups, as for torch.optim.AdamW.
+        lr: learning rate, above 0.
+        betas: decays of the moments, in [0, 1).
+        eps: added to the root in the divisor, above 0.
+        weight_decay: at least 0, a part of the update.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 1e-3,
+                 betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
+                 weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps,
+                                  "weight_decay": weight_decay})
+
+
 @dataclasses.dataclass(frozen=True)
 class ParameterRates:
     """How one parameter is updated, relative to the run's settings."""
@@ -125,7 +151,7 @@ def _class_of(optimizer: torch.optim.Optimizer) -> str:
     """As the server's rules name it; of another class than theirs, such as a
     subclass of the script's own, its name alone."""
     kind = type(optimizer)
-    if kind in (LARS, Lion):
+    if kind in (LARS, Lion, LAMB):
         return f"cohort.{kind.__name__}"
     if getattr(torch.optim, kind.__name__, None) is kind:
         return f"torch.optim.{kind.__name__}"
@@ -319,7 +345,7 @@ def plan_of(optimizer: torch.optim.Optimizer,
     decay = max(float(group["weight_decay"]) for group in groups)
     settings |= {"learning_rate": repr(base), "weight_decay": repr(decay),
                  "schedule": "constant"}
-    lars = settings["optimizer"] == "lars"
+    adapts = settings["optimizer"] in ("lars", "lamb")
     rates = {}
     for index, group in enumerate(groups):
         own_decay = float(group["weight_decay"])
@@ -328,7 +354,7 @@ def plan_of(optimizer: torch.optim.Optimizer,
                 rate_multiplier=(1.0 if rates_by_workers else
                                  float(group["lr"]) / base),
                 decay_multiplier=own_decay / decay if decay > 0 else 1.0,
-                decay_exempt=lars and parameter.dim() < 2,
+                decay_exempt=adapts and parameter.dim() < 2,
                 group=index)
     return OptimizerPlan(settings=settings, rates=rates,
                          rates_by_workers=rates_by_workers)
