@@ -30,13 +30,15 @@ const char* Name(TensorType type) {
       return "F64";
     case TensorType::kInt64:
       return "I64";
+    case TensorType::kUint8:
+      return "U8";
   }
   return "";
 }
 
 std::optional<TensorType> TypeNamed(const std::string& name) {
-  for (TensorType type :
-       {TensorType::kFloat32, TensorType::kFloat64, TensorType::kInt64}) {
+  for (TensorType type : {TensorType::kFloat32, TensorType::kFloat64,
+                          TensorType::kInt64, TensorType::kUint8}) {
     if (name == Name(type)) return type;
   }
   return std::nullopt;
@@ -175,6 +177,7 @@ absl::StatusOr<Json> ParseHeader(const std::string& path, const ByteRope& file,
 }  // namespace
 
 int64_t TensorTypeBytes(TensorType type) {
+  if (type == TensorType::kUint8) return 1;
   return type == TensorType::kFloat32 ? 4 : 8;
 }
 

@@ -17,7 +17,7 @@ namespace cohort {
 //   the rest  tensor bytes, row-major, little-endian; offsets count from here
 // Source: the format's own description, huggingface/safetensors README.
 
-enum class TensorType { kFloat32, kFloat64, kInt64 };
+enum class TensorType { kFloat32, kFloat64, kInt64, kUint8 };
 
 int64_t TensorTypeBytes(TensorType type);
 

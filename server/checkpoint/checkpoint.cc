@@ -25,6 +25,7 @@ namespace {
 
 constexpr int kFileMode = 0600;
 constexpr int kDirectoryMode = 0700;
+constexpr char kKeptState[] = "kept_state";
 constexpr char kIndeterminatePayload[] = "cohort/checkpoint-indeterminate";
 
 std::vector<SharedFloats> BuffersOf(const std::vector<Slots>& slots,
@@ -51,6 +52,17 @@ SafetensorsContent TensorsOf(const RunState& state) {
   add("weights", state.snapshot->weights);
   for (const SlotKind& kind : AllSlots()) {
     add(kind.name, BuffersOf(state.snapshot->slots, kind));
+  }
+  if (state.kept_state != nullptr) {
+    const std::string& bytes = *state.kept_state;
+    content.tensors.push_back(
+        {.name = kKeptState,
+         .type = TensorType::kUint8,
+         .shape = {static_cast<int64_t>(bytes.size())},
+         .bytes = ByteRope(absl::MakeConstSpan(
+                               reinterpret_cast<const std::byte*>(bytes.data()),
+                               bytes.size()),
+                           state.kept_state)});
   }
   return content;
 }
@@ -202,6 +214,23 @@ absl::StatusOr<SharedSnapshot> SnapshotFrom(const std::string& path,
   return snapshot;
 }
 
+// The programs' state, where the manifest, which has made `state`, says that
+// there is one.
+absl::Status ReadKeptState(const std::string& path, const TensorMap& tensors,
+                           RunState& state) {
+  const auto found = tensors.find(kKeptState);
+  if ((found != tensors.end()) != (state.kept_state != nullptr)) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": ", kKeptState, ": got ",
+                     found == tensors.end() ? "none" : "one",
+                     ", want what the manifest says"));
+  }
+  if (found == tensors.end()) return absl::OkStatus();
+  state.kept_state =
+      std::make_shared<const std::string>(found->second->bytes.ToString());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Checkpoint> LoadWhole(FileSystem& files,
                                      const std::string& path) {
   COHORT_ASSIGN_OR_RETURN(const CheckpointManifest manifest,
@@ -225,6 +254,7 @@ absl::StatusOr<Checkpoint> LoadWhole(FileSystem& files,
   }
   COHORT_ASSIGN_OR_RETURN(checkpoint.state.snapshot,
                           SnapshotFrom(tensor_path, checkpoint.state, tensors));
+  COHORT_RETURN_IF_ERROR(ReadKeptState(tensor_path, tensors, checkpoint.state));
   return checkpoint;
 }
 

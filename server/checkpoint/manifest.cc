@@ -193,6 +193,9 @@ void ToProto(const RunState& state, v1::RunState* proto) {
     ToProto(state.call_order.old, order->mutable_old());
   }
   if (state.ended.has_value()) proto->set_ended(*state.ended);
+  if (state.kept_state != nullptr) {
+    proto->set_kept_moves_from(state.kept_moves_from.value());
+  }
 }
 
 absl::StatusOr<RunState> StateFrom(const v1::RunState& proto) {
@@ -225,6 +228,16 @@ absl::StatusOr<RunState> StateFrom(const v1::RunState& proto) {
                             CallOrderFrom(proto.call_order()));
   }
   if (proto.has_ended()) state.ended = proto.ended();
+  if (proto.has_kept_moves_from()) {
+    const int64_t from = proto.kept_moves_from();
+    if (from < 0 || from > proto.version()) {
+      return Refuse("kept_moves_from", absl::StrCat(from),
+                    absl::StrCat("0 to ", proto.version()));
+    }
+    state.kept_moves_from = Version(from);
+    // Its bytes are in the tensor file.
+    state.kept_state = std::make_shared<const std::string>();
+  }
   return state;
 }
 

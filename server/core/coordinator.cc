@@ -321,6 +321,32 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   return absl::OkStatus();
 }
 
+absl::Status Coordinator::MissesState(const Sender& sender, const PushKey& key,
+                                      bool lost, Instant now, Effects& out) {
+  COHORT_ASSIGN_OR_RETURN(Worker * worker,
+                          run_.roster.CheckRegistered(sender, now));
+  COHORT_ASSIGN_OR_RETURN(const bool under_way, IsUnderWay(run_, *worker, key));
+  if (!under_way) return absl::OkStatus();
+  Turn turn{.now = now, .out = out, .changed = true};
+  if (lost) {
+    turn.end = {
+        .outcome = RunOutcome::kWorkerLost,
+        .reason = absl::StrCat(
+            "no worker is left that has the kept state of step ",
+            run_.model.version().value(),
+            "; with --checkpoint_dir the run continues from a checkpoint")};
+  } else {
+    // As if the worker were lost, and its place not kept: the members begin the
+    // step again, unless an earlier incarnation has completed the push.
+    run_.driver->RankLost(sender.rank, /*waits=*/false,
+                          absl::StrCat("worker ", sender.rank.value(),
+                                       " lacks the kept state of the step"),
+                          turn);
+  }
+  Settle(turn);
+  return absl::OkStatus();
+}
+
 absl::Status Coordinator::CheckFolded(const FoldReport& report) const {
   if (!run_.flow.budget().Folds(report.gradient_bytes)) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -93,6 +93,11 @@ class Coordinator {
   // opening of its push arrives here. True if that of `key` is still to come;
   // Gradient would refuse it.
   bool AwaitsOpening(const Sender& sender, const PushKey& key) const;
+  // The state that programs keep beside the model is not where the push of
+  // `key` needs it. The step is repeated; or, if `lost`, the run ends. No-op if
+  // the push is decided.
+  absl::Status MissesState(const Sender& sender, const PushKey& key, bool lost,
+                           Instant now, Effects& out);
   // A shard reports on a fold.
   void Folded(FoldReport report, Instant now, Effects& out);
   // Whether a report of another process may be passed to Folded.

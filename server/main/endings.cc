@@ -68,6 +68,14 @@ void Endings::WriteLastCheckpoint(RunSummary& summary) {
   const absl::StatusOr<RunState> state = from_.run.State();
   // Without a model there is nothing to save.
   if (!state.ok()) return;
+  const Version version = state->snapshot->version;
+  if (from_.kept_states.Lacks(version)) {
+    Log(LogLevel::kWarning,
+        absl::StrCat("no checkpoint of step ", version.value(),
+                     ", because no worker has sent its kept state; the last "
+                     "one is of an earlier step"));
+    return;
+  }
   KeepFirst(summary.files, from_.files.SaveCheckpoint(*state));
 }
 
@@ -101,7 +109,8 @@ void Endings::PrintEnd(const RunSummary& summary) {
 }
 
 absl::StatusOr<Version> Endings::CheckpointNow() {
-  COHORT_ASSIGN_OR_RETURN(const RunState state, from_.run.State());
+  COHORT_ASSIGN_OR_RETURN(RunState state, from_.run.State());
+  COHORT_ASSIGN_OR_RETURN(state, from_.kept_states.Complete(std::move(state)));
   COHORT_RETURN_IF_ERROR(
       from_.shards.ForOperator(from_.files.SaveCheckpoint(state)));
   return state.snapshot->version;

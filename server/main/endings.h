@@ -14,6 +14,7 @@
 #include "server/main/operations.h"
 #include "server/records/run_files.h"
 #include "server/records/run_recorder.h"
+#include "server/run/kept_states.h"
 #include "server/run/run_host.h"
 
 namespace cohort {
@@ -45,6 +46,7 @@ class Endings {
     RunHost& run;
     RunFiles& files;
     DataShards& shards;
+    KeptStates& kept_states;
     Operations& shown;
     std::ostream& out;
   };

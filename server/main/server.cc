@@ -179,6 +179,7 @@ Server::Server(const ServerOptions& options, std::ostream& out,
                   .exit_when_done = options.exit_when_done}),
       security_(std::move(security)),
       trace_(std::move(trace)),
+      kept_states_(files->keeps_checkpoints()),
       files_(std::move(files)),
       doors_(options_, *security_, grpc_metrics_, clock_),
       operations_(options_, *security_) {}
@@ -231,8 +232,12 @@ void Server::NameRun() {
   SetLogVersion(restored.has_value() ? restored->state.snapshot->version.value()
                                      : 0);
   if (trace_ != nullptr) trace_->SetIdentity(coordinator.run_id, -1);
-  CheckpointWriter::Complete complete;
+  if (restored.has_value()) kept_states_.Restore(restored->state);
+  CheckpointWriter::Complete complete = [this](RunState state) {
+    return kept_states_.Complete(std::move(state));
+  };
   if (coordinator.shards > 1) {
+    // Their workers keep no state.
     complete = [this](RunState state) {
       return shards_->WithAllPartitions(std::move(state));
     };
@@ -326,7 +331,8 @@ absl::Status Server::OpenRecorder() {
   stats_.Continue(recorder->earlier());
   NoteContinued(options_, *files_, stats_);
   endings_ = std::make_unique<Endings>(
-      Endings::Sources{*run_, *files_, *shards_, operations_, out_},
+      Endings::Sources{*run_, *files_, *shards_, kept_states_, operations_,
+                       out_},
       std::move(recorder));
   return absl::OkStatus();
 }
@@ -339,6 +345,10 @@ absl::Status Server::Listen() {
   services.push_back(MakeMembershipService(*run_, doors_.local()));
   services.push_back(MakeParametersService(*run_, doors_.local()));
   services.push_back(MakeMomentsService(*run_));
+  services.push_back(MakeKeptStateService(
+      *run_, {.states = &kept_states_, .continues = [this](Version version) {
+                return OnKeptStateLost(version);
+              }}));
   Transport::Services admin;
   (options_.admin_listen.empty() ? services : admin)
       .push_back(MakeAdminService(
@@ -537,7 +547,12 @@ void Server::Stop() {
   // server is stopping.
   operations_.SetReady(absl::UnavailableError("the server is stopping"));
   if (results_first) endings_->WriteResults(summary);
-  if (awaits_leavers) WaitForLeavers();
+  if (awaits_leavers) {
+    WaitForLeavers();
+  } else {
+    SaveWithKeptState();
+  }
+  kept_states_.Close();
   if (run_ != nullptr) run_->CloseStreams();
   operations_.StopProbe();
   doors_.Shutdown();
@@ -565,6 +580,23 @@ void Server::WaitForLeavers() {
          !lifecycle_.stop_requested() && clock_.Now() < deadline) {
     changed_.WaitFor(mu_, kLeavePoll);
   }
+}
+
+void Server::SaveWithKeptState() {
+  if (endings_ == nullptr || !files_->keeps_checkpoints()) return;
+  {
+    MutexLock lock(mu_);
+    if (lifecycle_.ending() != ServerLifecycle::Ending::kConclude) return;
+  }
+  const absl::StatusOr<RunState> state = run_->State();
+  if (!state.ok() || !kept_states_.Lacks(state->snapshot->version)) return;
+  // Training goes on meanwhile: workers send it when they begin a step.
+  kept_states_.CloseAfter(options_.leave_grace);
+  const absl::StatusOr<Version> written = endings_->CheckpointNow();
+  if (written.ok()) return;
+  Log(LogLevel::kWarning,
+      absl::StrCat("no checkpoint of this moment: ", written.status().message(),
+                   "; the run continues from an earlier one"));
 }
 
 void Server::WriteEnding(RunSummary& summary) {
@@ -613,6 +645,13 @@ void Server::OnShardLost(const absl::Status& why) {
   MutexLock lock(mu_);
   lifecycle_.ShardLost(why.message());
   changed_.NotifyAll();
+}
+
+bool Server::OnKeptStateLost(Version version) {
+  if (!files_->keeps_checkpoints()) return false;
+  OnShardLost(absl::UnavailableError(absl::StrCat(
+      "no worker is left that has the kept state of step ", version.value())));
+  return true;
 }
 
 void Server::OnShardLeaving(int32_t shard) {
@@ -685,6 +724,8 @@ void Server::OnLogged(const effect::Log& log) {
 }
 
 void Server::OnCheckpoint(RunState state) {
+  // Before workers learn of the version, so that they send its kept state.
+  kept_states_.Want(state.snapshot->version);
   files_->OfferCheckpoint(std::move(state));
 }
 

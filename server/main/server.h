@@ -30,6 +30,7 @@
 #include "server/ops/watchers.h"
 #include "server/records/run_files.h"
 #include "server/rpc/change_waits.h"
+#include "server/run/kept_states.h"
 #include "server/run/run_host.h"
 
 namespace cohort {
@@ -101,6 +102,9 @@ class Server : private RunListener {
 
   // ---- the stop
   void WaitForLeavers() ABSL_LOCKS_EXCLUDED(mu_);
+  // Writes a checkpoint of the first version from now on whose kept state a
+  // worker sends in time. No-op if the programs keep none.
+  void SaveWithKeptState() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteEnding(RunSummary& summary) ABSL_LOCKS_EXCLUDED(mu_);
   // Also says whether the run continues in another server.
   void EndDataShards(RunSummary& summary) ABSL_LOCKS_EXCLUDED(mu_);
@@ -109,6 +113,9 @@ class Server : private RunListener {
   // ---- events
   void OnShardLeaving(int32_t shard) ABSL_LOCKS_EXCLUDED(mu_);
   void OnShardLost(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // No worker has the kept state of `version`. Returns whether the run
+  // continues from a checkpoint.
+  bool OnKeptStateLost(Version version) ABSL_LOCKS_EXCLUDED(mu_);
   void OnCommitted(const CommitRecord& record,
                    const CommitObservation& observation) override;
   void OnPolicyChanged(const PolicyRecord& record,
@@ -151,6 +158,8 @@ class Server : private RunListener {
   const std::unique_ptr<ServerSecurity> security_;
   // Null without --trace.
   const std::shared_ptr<TraceFile> trace_;
+  // Synchronises itself. The files' writer uses it.
+  KeptStates kept_states_;
   const std::unique_ptr<RunFiles> files_;
   // Null if no memory is shared.
   std::shared_ptr<SharedFloatFiles> local_weights_;

@@ -10,6 +10,7 @@
 
 #include "cohort/v1/admin.pb.h"
 #include "cohort/v1/data_shard.pb.h"
+#include "cohort/v1/kept_state.pb.h"
 #include "cohort/v1/membership.pb.h"
 #include "cohort/v1/moments.pb.h"
 #include "cohort/v1/parameters.pb.h"
@@ -132,7 +133,8 @@ class CallCounterFactory final
 std::vector<GrpcMethod> CoordinatorMethods() {
   std::vector<GrpcMethod> methods;
   AddServices({v1::JoinReply::descriptor(), v1::PullReply::descriptor(),
-               v1::ReduceReply::descriptor(), v1::Status::descriptor()},
+               v1::ReduceReply::descriptor(), v1::HoldReply::descriptor(),
+               v1::Status::descriptor()},
               methods);
   AddHealth(methods);
   return methods;

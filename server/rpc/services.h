@@ -15,6 +15,7 @@
 #include "server/local/local_peer.h"
 #include "server/metrics/run_figures.h"
 #include "server/rpc/change_waits.h"
+#include "server/run/kept_states.h"
 #include "server/run/run_host.h"
 
 namespace grpc {
@@ -33,6 +34,17 @@ std::unique_ptr<grpc::Service> MakeMembershipService(RunHost& run,
 std::unique_ptr<grpc::Service> MakeParametersService(RunHost& run,
                                                      LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run);
+
+// What is done for the state that the workers' programs keep.
+struct KeptStateActions {
+  // Must outlive the service; never null.
+  KeptStates* states = nullptr;
+  // That of `version` is lost. Returns whether the run continues from a
+  // checkpoint, in another server; this one then stops. Must not block.
+  std::function<bool(Version version)> continues;
+};
+std::unique_ptr<grpc::Service> MakeKeptStateService(RunHost& run,
+                                                    KeptStateActions actions);
 
 // The services of a data shard in a process of its own: for shard 0, and for
 // workers Exchange and Pull. `host` must outlive them.

@@ -403,6 +403,11 @@ absl::Status RunHost::Folded(int32_t shard, FoldReport report) {
   return absl::OkStatus();
 }
 
+absl::Status RunHost::MissesState(const Sender& sender, const PushKey& key,
+                                  bool lost) {
+  return Forward(__func__, &Coordinator::MissesState, sender, key, lost);
+}
+
 void RunHost::CheckpointStored() {
   Forward(__func__, &Coordinator::CheckpointStored);
 }

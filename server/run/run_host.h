@@ -199,6 +199,7 @@ class RunHost {
                       const std::shared_ptr<ReduceStream>& from);
 
   void CheckpointStored();
+  absl::Status MissesState(const Sender& sender, const PushKey& key, bool lost);
 
   // A shard has received a gradient.
   void Arrived(int32_t shard, RemoteGradient gradient) ABSL_LOCKS_EXCLUDED(mu_);

@@ -89,6 +89,13 @@ TEST_F(CheckpointTest, LoadsTheStateOfATrainingProgram) {
   }
 }
 
+TEST_F(CheckpointTest, LoadsTheStateThatProgramsKeepBesideTheModel) {
+  RunState state = ExampleState(7);
+  state.kept_state = std::make_shared<const std::string>("teacher\0\xff", 9);
+  state.kept_moves_from = Version(3);
+  ExpectComesBack(state);
+}
+
 // Ranks that a run had keep the numbers of their assignments.
 TEST_F(CheckpointTest, LoadsTheStateOfARunThatHasShrunk) {
   RunState state = ExampleState(7);
@@ -124,7 +131,7 @@ TEST_F(CheckpointTest, WhatARunDoesNotUseIsNotWritten) {
   ASSERT_TRUE(state.ParseFromString(
       DecodeCheckpointManifest(path, ReadText(path))->state));
   EXPECT_FALSE(state.has_front_end_state() || state.has_ended() ||
-               state.has_call_order());
+               state.has_call_order() || state.has_kept_moves_from());
 }
 
 TEST_F(CheckpointTest, LoadsAStateWithoutMomentum) {

@@ -221,6 +221,8 @@ TEST_F(DamagedCheckpointTest, NumbersUnderAValidChecksumAreCheckedToo) {
        "bn: got statistics of 1 and 1 channels, want 4611686018427387904"},
       {"shape: 2", "rate_group: -1 shape: 2", "got rate group -1"},
       {"shape: 2", "rate_group: 1024 shape: 2", "got rate group 1024"},
+      {"seed", "kept_moves_from: -1 seed", "kept_moves_from: got -1"},
+      {"seed", "kept_moves_from: 0 seed", "kept_state: got none"},
       {"seed", "call_order { now {} } seed", "key.phase: got 0"},
       {"seed",
        absl::StrCat("front_end_state: '", std::string(65537, 'x'), "' seed"),

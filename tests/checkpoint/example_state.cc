@@ -183,6 +183,11 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_EQ(seen.epochs, wanted.epochs);
   EXPECT_EQ(seen.max_steps, wanted.max_steps);
   EXPECT_EQ(seen.ended, wanted.ended);
+  ASSERT_EQ(seen.kept_state == nullptr, wanted.kept_state == nullptr);
+  if (wanted.kept_state != nullptr) {
+    EXPECT_EQ(*seen.kept_state, *wanted.kept_state);
+    EXPECT_EQ(seen.kept_moves_from, wanted.kept_moves_from);
+  }
   EXPECT_EQ(seen.policy_history, wanted.policy_history);
   EXPECT_EQ(seen.next_sequences, wanted.next_sequences);
   EXPECT_EQ(seen.batch_sizes, wanted.batch_sizes);

@@ -91,6 +91,16 @@ class ScriptedClient final : public Client {
       const PushKey& /*key*/, const PushClosing& /*closing*/) override {
     return Next("RepeatClosing", PushVerdict());
   }
+  absl::StatusOr<bool> HoldState(const StateHolding& /*holding*/) override {
+    return Next("HoldState", false);
+  }
+  absl::Status GiveState(Version /*version*/,
+                         absl::string_view /*bytes*/) override {
+    return Next("GiveState");
+  }
+  absl::StatusOr<TakenState> TakeState() override {
+    return Next("TakeState", TakenState());
+  }
   absl::Status ReportEvaluation(const EvaluationSums& /*sums*/) override {
     return Next("ReportEvaluation");
   }

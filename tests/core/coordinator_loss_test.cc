@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <variant>
+
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
 #include "tests/fakes/statuses.h"
@@ -68,6 +71,44 @@ TEST(CoordinatorWaitTest, ACompletePushOfALostRankCounts) {
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{4, 7}));
   cohort.Push(kRank0, kPush0);
   EXPECT_EQ(cohort.snapshot()->version, Version(2));
+}
+
+// The others then begin the step again, and one of them sends the state.
+TEST(CoordinatorWaitTest, AReplacementThatLacksAStateHasTheStepRepeated) {
+  StartedCohort cohort(SmallSetup());
+  cohort.Push(kRank1, kPush1);
+  cohort.Leave(kRank0);
+  cohort.StartOne(kRank0);
+  const PushKey before = cohort.key(kRank0);
+  Effects out;
+  ExpectOk(cohort.core().MissesState(cohort.sender(kRank0), before,
+                                     /*lost=*/false, cohort.now(), out));
+  EXPECT_EQ(std::count_if(out.begin(), out.end(),
+                          [](const Effect& effect) {
+                            return std::holds_alternative<effect::StepAborted>(
+                                effect);
+                          }),
+            2);
+  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
+  // A request of the attempt that is over changes nothing.
+  ExpectOk(cohort.core().MissesState(cohort.sender(kRank0), before,
+                                     /*lost=*/false, cohort.now(), out));
+  EXPECT_EQ(cohort.counter("steps_aborted"), 1);
+  EXPECT_EQ(cohort.snapshot()->version, Version(0));
+}
+
+TEST(CoordinatorWaitTest, AStateThatNoMemberHasEndsTheRun) {
+  StartedCohort cohort(SmallSetup());
+  Effects out;
+  ExpectOk(cohort.core().MissesState(cohort.sender(kRank0), cohort.key(kRank0),
+                                     /*lost=*/true, cohort.now(), out));
+  const auto ended =
+      std::find_if(out.begin(), out.end(), [](const Effect& effect) {
+        return std::holds_alternative<effect::RunEnded>(effect);
+      });
+  ASSERT_NE(ended, out.end());
+  EXPECT_EQ(std::get<effect::RunEnded>(*ended).outcome,
+            RunOutcome::kWorkerLost);
 }
 
 // The replacement is in the forward pass of a step whose push its predecessor

@@ -229,6 +229,14 @@ class FakeClient final : public Client {
     return on_repeat(key);
   }
 
+  absl::StatusOr<bool> HoldState(const StateHolding&) override { return false; }
+  absl::Status GiveState(Version, absl::string_view) override {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<TakenState> TakeState() override {
+    return TakenState{.initial = true};
+  }
+
   absl::Status ReportEvaluation(const EvaluationSums& sums) override {
     evaluations.push_back(sums);
     EndAssignment();

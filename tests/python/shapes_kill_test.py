@@ -5,9 +5,10 @@ numbers are those of one process, or there is an error by name.
 usage: shapes_kill_test.py [--all] [--together=N] [--verbose] [ROW...]
 
 The rows are those of shapes_test.py that are right there; by default the ones
-below, with --all each. Each is run twice by two workers: the rank ends after the
-forward pass, and after the backward pass. What a replacement does not know, such
-as a teacher that the killed process kept in its memory, has to be refused.
+below, with --all each. Each is run three times by two workers: the rank ends after
+the forward pass, after the backward pass, and after job.step(), before what the
+script does then. What a replacement does not know, such as a teacher that the
+killed process kept in its memory, has to be refused, unless the row `survives`.
 """
 
 import functools
@@ -37,7 +38,9 @@ ROWS = (
     "saliency_that_keeps_the_graph", "checkpointing",
     "a_layer_that_rank_0_calls", "layers_in_another_order_by_rank",
     "stochastic_depth_by_rank", "two_normalisers", "dice_over_the_batch", "simclr",
-    "clip", "sums_between_layers", "penalty_through_sums")
+    "clip", "sums_between_layers", "penalty_through_sums", "kept_teacher",
+    "kept_teacher_in_train_mode", "kept_byol", "kept_queue", "kept_centre",
+    "kept_codebook", "kept_average", "spectral_norm")
 
 
 def main() -> int:
@@ -50,7 +53,7 @@ def main() -> int:
     bin_dir = pathlib.Path(os.environ["COHORT_BIN_DIR"])
     trials = [functools.partial(runner.Trial, row, 2, bin_dir, dies)
               for row in shapes_test.chosen(parser, names)
-              for dies in ("forward", "backward")]
+              for dies in ("forward", "backward", "step")]
     return shapes_test.report(trials, options)
 
 

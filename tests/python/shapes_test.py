@@ -44,12 +44,12 @@ if hasattr(torch, "compile"):
     import torch._dynamo.backends.debugging
     import torch._functorch.aot_autograd
 
-from shapes import (batches, by_hand, derivatives, meetings, models, refusals,
-                    rows, runner, statistics, sums, supervised, surprises,
-                    teachers, values)
+from shapes import (batches, by_hand, derivatives, kept, meetings, models,
+                    refusals, rows, runner, statistics, sums, supervised,
+                    surprises, teachers, values)
 
-assert all((batches, by_hand, derivatives, meetings, models, refusals, statistics,
-            sums, supervised, surprises, teachers, values))
+assert all((batches, by_hand, derivatives, kept, meetings, models, refusals,
+            statistics, sums, supervised, surprises, teachers, values))
 
 
 def available(row: rows.Row) -> bool:

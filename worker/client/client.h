@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/assignment.h"
@@ -110,6 +111,25 @@ struct PushResult {
   std::vector<ByteRope> weights;
 };
 
+// The program has the state of a version that it keeps beside the model; see
+// proto/cohort/v1/kept_state.proto.
+struct StateHolding {
+  Version version;
+  // The first version whose state is not the initial one.
+  Version moves_from;
+  // It begins no further step.
+  bool last = false;
+};
+
+struct TakenState {
+  // It is that of a program that has just started; the rest is empty.
+  bool initial = false;
+  // The assignment is void; only within the client.
+  bool over = false;
+  Version moves_from;
+  std::string bytes;
+};
+
 // Why a worker leaves.
 struct Departure {
   std::string reason;
@@ -190,6 +210,14 @@ class Client {
   //   lost.
   virtual absl::StatusOr<PushVerdict> RepeatClosing(
       const PushKey& key, const PushClosing& closing) = 0;
+
+  // Returns whether the server wants the state: pass it to GiveState at once.
+  // Errors also: FailedPrecondition, where no state can be kept.
+  virtual absl::StatusOr<bool> HoldState(const StateHolding& holding) = 0;
+  // Errors also: ResourceExhausted, if it is too large.
+  virtual absl::Status GiveState(Version version, absl::string_view bytes) = 0;
+  // Waits for the state of the version of the training assignment.
+  virtual absl::StatusOr<TakenState> TakeState() = 0;
 
   // Ends an evaluation assignment.
   virtual absl::Status ReportEvaluation(const EvaluationSums& sums) = 0;

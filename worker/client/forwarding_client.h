@@ -47,6 +47,13 @@ class ForwardingClient : public Client {
       const PushKey& key, const PushClosing& closing) override {
     return next_.RepeatClosing(key, closing);
   }
+  absl::StatusOr<bool> HoldState(const StateHolding& holding) override {
+    return next_.HoldState(holding);
+  }
+  absl::Status GiveState(Version version, absl::string_view bytes) override {
+    return next_.GiveState(version, bytes);
+  }
+  absl::StatusOr<TakenState> TakeState() override { return next_.TakeState(); }
   absl::Status ReportEvaluation(const EvaluationSums& sums) override {
     return next_.ReportEvaluation(sums);
   }

@@ -1,6 +1,7 @@
 #include "worker/client/grpc_client.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,8 @@ constexpr absl::Duration kJoinAttempt = absl::Seconds(10);
 // on one.
 constexpr absl::Duration kLookInterval = absl::Seconds(30);
 constexpr absl::Duration kLookMax = absl::Seconds(2);
+// Time between two looks for a state that another worker has to send.
+constexpr absl::Duration kStatePoll = absl::Milliseconds(20);
 // Time for the server to process the good-bye.
 constexpr absl::Duration kLeavePatience = absl::Seconds(2);
 
@@ -244,6 +247,56 @@ absl::StatusOr<PushVerdict> GrpcClient::RepeatClosing(
     const PushKey& key, const PushClosing& closing) {
   COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
   return push->RepeatClosing(key, closing);
+}
+
+StateCalls GrpcClient::MakeStateCalls() {
+  return {.channel = bulk_,
+          .link = link_,
+          .sender = connection_->sender,
+          .deadline = Patience()};
+}
+
+template <typename Result>
+Result GrpcClient::NoteStateCall(Result end) {
+  const absl::Status& status = [&]() -> const absl::Status& {
+    if constexpr (std::is_same_v<Result, absl::Status>) {
+      return end;
+    } else {
+      return end.status();
+    }
+  }();
+  if (IsReconnectable(status)) link_.Break(status);
+  return end;
+}
+
+absl::StatusOr<bool> GrpcClient::HoldState(const StateHolding& holding) {
+  COHORT_RETURN_IF_ERROR(Usable());
+  return NoteStateCall(MakeStateCalls().Hold(holding));
+}
+
+absl::Status GrpcClient::GiveState(Version version, absl::string_view bytes) {
+  COHORT_RETURN_IF_ERROR(Usable());
+  return NoteStateCall(MakeStateCalls().Give(version, bytes));
+}
+
+absl::StatusOr<TakenState> GrpcClient::TakeState() {
+  for (;;) {
+    COHORT_RETURN_IF_ERROR(Usable());
+    if (!current_.has_value() || current_->kind != AssignmentKind::kTrain) {
+      return absl::FailedPreconditionError("there is no training assignment");
+    }
+    {
+      MutexLock lock(link_.mu);
+      COHORT_RETURN_IF_ERROR(link_.tracker.CheckTaken());
+    }
+    COHORT_ASSIGN_OR_RETURN(std::optional<TakenState> taken,
+                            NoteStateCall(MakeStateCalls().Take(*current_)));
+    if (taken.has_value() && taken->over) {
+      return absl::AbortedError("a later step has begun");
+    }
+    if (taken.has_value()) return *std::move(taken);
+    COHORT_RETURN_IF_ERROR(link_.Pause(kStatePoll));
+  }
 }
 
 absl::Status GrpcClient::ReportEvaluation(const EvaluationSums& sums) {

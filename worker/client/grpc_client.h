@@ -22,6 +22,7 @@
 #include "worker/client/session_client.h"
 #include "worker/client/shard_channels.h"
 #include "worker/client/sleeper.h"
+#include "worker/client/state_call.h"
 #include "worker/client/transfer.h"
 
 namespace cohort {
@@ -58,6 +59,9 @@ class GrpcClient final : public Client {
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
   absl::StatusOr<PushVerdict> RepeatClosing(
       const PushKey& key, const PushClosing& closing) override;
+  absl::StatusOr<bool> HoldState(const StateHolding& holding) override;
+  absl::Status GiveState(Version version, absl::string_view bytes) override;
+  absl::StatusOr<TakenState> TakeState() override;
   absl::Status ReportEvaluation(const EvaluationSums& sums) override;
   absl::Status ReportMoments(absl::Span<const CallMoments> calls) override;
   void Leave(const Departure& departure) override;
@@ -125,6 +129,10 @@ class GrpcClient final : public Client {
   // The next work, wait or end.
   absl::StatusOr<Assignment> AwaitNotice(Instant deadline);
   BulkTarget MakeTarget(Instant deadline);
+  StateCalls MakeStateCalls();
+  // `end` of a call of KeptState, which may be the end of the connection.
+  template <typename Result>
+  Result NoteStateCall(Result end);
   // Returns a function that tells the observer what a registration waits for,
   // and returns the new deadline.
   std::function<Instant(const Assignment&)> WaitTeller();

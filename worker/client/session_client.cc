@@ -1,10 +1,13 @@
 #include "worker/client/session_client.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/message_checksum.h"
+#include "worker/client/unary_call.h"
 
 namespace cohort {
 
@@ -133,37 +136,11 @@ absl::StatusOr<v1::ReportReply> CallReport(v1::Membership::Stub& stub,
                                            Link& link,
                                            const v1::ReportRequest& request,
                                            Instant deadline) {
-  grpc::ClientContext context;
-  v1::ReportReply reply;
-  std::optional<absl::Status> end;
-  stub.async()->Report(&context, &request, &reply,
-                       [&link, &end](const grpc::Status& status) {
-                         // Notify under the lock: the captured objects are
-                         // destroyed as soon as the waiting thread sees the
-                         // end.
-                         MutexLock lock(link.mu);
-                         end = FromGrpcStatus(status);
-                         link.Notify();
-                       });
-  absl::Status wait;
-  {
-    MutexLock lock(link.mu);
-    while (!end.has_value() && wait.ok()) wait = link.WaitLocked(deadline);
-  }
-  if (!wait.ok()) context.TryCancel();
-  {
-    MutexLock lock(link.mu);
-    while (!end.has_value()) link.WaitForEndLocked();
-  }
-  COHORT_RETURN_IF_ERROR(wait);
-  if (end->ok()) end = TakeMessageChecksum(&reply);
-  // The streams' messages are parsed by this project; this one is parsed by
-  // gRPC, which answers bytes that are no message as if it had no such method.
-  if (absl::IsUnimplemented(*end) && end->message().empty()) {
-    end = absl::DataLossError("the server could not read it");
-  }
-  if (!end->ok()) return link.NormalizedEnd("the report", *end);
-  return reply;
+  return CallUnary<v1::ReportReply>(
+      link, "the report", deadline,
+      [&](grpc::ClientContext* context, v1::ReportReply* reply, auto done) {
+        stub.async()->Report(context, &request, reply, std::move(done));
+      });
 }
 
 }  // namespace cohort

@@ -58,6 +58,8 @@ const char* NameOf(TensorType type) {
       return "float64";
     case TensorType::kInt64:
       return "int64";
+    case TensorType::kUint8:
+      return "uint8";
   }
   return "";
 }
@@ -70,6 +72,8 @@ at::ScalarType ScalarTypeOf(TensorType type) {
       return at::kDouble;
     case TensorType::kInt64:
       return at::kLong;
+    case TensorType::kUint8:
+      return at::kByte;
   }
   return at::kFloat;
 }

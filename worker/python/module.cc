@@ -168,11 +168,11 @@ class Worker {
   Worker(const ClientOptions& client, const ObservedWorkerOptions& observed,
          int32_t threads)
       : observed_(Take(ObservedWorker::Start(observed))),
+        client_(*Take(observed_->Connect(client))),
         session_(std::make_unique<WorkerSession>(
-            *Take(observed_->Connect(client)),
-            WorkerSession::Options{.observer = &observed_->telemetry(),
-                                   .timeline = observed_->trace(),
-                                   .with_statistics = true})) {
+            client_, WorkerSession::Options{.observer = &observed_->telemetry(),
+                                            .timeline = observed_->trace(),
+                                            .with_statistics = true})) {
     if (threads > 1) {
       fork_join_ = std::make_unique<ForkJoin>(threads);
       threaded_ = kernels::NewCpuBackend(
@@ -193,6 +193,7 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
+  Client& client() { return client_; }
   WorkerSession& session() { return *session_; }
   BatchNormCalls& batch_norms() { return *batch_norms_; }
 
@@ -247,6 +248,7 @@ class Worker {
 
   const pid_t pid_ = getpid();
   std::unique_ptr<ObservedWorker> observed_;
+  Client& client_;
   std::unique_ptr<WorkerSession> session_;
   // Set by Register.
   std::unique_ptr<ScriptMemory> memory_;
@@ -413,6 +415,31 @@ void DefineWorker(nb::module_& m) {
                                    met.members);
           },
           Released())
+      .def(
+          "hold_state",
+          [](Worker& w, int64_t version, int64_t moves_from, bool last) {
+            return Take(w.client().HoldState({.version = Version(version),
+                                              .moves_from = Version(moves_from),
+                                              .last = last}));
+          },
+          "version"_a, "moves_from"_a, "last"_a, Released())
+      .def("give_state",
+           [](Worker& w, int64_t version, const nb::bytes& state) {
+             const absl::string_view bytes(state.c_str(), state.size());
+             const nb::gil_scoped_release released;
+             Check(w.client().GiveState(Version(version), bytes));
+           })
+      // Whether it is the initial one; since when the state moves; the bytes.
+      .def("take_state",
+           [](Worker& w) {
+             const TakenState taken = [&w] {
+               const nb::gil_scoped_release released;
+               return Take(w.client().TakeState());
+             }();
+             return nb::make_tuple(
+                 taken.initial, taken.moves_from.value(),
+                 nb::bytes(taken.bytes.data(), taken.bytes.size()));
+           })
       .def("step_status",
            [](Worker& w) {
              const absl::Status& status = w.session().step_status();

@@ -87,6 +87,12 @@ struct RunState {
   std::vector<IssuedRange> reissue;
   // The order of batch-norm calls, as learnt from repeated attempts.
   CallOrder::State call_order;
+  // The state that the training programs keep beside the model, as bytes, and
+  // the first version at which it was not the initial one; see
+  // server/run/kept_states.h. Null: it still is at this version. The core does
+  // not have it.
+  SharedText kept_state;
+  Version kept_moves_from;
   // Training and evaluations are done: the reason for the run's end. Only with
   // several shards; a server that continues from it ends the run at once.
   std::optional<std::string> ended;

@@ -394,7 +394,7 @@ def weight_norm(t):
     trained(t, net)
 
 
-@refused("UsageError", "weight_u", or_right=True)
+@row(survives=True)
 def spectral_norm(t):
     """A buffer that the pass writes, which depends on the weights alone."""
     net = Net()

@@ -46,6 +46,7 @@ class Row:
         or_right: right numbers are as good as the error.
         needs: what the installed torch must have, such as "func".
         patience: seconds after which it counts as stuck.
+        survives: its numbers are right, too, if a worker is replaced.
     """
     name: str
     script: Callable[[Script], None]
@@ -56,15 +57,17 @@ class Row:
     or_right: bool
     needs: str
     patience: float
+    survives: bool = False
 
 
 TABLE: dict[str, Row] = {}
 
 
 def row(*, sizes: Mapping[int, Sequence[int]] | None = None, steps: int = 3,
-        flags: Sequence[str] = (), needs: str = "") -> Any:
+        flags: Sequence[str] = (), needs: str = "",
+        survives: bool = False) -> Any:
     """Adds a function to the table: its numbers are those of one process."""
-    return _adder(sizes or SIZES, steps, flags, None, False, needs)
+    return _adder(sizes or SIZES, steps, flags, None, False, needs, survives)
 
 
 def refused(error: str, *words: str, or_right: bool = False,
@@ -77,13 +80,13 @@ def refused(error: str, *words: str, or_right: bool = False,
 
 
 def _adder(sizes: Any, steps: int, flags: Any, refusal: Refusal | None,
-           or_right: bool, needs: str) -> Any:
+           or_right: bool, needs: str, survives: bool = False) -> Any:
     def add(script: Callable[[Script], None]) -> Callable[[Script], None]:
         name = script.__name__
         assert name not in TABLE, name
         TABLE[name] = Row(name, script, sizes, steps, flags, refusal, or_right,
                           needs, PATIENCE_TO_COMPILE if needs == "compile"
-                          else PATIENCE)
+                          else PATIENCE, survives)
         return script
     return add
 

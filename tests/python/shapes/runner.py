@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        if self.row.refused is None and not self.replaced:
+        if self.row.refused is None and not self.replaced or self.row.survives:
             return self.kind == "right"
         return self.kind == "refused" or (
             (self.row.or_right or self.replaced) and self.kind == "right")
@@ -153,7 +153,7 @@ class Trial:
 
     Args:
         dies: rank 1 kills itself in the second step, after the pass "forward" or
-            "backward", and is replaced.
+            "backward" or after job.step(), "step", and is replaced.
     """
 
     def __init__(self, row: Row, workers: int, bin_dir: pathlib.Path,
@@ -266,7 +266,9 @@ class Trial:
         return self._end("right" if right else "WRONG", text)
 
     def _is_refusal(self, failure: Failure) -> bool:
-        wanted = Refusal("CohortError", ()) if self._replaced else self.row.refused
+        wanted = (Refusal("CohortError", ())
+                  if self._replaced and not self.row.survives
+                  else self.row.refused)
         return wanted is not None and wanted.matches(failure.classes, failure.text)
 
     def _judge_failures(self, failures: list[Failure]) -> Outcome:

@@ -3,6 +3,7 @@ a cohort, and as one process that has the batches of all workers."""
 
 import array
 import contextlib
+import copy
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +104,8 @@ class Worker(Script):
 
     Args:
         dies: "forward" or "backward": it kills itself in the second step, after
-            that pass.
+            that pass; "step": after its job.step(), before what the script does
+            then.
     """
 
     def __init__(self, sizes: Sequence[int], steps: int, rank: int,
@@ -161,6 +163,7 @@ class Worker(Script):
 
     def step(self) -> None:
         result = self.job.step()
+        self._die_after("step")
         self._void = result.verdict != "part" and not result.counts
 
     # ---- what differs
@@ -193,6 +196,9 @@ class Worker(Script):
 
     def after_step(self, function: Callable[[], None]) -> None:
         self.job.after_step(function)
+
+    def teacher(self, decay: float) -> Any:
+        return self.job.teacher(decay)
 
     def call(self, name: str) -> Any:
         return cohort.call(name)
@@ -343,6 +349,21 @@ class Alone(Script):
 
     def after_step(self, function: Callable[[], None]) -> None:
         self._after.append(function)
+
+    def teacher(self, decay: float) -> Any:
+        """An average of weights and statistics."""
+        average = copy.deepcopy(self.trained).eval().requires_grad_(False)
+
+        def follow() -> None:
+            with torch.no_grad():
+                theirs = self.trained.state_dict()
+                for name, mine in average.state_dict().items():
+                    if mine.is_floating_point():
+                        mine.mul_(decay).add_(theirs[name], alpha=1 - decay)
+                    else:
+                        mine.copy_(theirs[name])
+        self._after.append(follow)
+        return average
 
     def call(self, name: str) -> Any:
         del name

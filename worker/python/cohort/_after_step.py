@@ -6,8 +6,8 @@ from typing import Any
 from cohort import _beside, _core, _errors
 from cohort._step import Step, StepResult
 
-_INSTEAD = ("Change it in job.after_step(f), or use the server's --ema_decay for "
-            "an average of the weights")
+_INSTEAD = ("Name it: cohort.join(..., keep=[module]), or use the server's "
+            "--ema_decay for an average of the weights")
 
 
 class AfterStep:
@@ -80,5 +80,4 @@ class AfterStep:
             raise _errors.UsageError(
                 f"{name}: changes with the steps, but this process has joined at "
                 f"version {self._joined_at} and does not have what it was then; the "
-                "server does not keep it. Start all workers again, or use the "
-                "server's --ema_decay for an average of the weights")
+                f"server does not keep it. {_INSTEAD}")

@@ -5,7 +5,7 @@ import dataclasses
 import gc
 import importlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,9 +27,11 @@ class ModulesBeside:
 
     Args:
         model: the modules in it are none of these.
+        kept: gives the ids of what the script keeps, which is none of these.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, kept: Callable[[], set[int]]) -> None:
+        self._kept = kept
         self._own = {id(thing) for thing in (*model.modules(),
                                              *model.parameters())}
         self._shapes = {parameter.shape for parameter in model.parameters()}
@@ -73,13 +75,15 @@ class ModulesBeside:
 
     def _find(self) -> None:
         optimizers = []
+        kept = self._kept()
         for thing in gc.get_objects():
             if type(thing) is torch.Tensor:
                 if thing.dim() == 1:
                     self._vectors[id(thing)] = weakref.ref(thing)
             elif _is(thing, torch.optim.Optimizer):
                 optimizers.append(thing)
-            elif _is(thing, nn.Module) and id(thing) not in self._own:
+            elif _is(thing, nn.Module) and (
+                    id(thing) not in self._own and id(thing) not in kept):
                 for name, tensor in _state_of(thing):
                     self._watch(f"{type(thing).__name__}.{name}", tensor)
         # Last, as a module has a better name.

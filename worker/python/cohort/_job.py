@@ -1,5 +1,6 @@
 """A training script's side of a run."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,10 +237,24 @@ class Job:
         the place for an average of the weights. job.step() does it before it
         returns; a void step does not.
 
-        State that the function keeps is this process's: a replacement of it
-        begins without.
+        State that the function keeps is this process's, and a replacement of it
+        begins without, unless `keep` of `cohort.join` names it.
         """
         self._run.after_step.add(function)
+
+    def teacher(self, decay: float = 0.999) -> nn.Module:
+        """A copy of the model, in evaluation mode and without gradients, that
+        follows it: after each step its weights and moving statistics are
+        `decay` times what they were and 1 - `decay` times the new ones. It is
+        kept as `keep` of `cohort.join` keeps modules.
+
+        Call it before job.data() is iterated.
+        """
+        copied = copy.deepcopy(self._run.model.module)
+        for parameter in copied.parameters():
+            parameter.requires_grad_(False)
+        self._run.kept.teacher(decay, copied)
+        return copied.eval()
 
     def share(self, loss: torch.Tensor, weight: float | None = None
               ) -> torch.Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _core, _errors, _model_checks, _server,
-                    _torchrun)
+from cohort import (_batch_norm, _core, _errors, _kept, _model_checks,
+                    _server, _torchrun)
 from cohort._job import Job
 from cohort._model import RegisteredModel
 from cohort._run import Run
@@ -135,6 +135,7 @@ def call(name: str) -> contextlib.AbstractContextManager[None]:
 
 def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
+         keep: _kept.Keep = (),
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
          server_flags: Mapping[str, Any] | None = None,
@@ -158,6 +159,12 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         schedulers: schedulers of the optimizer, advanced by each job.step(). A
             single one that the script steps itself is not passed.
         epoch_schedulers: the same, advanced at the end of each epoch.
+        keep: what the script changes with the steps beside the model, equal on
+            all workers and at most 256 MiB: modules such as a teacher, or modules
+            and tensors by name ({"centre": centre}), changed in place in the
+            loop's body. A version has it as it has weights: it goes back with a
+            void step, and replacements and checkpoints have it. Buffers of the
+            model that a step's passes write are kept by themselves.
         server: HOST:PORT, or unix:/path on the server's host; by default
             COHORT_SERVER, or a server of this process's own if it is alone.
         rank: this worker's number; by default COHORT_RANK, torchrun's RANK, or
@@ -214,7 +221,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         _connect, rank, server_timeout, insecure, tls, server=reached.address,
         trace=trace, ops_listen=ops_listen, local=_local_mode(local))
     try:
-        run = Run(model, optimizer, planned, reached, connect)
+        run = Run(model, optimizer, planned, reached, connect, keep)
     except BaseException:
         if reached.own is not None:
             reached.own.close()

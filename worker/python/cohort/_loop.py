@@ -201,7 +201,8 @@ class Data:
                 batch, assignment.end - assignment.begin)
         else:
             samples, doubt = self._own.samples(self._declared)
-        run.begin_step(assignment, parts, samples, doubt)
+        if not run.begin_step(assignment, parts, samples, doubt):
+            return
         step.batch_digest = (0 if self._own is None else
                              self._own.digest(assignment.version))
         step.order_digest = b"" if run.sampled is None else run.sampled.digest()
@@ -236,6 +237,7 @@ class Data:
             return
         modes = [(module, module.training)
                  for module in run.model.module.modules()]
+        kept = run.kept.copied()
         try:
             run.worker.begin_step(assignment)
             execute(assignment)
@@ -244,6 +246,7 @@ class Data:
         finally:
             step.mode = Mode.IDLE
             step.forget_calls()
+            run.kept.put_back(kept)
             if not run.left:
                 step.load_statistics()
             # Layers that the script keeps in eval mode stay there.

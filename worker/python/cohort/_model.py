@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _buffers, _core, _devices, _errors,
+from cohort import (_batch_norm, _core, _devices, _errors, _kept,
                     _statistics)
 from cohort._graphs import leaves_of, nodes_of
 from cohort._optimizer import OptimizerPlan
@@ -25,13 +25,14 @@ class RegisteredModel:
 
     Args:
         model: its batch norm is converted in place.
+        keep: see `cohort.join`.
 
     Raises:
         ConfigurationError: a parameter or layer that cannot be exchanged; the
             text names it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, keep: _kept.Keep = ()) -> None:
         self.module = model
         _batch_norm.convert_batch_norm(model)
         self.layers = _batch_norm.layers_of(model)
@@ -58,7 +59,7 @@ class RegisteredModel:
         # As they are exchanged; made by `memory`.
         self._weights: _devices.HostWeights | None = None
         self._addresses: list[int] = []
-        self.buffers = _buffers.Buffers(model, [layer for _, layer in self.layers])
+        self.kept = _kept.Kept(model, [layer for _, layer in self.layers], keep)
         self._weight_versions: list[int] = []
         self._weight_prints: list[Any] = []
 
@@ -198,7 +199,7 @@ class RegisteredModel:
                     "but the server holds the weights and would overwrite them. "
                     "Change weights before cohort.join(); use the server's "
                     "--freeze, --clip_norm and --weight_decay; keep a momentum "
-                    "encoder out of the model and change it in job.after_step(f)")
+                    "encoder out of the model, in cohort.join(keep=[encoder])")
 
 
 def accumulator_of(parameter: nn.Parameter) -> object:

@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_after_step, _core, _data, _errors, _evaluation, _sampler,
-                    _server)
+from cohort import (_after_step, _core, _data, _errors, _evaluation, _kept,
+                    _sampler, _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import StepNumbers, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -29,13 +29,15 @@ class Run:
         schedulers: of the optimizer.
         reached: the run's server.
         connect: makes a worker that has not joined yet, of a batch size.
+        keep: see `cohort.join`.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer,
                  schedulers: Schedulers, reached: _server.Reached,
-                 connect: "Callable[[RegisteredModel, int], _core.Worker]"
-                 ) -> None:
-        self.model = RegisteredModel(model)
+                 connect: "Callable[[RegisteredModel, int], _core.Worker]",
+                 keep: "_kept.Keep" = ()) -> None:
+        self.model = RegisteredModel(model, keep)
+        self.kept = self.model.kept
         self.model.check_optimizer(optimizer)
         self.schedulers = schedulers
         self._plan = plan_of(optimizer, bool(schedulers))
@@ -199,6 +201,7 @@ class Run:
             self.last_averages = self.model.copy()
         with contextlib.suppress(_errors.CohortError):
             self.load()
+        self._give_last()
         self.leave(assignment.reason)
         if assignment.failed:
             raise _errors.TrainingError(f"the run failed: {assignment.reason}")
@@ -212,8 +215,14 @@ class Run:
         self._data_ended = True
         with contextlib.suppress(_errors.CohortError):
             self.load()
+        self._give_last()
         self.finished = True
         self.leave("the data has ended")
+
+    def _give_last(self) -> None:
+        """Another run may continue from the checkpoint of this version."""
+        with contextlib.suppress(_errors.StatusError):
+            self.kept.give_last(self.worker)
 
     def ended_by(self, error: _errors.StatusError,
                  void: frozenset[str] = frozenset()) -> None:
@@ -247,6 +256,7 @@ class Run:
         if self._watcher is None or self._watcher.signal is None:
             return
         number = self._watcher.signal
+        self._give_last()
         self.leave("stopped by a signal")
         if number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -317,8 +327,13 @@ class Run:
             self._state, self._state_version = state, version
 
     def begin_step(self, assignment: "_core.Assignment", parts: int,
-                   samples: int | None, doubt: str) -> None:
-        """See Step.begin."""
+                   samples: int | None, doubt: str) -> bool:
+        """See Step.begin. False if the assignment is void."""
+        try:
+            self.kept.begin(self.worker, assignment, int(self.joined().rank))
+        except _errors.StatusError as error:
+            self.ended_by(error, _errors.VOID)
+            return False
         self.after_step.check(self._last)
         self._begin_rates(assignment)
         self._last = None
@@ -326,6 +341,7 @@ class Run:
         membership = self.joined()
         _data.seed_everything(_core.mix_seed(
             membership.seed, self.worker.version() or 0, int(membership.rank)))
+        return True
 
     def _begin_rates(self, assignment: "_core.Assignment") -> None:
         """Schedulers and rates as they are at the beginning of this step, in its
@@ -380,9 +396,10 @@ class Run:
             step.end_part()
             return StepResult(version=None, verdict="part")
         step.gradients.check()
-        self.model.buffers.check()
+        assert step.assignment is not None
         state = self.schedulers.advance()
         try:
+            self.kept.check(self.worker, step.assignment)
             self._last = step.close(state)
         except _errors.StatusError as error:
             self.ended_by(error)
@@ -392,6 +409,8 @@ class Run:
             # Here, as the script may leave its loop after this call.
             if self.own is not None:
                 self.own.counted()
+            assert self._last.version is not None
+            self.kept.counted(self._last.version)
             self.after_step.run()
         else:
             self.schedulers.load(self._state)

@@ -100,7 +100,7 @@ class Step:
         self.call_name = ""
         # What moved in this step and cannot be put back.
         self._foreign: str | None = None
-        self.beside = ModulesBeside(model.module)
+        self.beside = ModulesBeside(model.module, model.kept.ids)
         self._in_forward = False
         self.handle = _operator.new_handle(self)
         self.assignment: "_core.Assignment | None" = None
@@ -275,7 +275,8 @@ class Step:
                 raise _errors.UsageError(
                     f"{name}: got moving statistics of {buffer.dtype}, want "
                     "contiguous torch.float32")
-        self._foreign = name
+        if not {id(buffer) for buffer in buffers} <= self._model.kept.ids():
+            self._foreign = name
 
     def foreign_module(self) -> str | None:
         """A module beside the model whose statistics have moved in this step."""
@@ -465,10 +466,7 @@ class Step:
         self._thread = threading.get_ident()
         self._foreign = None
         self.gradients.begin()
-        self._model.buffers.note()
         self.worker.begin_step(assignment)
-        if assignment.version == 0 and assignment.moves_statistics:
-            self._model.buffers.compare(self.worker)
         self.beside.begin()
 
     def begin_forward(self) -> None:
@@ -610,7 +608,6 @@ class Step:
 
     def _prepare(self) -> None:
         """A backward pass follows."""
-        self._model.buffers.check()
         self.gradients.watch()
         if self.passes == 0:
             self.gradients.prepare()
@@ -661,6 +658,8 @@ class Step:
         reference = float(self.worker.loss_reference())
         if self.assignment.global_normalization:
             (total,), met = self._meet_weights("job.backward", [own])
+            if not self.is_void():
+                self._model.kept.refuse_some(met, int(self.assignment.members))
             if met == self.assignment.members:
                 return total or reference
         return reference * max(1, int(self.assignment.members))
@@ -674,9 +673,12 @@ class Step:
                 optimizer, or another order
                 of samples.
         """
-        (*totals, _, _), (*_, spread, orders), met = self.worker.meet(
-            site, [*own, _number_of(repr(self.numbers).encode()),
+        kept = self._model.kept
+        (*totals, _, _, _), (*_, state, spread, orders), met = self.worker.meet(
+            site, [*own, kept.digest, _number_of(repr(self.numbers).encode()),
                    _number_of(self.order_digest)])
+        if state > 0:
+            kept.refuse_difference(self.worker)
         if orders > 0:
             raise _errors.ConfigurationError(
                 "job.data(sampler=...): this worker's sampler yields other samples "

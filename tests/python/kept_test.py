@@ -1,0 +1,172 @@
+"""Kept state through kills: the bits are those of the run that nothing
+disturbed."""
+
+import copy
+import pathlib
+import signal
+import time
+import unittest
+
+import torch
+from torch import nn
+
+import cohort
+from networks import DEVICE, Shapes, digest, three_batch_norms
+from ranks import Rank, Server, await_true
+
+RUN = ("--epochs=2", "--seed=5")
+Rank.method = "fork"
+
+
+def build():
+    """A model whose passes write buffers, and its teacher."""
+    torch.manual_seed(2)
+    model = three_batch_norms()
+    model[0] = nn.utils.spectral_norm(model[0])
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    return model.to(DEVICE), teacher.to(DEVICE)
+
+
+def train(rank, address, marks, pauses=(), slow=0.0):
+    """A student, with a teacher that follows it after the step.
+
+    Args:
+        marks: a folder; files in it say what this rank has done.
+        pauses: versions after whose step, before the teacher follows, it waits
+            until the file "go" is there.
+        slow: seconds in each step.
+    """
+    marks = pathlib.Path(marks)
+    model, teacher = build()
+    centre = torch.zeros(4, device=DEVICE)
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      keep={"teacher": teacher, "centre": centre},
+                      server=address, rank=rank, server_timeout=60,
+                      log_level="error")
+    criterion = nn.CrossEntropyLoss()
+    for x, y in job.data(Shapes(128, noise=0.3), batch_size=4):
+        x, y = x.to(DEVICE), y.to(DEVICE)
+        with torch.no_grad():
+            soft = teacher(x)
+            total = job.sum(soft.sum(0))
+        out = model(x)
+        job.backward(criterion(out, y) + 0.1 * (out - soft + centre).square()
+                     .mean())
+        result = job.step()
+        if result.version in pauses:
+            (marks / f"rank{rank}.{result.version}").touch()
+            while not (marks / "go").exists():
+                time.sleep(0.01)
+        time.sleep(slow)
+        # A void step is undone.
+        with torch.no_grad():
+            for mine, theirs in zip(teacher.parameters(), model.parameters()):
+                mine.lerp_(theirs, 0.1)
+            centre.lerp_(total, 0.2)
+    return (digest(model.state_dict()), digest(teacher.state_dict()),
+            digest({"centre": centre}))
+
+
+class Kills(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        with Server(2, *RUN) as server:
+            results = server.call(train, server.dir)
+        assert results[0] == results[1]
+        cls.wanted = results[0]
+
+    def paused(self, server, version):
+        """All ranks, once they stand between a step and what follows."""
+        ranks = server.ranks(train, server.dir, (version,))
+        await_true(lambda: all((server.dir / f"rank{rank}.{version}").exists()
+                               for rank in range(2)), "both ranks to pause")
+        return ranks
+
+    def go(self, server):
+        (server.dir / "go").touch()
+
+    def check(self, server, ranks):
+        for rank in ranks:
+            self.assertEqual(rank.result(), self.wanted, server.log())
+
+    def test_a_worker_between_the_step_and_its_own_update(self):
+        with Server(2, *RUN, "--lease=2s") as server:
+            ranks = self.paused(server, 5)
+            ranks[1].kill()
+            ranks[1] = Rank(train, 1, server.address, server.dir)
+            self.go(server)
+            self.check(server, ranks)
+
+    def test_the_lowest_worker(self):
+        with Server(2, *RUN, "--lease=2s") as server:
+            ranks = self.paused(server, 5)
+            ranks[0].kill()
+            ranks[0] = Rank(train, 0, server.address, server.dir)
+            self.go(server)
+            self.check(server, ranks)
+
+    def test_the_server_between_the_step_and_the_workers_update(self):
+        with Server(2, *RUN, "--checkpoint_every=3", keeps=True) as server:
+            ranks = self.paused(server, 5)
+            server.await_checkpoint()
+            server.resume_server()
+            self.go(server)
+            self.check(server, ranks)
+
+    def test_all_workers_at_once(self):
+        """Nobody has the state of the version: the run continues from the
+        checkpoint before."""
+        with Server(2, *RUN, "--checkpoint_every=3", "--lease=2s",
+                    keeps=True) as server:
+            ranks = self.paused(server, 5)
+            server.await_checkpoint()
+            for rank in ranks:
+                rank.kill()
+            self.go(server)
+            self.check(server, server.ranks(train, server.dir))
+
+    def test_all_workers_without_a_checkpoint_end_the_run(self):
+        with Server(2, *RUN, "--lease=2s") as server:
+            for rank in self.paused(server, 5):
+                rank.kill()
+            self.go(server)
+            for rank in server.ranks(train, server.dir):
+                with self.assertRaisesRegex(AssertionError, "kept state of step 5"):
+                    rank.result()
+
+    def test_the_server_and_all_workers(self):
+        with Server(2, *RUN, "--checkpoint_every=3", "--lease=2s",
+                    keeps=True) as server:
+            ranks = self.paused(server, 5)
+            server.await_checkpoint()
+            for rank in ranks:
+                rank.kill()
+            server.resume_server()
+            self.go(server)
+            self.check(server, server.ranks(train, server.dir))
+
+    def test_a_stopped_server_saves_the_state_of_a_version(self):
+        """The checkpoint waits for the version that workers begin next."""
+        with Server(2, *RUN, keeps=True) as server:
+            ranks = server.ranks(train, server.dir, (), 0.05)
+            await_true(lambda: server.rows() and int(
+                server.rows()[-1]["version"]) >= 4, "a few steps")
+            server.server.send_signal(signal.SIGTERM)
+            server.server.wait(60)
+            server.await_checkpoint()
+            server.resume_server()
+            self.check(server, ranks)
+
+    def test_a_finished_run_can_be_prolonged(self):
+        """The last checkpoint has the state at the end."""
+        with Server(2, "--seed=5", "--epochs=1", keeps=True) as server:
+            server.call(train, server.dir)
+            server.server.wait(60)
+            server.server_flags.remove("--epochs=1")
+            server.start_server("--epochs=2", "--resume")
+            for result in server.call(train, server.dir):
+                self.assertEqual(result, self.wanted, server.log())
+
+
+if __name__ == "__main__":
+    unittest.main()

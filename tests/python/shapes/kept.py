@@ -1,0 +1,228 @@
+"""Rows: state beside the model that a version has as it has weights."""
+
+import torch
+from torch.nn import functional as F
+
+from shapes.rows import (
+    CHANNELS, Net, error_of, refused, row, sgd, started, train)
+from shapes.teachers import Siamese, follow, frozen_copy, unlike
+
+ROWS_OF_QUEUE = 12
+
+
+def with_teacher(t, model=None, train_mode=False, **options):
+    """A model that has joined, and a kept copy."""
+    model = t.model(model or Net())
+    teacher = frozen_copy(model).train(train_mode)
+    t.join(model, sgd(model, **options), keep=[teacher])
+    return model, teacher
+
+
+@row(survives=True)
+def kept_teacher(t):
+    """Changed after the step, void or not."""
+    model, teacher = with_teacher(t)
+    for x, y in t.data():
+        with torch.no_grad():
+            labels = teacher(x * 0.9)
+        t.own("labels", labels)
+        train(t, error_of(model(x), 0.5 * labels + y))
+        follow(teacher, model)
+    t.same_state("teacher", teacher)
+
+
+@row(survives=True)
+def kept_teacher_in_train_mode(t):
+    """Its statistics move in the body, before the step."""
+    model, teacher = with_teacher(t, train_mode=True)
+    for x, y in t.data():
+        with torch.no_grad():
+            labels = teacher(x * 0.9)
+        t.own("labels", labels)
+        train(t, error_of(model(x), 0.5 * labels + y))
+        follow(teacher, model)
+    t.same_state("teacher", teacher)
+
+
+@row(survives=True)
+def kept_byol(t):
+    model, target = with_teacher(t, Siamese(), train_mode=True, lr=0.05)
+    for x, _ in t.data():
+        p1, _ = model(x * 0.9)
+        p2, _ = model(x.flip(3) + 0.1)
+        with torch.no_grad():
+            _, z1 = target(x * 0.9)
+            _, z2 = target(x.flip(3) + 0.1)
+        train(t, unlike(p1, z2) + unlike(p2, z1))
+        with torch.no_grad():
+            for mine, theirs in zip(target.parameters(), model.parameters()):
+                mine.lerp_(theirs, 0.1)
+    t.same_state("target", target)
+
+
+class Contrast(Net):
+    """MoCo: a queue of keys, which the pass writes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("queue", F.normalize(
+            torch.randn(ROWS_OF_QUEUE, 2), dim=1))
+
+    def enqueue(self, keys):
+        self.queue.copy_(torch.cat((keys, self.queue))[:len(self.queue)])
+
+
+@row(survives=True)
+def kept_queue(t):
+    """Every worker has all keys, in rank order."""
+    model, encoder = with_teacher(t, Contrast(), train_mode=True)
+    for x, _ in t.data():
+        query = F.normalize(model(x), dim=1)
+        with torch.no_grad():
+            key = F.normalize(encoder(x * 0.9 + 0.1), dim=1)
+            keys = t.gather(key)
+        near = (query * key).sum(1, keepdim=True)
+        far = query @ model.queue.clone().T
+        scores = torch.cat((near, far), 1) / 0.5
+        model.enqueue(keys)
+        train(t, F.cross_entropy(scores, torch.zeros(len(x), dtype=torch.long)))
+        follow(encoder, model, 0.1)
+    t.same_state("encoder", encoder)
+
+
+@row(survives=True)
+def kept_centre(t):
+    """DINO: the mean of the teacher's outputs over all workers, in a tensor."""
+    model = t.model(Net())
+    teacher = frozen_copy(model).eval()
+    centre = torch.zeros(2, dtype=model.head.weight.dtype)
+    t.join(model, sgd(model), keep={"teacher": teacher, "centre": centre})
+    for x, _ in t.data():
+        with torch.no_grad():
+            out = teacher(x)
+            total = t.sum(out.sum(0))
+            count = t.sum(torch.tensor(float(len(x)), dtype=out.dtype))
+        target = torch.softmax(out - centre, 1)
+        train(t, -(target * torch.log_softmax(model(x * 0.9), 1)).sum(1).mean())
+        follow(teacher, model, 0.2)
+        centre.lerp_(total / count, 0.3)
+        t.same("centre", centre)
+
+
+class Quantised(Net):
+    """VQ-VAE: a codebook that is an average of what it stands for."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("codes", torch.randn(3, CHANNELS) * 0.3)
+        self.register_buffer("counts", torch.ones(3))
+
+    def quantise(self, t, z):
+        nearest = F.one_hot(torch.cdist(z, self.codes).argmin(1), 3).to(z.dtype)
+        chosen = nearest @ self.codes
+        with torch.no_grad():
+            self.counts.lerp_(t.sum(nearest.sum(0)), 0.3)
+            self.codes.lerp_(t.sum(nearest.T @ z) / self.counts[:, None], 0.3)
+        return chosen
+
+
+@row(survives=True)
+def kept_codebook(t):
+    model = started(t, Quantised())
+    for x, y in t.data():
+        z = model.features(x).mean((2, 3))
+        chosen = model.quantise(t, z.detach())
+        loss = error_of(model.head(z + (chosen - z).detach()), y)
+        train(t, loss + (z - chosen).square().sum(1).mean())
+        t.same("codes", model.codes)
+
+
+@row(survives=True)
+def kept_average(t):
+    """job.teacher."""
+    model = started(t)
+    teacher = t.teacher(0.7)
+    for x, y in t.data():
+        with torch.no_grad():
+            labels = teacher(x)
+        t.own("labels", labels)
+        train(t, error_of(model(x), 0.5 * labels + y))
+        t.same_state("teacher", teacher)
+
+
+# ---- refused
+
+@refused("ConfigurationError", "queue", "job.gather")
+def queue_of_own_keys(t):
+    model = started(t, Contrast())
+    for x, y in t.data():
+        out = model(x)
+        model.enqueue(out.detach())
+        train(t, error_of(out, y))
+
+
+@refused("ConfigurationError", "teacher")
+def teachers_that_differ(t):
+    model = t.model(Net())
+    teacher = frozen_copy(model)
+    with torch.no_grad():
+        teacher.head.bias.fill_(float(t.rank or 0))
+    t.join(model, sgd(model), keep={"teacher": teacher})
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("ConfigurationError", "keep", "same keep=")
+def kept_by_rank_0_only(t):
+    model = t.model(Net())
+    t.join(model, sgd(model), keep=[frozen_copy(model)] if t.here(0) else ())
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "queue", "keep=")
+def buffer_written_after_the_step(t):
+    """Whether it belongs to the run cannot be known when the step is sent."""
+    model = started(t, Contrast())
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        model.queue.mul_(0.5)
+
+
+@row(survives=True)
+def buffer_written_after_the_step_that_is_named(t):
+    model = t.model(Contrast())
+    t.join(model, sgd(model), keep={"queue": model.queue})
+    for x, y in t.data():
+        train(t, error_of(model(x), y + model.queue[0]))
+        model.queue.mul_(0.5)
+
+
+@refused("UsageError", "keep", "sync", flags=("--aggregation=async",))
+def kept_teacher_under_async(t):
+    model, _ = with_teacher(t)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "keep", "--min_pushes", flags=("--min_pushes=1",))
+def kept_teacher_of_the_first_push(t):
+    model, _ = with_teacher(t)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("ConfigurationError", "keep", "parameters of the model")
+def a_part_of_the_model_is_kept(t):
+    model = t.model(Net())
+    t.join(model, sgd(model), keep=[model.head])
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
+@refused("ConfigurationError", "keep", "list")
+def a_list_is_kept(t):
+    model = t.model(Net())
+    t.join(model, sgd(model), keep={"losses": [1.0]})
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
