@@ -388,7 +388,7 @@ TEST(OptimizerTest, DecayIsMultipliedByTheParametersFactor) {
     EXPECT_EQ(groups.DecayOf(plain), options.weight_decay);
     const ParameterSpec& own = run.layout().parameters[5];
     EXPECT_EQ(groups.DecayOf(own), 3 * options.weight_decay);
-    // A program's is that of the group, and changes nobody's exemption.
+    // A program's is that of the group, and exemptions stay.
     const GroupOptions changed(
         options, {{.group = 0, .name = "weight_decay", .value = 0.25}});
     for (const ParameterSpec& parameter : run.layout().parameters) {

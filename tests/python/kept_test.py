@@ -114,7 +114,7 @@ class Kills(unittest.TestCase):
             self.check(server, ranks)
 
     def test_all_workers_at_once(self):
-        """Nobody has the state of the version: the run continues from the
+        """No process has the state of the version: the run continues from the
         checkpoint before."""
         with Server(2, *RUN, "--checkpoint_every=3", "--lease=2s",
                     keeps=True) as server:
