@@ -26,11 +26,9 @@ class ShardsTest(unittest.TestCase):
 
     def test_norms_over_all_shards_are_those_of_one_server(self):
         # Small enough that every gradient is clipped.
-        for optimizer in ("lars", "lamb"):
-            flags = ("--epochs=2", f"--optimizer={optimizer}",
-                     "--clip_norm=0.01", "--freeze=conv2.weight[0:4]")
-            self.assertEqual(self.digest_of(2, *flags),
-                             self.digest_of(1, *flags), optimizer)
+        flags = ("--epochs=2", "--optimizer=lamb", "--clip_norm=0.01",
+                 "--freeze=conv2.weight[0:4]")
+        self.assertEqual(self.digest_of(2, *flags), self.digest_of(1, *flags))
 
     def test_all_may_be_stopped_at_once(self):
         """As engines do: the last checkpoint needs the parts of all shards."""
