@@ -41,7 +41,7 @@ def _connect(rank: int | None, server_timeout: float, insecure: bool,
         StatusError: the address or the metrics' port cannot be used.
     """
     if rank is None and os.environ.get("COHORT_RANK"):
-        rank = int(os.environ["COHORT_RANK"])
+        rank = _torchrun.number("COHORT_RANK", os.environ["COHORT_RANK"])
     if rank is None and (gang := _torchrun.gang()) is not None:
         rank = gang.rank
     threads = torch.get_num_threads()

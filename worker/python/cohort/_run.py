@@ -83,8 +83,11 @@ class Run:
         """The membership. Raises UsageError before the run is joined."""
         if self.membership is None:
             raise _errors.UsageError(
-                "the job joins its run when job.data() is iterated; this is not "
-                "known before")
+                "job.rank, job.workers, job.step_number, job.run_name, job.load(): "
+                "the job joins its run when job.data() is iterated, and these are "
+                "not known before; use them in the loop's body, or in that of `for "
+                "epoch in job.epochs()`. Before it the environment has COHORT_RANK "
+                "in processes of cohortctl run, and RANK in those of torchrun")
         return self.membership
 
     @property

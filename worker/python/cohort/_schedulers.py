@@ -291,7 +291,8 @@ class Schedulers:
                     "that is started again would not know; write it before "
                     "job.backward(), at the beginning of the loop's body or of the "
                     "body of `for epoch in job.epochs()`, as a function of "
-                    "job.step_number or the epoch. Or pass a scheduler to "
+                    "job.step_number or job.epoch: not lr *= 0.5 behind the loop, "
+                    "but lr = 0.1 * 0.5 ** job.epoch in it. Or pass a scheduler to "
                     "cohort.join(schedulers=...) or (epoch_schedulers=...)")
 
     def begin_step(self, epoch: int, version: int | None,

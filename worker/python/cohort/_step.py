@@ -682,11 +682,12 @@ class Step:
                 "workers")
         if spread > 0:
             raise _errors.ConfigurationError(
-                "schedulers: this worker has learning rates "
+                "job.backward(): this worker has learning rates "
                 f"{self.rates or 'as at the join'}, and others have other ones in "
                 "this step; let them depend on numbers that all workers have, such "
                 "as job.step_number and steps of the whole run (cohort.steps) in "
-                "place of counters and the length of one's own loader")
+                "place of counters, which a worker without a batch does not count, "
+                "and the length of one's own loader")
         return totals, int(met)
 
     def _visit(self, losses: list[tuple[torch.Tensor, float]]) -> None:
