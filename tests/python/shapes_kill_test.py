@@ -37,7 +37,8 @@ ROWS = (
     "saliency_that_keeps_the_graph", "checkpointing",
     "a_layer_that_rank_0_calls", "layers_in_another_order_by_rank",
     "stochastic_depth_by_rank", "two_normalisers", "dice_over_the_batch", "simclr",
-    "clip", "sums_between_layers", "penalty_through_sums")
+    "clip", "sums_between_layers", "penalty_through_sums",
+    "a_scaler_above_batch_norm", "a_scaler_with_adam_over_parts")
 
 
 def main() -> int:

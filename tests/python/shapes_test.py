@@ -45,10 +45,10 @@ if hasattr(torch, "compile"):
     import torch._functorch.aot_autograd
 
 from shapes import (batches, by_hand, derivatives, meetings, models, refusals,
-                    rows, runner, statistics, sums, supervised, surprises,
+                    rows, runner, scaled, statistics, sums, supervised, surprises,
                     teachers, values)
 
-assert all((batches, by_hand, derivatives, meetings, models, refusals, statistics,
+assert all((batches, by_hand, derivatives, meetings, models, refusals, scaled, statistics,
             sums, supervised, surprises, teachers, values))
 
 

@@ -16,6 +16,7 @@ from cohort import (_batch_norm, _core, _errors, _model_checks, _server,
 from cohort._job import Job
 from cohort._model import RegisteredModel
 from cohort._run import Run
+from cohort._scaler import loss_scale_of
 from cohort._schedulers import Schedulers
 
 # Seconds to wait for an unreachable server, unless the script says how long.
@@ -135,6 +136,7 @@ def call(name: str) -> contextlib.AbstractContextManager[None]:
 
 def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
+         scaler: Any = None,
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
          server_flags: Mapping[str, Any] | None = None,
@@ -158,6 +160,9 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         schedulers: schedulers of the optimizer, advanced by each job.step(). A
             single one that the script steps itself is not passed.
         epoch_schedulers: the same, advanced at the end of each epoch.
+        scaler: a torch.amp.GradScaler, for float16. job.backward() scales the
+            loss and unscales the gradients, and job.step() moves the scale. One
+            that is not enabled does nothing.
         server: HOST:PORT, or unix:/path on the server's host; by default
             COHORT_SERVER, or a server of this process's own if it is alone.
         rank: this worker's number; by default COHORT_RANK, torchrun's RANK, or
@@ -201,7 +206,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     _check_optimizer(optimizer)
     _core.start_log(log_level)
     _core.keep_freed_memory()
-    planned = Schedulers(optimizer, schedulers, epoch_schedulers)
+    planned = Schedulers(optimizer, schedulers, epoch_schedulers,
+                         loss_scale_of(scaler))
     reached = _server.reach(server, serve, server_flags, insecure)
     # A server of this process alone listens on loopback, in plaintext.
     tls = (_server.TlsFiles("", "", "") if reached.alone

@@ -70,7 +70,7 @@ class Run:
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.
         self.sampled: _sampler.SampledOrder | None = None
-        self.step = Step(self.model)
+        self.step = Step(self.model, schedulers.scale)
         self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self.leave, "the script has ended")
 
@@ -386,7 +386,7 @@ class Run:
             return StepResult(version=None, verdict="part")
         step.gradients.check()
         self.model.buffers.check()
-        state = self.schedulers.advance()
+        state = self.schedulers.advance(step.overflow)
         try:
             self._last = step.close(state)
         except _errors.StatusError as error:

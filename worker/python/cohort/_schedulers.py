@@ -1,4 +1,5 @@
-"""Learning-rate schedulers whose state the server keeps with the weights."""
+"""Learning-rate schedulers, and the scale of float16 gradients: what the server
+keeps with the weights."""
 
 import gc
 import json
@@ -10,6 +11,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from cohort import _errors
+from cohort._scaler import LossScale
 
 STATE_BYTES_MAX = 64 << 10
 
@@ -211,12 +213,14 @@ class ScriptsScheduler:
 
 
 class Schedulers:
-    """The schedulers of a job, and the learning rates of its optimizer.
+    """The schedulers of a job, the learning rates of its optimizer, and the scale
+    of its gradients.
 
     Args:
         optimizer: its groups' "lr" are the rates.
         each_step: advanced once a step.
         each_epoch: advanced once an epoch.
+        scale: of gradients; None: they are not scaled.
 
     Raises:
         ConfigurationError: a scheduler of another optimizer, or one that needs
@@ -224,8 +228,10 @@ class Schedulers:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer,
-                 each_step: Sequence[Any], each_epoch: Sequence[Any]) -> None:
+                 each_step: Sequence[Any], each_epoch: Sequence[Any],
+                 scale: LossScale | None = None) -> None:
         self._optimizer = optimizer
+        self.scale = scale
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)
         self._epoch = 0
@@ -323,9 +329,15 @@ class Schedulers:
         if self._scripts is not None:
             self._scripts.begin_step()
 
-    def advance(self) -> bytes:
+    def advance(self, overflow: bool = False) -> bytes:
         """One step is computed. Returns the state for the server, which has the
-        call that the script's scheduler is due after it."""
+        call that the script's scheduler is due after it.
+
+        Args:
+            overflow: its scaled gradients were not finite.
+        """
+        if self.scale is not None:
+            self.scale.update(overflow)
         for advance in self._steps[:len(self._each_step)]:
             self._advance(advance)
         state = self.save()
@@ -373,6 +385,8 @@ class Schedulers:
                 for scheduler in self._all()]}
         if self._scripts is not None:
             state["when"] = self._scripts.when
+        if self.scale is not None:
+            state["scale"] = self.scale.save()
         encoded = json.dumps(state, separators=(",", ":")).encode()
         if len(encoded) > STATE_BYTES_MAX:
             raise _errors.ConfigurationError(
@@ -391,6 +405,12 @@ class Schedulers:
                 f"schedulers: got {len(schedulers)}, but the run has "
                 f"{len(state['schedulers'])}; start all workers with the same "
                 "program")
+        if ("scale" in state) != (self.scale is not None):
+            raise _errors.RunMismatchError(
+                "cohort.join(scaler=...): some workers have an enabled GradScaler, "
+                "others have none; start all workers with the same program")
+        if self.scale is not None:
+            self.scale.load(state["scale"])
         self._epoch = state["epoch"]
         for scheduler, values in zip(schedulers, state["schedulers"]):
             scheduler.load_state_dict(_restored(values, scheduler.state_dict()))
