@@ -11,6 +11,7 @@ import unittest
 
 import torch
 from torch import nn
+from torch.utils import data as torch_data
 
 import cohort
 from cohort import _model_checks
@@ -160,9 +161,25 @@ class BeforeJoining(unittest.TestCase):
                 job.data(Shapes(8), **arguments)
         with self.assertRaisesRegex(cohort.UsageError, "no batch is in progress"):
             job.step()
-        with self.assertRaisesRegex(cohort.UsageError, "joins its run when"):
-            print(job.rank)
+        for what in ("rank", "workers", "run_name", "step_number"):
+            with self.assertRaisesRegex(cohort.UsageError,
+                                        f"job.{what}.*loop.*COHORT_RANK"):
+                getattr(job, what)
+        for own in (iter([]), torch_data.DataLoader(torch_data.IterableDataset())):
+            with self.assertRaisesRegex(cohort.UsageError, "no len.*--max_steps"):
+                len(job.data(own, batch_size=2))
         job.leave()
+
+    def test_a_rank_that_is_no_number(self):
+        os.environ["COHORT_RANK"] = "first"
+        try:
+            model = three_batch_norms()
+            with cohort.join(model, sgd(model), server="127.0.0.1:1") as job:
+                with self.assertRaisesRegex(cohort.ConfigurationError,
+                                            "COHORT_RANK: got 'first'"):
+                    next(iter(job.data(Shapes(8), batch_size=2)))
+        finally:
+            del os.environ["COHORT_RANK"]
 
     def test_a_server_that_does_not_answer(self):
         model = three_batch_norms()

@@ -4,6 +4,7 @@ copies, and optimizers that are changed by hand."""
 import copy
 import io
 import json
+import operator
 import os
 import pathlib
 import tempfile
@@ -82,8 +83,10 @@ class Epochs(unittest.TestCase):
                                  pattern)
 
     def test_a_length_is_the_steps_of_an_epoch(self):
-        for before, inside, seen in run(lengths, 2, flags=["--epochs=1"]):
-            self.assertRegex(before, "not known before")
+        for before, hint, inside, seen in run(lengths, 2, flags=["--epochs=1"]):
+            self.assertRegex(before, "job.epochs.*cohort.steps")
+            # list() and tqdm go on without.
+            self.assertEqual(hint, -1)
             self.assertEqual((inside, seen), (4, 4))
 
 
@@ -122,15 +125,16 @@ def lengths(rank, address):
     assert data
     try:
         before = str(len(data))
-    except TypeError as error:
+    except cohort.UsageError as error:
         before = str(error)
+    hint = operator.length_hint(data, -1)
     inside, seen = 0, 0
     for _ in job.epochs():
         inside = len(data)
         for batch in data:
             seen += 1
             step(model, job, batch)
-    return before, inside, seen
+    return before, hint, inside, seen
 
 
 def one_cycle(rank, address):
@@ -276,7 +280,7 @@ class OptimizerByHand(unittest.TestCase):
     def test_changes_are_refused(self):
         for what, pattern in (
                 ("lr", "lr of group 0 was changed from 0.1 to 0.05 between "
-                 "job.step.*before job.backward.*schedulers="),
+                 r"job.step.*before job.backward.*\*\* job.epoch.*schedulers="),
                 ("weight_decay", "weight_decay of group 0.*from 0.01 to 0.0 "),
                 ("betas", r"betas\[0\] of group 0.*from 0.9 to 0.8 "),
                 # Its rule has none.

@@ -45,11 +45,11 @@ if hasattr(torch, "compile"):
     import torch._functorch.aot_autograd
 
 from shapes import (batches, by_hand, derivatives, kept, meetings, models,
-                    refusals, rows, runner, statistics, sums, supervised,
+                    refusals, rows, runner, scaled, statistics, sums, supervised,
                     surprises, teachers, values)
 
 assert all((batches, by_hand, derivatives, kept, meetings, models, refusals,
-            statistics, sums, supervised, surprises, teachers, values))
+            scaled, statistics, sums, supervised, surprises, teachers, values))
 
 
 def available(row: rows.Row) -> bool:

@@ -113,17 +113,23 @@ def train_pairs(rank, address):
 
 
 def meet_some(rank, address):
-    """How many members each applied step has had, by two sums of it."""
+    """How many members each applied step has had, by two sums of it, and whether
+    own rows were found among all."""
     model = network()
     job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
                       server=address, rank=rank, log_level="error")
     found = []
     for x in job.data(batches(rank, 3, 10 ** 9), batch_size=3):
         first = job.sum(torch.tensor(1))
-        second = len(job.gather(x)) // 3
-        job.backward(model(x).square().mean())
+        z = model(x)
+        every = job.gather(z)
+        # As in LIMITS.md; a lower rank may have no part in the step.
+        rows = job.gather(torch.tensor([[job.rank, len(x)]]))
+        own = int(rows[rows[:, 0] < job.rank, 1].sum())
+        same = torch.equal(every[own:own + len(x)], z)
+        job.backward(z.square().mean())
         if job.step().verdict == "applied":
-            found.append((int(first), second))
+            found.append((int(first), len(every) // 3, same))
     return found
 
 
@@ -204,7 +210,7 @@ class Sums(unittest.TestCase):
         """The step's two fastest of three."""
         with Server(3, "--max_steps=20", "--min_pushes=2") as server:
             for found in server.call(meet_some):
-                self.assertEqual(set(found) - {(2, 2)}, set())
+                self.assertEqual(set(found) - {(2, 2, True)}, set())
 
 
 if __name__ == "__main__":

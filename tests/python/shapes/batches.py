@@ -218,7 +218,7 @@ def two_means_under_local_normalisation(t):
 
 # ---- rates
 
-@refused("ConfigurationError", "schedulers", "learning rates", steps=4)
+@refused("ConfigurationError", "learning rates", "job.step_number", steps=4)
 def rates_that_differ_between_workers(t):
     model = t.model(Net())
     optimizer = sgd(model)

@@ -15,6 +15,7 @@ from torch.utils import checkpoint
 
 import cohort
 from cohort import _batches, _core, _data
+from shapes import scalers
 
 SEED = 7
 
@@ -120,6 +121,9 @@ class Worker(Script):
 
     def model(self, module: nn.Module) -> nn.Module:
         return module
+
+    def scaler(self, **options: Any) -> Any:
+        return scalers.of_a_script(**options)
 
     def join(self, model: nn.Module, optimizer: Any, **options: Any) -> Any:
         self.trained = model
@@ -239,9 +243,13 @@ class Alone(Script):
         """The module, in the precision of this process."""
         return _without_sync(module).to(self.dtype)
 
+    def scaler(self, **options: Any) -> Any:
+        return scalers.single_process(**options)
+
     def join(self, model: nn.Module, optimizer: Any, schedulers: Any = (),
-             **_: Any) -> None:
+             scaler: Any = None, **_: Any) -> None:
         self.trained = model
+        self._scaler = scaler
         self._optimizer = optimizer
         self._schedulers = schedulers
 
@@ -304,7 +312,8 @@ class Alone(Script):
             # That of later parts is not known yet.
             total = float(weight) if self._parts_of_step == 1 else 1.0
         self._weight += weight / total
-        ((loss * weight if reduction == "mean" else loss) / total).backward()
+        loss = (loss * weight if reduction == "mean" else loss) / total
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
     def step(self) -> None:
         if self._part + 1 < self._parts_of_step:
@@ -314,7 +323,11 @@ class Alone(Script):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         parameter.grad /= self._weight
-        self._optimizer.step()
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
         for scheduler in self._schedulers:
             scheduler.step()
         for function in self._after:

@@ -6,6 +6,7 @@ code goes, and autograd's engine are replaced; after it they are torch's again.
 """
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cohort import _batch_norm, _errors, _graph_check, _operator, _passes
+from cohort import (_batch_norm, _errors, _graph_check, _operator, _passes,
+                    _scaler)
 from cohort._passes import Call, Moves, torch_batch_norm
 
 if TYPE_CHECKING:
@@ -43,15 +45,8 @@ _torch_operators = [
                  "_native_batch_norm_legit_functional", "_batch_norm_impl_index",
                  "cudnn_batch_norm", "miopen_batch_norm", *_TRAINING_ONLY)
     if (place, name) != (torch, "batch_norm") and hasattr(place, name)]
-# Gradient scalers' classes and their methods.
-_torch_scales: dict[Any, Any] = {
-    scaler: scaler.scale for scaler in
-    (getattr(torch.cuda.amp, "GradScaler", None),
-     getattr(getattr(torch, "amp", None), "GradScaler", None))
-    if scaler is not None}
-NO_SCALER = ("gradients are not scaled here, so remove the scaler, call "
-             "job.backward(loss) and job.step(), and use bfloat16 if float16 "
-             "underflows")
+# Methods of gradient scalers that are replaced: their class, name and code.
+_scaler_methods: list[tuple[Any, str, Any]] = []
 # `with cohort.local()`: how many.
 _local = 0
 
@@ -321,15 +316,28 @@ class _Engine:
 
 # ---- gradient scalers
 
-def _scale_door(scaler: Any, outputs: Any) -> Any:
-    """Replaces GradScaler.scale: the factor would stay in the gradients."""
-    step = _active()
-    if step is not None and step.trains() and scaler.is_enabled():
-        raise _errors.UsageError(f"GradScaler.scale(): {NO_SCALER}")
-    # The script's class may be derived from one of these.
-    scale = next(_torch_scales[kind] for kind in type(scaler).__mro__
-                 if kind in _torch_scales)
-    return scale(scaler, outputs)
+def _scaler_door(name: str, method: Any) -> Any:
+    """Replaces a method of GradScaler: its factor would stay in the gradients, or
+    change them after they were sent."""
+    @functools.wraps(method)
+    def door(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        step = _active()
+        if step is not None and scaler.is_enabled() and (
+                step.trains() or step.is_scaled_by(scaler)):
+            raise _errors.UsageError(f"GradScaler.{name}(): {_scaler.INSTEAD}")
+        return method(scaler, *args, **kwargs)
+    return door
+
+
+def _replace_scaler_methods() -> None:
+    kinds = list(_scaler.CLASSES)
+    for kind in kinds:  # grows
+        kinds += [derived for derived in kind.__subclasses__()
+                  if derived not in kinds]
+        for name in ("scale", "unscale_", "step", "update"):
+            if name in vars(kind):
+                _scaler_methods.append((kind, name, vars(kind)[name]))
+                setattr(kind, name, _scaler_door(name, vars(kind)[name]))
 
 
 # ---- for the time of a run
@@ -343,8 +351,7 @@ def open_doors(step: "Step") -> None:
         setattr(place, name, _Operator(name, operator))
     _functional._verify_batch_size = _verify_door
     _variable._execution_engine = _Engine()
-    for scaler in _torch_scales:
-        scaler.scale = _scale_door
+    _replace_scaler_methods()
 
 
 def close_doors(step: "Step") -> None:
@@ -358,5 +365,6 @@ def close_doors(step: "Step") -> None:
         setattr(place, name, operator)
     _functional._verify_batch_size = _torch_verify_batch_size
     _variable._execution_engine = _torch_engine
-    for scaler, scale in _torch_scales.items():
-        scaler.scale = scale
+    while _scaler_methods:
+        kind, name, method = _scaler_methods.pop()
+        setattr(kind, name, method)

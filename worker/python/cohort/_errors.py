@@ -24,6 +24,11 @@ class UsageError(CohortError):
     """The script uses the package in a way that would train wrongly."""
 
 
+class NoLengthError(UsageError, TypeError):
+    """len(loader) where there is no length. list(), tqdm and others take a
+    TypeError for a length that is not known, and go on without."""
+
+
 class ConfigurationError(CohortError):
     """The model, the optimizer, the data or the server's address cannot be
     used. Other workers are not affected."""

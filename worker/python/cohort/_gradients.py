@@ -54,6 +54,7 @@ class Gradients:
         # job.backward() computes them, and sends them.
         self.expected = False
         self.sending = False
+        self._counts = True
 
     def watch(self) -> None:
         """Parameters may be frozen and unfrozen, and get hooks, at any time.
@@ -149,8 +150,31 @@ class Gradients:
                 "been sent. With torch.utils.checkpoint use use_reentrant=False")
         self._send(number)
 
-    def finish(self) -> None:
-        """Called when the pass is over: sends the rest."""
+    def unscale(self, scale: float) -> str:
+        """Divides gradients that were not sent by the scale of the loss. Returns
+        the name of the first that is not finite; empty: all are."""
+        # As torch rounds it.
+        inverse = float(torch.tensor(1 / scale, dtype=torch.float64).float())
+        bad = ""
+        for number in reversed(self._model.trained):
+            grad = self._model.parameters[number].grad
+            # What cannot be sent is refused then.
+            if grad is None or _passes.is_stand_in(grad) or grad.is_sparse:
+                continue
+            with torch.no_grad():
+                grad.mul_(inverse)
+            if not bad and not bool(torch.isfinite(grad).all()):
+                bad = self._model.names[number]
+        return bad
+
+    def finish(self, counts: bool = True) -> None:
+        """Called when the pass is over: sends the rest.
+
+        Args:
+            counts: if false, nothing is sent, and the parameters are as those
+                without a gradient, which no optimizer updates.
+        """
+        self._counts = counts
         self._once |= {number for number, count in self._seen.items()
                        if count == 1}
         self._seen.clear()
@@ -177,6 +201,8 @@ class Gradients:
                 f"{self._model.names[number]}: got a sparse gradient, want a "
                 "dense one; use sparse=False")
         self._sent[number] = grad
+        if not self._counts:
+            return
         if self._queue is None:
             self._queue = _devices.GradientQueue(self._model.device,
                                                  self._deliver)

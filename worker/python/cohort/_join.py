@@ -16,6 +16,7 @@ from cohort import (_batch_norm, _core, _errors, _kept, _model_checks,
 from cohort._job import Job
 from cohort._model import RegisteredModel
 from cohort._run import Run
+from cohort._scaler import loss_scale_of
 from cohort._schedulers import Schedulers
 
 # Seconds to wait for an unreachable server, unless the script says how long.
@@ -41,7 +42,7 @@ def _connect(rank: int | None, server_timeout: float, insecure: bool,
         StatusError: the address or the metrics' port cannot be used.
     """
     if rank is None and os.environ.get("COHORT_RANK"):
-        rank = int(os.environ["COHORT_RANK"])
+        rank = _torchrun.number("COHORT_RANK", os.environ["COHORT_RANK"])
     if rank is None and (gang := _torchrun.gang()) is not None:
         rank = gang.rank
     threads = torch.get_num_threads()
@@ -136,6 +137,7 @@ def call(name: str) -> contextlib.AbstractContextManager[None]:
 def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
          schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
          keep: _kept.Keep = (),
+         scaler: Any = None,
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
          server_flags: Mapping[str, Any] | None = None,
@@ -165,6 +167,9 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
             loop's body. A version has it as it has weights: it goes back with a
             void step, and replacements and checkpoints have it. Buffers of the
             model that a step's passes write are kept by themselves.
+        scaler: a torch.amp.GradScaler, for float16. job.backward() scales the
+            loss and unscales the gradients, and job.step() moves the scale. One
+            that is not enabled does nothing.
         server: HOST:PORT, or unix:/path on the server's host; by default
             COHORT_SERVER, or a server of this process's own if it is alone.
         rank: this worker's number; by default COHORT_RANK, torchrun's RANK, or
@@ -208,7 +213,8 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     _check_optimizer(optimizer)
     _core.start_log(log_level)
     _core.keep_freed_memory()
-    planned = Schedulers(optimizer, schedulers, epoch_schedulers)
+    planned = Schedulers(optimizer, schedulers, epoch_schedulers,
+                         loss_scale_of(scaler))
     reached = _server.reach(server, serve, server_flags, insecure)
     # A server of this process alone listens on loopback, in plaintext.
     tls = (_server.TlsFiles("", "", "") if reached.alone

@@ -44,6 +44,9 @@ class _Entry:
         same = gradient is given[0] and gradient._version == given[1]
         if same and not any(map(_may_act, self.between)):
             return
+        # Its step does not count.
+        if not bool(torch.isfinite(before).all()):
+            return
         with torch.no_grad():
             if not self._is_linear(before, gradient):
                 raise _errors.UsageError(

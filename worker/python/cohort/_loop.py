@@ -86,14 +86,20 @@ class Data:
         server's --global_batch), these. For own data: the length of the iterable.
 
         Raises:
-            TypeError: the run is not joined yet, so the number of workers is not
+            UsageError: the run is not joined yet, so the number of workers is not
                 known; or own data without a length.
         """
         if not self._by_number:
-            return len(self._dataset) * self._accumulate
+            try:
+                return len(self._dataset) * self._accumulate
+            except TypeError as error:
+                raise _errors.NoLengthError(
+                    f"len(job.data(...)): own data: {error}; pass an iterable with a "
+                    "length, or use the server's --max_steps, which ends the run"
+                ) from error
         membership = self._run.membership
         if membership is None:
-            raise TypeError(
+            raise _errors.NoLengthError(
                 "len(job.data(...)): the number of workers is not known before "
                 "the run is joined; take it within `for epoch in job.epochs()`, "
                 "or ask the server with cohort.steps(dataset, batch_size), which "

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from cohort import _core, _doors, _errors
+from cohort import _core, _errors, _scaler
 from cohort._optimizer import GroupNumbers
 
 # Its package deletes the name.
@@ -24,7 +24,7 @@ _WATCHED = sorted(
 # Methods that would change the script's optimizer, but not the server's.
 _METHODS = {
     "step": "the server applies the optimizer; call job.step(). A GradScaler calls "
-            f"it, too: {_doors.NO_SCALER}",
+            f"it, too: {_scaler.INSTEAD}",
     "add_param_group": "the run has the parameters that the optimizer had when "
                        "it was joined; add the group before cohort.join()",
     "load_state_dict": "the server holds the optimizer's state; it continues "

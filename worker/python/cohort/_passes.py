@@ -62,6 +62,10 @@ class Step(Protocol):
     def visit(self, kept: "Kept", path: tuple[int, ...]) -> tuple[int, ...]:
         """The path of the next visit of what has this path."""
 
+    def finite(self, gradient: torch.Tensor) -> torch.Tensor:
+        """What is sent to a meeting in place of a scaled gradient that is not
+        finite: zeros. The step is then known not to count."""
+
 
 @dataclasses.dataclass
 class Moves:
@@ -282,6 +286,8 @@ def _forward_on_host(step: Step,
 def _backward_on_host(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
     results = [torch.empty_like(call.x) if call.needs_dx else None
                for call in calls]
+    for call in calls:
+        call.dy = step.finite(call.dy)
     affine = step.worker.backward([_core.NormGradient(
         call.kept.call, list(call.path), _shape_of(call.x), TYPES[call.x.dtype],
         call.x.data_ptr(), call.dy.data_ptr(), _affine_type(call.weight),
@@ -417,7 +423,8 @@ def _backward_on_device(step: Step, call: BackwardCall) -> Gradients:
     # The second sum is over dy (x - mean).
     sums = torch.zeros(2, channels, dtype=torch.float64)
     if count:
-        sums = _devices.to_host(torch.stack((dbeta, dgamma / invstd))).double()
+        sums = step.finite(_devices.to_host(torch.stack((
+            dbeta, dgamma / invstd))).double())
     step.worker.meet_backward(kept.call, list(call.path), count, channels,
                               sums.data_ptr())
     if not count:

@@ -72,7 +72,7 @@ class Run:
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.
         self.sampled: _sampler.SampledOrder | None = None
-        self.step = Step(self.model)
+        self.step = Step(self.model, schedulers.scale)
         self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self.leave, "the script has ended")
 
@@ -85,8 +85,11 @@ class Run:
         """The membership. Raises UsageError before the run is joined."""
         if self.membership is None:
             raise _errors.UsageError(
-                "the job joins its run when job.data() is iterated; this is not "
-                "known before")
+                "job.rank, job.workers, job.step_number, job.run_name, job.load(): "
+                "the job joins its run when job.data() is iterated, and these are "
+                "not known before; use them in the loop's body, or in that of `for "
+                "epoch in job.epochs()`. Before it the environment has COHORT_RANK "
+                "in processes of cohortctl run, and RANK in those of torchrun")
         return self.membership
 
     @property
@@ -397,7 +400,7 @@ class Run:
             return StepResult(version=None, verdict="part")
         step.gradients.check()
         assert step.assignment is not None
-        state = self.schedulers.advance()
+        state = self.schedulers.advance(step.overflow)
         try:
             self.kept.check(self.worker, step.assignment)
             self._last = step.close(state)

@@ -79,7 +79,9 @@ class SampledOrder:
             raise _errors.UsageError(
                 f"job.data(sampler=...): the {type(self._sampler).__name__} yields "
                 f"{len(drawn)} samples in epoch {epoch}, want {self.size}, its "
-                "length when the run began: the server hands out those")
+                "length when the run began: the server hands out those. Let it "
+                "yield as many in each epoch, and its __len__ say so, or pass a "
+                "DataLoader with this sampler as own data")
         try:
             return array.array("q", drawn)
         except TypeError:  # keys of the script's own, such as pairs

@@ -1,4 +1,5 @@
-"""Learning-rate schedulers whose state the server keeps with the weights."""
+"""Learning-rate schedulers, and the scale of float16 gradients: what the server
+keeps with the weights."""
 
 import gc
 import json
@@ -11,6 +12,7 @@ from torch.optim import lr_scheduler
 
 from cohort import _errors
 from cohort._optimizer import GroupNumbers
+from cohort._scaler import LossScale
 
 STATE_BYTES_MAX = 64 << 10
 
@@ -208,13 +210,14 @@ class ScriptsScheduler:
 
 
 class Schedulers:
-    """The schedulers of a job, and what they and the script may change of its
-    optimizer.
+    """The schedulers of a job, what they and the script may change of its
+    optimizer, and the scale of its gradients.
 
     Args:
         optimizer: one of the classes that the server knows.
         each_step: advanced once a step.
         each_epoch: advanced once an epoch.
+        scale: of gradients; None: they are not scaled.
 
     Raises:
         ConfigurationError: a scheduler of another optimizer, or one that needs
@@ -222,9 +225,11 @@ class Schedulers:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer,
-                 each_step: Sequence[Any], each_epoch: Sequence[Any]) -> None:
+                 each_step: Sequence[Any], each_epoch: Sequence[Any],
+                 scale: LossScale | None = None) -> None:
         self._optimizer = optimizer
         self.numbers = GroupNumbers(optimizer)
+        self.scale = scale
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)
         self._epoch = 0
@@ -288,7 +293,8 @@ class Schedulers:
             "job.step() and the next batch, which a process that is started again "
             "would not know; write it before job.backward(), at the beginning of "
             "the loop's body or of the body of `for epoch in job.epochs()`, as a "
-            "function of job.step_number or the epoch. Or pass a scheduler to "
+            "function of job.step_number or job.epoch: not lr *= 0.5 behind the "
+            "loop, but lr = 0.1 * 0.5 ** job.epoch in it. Or pass a scheduler to "
             "cohort.join(schedulers=...) or (epoch_schedulers=...)")
 
     def begin_step(self, epoch: int, version: int | None,
@@ -319,9 +325,15 @@ class Schedulers:
         if self._scripts is not None:
             self._scripts.begin_step()
 
-    def advance(self) -> bytes:
+    def advance(self, overflow: bool = False) -> bytes:
         """One step is computed. Returns the state for the server, which has the
-        call that the script's scheduler is due after it."""
+        call that the script's scheduler is due after it.
+
+        Args:
+            overflow: its scaled gradients were not finite.
+        """
+        if self.scale is not None:
+            self.scale.update(overflow)
         for advance in self._steps[:len(self._each_step)]:
             self._advance(advance)
         state = self.save()
@@ -368,6 +380,8 @@ class Schedulers:
                 for scheduler in self._all()]}
         if self._scripts is not None:
             state["when"] = self._scripts.when
+        if self.scale is not None:
+            state["scale"] = self.scale.save()
         encoded = json.dumps(state, separators=(",", ":")).encode()
         if len(encoded) > STATE_BYTES_MAX:
             raise _errors.ConfigurationError(
@@ -386,6 +400,12 @@ class Schedulers:
                 f"schedulers: got {len(schedulers)}, but the run has "
                 f"{len(state['schedulers'])}; start all workers with the same "
                 "program")
+        if ("scale" in state) != (self.scale is not None):
+            raise _errors.RunMismatchError(
+                "cohort.join(scaler=...): some workers have an enabled GradScaler, "
+                "others have none; start all workers with the same program")
+        if self.scale is not None:
+            self.scale.load(state["scale"])
         self._epoch = state["epoch"]
         for scheduler, values in zip(schedulers, state["schedulers"]):
             scheduler.load_state_dict(_restored(values, scheduler.state_dict()))

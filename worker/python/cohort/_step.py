@@ -21,6 +21,7 @@ from cohort._graphs import has_functions, leaves_of, nodes_of
 from cohort._model import RegisteredModel
 from cohort._optimizer import StepNumbers
 from cohort._passes import Kept, Layer, Moves
+from cohort._scaler import LossScale
 
 # The phases of a step, as heartbeats, metrics and timeline name them.
 _PHASES = {"data": 0, "forward": 1, "rendezvous": 2, "backward": 3, "push": 4,
@@ -46,8 +47,8 @@ class StepResult:
 
     Attributes:
         version: the version of the weights now; None if the step is void.
-        verdict: "applied", "damped", "skipped" (a number was not finite),
-            "dropped", "rejected_nonfinite"; "void": the step was given up,
+        verdict: "applied", "damped", "skipped" (a number was not finite; with a
+            GradScaler: at the present scale), "dropped", "rejected_nonfinite"; "void": the step was given up,
             because a worker was lost, or the server learnt the order of calls
             from it, or another worker's data ended; its batch comes again; or
             "part": more parts of the step follow (`accumulate`).
@@ -77,10 +78,12 @@ class Step:
     Args:
         model: its gradients are watched, and its batch norm asks this object
             what to do.
+        scale: of gradients; None: they are not scaled.
     """
 
-    def __init__(self, model: RegisteredModel) -> None:
+    def __init__(self, model: RegisteredModel, scale: LossScale | None) -> None:
         self._model = model
+        self._scale = scale
         # Set once the run is joined.
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self.mode = Mode.IDLE
@@ -295,6 +298,43 @@ class Step:
         finally:
             self.call_name = before
 
+    # ---- scaled gradients
+
+    def is_scaled_by(self, scaler: Any) -> bool:
+        """Whether this is the GradScaler that the script passed to join."""
+        return self._scale is not None and self._scale.is_of(scaler)
+
+    def finite(self, gradient: torch.Tensor) -> torch.Tensor:
+        """`gradient`; zeros if it is scaled and not finite. The server would skip
+        the step because of it, and keep the moving statistics, which in torch
+        have moved."""
+        if (self._scale is None or not self._in_backward or
+                bool(torch.isfinite(gradient).all())):
+            return gradient
+        self.overflow = True
+        return torch.zeros_like(gradient)
+
+    def _unscale(self, scale: LossScale) -> None:
+        """Unscales the gradients, and agrees with the other members on whether
+        they are finite."""
+        value = scale.value
+        bad = self.gradients.unscale(value)
+        self.overflow = self.overflow or bool(bad)
+        if self.overflow:
+            where = bad or "a batch norm's output"
+            _core.log("info", f"GradScaler: the gradient of {where} is not finite at "
+                      f"scale {value}; all workers skip the step")
+        (found, _), (_, spread), met = self.worker.meet(
+            "GradScaler", [float(self.overflow),
+                           _number_of(repr(scale.save()).encode())])
+        self.check_met("a GradScaler", int(met))
+        if spread > 0:
+            raise _errors.ConfigurationError(
+                f"cohort.join(scaler=...): this worker's scale is {value}, or it "
+                "moves it otherwise than others do; make the scaler with the same "
+                "numbers on all workers")
+        self.overflow = found > 0
+
     # ---- passes of autograd
 
     def recomputes(self) -> bool:
@@ -436,6 +476,9 @@ class Step:
         self._total = 1.0
         self._correct = self._labels = 0
         self._measures: dict[str, tuple[float, float]] = {}
+        # A scaled gradient was not finite; from the last part's backward pass on,
+        # that of any member.
+        self.overflow = False
         self._visits: dict[Any, int] = {}
         # See _totals.
         self.rows: dict[int, list[int]] = {}
@@ -611,6 +654,8 @@ class Step:
         self.gradients.watch()
         if self.passes == 0:
             self.gradients.prepare()
+            if self._scale is not None:
+                self.check_meets("a GradScaler, which bfloat16 does without")
 
     def _differentiate(self, losses: list[tuple[torch.Tensor, float]],
                        samples: float) -> None:
@@ -628,14 +673,20 @@ class Step:
                     self._pushed_samples(samples), self._weight,
                     self._weight * self.worker.loss_reference() / self._total,
                     self.numbers.rates, self.numbers.changed, self.batch_digest)
-        gradients = self.gradients
-        gradients.sending = last
+        gradients, scale = self.gradients, self._scale
+        # Scaled ones are sent when all are known to be finite.
+        gradients.sending = last and scale is None
         gradients.expected = self._in_backward = True
         try:
             with self.phase("backward"):
+                if scale is not None:
+                    losses = [(loss, factor * scale.value)
+                              for loss, factor in losses]
                 self._visit(losses)
                 if last:
-                    gradients.finish()
+                    if scale is not None:
+                        self._unscale(scale)
+                    gradients.finish(not self.overflow)
         finally:
             gradients.expected = self._in_backward = False
             gradients.sending = False
@@ -687,12 +738,13 @@ class Step:
                 "workers")
         if spread > 0:
             raise _errors.ConfigurationError(
-                f"optimizer: this worker has learning rates "
+                "job.backward(): this worker has learning rates "
                 f"{self.numbers.rates or 'as at the join'} and other numbers "
                 f"{self.numbers.changed or 'as at the join'}, and others have other "
                 "ones in this step; let them depend on numbers that all workers have, such "
                 "as job.step_number and steps of the whole run (cohort.steps) in "
-                "place of counters and the length of one's own loader")
+                "place of counters, which a worker without a batch does not count, "
+                "and the length of one's own loader")
         return totals, int(met)
 
     def _visit(self, losses: list[tuple[torch.Tensor, float]]) -> None:
@@ -780,6 +832,9 @@ class Step:
             self.gradients.clear()
         self._model.take_weights()
         self.load_statistics()
+        if self.overflow and verdict.verdict == "applied":
+            return StepResult(verdict.version, "skipped", loss,
+                              "GradScaler: gradients were not finite")
         return StepResult(verdict.version, verdict.verdict, loss, verdict.reason)
 
     def abandon(self, reason: str) -> None:

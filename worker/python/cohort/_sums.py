@@ -43,7 +43,7 @@ def _meet(step: Step, kept: Kept, path: tuple[int, ...], local: torch.Tensor
     """The sum over the members."""
     rows, channels = local.shape
     sums = torch.zeros(2, channels, dtype=torch.float64)
-    sums[:rows] = _devices.to_host(local.detach()).double()
+    sums[:rows] = step.finite(_devices.to_host(local.detach()).double())
     step.worker.meet_backward(kept.call, list(path), 0, channels,
                               sums.data_ptr())
     total: torch.Tensor = sums[:rows].to(local.dtype)

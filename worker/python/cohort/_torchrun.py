@@ -22,7 +22,12 @@ class Gang:
     started_again: bool
 
 
-def _number(name: str, text: str) -> int:
+def number(name: str, text: str) -> int:
+    """The number in a variable.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
     if not text.isdigit():
         raise _errors.ConfigurationError(
             f"{name}: got {text!r}, want a number of at least 0")
@@ -39,7 +44,7 @@ def gang() -> Gang | None:
     # RANK alone may be anything.
     if not all(values.values()):
         return None
-    rank, size, port = (_number(name, values[name])
+    rank, size, port = (number(name, values[name])
                         for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if rank >= size:
         raise _errors.ConfigurationError(
