@@ -248,7 +248,7 @@ MISUSES = {
     "twice": "a second call in one step",
     "clip": r"its gradient was changed.*--clip_norm",
     "optimizer.step": r"call job.step\(\)",
-    "scaler": r"GradScaler.*remove the scaler, call job.backward\(loss\)",
+    "scaler": r"GradScaler.*cohort.join\(scaler=.*job.backward\(loss\)",
     "weights": "0.weight: its values were changed",
     "weights before the pass": "0.weight: its values were changed",
     "weights after backward": "0.weight: its values were changed",
