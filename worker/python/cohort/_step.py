@@ -613,6 +613,8 @@ class Step:
         self.gradients.watch()
         if self.passes == 0:
             self.gradients.prepare()
+        else:
+            self.gradients.resume()
 
     def _differentiate(self, losses: list[tuple[torch.Tensor, float]],
                        samples: float) -> None:
@@ -638,6 +640,8 @@ class Step:
                 self._visit(losses)
                 if last:
                     gradients.finish()
+                else:
+                    gradients.hold()
         finally:
             gradients.expected = self._in_backward = False
             gradients.sending = False
