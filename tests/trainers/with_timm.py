@@ -20,10 +20,10 @@ def parts():
     torch.manual_seed(0)
     model = comparable(timm.create_model("lcnet_035", num_classes=2))
     optimizer = timm.optim.create_optimizer_v2(
-        model, opt="momentum", lr=0.05, momentum=0.9, weight_decay=1e-3)
+        model, opt="momentum", lr=0.002, momentum=0.9, weight_decay=1e-3)
     scheduler, _ = timm.scheduler.create_scheduler_v2(
         optimizer, sched="cosine", num_epochs=EPOCHS, warmup_epochs=1,
-        warmup_lr=0.01, min_lr=0.001, step_on_epochs=False,
+        warmup_lr=0.0005, min_lr=0.0001, step_on_epochs=False,
         updates_per_epoch=UPDATES)
     return model, optimizer, scheduler, timm.utils.ModelEmaV3(model, decay=0.9)
 
