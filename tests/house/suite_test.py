@@ -11,7 +11,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "tls",
-         "fuzz", "wheel", "zoo", "mutants", "soak", "endurance", "engines")
+         "fuzz", "wheel", "zoo", "trainers", "mutants", "soak", "endurance",
+         "engines")
 PIECES = {"mutants": 8}
 # Commits after which a part has to have passed.
 COMMITS_MAX = 60

@@ -66,12 +66,12 @@ class Rank:
     """One process."""
 
     _all = []
-    # "fork", in a process that has imported torch and not used it, is faster.
+    # Or "fork", where imports take long and this process starts no threads.
     method = "spawn"
 
     def __init__(self, function, rank, *arguments):
         context = multiprocessing.get_context(Rank.method)
-        self._pipe, theirs = context.Pipe()
+        self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_call,
                                        args=(function, rank, arguments, theirs))
         self.process.start()
@@ -80,11 +80,11 @@ class Rank:
 
     def result(self):
         """What the function returned."""
-        if not self._pipe.poll(DEADLINE):
+        if not self.pipe.poll(DEADLINE):
             os.kill(self.process.pid, signal.SIGABRT)  # prints its stacks
             self.process.join()
             raise AssertionError("a rank did not end")
-        done, value = pickle.loads(self._pipe.recv_bytes())
+        done, value = pickle.loads(self.pipe.recv_bytes())
         self.process.join(DEADLINE)
         if self.process.is_alive():
             os.kill(self.process.pid, signal.SIGABRT)

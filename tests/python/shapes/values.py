@@ -1,11 +1,13 @@
 """Rows: gradients that the script sees, and what it writes into weights,
 gradients and buffers without torch's knowledge."""
 
+import copy
+
 import torch
 from torch import nn
 
 from shapes.rows import (
-    CHANNELS, Net, error_of, refused, row, started, steps, train, trained)
+    CHANNELS, Net, error_of, refused, row, sgd, started, steps, train, trained)
 
 
 # ---- gradients of the training pass
@@ -509,3 +511,61 @@ def probe_whose_gradients_are_gone(t):
     optimizer = torch.optim.SGD(probe.parameters(), lr=0.1)
     for x, y in t.data():
         train(t, error_of(model.out(probe_of(model, x, y, probe, optimizer)), y))
+
+
+# ---- shapes of trainers
+
+PARTS = {2: (4, 6), 3: (2, 4, 6)}
+
+
+@row(sizes=PARTS)
+def zero_grad_in_each_part(t):
+    """One process would lose the first part, so there it is called in each step."""
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    for x, y in t.data(accumulate=2):
+        if t.rank is not None:
+            optimizer.zero_grad(set_to_none=True)
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "conv1.weight", sizes=PARTS)
+def zero_grad_in_place_in_each_part(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    for x, y in t.data(accumulate=2):
+        optimizer.zero_grad(set_to_none=False)
+        train(t, error_of(model(x), y))
+
+
+@row(steps=6)
+def trainer_of_a_detector(t):
+    """Three groups, a warm-up of rates and momentum by hand, an average of the
+    weights, and a loss that is a sum."""
+    model = t.model(Net())
+    norms = [p for layer in (model.norm1, model.norm2) for p in layer.parameters()]
+    optimizer = torch.optim.SGD([model.head.bias], lr=0.01, momentum=0.9,
+                                nesterov=True)
+    optimizer.add_param_group({
+        "params": [model.conv1.weight, model.conv2.weight, model.head.weight],
+        "weight_decay": 0.01})
+    optimizer.add_param_group({"params": norms})
+    average = copy.deepcopy(model).requires_grad_(False)
+
+    def move():
+        for ours, newest in zip(average.state_dict().values(),
+                                model.state_dict().values()):
+            if ours.is_floating_point():
+                ours.lerp_(newest.detach(), 0.3)
+    t.join(model, optimizer)
+    t.after_step(move)
+    for x, y in t.data():
+        warm = min(1.0, (t.step_number + 1) / 4)
+        for index, group in enumerate(optimizer.param_groups):
+            group["lr"] = 0.01 * warm if index else 0.05 - 0.04 * warm
+            group["momentum"] = 0.8 + 0.1 * warm
+        t.backward((model(x) - y).square().sum(), weight=len(x), reduction="sum")
+        t.step()
+    t.same_state("average", average)

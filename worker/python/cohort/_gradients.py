@@ -50,6 +50,8 @@ class Gradients:
         self._prints: dict[int, Any] = {}
         # Gradients of the last step, which stay with the parameters.
         self._left: dict[int, tuple[torch.Tensor, int]] = {}
+        # Those of the step's earlier parts.
+        self._held: dict[int, tuple[torch.Tensor, int]] = {}
         self._queue: _devices.GradientQueue | None = None
         # job.backward() computes them, and sends them.
         self.expected = False
@@ -94,6 +96,7 @@ class Gradients:
         """Called when a step begins."""
         self.watch()
         self._sent = {}
+        self._held = {}
 
     def prepare(self) -> None:
         """Called before the step's first backward pass. Gradients of the last
@@ -116,15 +119,39 @@ class Gradients:
                     "else the parameters should learn to the loss")
         self._left = {}
 
+    def _present(self) -> dict[int, tuple[torch.Tensor, int]]:
+        return {number: (parameter.grad, parameter.grad._version)
+                for number, parameter in enumerate(self._model.parameters)
+                if parameter.grad is not None}
+
+    def hold(self) -> None:
+        """Called after the pass of a part that another one follows."""
+        self._held = self._present()
+
+    def resume(self) -> None:
+        """Called before the pass of a later part: optimizer.zero_grad() at the
+        beginning of the loop's body drops no part of the step.
+
+        Raises:
+            UsageError: a gradient was changed in another way.
+        """
+        for number, (grad, version) in self._held.items():
+            parameter = self._model.parameters[number]
+            if parameter.grad is None:
+                parameter.grad = grad
+            if parameter.grad is not grad or grad._version != version:
+                raise _errors.UsageError(
+                    f"{self._model.names[number]}: its gradient was changed between "
+                    "two parts of a step, which would lose the first; remove the "
+                    "change, or use optimizer.zero_grad(set_to_none=True)")
+
     def _is_left(self, number: int, grad: torch.Tensor) -> bool:
         left, version = self._left.get(number, (None, 0))
         return grad is left and grad._version == version
 
     def clear(self) -> None:
         """Called when the step is over."""
-        self._left = {number: (parameter.grad, parameter.grad._version)
-                      for number, parameter in enumerate(self._model.parameters)
-                      if parameter.grad is not None}
+        self._left = self._present()
         self._sent = {}
         if self._queue is not None:
             self._queue.clear()

@@ -135,11 +135,18 @@ class Data:
             raise _errors.UsageError(
                 "job.epochs(): the body did not iterate what job.data() returned")
         self._run.check_rates_kept()
+        epoch = self.coming_epoch()
+        self._iterated = epoch is None
+        return epoch
+
+    def check_rates_kept(self) -> None:
+        """Raises UsageError if the script has written a rate since job.step()."""
+        self._run.check_rates_kept()
+
+    def coming_epoch(self) -> int | None:
+        """The same, for a loop over all epochs at once."""
         assignment = self._next_to_train()
-        if assignment is None:
-            return None
-        self._iterated = False
-        return int(assignment.data_epoch)
+        return None if assignment is None else int(assignment.data_epoch)
 
     def _next_to_train(self) -> "_core.Assignment | None":
         """The next batch, after the other tasks that come before it; None if the

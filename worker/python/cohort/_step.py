@@ -656,6 +656,8 @@ class Step:
             self.gradients.prepare()
             if self._scale is not None:
                 self.check_meets("a GradScaler, which bfloat16 does without")
+        else:
+            self.gradients.resume()
 
     def _differentiate(self, losses: list[tuple[torch.Tensor, float]],
                        samples: float) -> None:
@@ -687,6 +689,8 @@ class Step:
                     if scale is not None:
                         self._unscale(scale)
                     gradients.finish(not self.overflow)
+                else:
+                    gradients.hold()
         finally:
             gradients.expected = self._in_backward = False
             gradients.sending = False

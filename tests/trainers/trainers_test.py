@@ -1,0 +1,379 @@
+"""Trainers of public packages: two workers train as one process does with the
+batches of both, and a killed worker changes no bit."""
+
+import os
+
+# One thread a process; before torch is imported.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import multiprocessing.connection
+import pathlib
+import signal
+import sys
+import tempfile
+import unittest
+import warnings
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PYTHON = ROOT / "build/zoo/bin/python3"
+if __name__ == "__main__" and PYTHON.exists() and sys.prefix != str(
+        PYTHON.parent.parent):
+    os.execv(PYTHON, [PYTHON, "-B", *sys.argv])
+
+import torch
+
+import cohort
+from networks import digest, distance
+from ranks import DEADLINE, Rank, Server
+
+try:
+    import lightning.pytorch as pl
+    import segmentation_models_pytorch
+    WHY_NOT = ""
+    # The packages warn of numbers of processors, of files, of each other.
+    warnings.simplefilter("ignore")
+except ImportError as error:
+    WHY_NOT = f"{error} (tests/python/zoo/make-env build/zoo)"
+else:
+    import cohort.lightning
+    import with_lightning
+    import with_smp
+    import zoo.networks
+
+# Imports of these packages take many seconds of a processor.
+Rank.method = "fork"
+EPOCHS = 3
+
+
+def quiet():
+    import logging
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+def die_once(rank, marker):
+    if rank == 1 and marker is not None and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def results(ranks):
+    """By rank; an error of any rank is raised at once."""
+    pending, found = dict(enumerate(ranks)), {}
+    while pending:
+        ready = multiprocessing.connection.wait(
+            [rank.pipe for rank in pending.values()], DEADLINE)
+        for number in [number for number, rank in pending.items()
+                       if rank.pipe in ready or not ready]:
+            found[number] = pending.pop(number).result()
+    return [found[number] for number in range(len(ranks))]
+
+
+def in_child(function, *arguments):
+    """What a function returns in a separate process: this one starts no
+    threads."""
+    return Rank(lambda _, *values: function(*values), 0, *arguments).result()
+
+
+def check(test, function, alone, limit=1e-4):
+    """Two workers, and one process in float64. function(rank, address, marker)
+    returns the model's state."""
+    wanted = in_child(alone)
+    with Server(2, f"--epochs={EPOCHS}") as server:
+        first, second = results(server.ranks(function, None))
+    test.assertEqual(digest(first), digest(second))
+    for name, value in first.items():
+        if value.is_floating_point():
+            test.assertLess(distance(value, wanted[name]), limit, name)
+    return first
+
+
+def check_kill(test, function, first):
+    """The same where rank 1 dies in step 8: `first` to the bit."""
+    with tempfile.TemporaryDirectory() as folder, Server(
+            2, f"--epochs={EPOCHS}", "--lease=2s") as server:
+        marker = pathlib.Path(folder) / "marker"
+        ranks = server.ranks(function, marker)
+        ranks[1].process.join()
+        test.assertEqual(ranks[1].process.exitcode, -signal.SIGKILL)
+        ranks[1] = Rank(function, 1, server.address, marker)
+        for state in results(ranks):
+            test.assertEqual(digest(state), digest(first))
+
+
+# ---- Lightning
+
+def lightning_worker(rank, address, marker, batch_size=4, **options):
+    """The state; checks what Lightning counts."""
+    quiet()
+    seen = []
+
+    class Seen(pl.Callback):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            seen.append((trainer.current_epoch, trainer.global_step))
+            job = trainer.strategy.job
+            assert seen[-1] == (job.epoch, job.step_number), seen[-1]
+
+        def on_before_optimizer_step(self, trainer, module, optimizer):
+            if trainer.global_step == 8:
+                die_once(rank, marker)
+
+        def on_validation_end(self, trainer, module):
+            if not trainer.sanity_checking:
+                seen.append("validated")
+
+    trainer, network = with_lightning.main(
+        cohort.lightning.CohortStrategy(server=address, log_level="error",
+                                        server_timeout=60),
+        batch_size=batch_size, callbacks=[Seen()], **options)
+    # Some steps have no batch for rank 1.
+    assert seen[-1] == "validated" and trainer.global_step == 18, seen
+    return network.state_dict()
+
+
+def lightning_alone():
+    quiet()
+    _, network = with_lightning.main(batch_size=8, precision="64-true")
+    return network.state_dict()
+
+
+class Linear(getattr(globals().get("with_lightning"), "Module", object)):
+    """Without batch norm; its loss is a mean over the labels below 3, and its rate
+    is written by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 4))
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.optimizers().param_groups[0]["lr"] = 0.01 / (1 + self.global_step)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        n = (y < 3).sum()
+        each = torch.nn.functional.cross_entropy(self.net(x.to(self.dtype)), y,
+                                                 reduction="none")
+        return {"loss": each[y < 3].sum() / n.clamp(min=1), "n": n}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def linear_worker(rank, address, marker):
+    """Two parts of a batch of 4, with what the Trainer has beside."""
+    quiet()
+    with tempfile.TemporaryDirectory() as folder:
+        files = pl.callbacks.ModelCheckpoint(folder, save_last=True)
+        trainer, network = with_lightning.main(
+            cohort.lightning.CohortStrategy(
+                "n", server=address, log_level="error", server_timeout=60),
+            batch_size=2, module=Linear, samples=40, accumulate_grad_batches=2,
+            callbacks=[files, pl.callbacks.LearningRateMonitor()],
+            enable_checkpointing=True, sync_batchnorm=True,
+            logger=pl.loggers.CSVLogger(folder))
+        assert trainer.global_step == 15, trainer.global_step
+        # Rank 0 alone writes.
+        written = sorted(path.name for path in pathlib.Path(folder).rglob("*.*"))
+        assert ("last.ckpt" in written) == (rank == 0), written
+        assert ("metrics.csv" in written) == (rank == 0), written
+        if rank == 0:
+            saved = torch.load(f"{folder}/last.ckpt", weights_only=True)
+            assert digest(saved["state_dict"]) == digest(network.state_dict())
+    return network.state_dict()
+
+
+def linear_alone():
+    quiet()
+    _, network = with_lightning.main(batch_size=8, module=Linear, samples=40,
+                                     precision="64-true")
+    return network.state_dict()
+
+
+class Overrides:
+    """Methods that a module may not have, by name."""
+
+    def backward(self, loss):
+        loss.backward()
+
+    def configure_gradient_clipping(self, *args, **kwargs):
+        pass
+
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+
+    def log_of_all(self, batch, batch_idx):
+        loss = super(type(self), self).training_step(batch, batch_idx)
+        self.log("loss", loss, sync_dist=True)
+        return loss
+
+    def gathered(self, batch, batch_idx):
+        self.all_gather(batch[1])
+
+    def iterated(self, dataloader_iter):
+        pass
+
+    def clipped(self, optimizer):
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 1e-3)
+
+    def rate_after_step(self, *args):
+        self.optimizers().param_groups[0]["lr"] = 0.5
+
+    manual = property(lambda self: False)
+
+    def two(self):
+        first, second = (torch.optim.SGD(self.parameters(), lr=0.1)
+                         for _ in range(2))
+        return [first, second]
+
+    def stop(self):
+        self.trainer.should_stop = True
+
+
+def refused(options, overrides):
+    """The error of a run of this process alone."""
+    quiet()
+    os.environ.pop("COHORT_RANK", None)
+    module = type("Changed", (with_lightning.Module,), {
+        name: getattr(Overrides, function) for name, function in overrides.items()})
+    try:
+        with_lightning.main(cohort.lightning.CohortStrategy(log_level="error"),
+                            epochs=1, module=module, **options)
+    except (cohort.ConfigurationError, cohort.UsageError) as error:
+        return str(error)
+    return "right"
+
+
+def refusals():
+    callbacks = pl.callbacks
+    cases = {
+        "gradient_clip_val": {"gradient_clip_val": 0.5},
+        "limit_train_batches": {"limit_train_batches": 2},
+        "fast_dev_run": {"fast_dev_run": True},
+        "devices": {"devices": 2},
+        "EarlyStopping": {"callbacks": [callbacks.EarlyStopping("score")]},
+        "StochasticWeightAveraging": {
+            "callbacks": [callbacks.StochasticWeightAveraging(0.1)]},
+        "accumulate_grad_batches was changed": {
+            "callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]},
+        "float32": {"precision": "64-true"},
+        "backward": ("backward", "backward"),
+        "configure_gradient_clipping": ("configure_gradient_clipping",) * 2,
+        "lr_scheduler_step": ("lr_scheduler_step",) * 2,
+        "sync_dist": ("training_step", "log_of_all"),
+        "all_gather": ("training_step", "gathered"),
+        "dataloader_iter": ("training_step", "iterated"),
+        "--clip_norm": ("on_before_optimizer_step", "clipped"),
+        "lr of group 0": ("on_train_batch_end", "rate_after_step"),
+        "2 optimizers": ("configure_optimizers", "two", "automatic_optimization",
+                         "manual"),
+    }
+    return {word: refused(case, {}) if isinstance(case, dict) else
+            refused({}, dict(zip(case[::2], case[1::2])))
+            for word, case in cases.items()}
+
+
+def stops_early(rank, address):
+    quiet()
+    module = type("Changed", (with_lightning.Module,), {
+        "on_train_epoch_end": Overrides.stop} if rank == 1 else {})
+    try:
+        with_lightning.main(cohort.lightning.CohortStrategy(
+            server=address, log_level="error"), batch_size=4, module=module)
+    except cohort.ConfigurationError as error:
+        return str(error)
+    return "right"
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Lightning(unittest.TestCase):
+    def test_the_numbers_of_one_process(self):
+        check_kill(self, lightning_worker,
+                   check(self, lightning_worker, lightning_alone))
+
+    def test_parts_weights_and_rates_by_hand(self):
+        check(self, linear_worker, linear_alone, 1e-5)
+
+    def test_what_would_train_wrongly_is_refused(self):
+        for word, text in in_child(refusals).items():
+            with self.subTest(word):
+                self.assertIn(word, text)
+
+    def test_a_worker_that_stops_early_says_so(self):
+        with Server(2, f"--epochs={EPOCHS}", "--lease=2s",
+                    "--on_worker_loss=continue") as server:
+            self.assertIn("should_stop",
+                          results(server.ranks(stops_early))[1])
+
+
+# ---- loops
+
+class Pictures(torch.utils.data.Dataset):
+    """Images [3, 32, 32] of 32 samples; 4 steps an epoch of two workers.
+    `target` makes a mask of an image."""
+
+    def __init__(self, target):
+        self.images = torch.randn(32, 3, 32, 32,
+                                  generator=torch.Generator().manual_seed(1))
+        self.target = target
+
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return self.images[index], self.target(self.images[index])
+
+
+def mask(image):
+    return (image[:1] > 0).float()
+
+
+def union_batches(dataset):
+    """Those of both workers, in float64."""
+    for _ in range(EPOCHS):
+        for begin in range(0, 32, 8):
+            x, y = torch.utils.data.default_collate(
+                [dataset[index] for index in range(begin, begin + 8)])
+            yield x.double(), y.double() if y.is_floating_point() else y
+
+
+def options_of(rank, address, marker):
+    """Of main() of an example."""
+    zoo.networks.replace_functions()
+
+    def after_backward(step):
+        if step == 8:
+            die_once(rank, marker)
+    return {"server": address, "log_level": "error", "server_timeout": 60,
+            "after_backward": after_backward}
+
+
+def train_alone(model, optimizer, dataset, loss_of):
+    zoo.networks.replace_functions()
+    for x, y in union_batches(dataset):
+        optimizer.zero_grad()
+        loss_of(model(x), y).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def smp_worker(rank, address, marker):
+    return with_smp.main(Pictures(mask),
+                         **options_of(rank, address, marker)).state_dict()
+
+
+def smp_alone():
+    model = with_smp.network().double()
+    losses = segmentation_models_pytorch.losses
+    focal, dice = losses.FocalLoss("binary"), losses.DiceLoss("binary")
+    return train_alone(
+        model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
+        Pictures(mask), lambda out, y: focal(out, y) + dice(out, y))
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Loops(unittest.TestCase):
+    def test_segmentation_models_pytorch(self):
+        check_kill(self, smp_worker, check(self, smp_worker, smp_alone, 1e-3))
+
+
+if __name__ == "__main__":
+    unittest.main()
