@@ -88,7 +88,7 @@ def check(test, function, alone, limit=1e-4):
 
 
 def check_kill(test, function, first):
-    """The same where rank 1 dies in step 8: `first` to the bit."""
+    """The same where rank 1 dies in step 8: `first`, bitwise."""
     with tempfile.TemporaryDirectory() as folder, Server(
             2, f"--epochs={EPOCHS}", "--lease=2s") as server:
         marker = pathlib.Path(folder) / "marker"
