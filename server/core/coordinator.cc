@@ -327,6 +327,12 @@ absl::Status Coordinator::MissesState(const Sender& sender, const PushKey& key,
                           run_.roster.CheckRegistered(sender, now));
   COHORT_ASSIGN_OR_RETURN(const bool under_way, IsUnderWay(run_, *worker, key));
   if (!under_way) return absl::OkStatus();
+  const PolicyOptions& policy = run_.settings.policy();
+  if (policy.aggregation != AggregationKind::kSync || policy.pushes_min > 0) {
+    return absl::FailedPreconditionError(
+        "kept state: want --aggregation=sync without --min_pushes, where all "
+        "members of a step have the same");
+  }
   Turn turn{.now = now, .out = out, .changed = true};
   if (lost) {
     turn.end = {

@@ -179,7 +179,6 @@ Server::Server(const ServerOptions& options, std::ostream& out,
                   .exit_when_done = options.exit_when_done}),
       security_(std::move(security)),
       trace_(std::move(trace)),
-      kept_states_(files->keeps_checkpoints()),
       files_(std::move(files)),
       doors_(options_, *security_, grpc_metrics_, clock_),
       operations_(options_, *security_) {}
@@ -346,7 +345,9 @@ absl::Status Server::Listen() {
   services.push_back(MakeParametersService(*run_, doors_.local()));
   services.push_back(MakeMomentsService(*run_));
   services.push_back(MakeKeptStateService(
-      *run_, {.states = &kept_states_, .continues = [this](Version version) {
+      *run_, {.states = &kept_states_,
+              .keeps_checkpoints = files_->keeps_checkpoints(),
+              .continues = [this](Version version) {
                 return OnKeptStateLost(version);
               }}));
   Transport::Services admin;
@@ -495,6 +496,11 @@ void Server::Stay() {
   if (patience <= absl::ZeroDuration()) return;
   RunSummary summary = Summary();
   endings_->WriteResults(summary);
+  // The last checkpoint has the state that workers send before they leave.
+  if (summary.snapshot != nullptr &&
+      kept_states_.Lacks(summary.snapshot->version)) {
+    WaitForLeavers();
+  }
   if (for_watchers) {
     endings_->Conclude(summary);
   } else {

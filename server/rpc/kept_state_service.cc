@@ -89,12 +89,14 @@ class KeptStateService final : public RawKeptState {
       return absl::InvalidArgumentError(absl::StrCat(
           "moves_from: got ", request.moves_from(), ", want at least 0"));
     }
+    // After the end, only a checkpoint needs it.
+    const bool useful = actions_.keeps_checkpoints || !run_.facts().ended;
     COHORT_ASSIGN_OR_RETURN(
         const bool wanted,
         actions_.states->Hold(sender.rank,
                               {.version = Version(request.version()),
                                .moves_from = Version(request.moves_from()),
-                               .last = request.last()}));
+                               .last = request.last() && useful}));
     reply.set_wanted(wanted);
     return absl::OkStatus();
   }

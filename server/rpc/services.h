@@ -39,6 +39,7 @@ std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run);
 struct KeptStateActions {
   // Must outlive the service; never null.
   KeptStates* states = nullptr;
+  bool keeps_checkpoints = false;
   // That of `version` is lost. Returns whether the run continues from a
   // checkpoint, in another server; this one then stops. Must not block.
   std::function<bool(Version version)> continues;

@@ -44,7 +44,7 @@ absl::StatusOr<bool> KeptStates::Hold(Rank rank, const Holding& holding) {
   takers_.erase(rank);
   const Version version = holding.version;
   if (!MovesLocked(version) || HasLocked(version)) return false;
-  if (!IsAwaitedLocked(version) && !(holding.last && sends_last_)) return false;
+  if (!IsAwaitedLocked(version) && !holding.last) return false;
   // One sends it. Its own Hold means that it begins again.
   if (giving_.has_value() && giving_->version == version &&
       giving_->rank != rank) {

@@ -32,15 +32,13 @@ class KeptStates {
   // Bytes of a piece of one.
   static constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
-  // `sends_last`: the state at the end of the run is of use.
-  explicit KeptStates(bool sends_last) : sends_last_(sends_last) {}
-
   // The run continues from this state. Call it before all others.
   void Restore(const RunState& state) ABSL_LOCKS_EXCLUDED(mu_);
 
   struct Holding {
     Version version;
     Version moves_from;
+    // It begins no further step, and its state is of use.
     bool last = false;
   };
   // `rank` has the state of a version. True: it has to send it.
@@ -131,7 +129,6 @@ class KeptStates {
   // Whether `state` was completed.
   bool CompleteLocked(RunState& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const bool sends_last_;
   const SteadyClock clock_;
 
   mutable Mutex mu_;

@@ -97,6 +97,17 @@ TEST(CoordinatorWaitTest, AReplacementThatLacksAStateHasTheStepRepeated) {
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
 }
 
+TEST(CoordinatorWaitTest, OnlyWhereAllMembersStepTogetherIsAStateMissed) {
+  for (const FakeSetup& setup : {FirstTwo(SmallSetup()), AsyncSetup()}) {
+    StartedCohort cohort(setup);
+    Effects out;
+    EXPECT_THAT(
+        cohort.core().MissesState(cohort.sender(kRank0), cohort.key(kRank0),
+                                  /*lost=*/false, cohort.now(), out),
+        IsError(kFailedPrecondition, "--aggregation=sync"));
+  }
+}
+
 TEST(CoordinatorWaitTest, AStateThatNoMemberHasEndsTheRun) {
   StartedCohort cohort(SmallSetup());
   Effects out;

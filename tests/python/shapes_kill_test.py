@@ -40,7 +40,7 @@ ROWS = (
     "stochastic_depth_by_rank", "two_normalisers", "dice_over_the_batch", "simclr",
     "clip", "sums_between_layers", "penalty_through_sums", "kept_teacher",
     "kept_teacher_in_train_mode", "kept_byol", "kept_queue", "kept_centre",
-    "kept_codebook", "kept_average", "spectral_norm",
+    "kept_codebook", "kept_observer", "kept_average", "spectral_norm",
     "a_scaler_above_batch_norm", "a_scaler_with_adam_over_parts")
 
 

@@ -12,6 +12,7 @@
 #include "common/ops/listen_socket.h"
 #include "server/rpc/self_probe.h"
 #include "tests/fakes/statuses.h"
+#include "tests/rpc/service_fixture.h"
 #include "tests/rpc/shard_fixture.h"
 
 namespace cohort {

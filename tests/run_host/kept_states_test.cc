@@ -59,14 +59,14 @@ Kind KindOf(KeptStates& states, const KeptStates::Request& request) {
 }
 
 TEST(KeptStatesTest, AnOrdinaryStepSendsNothing) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   EXPECT_FALSE(Hold(states, kFirst, Version(0)));
   EXPECT_FALSE(Hold(states, kFirst, Version(1)));
   EXPECT_FALSE(Hold(states, kFirst, Version(2)));
 }
 
 TEST(KeptStatesTest, AReplacementGetsItFromAMemberThatBeginsAgain) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   Hold(states, kFirst, Version(5));
   EXPECT_EQ(KindOf(states, RequestOf(kSecond, Version(5))), Kind::kRepeat);
   EXPECT_EQ(KindOf(states, RequestOf(kSecond, Version(5))), Kind::kAwaited);
@@ -82,7 +82,7 @@ TEST(KeptStatesTest, AReplacementGetsItFromAMemberThatBeginsAgain) {
 }
 
 TEST(KeptStatesTest, BeforeItMovesItIsTheInitialOne) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   EXPECT_EQ(KindOf(states, RequestOf(kSecond, Version(3))), Kind::kInitial);
   ASSERT_TRUE(
       states.Hold(kFirst, {.version = Version(3), .moves_from = Version(4)})
@@ -92,7 +92,7 @@ TEST(KeptStatesTest, BeforeItMovesItIsTheInitialOne) {
 }
 
 TEST(KeptStatesTest, ItIsLostOnceAllMembersAskForIt) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   Hold(states, kFirst, Version(5));
   EXPECT_EQ(KindOf(states, RequestOf(kSecond, Version(5))), Kind::kRepeat);
   // The first is replaced, too.
@@ -100,7 +100,7 @@ TEST(KeptStatesTest, ItIsLostOnceAllMembersAskForIt) {
 }
 
 TEST(KeptStatesTest, AMemberThatHasItIsNotCountedAsOneThatLacksIt) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   Hold(states, kFirst, Version(4));
   EXPECT_EQ(KindOf(states, RequestOf(kFirst, Version(5))), Kind::kRepeat);
   Hold(states, kFirst, Version(5));
@@ -109,7 +109,7 @@ TEST(KeptStatesTest, AMemberThatHasItIsNotCountedAsOneThatLacksIt) {
 
 // The first dies while it sends; the second begins again and sends all of it.
 TEST(KeptStatesTest, AnotherMemberSendsItIfTheSenderDies) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   Hold(states, kFirst, Version(5));
   states.Want(Version(5));
   EXPECT_TRUE(Hold(states, kFirst, Version(5)));
@@ -124,7 +124,7 @@ TEST(KeptStatesTest, AnotherMemberSendsItIfTheSenderDies) {
 }
 
 TEST(KeptStatesTest, ItComesInPiecesAndGoesInPieces) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   const std::string bytes(KeptStates::kPieceBytes + 3, 'x');
   Hold(states, kFirst, Version(5));
   states.Want(Version(5));
@@ -156,7 +156,7 @@ TEST(KeptStatesTest, ItComesInPiecesAndGoesInPieces) {
 }
 
 TEST(KeptStatesTest, RefusesMoreThanTheLimit) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   EXPECT_THAT(states
                   .Give(kFirst, {.version = Version(5),
                                  .total = KeptStates::kBytesMax + 1,
@@ -168,7 +168,7 @@ TEST(KeptStatesTest, RefusesMoreThanTheLimit) {
 // ---- checkpoints
 
 TEST(KeptStatesTest, ACheckpointBeforeItMovesNeedsNone) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   EXPECT_EQ(states.Complete(StateOf(Version(7)))->kept_state, nullptr);
   states.Hold(kFirst, {.version = Version(7), .moves_from = Version(8)})
       .IgnoreError();
@@ -178,7 +178,7 @@ TEST(KeptStatesTest, ACheckpointBeforeItMovesNeedsNone) {
 }
 
 TEST(KeptStatesTest, ACheckpointHasTheStateOfItsVersion) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   Hold(states, kFirst, Version(4));
   states.Want(Version(5));
   EXPECT_TRUE(Hold(states, kFirst, Version(5)));
@@ -191,7 +191,7 @@ TEST(KeptStatesTest, ACheckpointHasTheStateOfItsVersion) {
 
 // It was asked for within a step, so its state is not sent any more.
 TEST(KeptStatesTest, ACheckpointThatCameTooLateIsOneOfTheNextVersion) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   Hold(states, kFirst, Version(5));
   absl::StatusOr<RunState> state;
   std::thread writer([&] { state = states.Complete(StateOf(Version(5))); });
@@ -206,23 +206,21 @@ TEST(KeptStatesTest, ACheckpointThatCameTooLateIsOneOfTheNextVersion) {
 }
 
 TEST(KeptStatesTest, AWaitEndsWithTheServer) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   Hold(states, kFirst, Version(5));
   states.Close();
   EXPECT_THAT(states.Complete(StateOf(Version(5))).status(),
               IsError(kUnavailable, "step 5"));
 }
 
-TEST(KeptStatesTest, TheEndOfTheRunSendsItOnceForTheLastCheckpoint) {
-  KeptStates states(/*sends_last=*/true);
+TEST(KeptStatesTest, AMemberThatBeginsNoFurtherStepSendsItOnce) {
+  KeptStates states;
   EXPECT_TRUE(Hold(states, kFirst, Version(9), /*last=*/true));
   EXPECT_FALSE(Hold(states, kSecond, Version(9), /*last=*/true));
-  KeptStates without(/*sends_last=*/false);
-  EXPECT_FALSE(Hold(without, kFirst, Version(9), /*last=*/true));
 }
 
 TEST(KeptStatesTest, ARestoredRunHasThatOfItsCheckpoint) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   states.Restore(
       StateOf(Version(5), std::make_shared<const std::string>("five")));
   EXPECT_EQ(states.Take(RequestOf(kFirst, Version(5)))->piece, "five");
@@ -230,7 +228,7 @@ TEST(KeptStatesTest, ARestoredRunHasThatOfItsCheckpoint) {
 }
 
 TEST(KeptStatesTest, RefusesToContinueACheckpointThatShouldHaveHadOne) {
-  KeptStates states(/*sends_last=*/true);
+  KeptStates states;
   states.Restore(StateOf(Version(5)));
   EXPECT_THAT(states.Hold(kFirst, {.version = Version(5), .moves_from = kFrom})
                   .status(),

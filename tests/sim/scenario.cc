@@ -292,6 +292,11 @@ Scenario MakeScenario(uint64_t seed) {
       scenario.delay_max * hops_a_step *
       static_cast<double>(5 * scenario.run.coordinator.epochs);
   scenario.in_order = random.Below(2) == 0;
+  const PolicyOptions& policy = scenario.run.coordinator.policy;
+  if (seed % 4 == 1 && policy.aggregation == AggregationKind::kSync &&
+      policy.pushes_min == 0) {
+    scenario.lacks = 0.1;
+  }
   // Moments that complete together are folded by jobs, which take time.
   if (seed % 3 == 0) scenario.run.coordinator.moments_inline_max = 1;
   scenario.run.coordinator.inflight_bytes_max = MakeLimit(scenario.run, random);

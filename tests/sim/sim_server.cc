@@ -246,6 +246,14 @@ void SimServer::Reduce(const SharedConnection& connection, const Sender& sender,
   });
 }
 
+void SimServer::MissesState(const Sender& sender, const PushKey& key) {
+  Handle([&](Effects& out) {
+    // Refused once another policy is in force, or another incarnation.
+    core_->MissesState(sender, key, /*lost=*/false, world_.scheduler.now(), out)
+        .IgnoreError();
+  });
+}
+
 absl::StatusOr<Assignment> SimServer::Report(const Sender& sender,
                                              Sequence sequence,
                                              const EvaluationSums& sums) {

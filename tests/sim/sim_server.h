@@ -82,6 +82,7 @@ class SimServer : private CoreHost<SimServer> {
              const PushKey& key, const PushClosing& closing);
   void Reduce(const SharedConnection& connection, const Sender& sender,
               const ReduceKey& key, const Moments& moments);
+  void MissesState(const Sender& sender, const PushKey& key);
   absl::StatusOr<Assignment> ReportMoments(const Sender& sender,
                                            Sequence sequence,
                                            std::vector<CallMoments> calls);

@@ -295,6 +295,14 @@ void SimWorker::Compute(const Assignment& assignment) {
   if (assignment.global_normalization && std::exchange(miscounts_, false)) {
     step_->miscounts = static_cast<Miscounts>(1 + world_.random.Below(3));
   }
+  if (world_.scenario.lacks > 0 &&
+      world_.random.Uniform() < world_.scenario.lacks) {
+    world_.network.ToServer(
+        connection_, StreamKind::kSession,
+        [sender = Identity(), key = step_->key](SimServer& server) {
+          server.MissesState(sender, key);
+        });
+  }
   step_->backward_left = step_->calls.size();
   step_->backward.resize(step_->backward_left);
   step_->passes.resize(step_->backward_left);

@@ -137,6 +137,28 @@ def kept_codebook(t):
         t.same("codes", model.codes)
 
 
+class Observed(Net):
+    """An observer of quantisation, whose buffer is empty at first, and another
+    tensor in each pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("peak", torch.zeros(0))
+
+    def observe(self, t, z):
+        seen = t.sum(z.square().sum((0, 2, 3)))
+        self.peak = seen if not len(self.peak) else torch.maximum(self.peak, seen)
+
+
+@row(survives=True)
+def kept_observer(t):
+    model = started(t, Observed())
+    for x, y in t.data():
+        z = model.features(x)
+        model.observe(t, z.detach())
+        train(t, error_of(model.out(z / (1 + model.peak[:, None, None])), y))
+
+
 @row(survives=True)
 def kept_average(t):
     """job.teacher."""

@@ -45,6 +45,8 @@ class Kept:
         self._model = model
         self._layers = {id(layer) for layer in layers}
         self._named: dict[str, nn.Module | torch.Tensor] = {}
+        # Buffers of the model among them.
+        self._declared: set[str] = set()
         # Averages of the model, with their decay.
         self._teachers: list[tuple[nn.Module, float]] = []
         for name, thing in (keep.items() if isinstance(keep, Mapping) else
@@ -91,6 +93,10 @@ class Kept:
                 raise _errors.ConfigurationError(
                     f"keep: {name}: got a tensor of layout {one.layout}, "
                     "quantised, or of inference mode; want plain ones")
+        for known, buffer in self._model.named_buffers():
+            if buffer is thing:
+                self._declared.add(known)
+                return
         self._named[name] = thing
 
     def teacher(self, decay: float, copied: nn.Module) -> None:
@@ -131,15 +137,15 @@ class Kept:
     def _each(self) -> Iterator[tuple[str, torch.Tensor, bool | None]]:
         """Names, tensors, and of the model's buffers whether they are in the
         state dict; None: named by the script."""
-        named = {id(thing): name for name, thing in self._named.items()}
         for prefix, module in self._model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is None or buffer.layout is not torch.strided or (
                         id(module) in self._layers and name in _STATISTICS):
                     continue
-                if id(buffer) not in named:
-                    yield (f"{prefix}.{name}" if prefix else name, buffer,
-                           name not in module._non_persistent_buffers_set)
+                whole = f"{prefix}.{name}" if prefix else name
+                yield whole, buffer, (
+                    None if whole in self._declared else
+                    name not in module._non_persistent_buffers_set)
         for prefix, thing in self._named.items():
             if isinstance(thing, torch.Tensor):
                 yield prefix, thing, None
@@ -173,7 +179,7 @@ class Kept:
             self._note_initial(version)
         if not self._digests:
             return
-        meets = bool(assignment.moves_statistics)
+        meets = bool(assignment.global_normalization)
         if self._moving and not meets:
             raise _errors.UsageError(self._not_all())
         if meets:
@@ -328,7 +334,7 @@ class Kept:
             StatusError: as `begin`.
         """
         changed = list(self._changed())
-        if changed and not assignment.moves_statistics:
+        if changed and not assignment.global_normalization:
             raise _errors.UsageError(
                 f"{changed[0]}: the script or the module writes this buffer, but "
                 "under this policy each worker would have another one; use "

@@ -1,0 +1,112 @@
+// State that programs keep beside the model, as clients of any language
+// exchange it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "cohort/v1/kept_state.grpc.pb.h"
+#include "server/main/server.h"
+#include "tests/rpc/hand_worker.h"
+#include "tests/rpc/service_fixture.h"
+
+namespace cohort {
+namespace {
+
+class KeptStateTest : public ServiceTest {
+ protected:
+  // Both workers begin the step after the first.
+  void StartAtVersionOne() {
+    ServerOptions options = TinyOptions();
+    options.coordinator.epochs = 3;
+    StartWithTwoWorkers(options);
+    stub_ = v1::KeptState::NewStub(grpc::CreateChannel(
+        server_->address(), grpc::InsecureChannelCredentials()));
+    EXPECT_FALSE(Hold(0, 0));
+    TrainOneStep();
+    for (size_t i = 0; i < 2; ++i) {
+      assignments_[i] = AwaitVerdict(exchanges_[i]).next();
+      ASSERT_EQ(assignments_[i].version(), 1);
+    }
+  }
+
+  bool Hold(size_t worker, int64_t version) {
+    v1::HoldRequest request;
+    *request.mutable_sender() = workers_[worker]->sender();
+    request.set_version(version);
+    request.set_moves_from(1);
+    TimedContext context;
+    v1::HoldReply reply;
+    ExpectOk(stub_->Hold(&context, Sealed(request), &reply));
+    return reply.wanted();
+  }
+
+  v1::TakeRequest TakeOf(size_t worker) {
+    v1::TakeRequest request;
+    *request.mutable_sender() = workers_[worker]->sender();
+    request.mutable_key()->set_sequence(assignments_[worker].sequence());
+    request.mutable_key()->set_attempt(assignments_[worker].attempt());
+    request.set_version(1);
+    request.set_members(2);
+    return request;
+  }
+
+  grpc::Status Take(const v1::TakeRequest& request, v1::TakeReply& reply) {
+    TimedContext context;
+    return stub_->Take(&context, request, &reply);
+  }
+
+  std::unique_ptr<v1::KeptState::Stub> stub_;
+};
+
+TEST_F(KeptStateTest, AMemberSendsItOnceTheStepIsRepeated) {
+  StartAtVersionOne();
+  v1::TakeReply reply;
+  ExpectOk(Take(Sealed(TakeOf(1)), reply));
+  EXPECT_EQ(reply.answer(), v1::TakeReply::ANSWER_AWAITED);
+  const v1::Assignment again =
+      OkValue(workers_[0]->Await(v1::ASSIGNMENT_KIND_TRAIN));
+  EXPECT_EQ(again.version(), 1);
+  EXPECT_EQ(again.attempt(), 1);
+  EXPECT_TRUE(Hold(0, 1));
+  v1::GiveRequest give;
+  *give.mutable_sender() = workers_[0]->sender();
+  give.set_version(1);
+  give.set_total(7);
+  give.set_piece("teacher");
+  TimedContext context;
+  v1::GiveReply taken;
+  ExpectOk(stub_->Give(&context, Sealed(give), &taken));
+  EXPECT_TRUE(taken.enough());
+  ExpectOk(Take(Sealed(TakeOf(1)), reply));
+  EXPECT_EQ(reply.answer(), v1::TakeReply::ANSWER_HERE);
+  EXPECT_EQ(reply.piece(), "teacher");
+  EXPECT_EQ(reply.moves_from(), 1);
+}
+
+TEST_F(KeptStateTest, RefusesWhatIsDamagedMalformedOrAnotherRuns) {
+  using enum grpc::StatusCode;
+  StartAtVersionOne();
+  v1::TakeReply reply;
+  EXPECT_THAT(Take(TakeOf(1), reply), EndedWith(DATA_LOSS, "checksum"));
+  v1::TakeRequest request = TakeOf(1);
+  request.set_version(-1);
+  EXPECT_THAT(Take(Sealed(request), reply),
+              EndedWith(INVALID_ARGUMENT, "version: got -1"));
+  request = TakeOf(1);
+  request.set_members(0);
+  EXPECT_THAT(Take(Sealed(request), reply),
+              EndedWith(INVALID_ARGUMENT, "0 members"));
+  request = TakeOf(1);
+  request.mutable_sender()->set_run_id("another");
+  EXPECT_THAT(Take(Sealed(request), reply),
+              EndedWith(FAILED_PRECONDITION, "another"));
+  request = TakeOf(1);
+  request.mutable_sender()->set_incarnation(99);
+  EXPECT_THAT(Take(Sealed(request), reply), EndedWith(ABORTED, ""));
+}
+
+}  // namespace
+}  // namespace cohort
