@@ -295,7 +295,7 @@ Scenario MakeScenario(uint64_t seed) {
   const PolicyOptions& policy = scenario.run.coordinator.policy;
   if (seed % 4 == 1 && policy.aggregation == AggregationKind::kSync &&
       policy.pushes_min == 0) {
-    scenario.lacks = 0.1;
+    scenario.lacks = 0.5;
   }
   // Moments that complete together are folded by jobs, which take time.
   if (seed % 3 == 0) scenario.run.coordinator.moments_inline_max = 1;

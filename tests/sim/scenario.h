@@ -146,8 +146,8 @@ struct Scenario {
   absl::Duration delay_max = absl::Milliseconds(1);
   // Probability that a push, or a contribution, is sent twice.
   double duplicates = 0;
-  // Probability that a member of a step asks for a state that it lacks, so that
-  // the step is repeated.
+  // Probability that a process lacks a state in its first step, and asks for
+  // it, so that the step is repeated.
   double lacks = 0;
   // If true, workers send partitions in the given order; otherwise in any
   // order.

@@ -295,7 +295,7 @@ void SimWorker::Compute(const Assignment& assignment) {
   if (assignment.global_normalization && std::exchange(miscounts_, false)) {
     step_->miscounts = static_cast<Miscounts>(1 + world_.random.Below(3));
   }
-  if (world_.scenario.lacks > 0 &&
+  if (!std::exchange(has_state_, true) && world_.scenario.lacks > 0 &&
       world_.random.Uniform() < world_.scenario.lacks) {
     world_.network.ToServer(
         connection_, StreamKind::kSession,

@@ -209,6 +209,8 @@ class SimWorker {
   bool dead_ = false;
   bool frozen_ = false;
   bool hung_ = false;
+  // It has asked for the state that it lacked, if it did.
+  bool has_state_ = false;
   bool finished_ = false;
   bool miscounts_ = false;
   std::vector<Scheduler::Event> deferred_;

@@ -436,7 +436,7 @@ void DefineWorker(nb::module_& m) {
                const nb::gil_scoped_release released;
                return Take(w.client().TakeState());
              }();
-             return nb::make_tuple(
+             return std::make_tuple(
                  taken.initial, taken.moves_from.value(),
                  nb::bytes(taken.bytes.data(), taken.bytes.size()));
            })

@@ -235,7 +235,7 @@ class WithBuffer(Net):
         return (super().out(x) - self.center) * self.scale
 
 
-@refused("UsageError", "center", "buffer")
+@refused("ConfigurationError", "center", "job.sum")
 def buffer_that_is_replaced(t):
     for model, x, y in steps(t, WithBuffer()):
         out = model(x)
@@ -251,12 +251,11 @@ def buffer_written_as_data_after_the_step(t):
         model.center.data.add_(out.detach().mean(0))
 
 
-@refused("UsageError", "scale", "buffer")
+@refused("ConfigurationError", "scale", "job.sum")
 def buffer_that_is_not_persistent(t):
     for model, x, y in steps(t, WithBuffer()):
         out = model(x)
-        with torch.no_grad():
-            model.scale.mul_(1 + out.var())
+        model.scale = model.scale * (1 + out.detach().var())
         train(t, error_of(out, y))
 
 
@@ -276,7 +275,7 @@ def buffers_that_differ_between_workers(t):
     trained(t, net)
 
 
-@refused("UsageError", "bank", "buffer")
+@refused("ConfigurationError", "bank", "job.gather")
 def buffer_that_grows(t):
     net = Net()
     net.register_buffer("bank", torch.zeros(1))
@@ -306,7 +305,7 @@ class CountingNorm(nn.BatchNorm2d):
         return super().forward(x)
 
 
-@refused("UsageError", "norm1.seen", "buffer")
+@refused("ConfigurationError", "norm1.seen", "job.sum")
 def buffer_of_a_batch_norm(t):
     trained(t, Net(CountingNorm))
 
