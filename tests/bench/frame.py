@@ -140,7 +140,7 @@ def busy_processes(count):
     with Processes() as processes:
         for _ in range(count):
             processes.start("a busy process",
-                            ["/bin/sh", "-c", "while :; do :; done"])
+                            ["/bin/sh", "-c", "while kill -0 $PPID 2>/dev/null; do :; done"])
         yield
 
 

@@ -59,7 +59,7 @@ class Peers(unittest.TestCase):
 
     def bench(self, *flags, code=0):
         told = subprocess.run(
-            [sys.executable, "-B", BENCH, *TINY, *flags], timeout=120,
+            [sys.executable, "-B", BENCH, *TINY, *flags], timeout=600,
             capture_output=True, text=True, check=False)
         self.assertEqual(told.returncode, code, told.stdout + told.stderr)
         return told.stdout + told.stderr
