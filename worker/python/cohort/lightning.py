@@ -8,6 +8,7 @@ schedulers are the job's. A step that became void is repeated within the
 strategy, so Lightning does not see it. TRAINERS.md has what is refused.
 """
 
+import functools
 import importlib
 import os
 from collections.abc import Iterator, Mapping
@@ -188,6 +189,17 @@ class CohortStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
                               if config.interval == "epoch"], **options)
         # The job advances them.
         self.lr_scheduler_configs = []
+        module = self.lightning_module
+        module.log = functools.partial(self._log, module.log)
+
+    def _log(self, log: Any, name: str, value: Any, *args: Any,
+             sync_dist: bool = False, **kwargs: Any) -> None:
+        """Lightning would ignore sync_dist, because it knows of one process. In
+        validation all workers have the same samples, and so the same mean."""
+        if sync_dist and self._trainer.training:
+            _refuse("self.log(sync_dist=True) in training",
+                    "use self.trainer.strategy.job.report(name=value)")
+        log(name, value, *args, **kwargs)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         _refuse("got Trainer.fit(ckpt_path=...)",
@@ -201,6 +213,7 @@ class CohortStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
     def teardown(self) -> None:
         if self.job is not None:
             self.job.leave()
+            vars(self.lightning_module).pop("log", None)
         self._batches = self._again = None
         super().teardown()
 
@@ -343,13 +356,6 @@ class CohortStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
                     "this one; end the run with `cohortctl run drain`")
 
     # ---- between workers
-
-    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Validation has the same samples on all workers, and so the same mean."""
-        if self._trainer.training:
-            _refuse("self.log(sync_dist=True) in training",
-                    "use self.trainer.strategy.job.report(name=value)")
-        return tensor
 
     def all_gather(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse("self.all_gather()", "use self.trainer.strategy.job.gather(tensor)")
