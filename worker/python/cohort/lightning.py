@@ -98,6 +98,8 @@ class CohortStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
             would train wrongly.
     """
 
+    lr_scheduler_configs: list[Any]
+
     def __init__(self, weight_key: str | None = None, **join_options: Any) -> None:
         super().__init__()
         # Lightning sets it.
@@ -213,7 +215,7 @@ class CohortStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
     def teardown(self) -> None:
         if self.job is not None:
             self.job.leave()
-            vars(self.lightning_module).pop("log", None)
+            self.lightning_module.__dict__.pop("log", None)
         self._batches = self._again = None
         super().teardown()
 
