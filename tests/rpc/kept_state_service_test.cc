@@ -21,6 +21,8 @@ class KeptStateTest : public ServiceTest {
   void StartAtVersionOne() {
     ServerOptions options = TinyOptions();
     options.coordinator.epochs = 3;
+    // A rank would evaluate the first epoch in place of the next step.
+    plan_.set_test_samples(0);
     StartWithTwoWorkers(options);
     stub_ = v1::KeptState::NewStub(grpc::CreateChannel(
         server_->address(), grpc::InsecureChannelCredentials()));
@@ -60,6 +62,31 @@ class KeptStateTest : public ServiceTest {
 
   std::unique_ptr<v1::KeptState::Stub> stub_;
 };
+
+TEST_F(KeptStateTest, AMemberSendsItOnceTheStepIsRepeated) {
+  StartAtVersionOne();
+  v1::TakeReply reply;
+  ExpectOk(Take(Sealed(TakeOf(1)), reply));
+  EXPECT_EQ(reply.answer(), v1::TakeReply::ANSWER_AWAITED);
+  const v1::Assignment again =
+      OkValue(workers_[0]->Await(v1::ASSIGNMENT_KIND_TRAIN));
+  EXPECT_EQ(again.version(), 1);
+  EXPECT_EQ(again.attempt(), 1);
+  EXPECT_TRUE(Hold(0, 1));
+  v1::GiveRequest give;
+  *give.mutable_sender() = workers_[0]->sender();
+  give.set_version(1);
+  give.set_total(7);
+  give.set_piece("teacher");
+  TimedContext context;
+  v1::GiveReply taken;
+  ExpectOk(stub_->Give(&context, Sealed(give), &taken));
+  EXPECT_TRUE(taken.enough());
+  ExpectOk(Take(Sealed(TakeOf(1)), reply));
+  EXPECT_EQ(reply.answer(), v1::TakeReply::ANSWER_HERE);
+  EXPECT_EQ(reply.piece(), "teacher");
+  EXPECT_EQ(reply.moves_from(), 1);
+}
 
 TEST_F(KeptStateTest, RefusesWhatIsDamagedMalformedOrAnotherRuns) {
   using enum grpc::StatusCode;
