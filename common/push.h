@@ -17,6 +17,12 @@ namespace cohort {
 struct PushKey {
   Sequence sequence;
   Attempt attempt;
+  // Which update of the weights: a step of several optimizers makes several,
+  // one after another. What belongs to all of them, such as the verdict, has
+  // that of Whole.
+  int32_t update = 0;
+
+  PushKey Whole() const { return {.sequence = sequence, .attempt = attempt}; }
 
   friend auto operator<=>(const PushKey&, const PushKey&) = default;
 };
@@ -60,6 +66,10 @@ struct PushOpening {
   bool takes_statistics = false;
   // Digest of the batch, for data of the program; 0: none.
   uint64_t batch_digest = 0;
+  // The program's optimizer that this update is of, and whether another update
+  // of the same step follows it.
+  int32_t optimizer = 0;
+  bool continues = false;
 
   double GradientWeight() const {
     return gradient_weight.value_or(loss_weight);

@@ -100,13 +100,16 @@ absl::Status CheckLabels(int64_t correct, int64_t labels) {
 void ToProto(const PushKey& key, v1::PushKey* proto) {
   proto->set_sequence(key.sequence.value());
   proto->set_attempt(key.attempt.value());
+  proto->set_update(key.update);
 }
 
 absl::StatusOr<PushKey> FromProto(const v1::PushKey& proto) {
   COHORT_RETURN_IF_ERROR(CheckNotNegative("key.sequence", proto.sequence()));
   COHORT_RETURN_IF_ERROR(CheckNotNegative("key.attempt", proto.attempt()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("key.update", proto.update()));
   return PushKey{.sequence = Sequence(proto.sequence()),
-                 .attempt = Attempt(proto.attempt())};
+                 .attempt = Attempt(proto.attempt()),
+                 .update = proto.update()};
 }
 
 void ToProto(const GroupNumber& number, v1::GroupNumber* proto) {
@@ -136,6 +139,8 @@ void ToProto(const PushOpening& opening, v1::PushOpening* proto) {
   if (opening.gradient_weight.has_value()) {
     proto->set_gradient_weight(*opening.gradient_weight);
   }
+  proto->set_optimizer(opening.optimizer);
+  proto->set_continues(opening.continues);
 }
 
 absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
@@ -157,7 +162,9 @@ absl::StatusOr<PushOpening> FromProto(const v1::PushOpening& proto) {
       .numbers = {},
       .takes_changes = proto.takes_changes(),
       .takes_statistics = proto.takes_statistics(),
-      .batch_digest = proto.batch_digest()};
+      .batch_digest = proto.batch_digest(),
+      .optimizer = proto.optimizer(),
+      .continues = proto.continues()};
   for (const v1::GroupNumber& number : proto.numbers()) {
     opening.numbers.push_back(FromProto(number));
   }

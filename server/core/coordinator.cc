@@ -259,7 +259,7 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   COHORT_ASSIGN_OR_RETURN(const bool under_way, IsUnderWay(run_, *worker, key));
   if (!under_way) return absl::OkStatus();
   Turn turn{.now = now, .out = out};
-  COHORT_RETURN_IF_ERROR(run_.driver->Open(*worker, opening, turn));
+  COHORT_RETURN_IF_ERROR(run_.driver->Open(*worker, key, opening, turn));
   worker->work.NotePart(worker->incarnation, key, RankWork::kOpening, now);
   Settle(turn);
   return absl::OkStatus();
@@ -282,7 +282,7 @@ absl::StatusOr<Admission> Coordinator::Gradient(const Sender& sender,
     return Admission::kTaken;
   }
   COHORT_ASSIGN_OR_RETURN(const Admission admission,
-                          run_.driver->Gradient(*worker, gradient, turn));
+                          run_.driver->Gradient(*worker, key, gradient, turn));
   if (admission == Admission::kTaken) {
     worker->work.NotePart(worker->incarnation, key, gradient.partition, now);
   }
@@ -295,7 +295,8 @@ bool Coordinator::AwaitsOpening(const Sender& sender,
   if (!run_.ranks.Contains(sender.rank)) return false;
   const Worker& worker = run_.ranks[sender.rank];
   return worker.incarnation == sender.incarnation && worker.work.trains() &&
-         worker.work.key() == key && !run_.driver->HasOpened(worker);
+         worker.work.key() == key.Whole() &&
+         !run_.driver->HasOpened(worker, key);
 }
 
 absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
@@ -312,7 +313,7 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
                                         run_.settings.global()));
     NameNonfinite(*worker, closing, turn);
     COHORT_RETURN_IF_ERROR(
-        run_.driver->Close(*worker, std::move(closing), turn));
+        run_.driver->Close(*worker, key, std::move(closing), turn));
     worker->work.NotePart(worker->incarnation, key, RankWork::kClosing, now);
   } else {
     AnswerOldPush(run_, *run_.driver, *worker, key, turn);

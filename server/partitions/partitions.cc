@@ -92,7 +92,7 @@ struct Partitions::Carrier {
     return absl::OkStatus();
   }
   absl::Status operator()(const command::Prepare& prepare) {
-    return Begin(node.Prepare(prepare.plan));
+    return Begin(node.Prepare(prepare.plan, to.over));
   }
   absl::Status operator()(const command::Scale& scale) {
     return Begin(node.Scale(scale));
@@ -150,15 +150,24 @@ absl::StatusOr<std::vector<FoldJob>> Partitions::Hold(HeldGradient gradient) {
   return data_.Hold(std::move(gradient));
 }
 
+bool Partitions::MayBegin(const CommitPlan& plan) const {
+  if (plan.base != current_->version || plan.contributors.empty()) return false;
+  const Transaction* open = data_.transaction();
+  if (plan.update == 0) return open == nullptr;
+  return open != nullptr && open->prepared() && open->plan().continues &&
+         open->plan().update + 1 == plan.update;
+}
+
 absl::StatusOr<std::vector<FoldJob>> Partitions::Prepare(
-    const CommitPlan& plan) {
-  if (plan.base != current_->version || data_.transaction() != nullptr ||
-      plan.contributors.empty()) {
+    const CommitPlan& plan, std::optional<Transaction>& over) {
+  if (!MayBegin(plan)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "transaction ", plan.transaction, ": got base version ",
-        plan.base.value(), " and ", plan.contributors.size(),
-        " pushes, want version ", current_->version.value(),
-        ", at least one push, and no other transaction in progress"));
+        "transaction ", plan.transaction, ": got update ", plan.update,
+        " of base version ", plan.base.value(), " and ",
+        plan.contributors.size(), " pushes, want version ",
+        current_->version.value(),
+        ", at least one push, and no other transaction in progress than that "
+        "of the update before, prepared"));
   }
   const int32_t groups = RateGroups(model_->layout);
   if (!plan.group_rates.empty() &&
@@ -173,6 +182,7 @@ absl::StatusOr<std::vector<FoldJob>> Partitions::Prepare(
                       .base = current_,
                       .optimizer = options_.optimizer,
                       .mask = mask_};
+  if (plan.update > 0) context.base = data_.transaction()->Draft();
   if (plan.read.has_value()) {
     context.read = Read(*plan.read);
     if (context.read == nullptr) {
@@ -181,6 +191,7 @@ absl::StatusOr<std::vector<FoldJob>> Partitions::Prepare(
           ", which its push has read, is not held"));
     }
   }
+  if (plan.update > 0) over = data_.Commit(data_.transaction()->id());
   return data_.Prepare(plan, std::move(context));
 }
 

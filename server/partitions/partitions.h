@@ -83,9 +83,12 @@ class Partitions {
   std::vector<HeldGradient> Drop(const PushId& push) {
     return data_.Drop(push);
   }
+  // `over` receives the transaction of the update before, if there is one.
   // Errors: FailedPrecondition: another base than the newest version, or
-  //   another transaction is open; OutOfRange: a version that is not held.
-  absl::StatusOr<std::vector<FoldJob>> Prepare(const CommitPlan& plan);
+  //   another transaction is open than that of the update before; OutOfRange: a
+  //   version that is not held.
+  absl::StatusOr<std::vector<FoldJob>> Prepare(
+      const CommitPlan& plan, std::optional<Transaction>& over);
   // The folds of the next pass; none if the transaction is over.
   // Errors: FailedPrecondition: the pass before has not ended here;
   //   InvalidArgument: factors of another model.
@@ -120,6 +123,8 @@ class Partitions {
   absl::Status Fit();
   void Publish(SharedSnapshot next, const std::vector<Version>& held);
   absl::Status CheckFollows(Version version) const;
+  // A transaction of this plan may begin.
+  bool MayBegin(const CommitPlan& plan) const;
 
   ShardPlace place_;
   SharedModel model_;

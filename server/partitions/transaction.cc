@@ -79,8 +79,9 @@ void Transaction::SetStep(size_t slice, const GradientScales& scales,
 
 float Transaction::AverageGain() const {
   const double decay = optimizer().ema_decay;
-  // A step without weight leaves the weights as they are, and so the average.
-  if (decay == 0 || plan_.loss_weight == 0) return 0;
+  // A step without weight leaves the weights as they are, and so the average,
+  // which moves once a step.
+  if (decay == 0 || plan_.loss_weight == 0 || plan_.continues) return 0;
   return static_cast<float>(1 - AverageDecay(decay, context_.base->version));
 }
 
@@ -160,9 +161,9 @@ bool Transaction::AwaitsScales() const {
          finite_;
 }
 
-SharedSnapshot Transaction::Next() const {
+SharedSnapshot Transaction::WithResults(Version version) const {
   auto next = std::make_shared<ModelSnapshot>(*context_.base);
-  next->version = context_.base->version.Next();
+  next->version = version;
   for (size_t p = 0; p < results_.size(); ++p) {
     if (!results_[p].has_value()) continue;
     next->weights[p] = results_[p]->weights;

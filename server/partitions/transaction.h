@@ -70,7 +70,11 @@ class Transaction {
   // All folds have ended, and gradients were finite.
   bool prepared() const { return missing_ == 0 && finite_; }
   // The plan's base with all that was prepared, as the next version.
-  SharedSnapshot Next() const;
+  SharedSnapshot Next() const {
+    return WithResults(context_.base->version.Next());
+  }
+  // The same for the update that follows, as the base of its plan.
+  SharedSnapshot Draft() const { return WithResults(context_.base->version); }
   // Absent: not folded to the end yet, frozen, or another shard's.
   const std::optional<FoldResult>& result(int32_t partition) const {
     return results_[static_cast<size_t>(partition)];
@@ -78,6 +82,7 @@ class Transaction {
 
  private:
   bool several_passes() const;
+  SharedSnapshot WithResults(Version version) const;
   // Share of the new weights in their average; 0 if they do not change.
   float AverageGain() const;
   // Sets the step of the optimizer's rule for one slice of `job`.

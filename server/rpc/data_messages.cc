@@ -57,6 +57,8 @@ void PlanToProto(const CommitPlan& plan, v1::PrepareCommit* proto) {
   proto->set_compensation(plan.compensation);
   proto->set_adaptive(plan.adaptive);
   proto->set_weight(plan.weight);
+  proto->set_update(plan.update);
+  proto->set_continues(plan.continues);
 }
 
 absl::StatusOr<CommitPlan> PlanFromProto(const v1::PrepareCommit& proto) {
@@ -68,7 +70,9 @@ absl::StatusOr<CommitPlan> PlanFromProto(const v1::PrepareCommit& proto) {
       .loss_weight = proto.loss_weight(),
       .compensation = proto.compensation(),
       .adaptive = proto.adaptive(),
-      .weight = proto.weight()};
+      .weight = proto.weight(),
+      .update = proto.update(),
+      .continues = proto.continues()};
   for (const v1::ShardPushId& push : proto.contributors()) {
     COHORT_ASSIGN_OR_RETURN(plan.contributors.emplace_back(),
                             PushIdFromProto(push));

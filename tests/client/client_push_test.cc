@@ -122,6 +122,49 @@ TEST_F(ClientPushTest, PushCarriesGradientsAndCounts) {
   EXPECT_EQ(push_[3].closing().labels(), 8);
 }
 
+// Each update has a key; the verdict is that of all.
+TEST_F(ClientPushTest, AnUpdateIsAnsweredByItsWeights) {
+  server_.on_exchange = [this](FakeServer::ExchangeIo& io) {
+    v1::ExchangeRequest request;
+    while (io.Read(&request)) {
+      push_.push_back(request);
+      if (request.gradient().partition() != 0 || !request.has_gradient()) {
+        if (request.has_closing()) io.Write(VerdictReply(Verdict::kApplied, 2));
+        continue;
+      }
+      const int32_t update = request.key().update();
+      for (const int32_t partition : {0, 2}) {
+        const float value = static_cast<float>(10 * update + partition);
+        v1::ExchangeReply reply = WeightsReply(partition, 11, {value, 1});
+        // One of the update before comes late.
+        io.Write(reply);
+        reply.mutable_key()->set_update(update);
+        io.Write(reply);
+      }
+    }
+    return grpc::Status::OK;
+  };
+  const auto client = TrainingClient(server_);
+  const auto send = [&client](bool continues) {
+    ExpectOk(client->OpenPush(
+        {.samples = 8, .loss_weight = 16, .continues = continues}));
+    ExpectOk(client->SendGradient(2, Floats({5, 6}), {}));
+    ExpectOk(client->SendGradient(0, Floats({0, 0}), {0}));
+  };
+  for (const float update : {0.0F, 1.0F}) {
+    send(/*continues=*/true);
+    const auto weights = OkValue(client->AwaitUpdate());
+    EXPECT_EQ(weights[0].ToString(), FloatBytes({10 * update, 1}));
+    EXPECT_EQ(weights[2].ToString(), FloatBytes({10 * update + 2, 1}));
+  }
+  send(/*continues=*/false);
+  const auto result = OkValue(client->ClosePush({.loss_sum = 3}));
+  EXPECT_EQ(result.weights[2].ToString(), FloatBytes({22, 1}));
+  EXPECT_EQ(push_[0].key().update(), 0);
+  EXPECT_TRUE(push_[0].opening().continues());
+  EXPECT_EQ(push_.back().key().update(), 2);
+}
+
 TEST_F(ClientPushTest, GradientsAreSentAsTheAssignmentSays) {
   AnswerPush(server_, {VerdictReply(Verdict::kSkipped, 0)}, &push_);
   const auto client =

@@ -31,6 +31,17 @@ TEST(HeldVersionTest, AnotherVersionOrIncarnationIsMissing) {
   EXPECT_TRUE(held.MissingFor(train, Incarnation(2)).has_value());
 }
 
+TEST(HeldVersionTest, WeightsThatUpdatesHaveChangedAreMissing) {
+  HeldVersion held(kFirst);
+  const Assignment train = Of(AssignmentKind::kTrain, 3);
+  held.Hold(Version(3));
+  held.Draft();
+  EXPECT_EQ(held.version(), Version(3));
+  EXPECT_EQ(OkValue(held.MissingFor(train, kFirst)).version, Version(3));
+  held.Hold(Version(3));
+  EXPECT_FALSE(held.MissingFor(train, kFirst).has_value());
+}
+
 TEST(HeldVersionTest, TheAverageOfAVersionIsNotTheVersion) {
   HeldVersion held(kFirst);
   held.Hold(Version(3));

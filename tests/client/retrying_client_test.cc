@@ -83,6 +83,9 @@ class ScriptedClient final : public Client {
                             absl::Span<const int32_t> /*absent*/) override {
     return Next("SendGradient");
   }
+  absl::StatusOr<std::vector<ByteRope>> AwaitUpdate() override {
+    return Next("AwaitUpdate", std::vector<ByteRope>());
+  }
   absl::StatusOr<PushResult> ClosePush(
       const PushClosing& /*closing*/) override {
     return Next("ClosePush", PushResult());

@@ -365,9 +365,11 @@ Sender FakeCohort::sender(Rank rank) {
 }
 
 absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
+  opened_[rank] = KeyOf(told_[rank]);
+  opened_[rank].update = push.update;
   Effects out;
   const absl::Status status =
-      core_.Open(sender(rank), key(rank),
+      core_.Open(sender(rank), opened_[rank],
                  {.version = told_[rank].version,
                   .samples = push.samples.value_or(told_[rank].range.size()),
                   .loss_weight = push.loss_weight,
@@ -375,7 +377,9 @@ absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
                   .learning_rates = push.learning_rates,
                   .numbers = push.numbers,
                   .takes_changes = push.takes_changes,
-                  .batch_digest = push.batch_digest},
+                  .batch_digest = push.batch_digest,
+                  .optimizer = push.optimizer,
+                  .continues = push.continues},
                  now_, out);
   Absorb(std::move(out));
   return status;

@@ -77,6 +77,10 @@ struct FakePush {
   // It keeps the weights that it has read.
   bool takes_changes = false;
   uint64_t batch_digest = 0;
+  // See PushKey and PushOpening.
+  int32_t update = 0;
+  int32_t optimizer = 0;
+  bool continues = false;
 };
 
 // A coordinator with its only shard, the calls that workers would cause, and
@@ -177,7 +181,11 @@ class FakeCohort {
 
   // The newest assignment sent to the rank, by any effect.
   const Assignment& told(Rank rank) { return told_[rank]; }
-  PushKey key(Rank rank) { return KeyOf(told_[rank]); }
+  // Of the update that the rank opened last.
+  PushKey key(Rank rank) {
+    const PushKey whole = KeyOf(told_[rank]);
+    return opened_[rank].Whole() == whole ? opened_[rank] : whole;
+  }
   static PushKey KeyOf(const Assignment& assignment) {
     return {.sequence = assignment.sequence, .attempt = assignment.attempt};
   }
@@ -255,6 +263,7 @@ class FakeCohort {
   std::map<Rank, SessionId> sessions_;
   std::map<Rank, Incarnation> incarnations_;
   std::map<Rank, Assignment> told_;
+  std::map<Rank, PushKey> opened_;
   // Contributions of an incarnation in one attempt.
   struct Made {
     Incarnation incarnation;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -66,10 +67,16 @@ class PartitionsTest : public ::testing::Test {
     return node.FoldDone(RunFold(job, kernels::ReferenceBackend(), pool_));
   }
 
+  static absl::StatusOr<std::vector<FoldJob>> Prepare(Partitions& node,
+                                                      const CommitPlan& plan) {
+    std::optional<Transaction> over;
+    return node.Prepare(plan, over);
+  }
+
   // Holds the gradient of rank 0 and prepares it.
   void PrepareOne(Partitions& node, int64_t transaction, int64_t base) {
     ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
-    const auto folds = OkValue(node.Prepare(PlanOf(transaction, base, {0})));
+    const auto folds = OkValue(Prepare(node, PlanOf(transaction, base, {0})));
     ASSERT_THAT(folds, SizeIs(1));
     EXPECT_TRUE(Run(node, folds.front()).prepared);
   }
@@ -113,7 +120,7 @@ TEST_F(PartitionsTest, RefusesAGradientOfAnotherShardAndASecondOfTheSame) {
 
 TEST_F(PartitionsTest, RefusesToCommitWhatIsNotPrepared) {
   Partitions node = *Partitions::Install(install_);
-  ASSERT_TRUE(node.Prepare(PlanOf(1, 7, {0})).ok());
+  ASSERT_TRUE(Prepare(node, PlanOf(1, 7, {0})).ok());
   EXPECT_TRUE(absl::IsFailedPrecondition(
       node.Commit({.transaction = 1, .version = Version(8)}).status()));
   EXPECT_EQ(node.newest(), Version(7));
@@ -122,7 +129,7 @@ TEST_F(PartitionsTest, RefusesToCommitWhatIsNotPrepared) {
 TEST_F(PartitionsTest, RefusesAPlanForAnotherVersion) {
   Partitions node = *Partitions::Install(install_);
   EXPECT_TRUE(
-      absl::IsFailedPrecondition(node.Prepare(PlanOf(1, 6, {0})).status()));
+      absl::IsFailedPrecondition(Prepare(node, PlanOf(1, 6, {0})).status()));
 }
 
 TEST_F(PartitionsTest, RefusesAVersionThatDoesNotFollow) {
@@ -145,13 +152,42 @@ TEST_F(PartitionsTest, KeepsOnlyTheVersionsThatMayStillBeRead) {
   EXPECT_EQ(WeightAt(node, 9), 12);
 }
 
+TEST_F(PartitionsTest, AnUpdateChangesWhatTheOneBeforeHasPrepared) {
+  Partitions node = *Partitions::Install(install_);
+  CommitPlan first = PlanOf(1, 7, {0});
+  first.continues = true;
+  CommitPlan second = PlanOf(2, 7, {0});
+  second.update = 1;
+  ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
+  const auto folds = OkValue(Prepare(node, first));
+  // It is not prepared yet.
+  EXPECT_TRUE(absl::IsFailedPrecondition(Prepare(node, second).status()));
+  ASSERT_TRUE(Run(node, folds.front()).prepared);
+  EXPECT_TRUE(absl::IsFailedPrecondition(Prepare(node, first).status()));
+  std::optional<Transaction> over;
+  ASSERT_TRUE(node.Prepare(second, over).ok());
+  EXPECT_EQ(over->id(), 1);
+  EXPECT_EQ(node.newest(), Version(7));
+  const auto more = OkValue(Hold(node, 0, 1, 2));
+  ASSERT_THAT(more, SizeIs(1));
+  ASSERT_TRUE(Run(node, more.front()).prepared);
+  Partitions given_up = node;
+  ASSERT_TRUE(node.Commit({.transaction = 2, .version = Version(8)}).ok());
+  EXPECT_EQ(WeightAt(node, 7), -1);
+  EXPECT_EQ(WeightAt(node, 8), 20 - 4 * 1 - 2 * 1);
+  ASSERT_TRUE(given_up.Abort({.transaction = 2}).ok());
+  PrepareOne(given_up, 3, 7);
+  ASSERT_TRUE(given_up.Commit({.transaction = 3, .version = Version(8)}).ok());
+  EXPECT_EQ(WeightAt(given_up, 8), 16);
+}
+
 // A step that is not finite makes a version without changing the weights.
 TEST_F(PartitionsTest, ASkippedStepKeepsTheWeightsUnderTheNextVersion) {
   Partitions node = *Partitions::Install(install_);
   PrepareOne(node, 1, 7);
   ASSERT_TRUE(node.Abort({.transaction = 1, .skipped = Version(8)}).ok());
   EXPECT_EQ(WeightAt(node, 8), 20);
-  EXPECT_TRUE(node.Prepare(PlanOf(2, 8, {1})).ok());
+  EXPECT_TRUE(Prepare(node, PlanOf(2, 8, {1})).ok());
 }
 
 TEST_F(PartitionsTest, SendsWhatIsPreparedBeforeTheCommitAndHeldVersionsAfter) {
@@ -201,7 +237,7 @@ TEST_F(PartitionsTest, AClippedStepWaitsForItsFactor) {
   Partitions node = *Partitions::Install(install_);
   ASSERT_TRUE(node.Adopt({.changed = {{"clip_norm", "1"}}}).ok());
   ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
-  const auto folds = OkValue(node.Prepare(PlanOf(1, 7, {0})));
+  const auto folds = OkValue(Prepare(node, PlanOf(1, 7, {0})));
   const command::Scale scale{.transaction = 1, .scales = {.clip = 0.5}};
   EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
   const FoldReport first = Run(node, folds.front());
@@ -226,7 +262,7 @@ TEST_F(PartitionsTest, LambIsScaledTwice) {
   install_.settings.optimizer.weight_decay = 0.5;
   Partitions node = *Partitions::Install(install_);
   ASSERT_TRUE(Hold(node, 0, 1, 0).ok());
-  const auto folds = OkValue(node.Prepare(PlanOf(1, 7, {0})));
+  const auto folds = OkValue(Prepare(node, PlanOf(1, 7, {0})));
   EXPECT_EQ(Run(node, folds.front()).norms[0], SliceNorm());
   const auto second = OkValue(node.Scale({.transaction = 1}));
   ASSERT_THAT(second, SizeIs(1));
@@ -247,7 +283,7 @@ TEST_F(PartitionsTest, LambIsScaledTwice) {
 
 TEST_F(PartitionsTest, AFactorThatComesAfterAnAbortChangesNothing) {
   Partitions node = *Partitions::Install(install_);
-  ASSERT_TRUE(node.Prepare(PlanOf(1, 7, {0})).ok());
+  ASSERT_TRUE(Prepare(node, PlanOf(1, 7, {0})).ok());
   ASSERT_TRUE(node.Abort({.transaction = 1}).ok());
   const auto none = OkValue(node.Scale({.transaction = 1}));
   EXPECT_THAT(none, IsEmpty());

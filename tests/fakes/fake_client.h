@@ -202,6 +202,16 @@ class FakeClient final : public Client {
     return absl::OkStatus();
   }
 
+  // The versions keep their weights.
+  absl::StatusOr<std::vector<ByteRope>> AwaitUpdate() override {
+    const std::vector<std::vector<float>> before = values;
+    Apply(current_);
+    current_.gradients.assign(partitions.size(), {});
+    std::vector<ByteRope> updated = AllWeights(/*frozen_too=*/false);
+    values = before;
+    return updated;
+  }
+
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override {
     if (on_close) {
       if (absl::Status status = on_close(); !status.ok()) return status;

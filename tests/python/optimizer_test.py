@@ -50,7 +50,7 @@ class Plan(unittest.TestCase):
                  {"optimizer": "lars", "maximize": "false", "momentum": "0.9", "lars_trust": "0.001",
                   "learning_rate": "2.0", "weight_decay": "0.0001",
                   "schedule": "constant"})):
-            self.assertEqual(plan_of(optimizer, False).settings, wanted)
+            self.assertEqual(plan_of([optimizer], False).settings, wanted)
 
     def test_groups_are_multiples_of_the_first(self):
         first, second = parameters((2, 2), (3,))
@@ -58,18 +58,18 @@ class Plan(unittest.TestCase):
             [{"params": [first]},
              {"params": [second], "lr": 1.0, "weight_decay": 0.01}],
             lr=0.1, weight_decay=0.02)
-        plan = plan_of(optimizer, False)
+        plan = plan_of([optimizer], False)
         self.assertEqual(plan.settings["learning_rate"], "0.1")
         self.assertEqual(plan.settings["weight_decay"], "0.02")
         rates = plan.rates[id(second)]
         self.assertEqual((rates.rate_multiplier, rates.decay_multiplier,
                           rates.decay_exempt, rates.group), (10, 0.5, False, 1))
         self.assertFalse(plan.rates_by_workers)
-        rates = plan_of(optimizer, True).rates[id(second)]
+        rates = plan_of([optimizer], True).rates[id(second)]
         self.assertEqual((rates.rate_multiplier, rates.group), (1, 1))
         # No rate is a multiple of 0.
         optimizer.param_groups[0]["lr"] = 0
-        plan = plan_of(optimizer, False)
+        plan = plan_of([optimizer], False)
         self.assertTrue(plan.rates_by_workers)
         self.assertEqual(plan.rates[id(second)].rate_multiplier, 1)
 
@@ -78,8 +78,8 @@ class Plan(unittest.TestCase):
         optimizer = torch.optim.Adam(
             [{"params": [first]}, {"params": [second], "betas": (0.8, 0.999)}],
             lr=0.1)
-        self.assertEqual(plan_of(optimizer, False).settings["adam_beta1"], "0.9")
-        numbers = GroupNumbers(optimizer)
+        self.assertEqual(plan_of([optimizer], False).settings["adam_beta1"], "0.9")
+        numbers = GroupNumbers([optimizer])
         differs = [(1, "adam_beta1", 0.8)]
         self.assertEqual(numbers.of_step(False), StepNumbers([], differs))
         self.assertEqual(numbers.of_step(True), StepNumbers([0.1, 0.1], differs))
@@ -99,7 +99,7 @@ class Plan(unittest.TestCase):
     def test_lars_and_lamb_exempt_what_is_no_matrix(self):
         for of in (cohort.LARS, cohort.LAMB):
             matrix, vector = parameters((2, 2), (3,))
-            plan = plan_of(of([matrix, vector], lr=1), False)
+            plan = plan_of([of([matrix, vector], lr=1)], False)
             self.assertFalse(plan.rates[id(matrix)].decay_exempt)
             self.assertTrue(plan.rates[id(vector)].decay_exempt)
 
@@ -133,7 +133,7 @@ class SchedulerState(unittest.TestCase):
         scheduler = torch.optim.lr_scheduler
         steps = [scheduler.OneCycleLR(optimizer, max_lr=1.0, total_steps=50)]
         epochs = [scheduler.MultiStepLR(optimizer, milestones=[1, 3])]
-        return optimizer, Schedulers(optimizer, steps, epochs)
+        return optimizer, Schedulers([optimizer], steps, epochs)
 
     def test_a_state_continues_as_the_original(self):
         _, original = self.make()
@@ -158,7 +158,7 @@ class SchedulerState(unittest.TestCase):
             of, [schedule.ConstantLR(of), schedule.ExponentialLR(of, 0.5)], [2])
             for of in (optimizer, other))
         kind, keys = type(mine), set(mine.state_dict())
-        schedulers = Schedulers(optimizer, [], [])
+        schedulers = Schedulers([optimizer], [], [])
         schedulers.find()
         self.assertIs(type(unrelated), kind)
         self.assertIsInstance(mine, kind)
@@ -187,11 +187,11 @@ class SchedulerState(unittest.TestCase):
         schedule = torch.optim.lr_scheduler
         optimizer = torch.optim.SGD(parameters((2,)), lr=0.1)
         plateau = schedule.ReduceLROnPlateau(optimizer)
-        Schedulers(optimizer, [], []).find()
+        Schedulers([optimizer], [], []).find()
         with self.assertRaisesRegex(cohort.UsageError, "needs a measure"):
             plateau.step(1.0)
         passed, second = (schedule.ExponentialLR(optimizer, 0.5) for _ in "ab")
-        Schedulers(optimizer, [passed], []).find()
+        Schedulers([optimizer], [passed], []).find()
         with self.assertRaisesRegex(cohort.UsageError, "one of 3 schedulers"):
             second.step()
 
@@ -210,7 +210,7 @@ class SchedulerState(unittest.TestCase):
         optimizer, schedulers = self.make()
         with self.assertRaisesRegex(cohort.RunMismatchError, "got 0, but the run "
                                     "has 2"):
-            Schedulers(optimizer, [], []).load(schedulers.save())
+            Schedulers([optimizer], [], []).load(schedulers.save())
 
     def test_a_state_that_is_no_text_is_refused_by_name(self):
         optimizer, schedulers = self.make()
@@ -218,7 +218,7 @@ class SchedulerState(unittest.TestCase):
         scheduler.thing = object()
         with self.assertRaisesRegex(cohort.ConfigurationError,
                                     r"StepLR\['thing'\]: got a object"):
-            Schedulers(optimizer, [scheduler], []).save()
+            Schedulers([optimizer], [scheduler], []).save()
 
 
 if __name__ == "__main__":

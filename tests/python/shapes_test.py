@@ -44,11 +44,11 @@ if hasattr(torch, "compile"):
     import torch._dynamo.backends.debugging
     import torch._functorch.aot_autograd
 
-from shapes import (batches, by_hand, derivatives, kept, meetings, models,
-                    refusals, rows, runner, scaled, statistics, sums, supervised,
-                    surprises, teachers, values)
+from shapes import (adversarial, batches, by_hand, derivatives, kept, meetings,
+                    models, refusals, rows, runner, scaled, statistics, sums,
+                    supervised, surprises, teachers, values)
 
-assert all((batches, by_hand, derivatives, kept, meetings, models, refusals,
+assert all((adversarial, batches, by_hand, derivatives, kept, meetings, models, refusals,
             scaled, statistics, sums, supervised, surprises, teachers, values))
 
 

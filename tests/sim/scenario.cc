@@ -360,6 +360,8 @@ Scenario MakeSkips(uint64_t seed) {
   // Policies under which ranks do not meet would refuse nothing.
   scenario.changes.clear();
   scenario.run.extras.skips = true;
+  scenario.run.extras.updates =
+      scenario.run.coordinator.policy.pushes_min == 0 && random.Below(2) == 0;
   return scenario;
 }
 
@@ -453,6 +455,7 @@ std::string Describe(const Scenario& scenario) {
       scenario.run.extras.clipped ? ", clipped" : "", ", optimizer ",
       OptimizerName(o.optimizer.kind),
       scenario.run.extras.skips ? ", skips" : "",
+      scenario.run.extras.updates ? ", updates" : "",
       scenario.in_order ? " in order" : "",
       scenario.run.extras.own_data ? ", own data" : "",
       o.max_steps > 0 ? absl::StrCat(", at most ", o.max_steps, " steps") : "",

@@ -41,6 +41,8 @@ struct RunExtras {
   OptimizerKind adapted = OptimizerKind::kAuto;
   // Ranks leave out layers, and the order of the calls changes with the step.
   bool skips = false;
+  // Some steps have several updates.
+  bool updates = false;
 
   friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
 };

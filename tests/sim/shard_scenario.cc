@@ -138,6 +138,9 @@ Scenario MakeShards(uint64_t seed) {
     scenario.changes.push_back({.at = SpanOf(scenario) * random.Uniform(),
                                 .values = MakeSharedChange(random)});
   }
+  run.extras.updates = o.policy.aggregation == AggregationKind::kSync &&
+                       o.policy.pushes_min == 0 && scenario.changes.empty() &&
+                       seed % 2 == 0;
   return scenario;
 }
 

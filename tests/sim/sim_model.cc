@@ -100,6 +100,11 @@ bool Meets(const StepInput& input) {
 
 }  // namespace
 
+int32_t UpdatesOf(const StepInput& input) {
+  if (!input.spec->extras.updates) return 1;
+  return 1 + static_cast<int32_t>(NumberOf(input, 0, 10) % 3);
+}
+
 CallPlace PlaceOf(const StepInput& input, size_t call) {
   const BatchNormCall made = CallsOf(input.spec->layout)[call];
   CallPlace place{.layer = made.layer, .call = made.call};

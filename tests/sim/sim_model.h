@@ -85,6 +85,8 @@ std::vector<int32_t> CallCounts(const ModelLayout& layout);
 // The calls that a rank makes with this input, in order, as indices into
 // CallsOf.
 std::vector<size_t> MadeCalls(const StepInput& input);
+// The updates of the step.
+int32_t UpdatesOf(const StepInput& input);
 // Where a call meets the others, the same for all ranks: some second calls of a
 // layer are the first of a second part of the step.
 CallPlace PlaceOf(const StepInput& input, size_t call);

@@ -285,7 +285,8 @@ void SimWorker::Compute(const Assignment& assignment) {
       .loss_weight = LossWeight(range),
       // Some are of a release that cannot.
       .takes_changes = assignment.gradients == ElementType::kBFloat16 &&
-                       rank_.value() % 3 != 2};
+                       rank_.value() % 3 != 2,
+      .continues = UpdatesOf(step_->input) > 1};
   step_->state = state_;
   if (ChangesState(world_.scenario.run.extras.states, version_)) {
     step_->state = NextState(state_);

@@ -81,7 +81,7 @@ class SimWorker {
   void OnVerdict(const effect::SendVerdict& verdict);
 
  private:
-  enum class Phase { kComputing, kReducing, kAwaitingVerdict };
+  enum class Phase { kComputing, kReducing, kAwaitingUpdate, kAwaitingVerdict };
   // How what it reports of its batch-norm calls differs from what it does.
   enum class Miscounts {
     kNothing,
@@ -199,6 +199,9 @@ class SimWorker {
     return step_->assignment.global_normalization &&
            step_->miscounts != Miscounts::kNoRendezvous;
   }
+  // Begins the next update once the weights of this one are here.
+  void EndUpdateIfComplete();
+  void RepeatGradients();
   void ClosePush();
   void MiscountClosing();
   void RepeatPush();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -62,7 +63,46 @@ void SimWorker::Backward() {
     SendGradients(false);
   }
   SendGradients(true);
-  ClosePush();
+  if (!step.opening.continues) return ClosePush();
+  step.phase = Phase::kAwaitingUpdate;
+  if (world_.random.Uniform() < world_.scenario.duplicates) RepeatGradients();
+  if (step.aborted) {
+    Abandon();
+    return Proceed();
+  }
+  EndUpdateIfComplete();
+}
+
+void SimWorker::EndUpdateIfComplete() {
+  Step& step = *step_;
+  std::vector<SharedFloats> next = step.input.weights;
+  for (size_t p = 0; p < next.size(); ++p) {
+    if (!partitions_[p].trainable) continue;
+    if (!step.received[p].has_value()) return;
+    next[p] = step.received[p]->weights;
+  }
+  step.input.weights = std::move(next);
+  step.received.assign(partitions_.size(), std::nullopt);
+  step.sent.clear();
+  step.unsent = SendOrder(partitions_);
+  ++step.key.update;
+  step.opening.continues = step.key.update + 1 < UpdatesOf(step.input);
+  step.opening.optimizer = step.key.update % 2;
+  step.opening.takes_changes = false;
+  step.phase = Phase::kComputing;
+  OpenPush();
+  After(world_.network.Delay(), [this] { Backward(); });
+}
+
+// On the same stream, now or during the next update.
+void SimWorker::RepeatGradients() {
+  world_.scheduler.After(world_.network.Delay(),
+                         [this, connection = connection_, sender = Identity(),
+                          key = step_->key, sent = step_->sent] {
+                           for (const ReceivedGradient& message : sent) {
+                             Send(connection, sender, key, message);
+                           }
+                         });
 }
 
 void SimWorker::SendGradients(bool all) {
@@ -100,6 +140,11 @@ void SimWorker::SendGradient(int32_t partition) {
       .about = {.partition = partition,
                 .type = step.assignment.gradients,
                 .absent_slices = AbsentSlices(step.input, partitions_[p])}};
+  if (UpdatesOf(step.input) > 1 && (partition + step.key.update) % 2 == 1) {
+    std::vector<int32_t>& absent = message.about.absent_slices;
+    absent.resize(partitions_[p].slices.size());
+    std::iota(absent.begin(), absent.end(), 0);
+  }
   for (int32_t slice : message.about.absent_slices) {
     int64_t begin = 0;
     for (int32_t s = 0; s < slice; ++s) {
@@ -241,6 +286,7 @@ void SimWorker::OnWeights(const WeightsMessage& weights) {
   if (!received.has_value() || received->version <= weights.version) {
     received = weights;
   }
+  if (step_->phase == Phase::kAwaitingUpdate) return EndUpdateIfComplete();
   FinishIfComplete();
 }
 
@@ -248,7 +294,11 @@ void SimWorker::OnVerdict(const effect::SendVerdict& verdict) {
   // The next assignment is valid even if the worker no longer waits for this
   // push.
   Offer(verdict.verdict.next);
-  if (step_ != nullptr && step_->key == verdict.key) {
+  if (step_ != nullptr && step_->key.Whole() == verdict.key.Whole()) {
+    // The run is over.
+    if (step_->phase == Phase::kAwaitingUpdate) Abandon();
+  }
+  if (step_ != nullptr && step_->key.Whole() == verdict.key.Whole()) {
     const bool first = !step_->verdict.has_value();
     step_->verdict = verdict;
     unanswered_.reset();
@@ -262,7 +312,7 @@ void SimWorker::OnVerdict(const effect::SendVerdict& verdict) {
 
 void SimWorker::NoteUnanswered() {
   if (!HasOwnData() || !awaits_verdict() || step_->verdict.has_value()) return;
-  unanswered_ = {.key = step_->key,
+  unanswered_ = {.key = step_->key.Whole(),
                  .closing = step_->closing,
                  .server_incarnation = connection_->server_incarnation};
 }

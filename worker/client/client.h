@@ -196,10 +196,17 @@ class Client {
   // the assignment asks for another type, and kept alive by its owners.
   // `absent_slices` are positions in Partition::slices without a gradient
   // (their bytes must be zeros). If all are, the bytes may be left out.
+  //
+  // A step of several optimizers makes several updates of the weights: each is
+  // opened and sent, and all but the last (PushOpening::continues) end with
+  // AwaitUpdate.
   virtual absl::Status OpenPush(const PushOpening& opening) = 0;
   virtual absl::Status SendGradient(
       int32_t partition, ByteRope gradient,
       absl::Span<const int32_t> absent_slices) = 0;
+  // Blocks until the weights that the update makes have arrived: one rope a
+  // partition, empty for frozen ones. They belong to no version.
+  virtual absl::StatusOr<std::vector<ByteRope>> AwaitUpdate() = 0;
   // Blocks until the verdict and the weights that it announces have arrived.
   virtual absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) = 0;
   // Asks again what became of an earlier push, whose ClosePush ended without a

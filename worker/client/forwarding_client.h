@@ -40,6 +40,9 @@ class ForwardingClient : public Client {
                             absl::Span<const int32_t> absent_slices) override {
     return next_.SendGradient(partition, std::move(gradient), absent_slices);
   }
+  absl::StatusOr<std::vector<ByteRope>> AwaitUpdate() override {
+    return next_.AwaitUpdate();
+  }
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override {
     return next_.ClosePush(closing);
   }

@@ -158,6 +158,7 @@ absl::StatusOr<Assignment> GrpcClient::NextAssignment() {
       }
       if (notice->kind == AssignmentKind::kFinished) Observe(notice->reason);
       current_ = *notice;
+      updates_ = 0;
       return notice;
     }
     if (notice.ok()) {
@@ -207,15 +208,19 @@ absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
 
 absl::Status GrpcClient::OpenPush(const PushOpening& opening) {
   COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
-  KeptWeights::Shared base =
-      kept_.Find(opening.version, membership_->incarnation);
+  KeptWeights::Shared base;
+  // Several updates are no change of the version that is kept.
+  if (updates_ == 0 && !opening.continues) {
+    base = kept_.Find(opening.version, membership_->incarnation);
+  }
   // From now on only weights that the push has read are kept.
   if (base == nullptr) kept_.Forget();
   PushOpening with_base = opening;
   with_base.takes_changes = base != nullptr;
-  return push->Open(
-      {.sequence = current_->sequence, .attempt = current_->attempt}, with_base,
-      current_->gradients, std::move(base));
+  return push->Open({.sequence = current_->sequence,
+                     .attempt = current_->attempt,
+                     .update = updates_},
+                    with_base, current_->gradients, std::move(base));
 }
 
 bool GrpcClient::KeepsWeights() const {
@@ -229,6 +234,13 @@ absl::Status GrpcClient::SendGradient(int32_t partition, ByteRope gradient,
                                       absl::Span<const int32_t> absent_slices) {
   COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
   return push->SendGradient(partition, gradient, absent_slices);
+}
+
+absl::StatusOr<std::vector<ByteRope>> GrpcClient::AwaitUpdate() {
+  COHORT_ASSIGN_OR_RETURN(PushStream * push, OpenedPushStream());
+  COHORT_ASSIGN_OR_RETURN(std::vector<ByteRope> weights, push->AwaitUpdate());
+  ++updates_;
+  return weights;
 }
 
 absl::StatusOr<PushResult> GrpcClient::ClosePush(const PushClosing& closing) {

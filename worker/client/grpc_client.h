@@ -56,6 +56,7 @@ class GrpcClient final : public Client {
   absl::Status OpenPush(const PushOpening& opening) override;
   absl::Status SendGradient(int32_t partition, ByteRope gradient,
                             absl::Span<const int32_t> absent_slices) override;
+  absl::StatusOr<std::vector<ByteRope>> AwaitUpdate() override;
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
   absl::StatusOr<PushVerdict> RepeatClosing(
       const PushKey& key, const PushClosing& closing) override;
@@ -163,6 +164,8 @@ class GrpcClient final : public Client {
   Incarnation return_to_;
   std::optional<Registered> registered_;
   std::optional<Assignment> current_;
+  // Updates of its push whose weights have arrived.
+  int32_t updates_ = 0;
   KeptWeights kept_;
   // When the current series of tries to join began; absent while connected. A
   // single try ends with the patience of the whole series, even if it began

@@ -19,7 +19,7 @@ std::optional<PullOptions> HeldVersion::MissingFor(const Assignment& assignment,
       assignment.kind != AssignmentKind::kTrain || !assignment.members.empty();
   const bool average = assignment.kind == AssignmentKind::kEvaluate &&
                        assignment.statistics == kAverageStatistics;
-  if (version_.has_value() && is_average_ == average &&
+  if (version_.has_value() && !is_draft_ && is_average_ == average &&
       (exact ? *version_ == assignment.version
              : *version_ >= assignment.version)) {
     return std::nullopt;

@@ -24,9 +24,13 @@ class HeldVersion {
   // `read` is how they were pulled.
   void Hold(Version version, const PullOptions& read = {}) {
     version_ = version;
+    is_draft_ = false;
     is_average_ = read.statistics_kind == kAverageStatistics;
   }
   void Forget() { version_.reset(); }
+  // Updates of the step in progress have changed the weights of the version.
+  void Draft() { is_draft_ = true; }
+  bool is_draft() const { return is_draft_; }
 
   // What to pull before `assignment` is computed; absent: the weights fit.
   // `incarnation` is that of the client now.
@@ -47,6 +51,7 @@ class HeldVersion {
 
  private:
   std::optional<Version> version_;
+  bool is_draft_ = false;
   // The weights are the moving average at that version.
   bool is_average_ = false;
   // The incarnation that the version was read in.

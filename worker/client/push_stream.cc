@@ -1,5 +1,6 @@
 #include "worker/client/push_stream.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -119,6 +120,26 @@ absl::Status PushStream::SendLocally(int32_t partition,
   return sent;
 }
 
+absl::StatusOr<std::vector<ByteRope>> PushStream::AwaitUpdate() {
+  if (!open_.has_value()) {
+    return absl::FailedPreconditionError("call OpenPush before AwaitUpdate");
+  }
+  MutexLock lock(link_.mu);
+  awaits_update_ = true;
+  while (!UpdateHereLocked()) {
+    COHORT_RETURN_IF_ERROR(link_.tracker.CheckTakenStep());
+    if (verdict_.has_value()) return absl::AbortedError(verdict_->reason);
+    COHORT_RETURN_IF_ERROR(link_.WaitLocked(absl::InfiniteDuration()));
+  }
+  std::vector<ByteRope> weights(partitions_.size());
+  for (size_t i = 0; i < received_.size(); ++i) {
+    if (received_[i].has_value()) {
+      weights[i] = std::move(received_[i]->weights);
+    }
+  }
+  return weights;
+}
+
 absl::StatusOr<PushResult> PushStream::Close(const PushClosing& closing) {
   if (!open_.has_value()) {
     return absl::FailedPreconditionError("call OpenPush before ClosePush");
@@ -176,6 +197,7 @@ void PushStream::Await(const PushKey& key, KeptWeights::Shared base) {
   versions_.clear();
   verdict_.reset();
   weights_announced_ = 0;
+  awaits_update_ = false;
 }
 
 absl::Status PushStream::SendClosing(const PushClosing& closing) {
@@ -206,7 +228,8 @@ absl::Status PushStream::OnMessage(grpc::ByteBuffer& message) {
       COHORT_RETURN_IF_ERROR(OnWeights(key, reply));
       // The driving thread is woken for the last partition, not for each.
       MutexLock lock(link_.mu);
-      if (!CompleteLocked()) return absl::OkStatus();
+      const bool here = awaits_update_ ? UpdateHereLocked() : CompleteLocked();
+      if (!here) return absl::OkStatus();
       break;
     }
     case v1::ExchangeReply::kVerdict:
@@ -283,9 +306,7 @@ absl::StatusOr<ByteRope> PushStream::Changed(const Reply& reply,
 absl::Status PushStream::OnVerdict(const PushKey& key,
                                    const v1::PushVerdict& proto) {
   COHORT_ASSIGN_OR_RETURN(PushVerdict verdict, FromProto(proto));
-  int32_t trainable = 0;
-  for (const Partition& partition : partitions_)
-    trainable += partition.trainable;
+  const int32_t trainable = Trainable();
   if (proto.weights_partitions() > trainable) {
     return absl::InvalidArgumentError(
         absl::StrCat("verdict.weights_partitions: got ",
@@ -296,16 +317,30 @@ absl::Status PushStream::OnVerdict(const PushKey& key,
   // this push.
   link_.tracker.Offer(verdict.next);
   if (IsApplied(verdict.verdict)) progress_.Made();
-  if (awaited_ != key) return absl::OkStatus();
+  if (!awaited_.has_value() || awaited_->Whole() != key.Whole()) {
+    return absl::OkStatus();
+  }
   weights_announced_ = proto.weights_partitions();
   verdict_ = std::move(verdict);
   return absl::OkStatus();
+}
+
+bool PushStream::UpdateHereLocked() const {
+  int32_t here = 0;
+  for (const auto& [version, partitions] : versions_) here += partitions;
+  return here == Trainable();
 }
 
 bool PushStream::CompleteLocked() const {
   if (!verdict_.has_value()) return false;
   const auto here = versions_.find(verdict_->version);
   return (here == versions_.end() ? 0 : here->second) >= weights_announced_;
+}
+
+int32_t PushStream::Trainable() const {
+  return static_cast<int32_t>(
+      std::count_if(partitions_.begin(), partitions_.end(),
+                    [](const Partition& p) { return p.trainable; }));
 }
 
 absl::StatusOr<const Partition*> PushStream::FindTrainable(

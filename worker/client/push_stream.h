@@ -63,6 +63,10 @@ class PushStream {
   absl::Status SendGradient(int32_t partition, const ByteRope& gradient,
                             absl::Span<const int32_t> absent_slices);
 
+  // Blocks until the weights of an update that another one follows have
+  // arrived; they are no version's. Also errors: Aborted if the push was
+  // decided before its end.
+  absl::StatusOr<std::vector<ByteRope>> AwaitUpdate();
   // Blocks until the verdict and the weights it announces have arrived.
   absl::StatusOr<PushResult> Close(const PushClosing& closing);
   // Asks again what became of an earlier push. No push may be open.
@@ -101,7 +105,11 @@ class PushStream {
   absl::Status SendLocally(int32_t partition, const ByteRope& gradient,
                            v1::ExchangeRequest& request);
   absl::Status OnVerdict(const PushKey& key, const v1::PushVerdict& proto);
+  // All that answers the push in progress has arrived, or this update of it.
   bool CompleteLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
+  bool UpdateHereLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
+  // The number of trainable partitions.
+  int32_t Trainable() const;
   // Errors: InvalidArgument if there is no trainable partition `index`.
   absl::StatusOr<const Partition*> FindTrainable(int32_t index) const;
   // An empty message with sender and key.
@@ -130,6 +138,7 @@ class PushStream {
   std::map<Version, int32_t> versions_ ABSL_GUARDED_BY(link_.mu);
   std::optional<PushVerdict> verdict_ ABSL_GUARDED_BY(link_.mu);
   int32_t weights_announced_ ABSL_GUARDED_BY(link_.mu) = 0;
+  bool awaits_update_ ABSL_GUARDED_BY(link_.mu) = false;
   // For the supervisor of this process.
   ProgressReport progress_ ABSL_GUARDED_BY(link_.mu);
   // The weights that the push has read, and their version. Null: not kept.

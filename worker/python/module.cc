@@ -221,6 +221,14 @@ class Worker {
     if (!sent.ok() && session_->step_status().ok()) Check(sent);
   }
 
+  // False: the step is void.
+  bool EndUpdate() {
+    const absl::Status ended = session_->EndUpdate();
+    ForgetGradients();
+    if (!ended.ok() && !WorkerSession::IsVoid(ended)) Check(ended);
+    return ended.ok();
+  }
+
   absl::StatusOr<PushVerdict> CloseStep(PushClosing closing) {
     closing.batch_norm_calls = batch_norms_->Counts();
     COHORT_ASSIGN_OR_RETURN(closing.changes, batch_norms_->buffers().Close());
@@ -523,7 +531,7 @@ void DefineWorker(nb::module_& m) {
              double gradient_weight, const std::vector<double>& rates,
              const std::vector<std::tuple<int32_t, std::string, double>>&
                  changed,
-             uint64_t batch_digest) {
+             uint64_t batch_digest, int32_t optimizer, bool continues) {
             std::vector<GroupNumber> numbers;
             for (const auto& [group, name, value] : changed) {
               numbers.push_back({.group = group, .name = name, .value = value});
@@ -535,10 +543,13 @@ void DefineWorker(nb::module_& m) {
                        .gradient_weight = gradient_weight,
                        .learning_rates = rates,
                        .numbers = std::move(numbers),
-                       .batch_digest = batch_digest})
+                       .batch_digest = batch_digest,
+                       .optimizer = optimizer,
+                       .continues = continues})
                 .IgnoreError();
           },
           Released())
+      .def("end_update", &Worker::EndUpdate, Released())
       .def("take_gradient",
            [](Worker& w, size_t parameter, nb::object owner, uintptr_t data) {
              cohort::Released().Drop();

@@ -238,6 +238,19 @@ absl::Status WorkerSession::SendGradients(absl::Span<const int32_t> partitions,
   }
 }
 
+absl::Status WorkerSession::EndUpdate() {
+  COHORT_RETURN_IF_ERROR(SendRest());
+  absl::StatusOr<std::vector<ByteRope>> weights;
+  {
+    const Waiting wait(phases_, "update");
+    weights = client_.AwaitUpdate();
+  }
+  COHORT_RETURN_IF_ERROR(Void(weights.status()));
+  held_->Draft();
+  schedule_->Begin();
+  return Void(memory_->Load(*weights));
+}
+
 absl::StatusOr<PushVerdict> WorkerSession::Close(PushClosing closing) {
   COHORT_RETURN_IF_ERROR(SendRest());
   closing.contributions = contributions_;
@@ -264,7 +277,11 @@ absl::StatusOr<PushVerdict> WorkerSession::Close(PushClosing closing) {
 
 absl::Status WorkerSession::Take(const PushResult& result) {
   const StepPhases::Scope push(phases_, StepPhase::kPush);
-  const auto outcome = HeldVersion::OutcomeOf(result, memory_->partitions());
+  auto outcome = HeldVersion::OutcomeOf(result, memory_->partitions());
+  // A step that was skipped has taken its updates back, and brings no weights.
+  if (held_->is_draft() && outcome == HeldVersion::Outcome::kSame) {
+    outcome = HeldVersion::Outcome::kUnknown;
+  }
   if (outcome != HeldVersion::Outcome::kSame) held_->Forget();
   if (outcome == HeldVersion::Outcome::kUnknown) return absl::OkStatus();
   if (outcome == HeldVersion::Outcome::kArrived) {

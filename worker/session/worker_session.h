@@ -111,6 +111,10 @@ class WorkerSession final : public Rendezvous {
   // and those still being fetched. Close does this too; a caller that has other
   // things to wait for before calls it first.
   absl::Status SendRest();
+  // An update that another one follows is over (PushOpening::continues): sends
+  // the rest, waits for the weights that it makes, and loads them. Then the
+  // next one is opened.
+  absl::Status EndUpdate();
   // Waits for the verdict and loads the weights that it brings. Sets the
   // closing's number of contributions.
   absl::StatusOr<PushVerdict> Close(PushClosing closing);

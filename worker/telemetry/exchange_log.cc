@@ -154,14 +154,23 @@ absl::Status ExchangeLog::SendGradient(
   return next().SendGradient(partition, std::move(gradient), absent_slices);
 }
 
-absl::StatusOr<PushResult> ExchangeLog::ClosePush(const PushClosing& closing) {
-  Line push = Begin("push");
+void ExchangeLog::WritePush(absl::string_view event) {
+  Line push = Begin(event);
   push.json["sequence"] = key_.sequence.value();
   push.json["attempt"] = key_.attempt.value();
   push.json["version"] = opening_.version.value();
   push.json["samples"] = opening_.samples;
   push.json["gradients"] = gradients_;
   Write(std::move(push));
+}
+
+absl::StatusOr<std::vector<ByteRope>> ExchangeLog::AwaitUpdate() {
+  WritePush("update");
+  return next().AwaitUpdate();
+}
+
+absl::StatusOr<PushResult> ExchangeLog::ClosePush(const PushClosing& closing) {
+  WritePush("push");
   Line line = Begin("verdict");
   absl::StatusOr<PushResult> result = next().ClosePush(closing);
   if (result.ok()) {

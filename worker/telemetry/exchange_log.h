@@ -56,6 +56,7 @@ class ExchangeLog final : public ForwardingClient {
   absl::Status OpenPush(const PushOpening& opening) override;
   absl::Status SendGradient(int32_t partition, ByteRope gradient,
                             absl::Span<const int32_t> absent_slices) override;
+  absl::StatusOr<std::vector<ByteRope>> AwaitUpdate() override;
   absl::StatusOr<PushResult> ClosePush(const PushClosing& closing) override;
   absl::StatusOr<PushVerdict> RepeatClosing(
       const PushKey& key, const PushClosing& closing) override;
@@ -68,6 +69,8 @@ class ExchangeLog final : public ForwardingClient {
 
   Line Begin(absl::string_view event);
   void Write(Line line);
+  // The gradients of the push in progress.
+  void WritePush(absl::string_view event);
   void WriteVerdict(Line line, const PushKey& key, const PushVerdict& verdict,
                     const std::vector<ByteRope>& weights);
 

@@ -55,6 +55,10 @@ struct CommitPlan {
   // velocity for many commits, each with its rate, and what it does
   // in all is damped by exactly this.
   double weight = 1;
+  // Above 0: it changes what the open transaction, of the update before, has
+  // prepared, and takes its place. See PushOpening.
+  int32_t update = 0;
+  bool continues = false;
 
   friend bool operator==(const CommitPlan&, const CommitPlan&) = default;
 };

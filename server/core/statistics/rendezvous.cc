@@ -66,8 +66,8 @@ void RendezvousTable::NoteClosed(Rank rank) {
   members_.SetClosed(at, true);
 }
 
-void RendezvousTable::NoteReopened(Rank rank) {
-  members_.SetClosed(members_.PositionOf(rank), false);
+void RendezvousTable::SetAtRest(Rank rank, bool rests) {
+  members_.SetClosed(members_.PositionOf(rank), rests);
 }
 
 void RendezvousTable::Forget(Rank rank) {

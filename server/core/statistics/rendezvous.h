@@ -109,7 +109,9 @@ class RendezvousTable {
   // and a replacement repeats the step.
   void NoteClosed(Rank rank);
   // Resets the state of its push, but keeps its contributions.
-  void NoteReopened(Rank rank);
+  void NoteReopened(Rank rank) { SetAtRest(rank, false); }
+  // `rank` contributes nothing for now: it waits for something else.
+  void SetAtRest(Rank rank, bool rests);
   // `rank` is lost: it waits for nothing any more. What it contributed stays.
   void Forget(Rank rank);
 

@@ -13,9 +13,20 @@ namespace cohort {
 
 // ---- messages of one push
 
+absl::StatusOr<bool> ArrivalQueue::TakesUpdate(Rank rank, const PushKey& key,
+                                               const PushOpening& opening) {
+  if (key.update == 0 && !opening.continues) return true;
+  return absl::FailedPreconditionError(
+      absl::StrCat("push of rank ", rank.value(),
+                   ": a step of several optimizers needs --aggregation=sync; "
+                   "the policy is ",
+                   PolicyText(parts_.settings.policy())));
+}
+
 ArrivedPush::Arrival ArrivalQueue::EnterOpening(Worker& worker,
+                                                const PushKey& key,
                                                 const PushOpening& opening) {
-  return assembling_.at(worker.rank).push.Open(worker.work.key(), opening);
+  return assembling_.at(worker.rank).push.Open(key, opening);
 }
 
 ArrivedPush::Arrival ArrivalQueue::EnterGradient(
@@ -34,8 +45,8 @@ void ArrivalQueue::TookGradient(Worker& worker, int32_t, bool fresh,
   }
 }
 
-absl::Status ArrivalQueue::Close(Worker& worker, PushClosing closing,
-                                 Turn& turn) {
+absl::Status ArrivalQueue::Close(Worker& worker, const PushKey& /*key*/,
+                                 PushClosing closing, Turn& turn) {
   ArrivedPush& push = assembling_.at(worker.rank).push;
   CountArrival(worker, push.Close(std::move(closing)), parts_.ledger, turn);
   if (!push.Complete(parts_.model.trainable_partitions())) {

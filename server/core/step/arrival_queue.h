@@ -21,7 +21,8 @@ class ArrivalQueue final : public StepDriver {
   explicit ArrivalQueue(RunParts& parts)
       : StepDriver(parts), finished_(static_cast<size_t>(parts.ranks.size())) {}
 
-  absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
+  absl::Status Close(Worker& worker, const PushKey& key, PushClosing closing,
+                     Turn& turn) override;
   absl::Status Reduce(Worker& worker, MomentsMessage message,
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
@@ -65,7 +66,9 @@ class ArrivalQueue final : public StepDriver {
     const auto at = assembling_.find(rank);
     return at == assembling_.end() ? nullptr : &at->second.push;
   }
-  ArrivedPush::Arrival EnterOpening(Worker& worker,
+  absl::StatusOr<bool> TakesUpdate(Rank rank, const PushKey& key,
+                                   const PushOpening& opening) override;
+  ArrivedPush::Arrival EnterOpening(Worker& worker, const PushKey& key,
                                     const PushOpening& opening) override;
   ArrivedPush::Arrival EnterGradient(Rank rank,
                                      const GradientArrival& gradient) override;

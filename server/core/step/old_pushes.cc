@@ -10,12 +10,13 @@ namespace cohort {
 absl::StatusOr<bool> IsUnderWay(const RunParts& parts, const Worker& worker,
                                 const PushKey& key) {
   // Pushes in progress when the run ends change nothing any more.
+  const PushKey whole = key.Whole();
   if (!parts.phase.ended() && worker.work.trains() &&
-      worker.work.key() == key) {
+      worker.work.key() == whole) {
     return true;
   }
   const PushHistory& history = parts.ledger.pushes_of(worker.rank);
-  if (history.Find(key) != nullptr || history.Forgotten(key)) return false;
+  if (history.Find(whole) != nullptr || history.Forgotten(whole)) return false;
   return absl::FailedPreconditionError(absl::StrCat(
       "training assignment ", key.sequence.value(), " attempt ",
       key.attempt.value(), " was not given to rank ", worker.rank.value(),
@@ -29,7 +30,7 @@ void AnswerOldPush(RunParts& parts, const StepDriver& driver,
   effect::SendVerdict answer{
       .rank = worker.rank, .incarnation = worker.incarnation, .key = key};
   PushHistory& history = ledger.pushes_of(worker.rank);
-  PushHistory::Entry* entry = history.Find(key);
+  PushHistory::Entry* entry = history.Find(key.Whole());
   if (entry == nullptr) {
     // Only of this repetition is it known that it was not applied.
     ++ledger.counts.pushes_duplicate;
@@ -50,10 +51,11 @@ void AnswerOldPush(RunParts& parts, const StepDriver& driver,
       ++ledger.counts.pushes_duplicate;
       return;
     }
-    history.Decide(key, {.verdict = Verdict::kDropped,
-                         .version = parts.model.version(),
-                         .reason = parts.phase.ended()
-                                       ? absl::StrCat("the run is over: ",
+    history.Decide(
+        entry->key,
+        {.verdict = Verdict::kDropped,
+         .version = parts.model.version(),
+         .reason = parts.phase.ended() ? absl::StrCat("the run is over: ",
                                                       parts.phase.end_reason())
                                        : "its assignment was withdrawn"});
   }

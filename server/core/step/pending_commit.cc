@@ -14,6 +14,8 @@ PendingCommit::PendingCommit(const CommitPlan& plan, SharedModel model,
       model_(std::move(model)),
       optimizer_(optimizer, plan.numbers),
       base_version_(plan.base),
+      update_(plan.update),
+      continues_(plan.continues),
       prepared_(model_->partitions.size()),
       finite_(model_->partitions.size()) {
   for (const Partition& partition : model_->partitions) {

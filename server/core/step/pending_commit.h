@@ -23,6 +23,9 @@ class PendingCommit {
   int64_t transaction() const { return transaction_; }
   double learning_rate() const { return learning_rate_; }
   Version base_version() const { return base_version_; }
+  // See CommitPlan.
+  int32_t update() const { return update_; }
+  bool continues() const { return continues_; }
 
   // All gradients of `partition` have come, so its shard folds it: it goes by
   // the same rule, and this keeps the budget of bytes in step with it.
@@ -47,6 +50,8 @@ class PendingCommit {
   bool HasWeights(int32_t partition) const {
     return finite_[static_cast<size_t>(partition)];
   }
+  // The last pass was left out everywhere, because a value was not finite.
+  bool given_up() const { return given_up_; }
   const std::optional<NonfiniteGradient>& nonfinite() const {
     return nonfinite_;
   }
@@ -65,6 +70,8 @@ class PendingCommit {
   SharedModel model_;
   GroupOptions optimizer_;
   Version base_version_;
+  int32_t update_ = 0;
+  bool continues_ = false;
   // By partition.
   std::vector<bool> begun_;
   std::vector<bool> prepared_;

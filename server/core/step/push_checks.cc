@@ -267,9 +267,9 @@ absl::Status CheckGradient(const GradientArrival& gradient,
   return absl::OkStatus();
 }
 
-absl::Status CheckOpened(const ArrivedPush& push,
+absl::Status CheckOpened(const ArrivedPush& push, const PushKey& key,
                          const GradientArrival& gradient) {
-  if (push.opened()) return absl::OkStatus();
+  if (push.opened() && push.key() == key) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("gradient of partition ", gradient.partition,
                    " arrived before the push was opened"));

@@ -35,7 +35,7 @@ absl::Status CheckGradient(const GradientArrival& gradient,
                            const std::vector<Partition>& partitions);
 
 // Errors: FailedPrecondition: gradients come after the opening of their push.
-absl::Status CheckOpened(const ArrivedPush& push,
+absl::Status CheckOpened(const ArrivedPush& push, const PushKey& key,
                          const GradientArrival& gradient);
 
 // `global`: moments are combined in rendezvous, so the closing carries none.

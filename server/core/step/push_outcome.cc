@@ -23,8 +23,13 @@ void CountArrival(const Worker& worker, ArrivedPush::Arrival arrival,
 
 void SendResult(const PendingCommit& commit, int32_t partition,
                 const Worker& worker, const PushKey& key, Turn& turn) {
-  if (!commit.HasWeights(partition)) return;
-  const Version version = commit.base_version().Next();
+  Version version = commit.base_version().Next();
+  if (!commit.HasWeights(partition)) {
+    const bool failed = commit.IsPrepared(partition) || commit.given_up();
+    if (!failed || !commit.continues()) return;
+    // The step will change nothing, and the worker finishes it with these.
+    version = commit.base_version();
+  }
   turn.out.push_back(command::SendWeights{
       .rank = worker.rank,
       .incarnation = worker.incarnation,

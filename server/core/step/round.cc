@@ -78,6 +78,18 @@ void Round::Restart(Rank rank) {
   rendezvous.NoteReopened(rank);
 }
 
+bool Round::UpdateDone() const {
+  if (!Continues() || !progress.commit.has_value()) return false;
+  if (progress.discards) return pushes.AllHaveGradients();
+  return progress.commit->update() == update_ && progress.commit->complete();
+}
+
+void Round::NextUpdate() {
+  ++update_;
+  pushes = pushes.Renewed();
+  progress.discards = progress.commit->nonfinite().has_value();
+}
+
 Decision Round::Decide() const {
   RoundView view{.fixed = fixed_, .claims = claims_};
   for (const auto& [rank, push] : pushes.all()) {

@@ -64,8 +64,15 @@ class Round {
     std::optional<Fault> fault;
     // The process of this member is being fenced; then the attempt ends.
     std::optional<Turn::Fencing> fencing;
-    // Set once all members have opened.
+    // Why the attempt ends, or the run, because of the updates that members
+    // make.
+    std::optional<std::string> repeat_because;
+    std::optional<std::string> end_because;
+    // Set once all members have opened the first update; that of the update
+    // before, until they have opened the next.
     std::optional<PendingCommit> commit;
+    // An earlier update was not finite: what comes of later ones is discarded.
+    bool discards = false;
     std::optional<Instant> first_fold;
     // "rank 3: conv1.weight", of moments or gradients; the first that was seen.
     std::optional<std::string> nonfinite;
@@ -121,13 +128,28 @@ class Round {
   bool AnyIssued() const { return any_issued_; }
   IndexRange range(Rank rank) const { return shares_[PositionOf(rank)].range; }
 
-  // Pushes, rendezvous and progress are those of the members.
+  // ---- updates
+  // The number of the one in progress.
+  int32_t update() const { return update_; }
+  // Another one follows it, as far as is known.
+  bool Continues() const {
+    const PushOpening* const opening = pushes.AnyOpening();
+    return opening != nullptr && opening->continues;
+  }
+  // Its weights are there, for another one that follows.
+  bool UpdateDone() const;
+  // The next one begins; this one must be done.
+  void NextUpdate();
+
+  // Pushes, rendezvous and progress are those of the members, pushes those of
+  // the update in progress.
   RoundPushes pushes;
   RendezvousTable rendezvous;
   Progress progress;
 
  private:
   Plan plan_;
+  int32_t update_ = 0;
   RankList members_;
   bool fixed_ = true;
   std::vector<Rank> claims_;

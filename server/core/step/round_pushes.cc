@@ -7,6 +7,12 @@ RoundPushes::RoundPushes(int32_t partitions, int32_t trainable)
       trainable_(trainable),
       arrived_(static_cast<size_t>(partitions)) {}
 
+RoundPushes RoundPushes::Renewed() const {
+  RoundPushes renewed(partitions_, trainable_);
+  for (const auto& [rank, push] : pushes_) renewed.Add(rank);
+  return renewed;
+}
+
 void RoundPushes::Erase(Rank rank) {
   const ArrivedPush& push = pushes_.at(rank);
   if (push.opened()) --opened_;
@@ -17,6 +23,11 @@ void RoundPushes::Erase(Rank rank) {
   Uncount(push.received());
   // `closed_` keeps it: who came last is a fact of the round.
   pushes_.erase(rank);
+  if (first_ != rank) return;
+  first_.reset();
+  for (const auto& [other, of] : pushes_) {
+    if (of.opened()) first_ = other;
+  }
 }
 
 std::vector<PushId> RoundPushes::Contributors() const {
@@ -37,7 +48,10 @@ int64_t RoundPushes::BeginFold(int32_t partition) {
 ArrivedPush::Arrival RoundPushes::Open(Rank rank, const PushKey& key,
                                        const PushOpening& opening) {
   const ArrivedPush::Arrival arrival = pushes_.at(rank).Open(key, opening);
-  if (arrival == ArrivedPush::Arrival::kNew) ++opened_;
+  if (arrival == ArrivedPush::Arrival::kNew) {
+    ++opened_;
+    if (!first_.has_value()) first_ = rank;
+  }
   return arrival;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,8 @@ class RoundPushes {
   RoundPushes() = default;
   // The model's partitions, and those of them that have a gradient.
   RoundPushes(int32_t partitions, int32_t trainable);
+  // Of the same ranks, before anything has come.
+  RoundPushes Renewed() const;
 
   void Add(Rank rank) {
     if (pushes_.try_emplace(rank, partitions_).second) ++received_[0];
@@ -50,6 +53,10 @@ class RoundPushes {
     return pushes_.at(rank).TakeMoments();
   }
   ArrivedPush::Arrival Close(Rank rank, PushClosing closing, Instant now);
+  // Of one that was opened; null: none was.
+  const PushOpening* AnyOpening() const {
+    return first_.has_value() ? &pushes_.at(*first_).opening() : nullptr;
+  }
   // What the lowest rank's push decides for all. There must be one.
   const PushOpening& LowestOpening() const {
     return pushes_.begin()->second.opening();
@@ -60,6 +67,14 @@ class RoundPushes {
 
   bool IsComplete(Rank rank) const {
     return pushes_.at(rank).Complete(trainable_);
+  }
+  // Opened, and all its gradients have come.
+  bool HasGradients(Rank rank) const {
+    const ArrivedPush& push = pushes_.at(rank);
+    return push.opened() && push.received() == trainable_;
+  }
+  bool AllHaveGradients() const {
+    return received_.begin()->first == trainable_;
   }
   bool AllOpened() const { return opened_ == pushes_.size(); }
   bool AllClosed() const { return closed_count_ == pushes_.size(); }
@@ -89,6 +104,8 @@ class RoundPushes {
   // through all.
   std::map<int32_t, int32_t> received_;
   size_t opened_ = 0;
+  // One that has opened.
+  std::optional<Rank> first_;
   size_t closed_count_ = 0;
   // By partition: how many have sent it.
   std::vector<size_t> arrived_;

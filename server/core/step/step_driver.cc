@@ -15,8 +15,8 @@ std::unique_ptr<StepDriver> MakeStepDriver(RunParts& parts) {
   return std::make_unique<ArrivalQueue>(parts);
 }
 
-absl::Status StepDriver::Open(Worker& worker, const PushOpening& opening,
-                              Turn& turn) {
+absl::Status StepDriver::Open(Worker& worker, const PushKey& key,
+                              const PushOpening& opening, Turn& turn) {
   const Assignment& given = *worker.work.outstanding();
   const RegisteredModel& model = *parts_.model.model();
   OpeningBounds bounds{.rank = worker.rank,
@@ -36,8 +36,11 @@ absl::Status StepDriver::Open(Worker& worker, const PushOpening& opening,
     COHORT_RETURN_IF_ERROR(CheckGroupNumbers(opening.numbers, options.optimizer,
                                              RateGroups(model.layout)));
   }
+  COHORT_ASSIGN_OR_RETURN(const bool takes,
+                          TakesUpdate(worker.rank, key, opening));
+  if (!takes) return absl::OkStatus();
   worker.takes_statistics = opening.takes_statistics;
-  const ArrivedPush::Arrival arrival = EnterOpening(worker, opening);
+  const ArrivedPush::Arrival arrival = EnterOpening(worker, key, opening);
   CountArrival(worker, arrival, parts_.ledger, turn);
   if (arrival != ArrivedPush::Arrival::kNew) return absl::OkStatus();
   if (ReservesPushes()) {
@@ -48,10 +51,24 @@ absl::Status StepDriver::Open(Worker& worker, const PushOpening& opening,
 }
 
 absl::StatusOr<Admission> StepDriver::Gradient(Worker& worker,
+                                               const PushKey& key,
                                                const GradientArrival& gradient,
                                                Turn& turn) {
   const ArrivedPush& push = *PushOf(worker.rank);
-  COHORT_RETURN_IF_ERROR(CheckOpened(push, gradient));
+  if (key.update < update()) {
+    TakeGradient(worker, key, gradient, /*fresh=*/false, turn);
+    return Admission::kTaken;
+  }
+  COHORT_RETURN_IF_ERROR(CheckOpened(push, key, gradient));
+  if (Discards()) {
+    GradientArrival nothing = gradient;
+    nothing.bytes = 0;
+    const bool fresh =
+        EnterGradient(worker.rank, nothing) == ArrivedPush::Arrival::kNew;
+    TakeGradient(worker, key, gradient, /*fresh=*/false, turn);
+    TookGradient(worker, gradient.partition, fresh, turn);
+    return Admission::kTaken;
+  }
   // A partition that has come before takes no room.
   if (!push.Has(gradient.partition)) {
     if (!MayTake(worker.rank, gradient.bytes)) {

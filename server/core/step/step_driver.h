@@ -49,13 +49,14 @@ class StepDriver {
   virtual ~StepDriver() = default;
 
   // ---- messages of one push
-  absl::Status Open(Worker& worker, const PushOpening& opening, Turn& turn);
+  absl::Status Open(Worker& worker, const PushKey& key,
+                    const PushOpening& opening, Turn& turn);
   // kTaken: command Take comes before all that follows from it.
-  absl::StatusOr<Admission> Gradient(Worker& worker,
+  absl::StatusOr<Admission> Gradient(Worker& worker, const PushKey& key,
                                      const GradientArrival& gradient,
                                      Turn& turn);
-  virtual absl::Status Close(Worker& worker, PushClosing closing,
-                             Turn& turn) = 0;
+  virtual absl::Status Close(Worker& worker, const PushKey& key,
+                             PushClosing closing, Turn& turn) = 0;
   virtual absl::Status Reduce(Worker& worker, MomentsMessage message,
                               Turn& turn) = 0;
   // The room of its gradients is free. Reports on transactions that were given
@@ -66,10 +67,12 @@ class StepDriver {
   // Jobs of the pool have ended.
   virtual void MomentsFolded(MomentsFold, Turn&) {}
   virtual void StatisticsUpdated(StatisticsUpdate, Turn&) {}
-  // The outstanding push of `worker` has been opened.
-  bool HasOpened(const Worker& worker) const {
+  // This update of the outstanding push of `worker`, or a later one, has been
+  // opened.
+  bool HasOpened(const Worker& worker, const PushKey& key) const {
     const ArrivedPush* const push = PushOf(worker.rank);
-    return push != nullptr && push->opened();
+    return push != nullptr && (key.update < update() ||
+                               (push->opened() && key.update == update()));
   }
   // A complete push of this key waits for its turn.
   virtual bool IsQueued(Rank, const PushKey&) const { return false; }
@@ -127,8 +130,15 @@ class StepDriver {
 
   // The push of `rank`, as far as it has come; null if none is in progress.
   virtual const ArrivedPush* PushOf(Rank rank) const = 0;
+  // The number of the update in progress.
+  virtual int32_t update() const { return 0; }
+  // Whether the opening belongs to the update in progress; see step_updates.h.
+  virtual absl::StatusOr<bool> TakesUpdate(Rank rank, const PushKey& key,
+                                           const PushOpening& opening) = 0;
+  // The push will change nothing: its gradients are taken and discarded.
+  virtual bool Discards() const { return false; }
   // Enters a message into it.
-  virtual ArrivedPush::Arrival EnterOpening(Worker& worker,
+  virtual ArrivedPush::Arrival EnterOpening(Worker& worker, const PushKey& key,
                                             const PushOpening& opening) = 0;
   virtual ArrivedPush::Arrival EnterGradient(
       Rank rank, const GradientArrival& gradient) = 0;

@@ -7,11 +7,14 @@
 #include "server/core/ledger/run_progress.h"
 #include "server/core/statistics/moving_statistics.h"
 #include "server/core/step/push_outcome.h"
+#include "server/core/step/step_updates.h"
 
 namespace cohort {
 
 void PrepareCommit(RunParts& parts, Round& round, Turn& turn) {
-  if (!round.fixed() || !round.pushes.AllOpened()) return;
+  if (!round.fixed() || !round.pushes.AllOpened() || round.progress.discards) {
+    return;
+  }
   const PushOpening& lowest = round.pushes.LowestOpening();
   parts.ledger.NoteSentRates(lowest.learning_rates);
   CommitPlan plan =
@@ -20,7 +23,9 @@ void PrepareCommit(RunParts& parts, Round& round, Turn& turn) {
                                 parts.settings, parts.ledger, parts.model),
                             .group_rates = lowest.learning_rates,
                             .numbers = lowest.numbers,
-                            .loss_weight = round.pushes.GradientWeight()});
+                            .loss_weight = round.pushes.GradientWeight(),
+                            .update = round.update(),
+                            .continues = lowest.continues});
   round.progress.commit.emplace(plan, parts.model.model(),
                                 parts.settings.options().optimizer);
   turn.out.push_back(command::Prepare{.plan = std::move(plan)});
@@ -42,22 +47,45 @@ void BeginFoldIfComplete(RunParts& parts, Round& round, int32_t partition,
   parts.flow.budget().BeginFold(round.pushes.BeginFold(partition));
 }
 
-void TakeStepFold(RunParts& parts, Round& round, FoldReport report,
-                  Turn& turn) {
-  std::optional<PendingCommit>& commit = round.progress.commit;
-  const int32_t partition = report.partition;
-  const bool prepared = report.prepared;
-  if (!commit.has_value() || !TakeFold(std::move(report), *commit, turn) ||
-      !prepared) {
-    return;
-  }
+namespace {
+
+bool IsTrainable(const RunParts& parts, int32_t partition) {
+  return parts.model.model()
+      ->partitions[static_cast<size_t>(partition)]
+      .trainable;
+}
+
+// To all members, what has become of one partition.
+void SendResults(RunParts& parts, const Round& round, int32_t partition,
+                 Turn& turn) {
   for (Rank rank : round.members()) {
     const Worker& worker = parts.ranks[rank];
     // Tentative weights are of no use to a rank that is not there, or
     // that has not reached this step again.
     if (!worker.usable() || !worker.work.busy()) continue;
-    SendResult(*commit, partition, worker, worker.work.key(), turn);
+    SendResult(*round.progress.commit, partition, worker, KeyOf(round, worker),
+               turn);
   }
+}
+
+}  // namespace
+
+void TakeStepFold(RunParts& parts, Round& round, FoldReport report,
+                  Turn& turn) {
+  std::optional<PendingCommit>& commit = round.progress.commit;
+  const int32_t partition = report.partition;
+  const bool prepared = report.prepared;
+  if (!commit.has_value() || !TakeFold(std::move(report), *commit, turn)) {
+    return;
+  }
+  if (prepared) {
+    SendResults(parts, round, partition, turn);
+  } else if (commit->given_up()) {
+    for (int32_t p = 0; p < parts.model.partitions(); ++p) {
+      if (IsTrainable(parts, p)) SendResults(parts, round, p, turn);
+    }
+  }
+  NoteFold(round);
 }
 
 bool UpdateStatistics(RunParts& parts, Round& round, Turn& turn) {

@@ -68,7 +68,7 @@ bool SyncRounds::Advance(Turn& turn) {
     StartRound();
     return round_.has_value();
   }
-  if (!SettleCalls(turn)) return true;
+  if (!SettleUpdates(turn) || !SettleCalls(turn)) return true;
   // The policy reads all pushes, so it is asked only when it may say yes.
   const std::optional<PendingCommit>& commit = round_->progress.commit;
   if (!round_->progress.calls_agree || !commit.has_value() ||
@@ -176,6 +176,20 @@ void SyncRounds::AbortRendezvous(
   }
 }
 
+bool SyncRounds::SettleUpdates(Turn& turn) {
+  Round::Progress& progress = round_->progress;
+  if (progress.end_because.has_value()) {
+    turn.changed = true;
+    turn.end = {.outcome = RunOutcome::kModelMismatch,
+                .reason = *progress.end_because};
+    return false;
+  }
+  if (!progress.repeat_because.has_value()) return true;
+  const std::string why = *std::move(progress.repeat_because);
+  AbortAttempt(why, turn);
+  return false;
+}
+
 bool SyncRounds::SettleCalls(Turn& turn) {
   const CallsDecision decision = calls_.Settle(*round_, turn);
   if (decision.action == CallsAction::kContinue) return true;
@@ -259,7 +273,8 @@ void SyncRounds::GiveUp(Turn& turn) {
   for (const auto& [rank, push] : round_->pushes.all()) {
     parts_.flow.Release(rank, push, turn);
     const Worker& worker = parts_.ranks[rank];
-    if (!push.closed() || !worker.work.busy()) continue;
+    const bool waits = push.closed() || AwaitsUpdate(*round_, rank);
+    if (!waits || !worker.work.busy()) continue;
     AnswerGivenUp(parts_, rank, worker.work.key(), turn);
   }
 }
@@ -267,30 +282,42 @@ void SyncRounds::GiveUp(Turn& turn) {
 // ---- messages of one push
 
 ArrivedPush::Arrival SyncRounds::EnterOpening(Worker& worker,
+                                              const PushKey& key,
                                               const PushOpening& opening) {
   worker.kept_weights.reset();
-  if (opening.takes_changes) {
+  // A later update changes other weights than those of the version before.
+  if (opening.takes_changes && key.update == 0) {
     worker.kept_weights = {.incarnation = worker.incarnation,
                            .next = opening.version.Next()};
   }
-  return round_->pushes.Open(worker.rank, worker.work.key(), opening);
+  return round_->pushes.Open(worker.rank, key, opening);
 }
 
 void SyncRounds::TookGradient(Worker& worker, int32_t partition, bool fresh,
                               Turn& turn) {
-  if (fresh) {
+  const std::optional<PendingCommit>& commit = round_->progress.commit;
+  if (Discards()) {
+    SendUnchanged(parts_, *round_, partition, turn);
+    NoteGradient(*round_, worker.rank);
+  } else if (fresh) {
     BeginFoldIfComplete(parts_, *round_, partition, turn.now);
     ClaimByPush(worker.rank, turn);
     // Another one may be furthest behind now.
     ResumePaused(turn);
-  } else if (round_->progress.commit.has_value()) {
-    SendResult(*round_->progress.commit, partition, worker, worker.work.key(),
-               turn);
+    NoteGradient(*round_, worker.rank);
+  } else if (commit.has_value() && commit->update() == round_->update()) {
+    SendResult(*commit, partition, worker, KeyOf(*round_, worker), turn);
   }
 }
 
-absl::Status SyncRounds::Close(Worker& worker, PushClosing closing,
-                               Turn& turn) {
+absl::Status SyncRounds::Close(Worker& worker, const PushKey& key,
+                               PushClosing closing, Turn& turn) {
+  if (key.update != round_->update() || round_->Continues()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("push of rank ", worker.rank.value(), ": closed update ",
+                     key.update, " of step ", round_->step().value(),
+                     ", want the last one closed, which is not opened yet"));
+  }
   const ArrivedPush::Arrival arrival =
       round_->pushes.Close(worker.rank, std::move(closing), turn.now);
   CountArrival(worker, arrival, parts_.ledger, turn);
@@ -426,6 +453,7 @@ void SyncRounds::RankLost(Rank rank, bool waits, const std::string& why,
   if (IsMember(rank)) {
     // A lost incarnation waits for nothing any more.
     round_->rendezvous.Forget(rank);
+    if (!round_->pushes[rank].closed()) round_->rendezvous.NoteReopened(rank);
     // A complete push counts without its sender.
     if (round_->pushes.IsComplete(rank)) {
       round_->NoteLeft(rank);
@@ -490,7 +518,8 @@ bool SyncRounds::IsStalled(Instant now) const {
                          return parts_.flow.IsPausedSince(rank,
                                                           now - kStalledMin);
                        }
-                       return push.closed() || round_->rendezvous.Waits(rank);
+                       return push.closed() || round_->rendezvous.Waits(rank) ||
+                              AwaitsUpdate(*round_, rank);
                      });
 }
 
@@ -510,8 +539,9 @@ void SyncRounds::Tick(Turn& turn) {
 Standing SyncRounds::StandingOf(const Worker& worker) const {
   const Rank rank = worker.rank;
   if (!IsMember(rank)) return {};
-  const bool waits =
-      round_->rendezvous.Waits(rank) || round_->pushes.IsComplete(rank);
+  const bool waits = round_->rendezvous.Waits(rank) ||
+                     round_->pushes.IsComplete(rank) ||
+                     AwaitsUpdate(*round_, rank);
   // A member counts before it was given the step: a replacement that never
   // registers must not be waited for without end.
   return {.blocks_others = !waits,
@@ -527,8 +557,9 @@ std::vector<Rank> SyncRounds::WaitedFor() const {
     waited = round_->Decide().waiting_for;
   }
   // They have done what they could.
-  std::erase_if(waited,
-                [this](Rank rank) { return parts_.flow.IsPaused(rank); });
+  std::erase_if(waited, [this](Rank rank) {
+    return parts_.flow.IsPaused(rank) || AwaitsUpdate(*round_, rank);
+  });
   return waited;
 }
 

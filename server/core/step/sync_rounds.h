@@ -10,6 +10,7 @@
 #include "server/core/step/round.h"
 #include "server/core/step/step_calls.h"
 #include "server/core/step/step_driver.h"
+#include "server/core/step/step_updates.h"
 #include "server/core/step/sync_commit.h"
 
 namespace cohort {
@@ -21,7 +22,8 @@ class SyncRounds final : public StepDriver {
  public:
   explicit SyncRounds(RunParts& parts) : StepDriver(parts), calls_(parts) {}
 
-  absl::Status Close(Worker& worker, PushClosing closing, Turn& turn) override;
+  absl::Status Close(Worker& worker, const PushKey& key, PushClosing closing,
+                     Turn& turn) override;
   absl::Status Reduce(Worker& worker, MomentsMessage message,
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
@@ -58,7 +60,15 @@ class SyncRounds final : public StepDriver {
   const ArrivedPush* PushOf(Rank rank) const override {
     return IsMember(rank) ? &round_->pushes[rank] : nullptr;
   }
-  ArrivedPush::Arrival EnterOpening(Worker& worker,
+  absl::StatusOr<bool> TakesUpdate(Rank rank, const PushKey& key,
+                                   const PushOpening& opening) override {
+    return EnterUpdate(parts_, *round_, rank, key, opening);
+  }
+  int32_t update() const override {
+    return round_.has_value() ? round_->update() : 0;
+  }
+  bool Discards() const override { return round_->progress.discards; }
+  ArrivedPush::Arrival EnterOpening(Worker& worker, const PushKey& key,
                                     const PushOpening& opening) override;
   ArrivedPush::Arrival EnterGradient(Rank rank,
                                      const GradientArrival& gradient) override {
@@ -83,8 +93,9 @@ class SyncRounds final : public StepDriver {
     return round_.has_value() && round_->step() == step &&
            round_->attempt() == attempt;
   }
-  // Carries out what the members' batch-norm calls lead to. False: the attempt
-  // is over, or the run.
+  // Carry out what the members' updates and their batch-norm calls lead to.
+  // False: the attempt is over, or the run.
+  bool SettleUpdates(Turn& turn);
   bool SettleCalls(Turn& turn);
   void AbortAttempt(const std::string& reason, Turn& turn);
   void Commit(Turn& turn);

@@ -165,8 +165,8 @@ class Worker(Script):
         if phase == self._dies and self.step_number == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def step(self) -> None:
-        result = self.job.step()
+    def step(self, optimizer: Any = None, **options: Any) -> None:
+        result = self.job.step(optimizer, **options)
         self._die_after("step")
         self._void = result.verdict != "part" and not result.counts
 
@@ -256,7 +256,8 @@ class Alone(Script):
     def _batches(self, batches: Iterator[list[Any]], accumulate: int
                  ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for self.step_number, ranks in enumerate(batches):
-            if not self.zeroes_gradients:
+            if not self.zeroes_gradients and not isinstance(self._optimizer,
+                                                            list):
                 self._optimizer.zero_grad(set_to_none=True)
             self._weight = 0.0
             self._samples = sum(len(x) for x, _ in ranks)
@@ -300,12 +301,16 @@ class Alone(Script):
         yield from self._batches(batches(), 1)
 
     def backward(self, loss: Any, weight: float | None = None,
-                 reduction: str = "mean", **_: Any) -> None:
+                 reduction: str = "mean", optimizer: Any = None, **_: Any
+                 ) -> None:
         """`weight` is that of all workers, as the loss is."""
         if isinstance(loss, list):
             loss = sum(one if reduction == "mean" else one / total
                        for one, total in loss if total)
             weight, reduction = 1.0, "mean"
+        if optimizer is not None:
+            (loss if reduction == "mean" else loss / weight).backward()
+            return
         if weight is None:
             weight, total = float(sum(self._parts)), float(self._samples)
         else:
@@ -315,7 +320,10 @@ class Alone(Script):
         loss = (loss * weight if reduction == "mean" else loss) / total
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
 
-    def step(self) -> None:
+    def step(self, optimizer: Any = None, **_: Any) -> None:
+        if optimizer is not None:
+            optimizer.step()
+            return
         if self._part + 1 < self._parts_of_step:
             return
         if self._weight != 1:

@@ -115,6 +115,38 @@ TEST_F(WorkerSessionTest, AStepMovesTheWeightsToTheVersionOfItsVerdict) {
   EXPECT_EQ(client_.pushes[0].closing.contributions, 2);
 }
 
+// What the memory holds after an update is no version.
+TEST_F(WorkerSessionTest, AnUpdateMovesTheWeightsUntilTheStepIsVoid) {
+  Begin();
+  ASSERT_TRUE(
+      session_.Open({.samples = 4, .loss_weight = 1, .continues = true}).ok());
+  ASSERT_TRUE(session_.Finish(1).ok());
+  ASSERT_TRUE(session_.EndUpdate().ok());
+  EXPECT_THAT(sent_, ElementsAre(1, 0, 2));
+  EXPECT_THAT(weights_, ElementsAre(0.5, 1.75, 2.875));
+  EXPECT_EQ(session_.version(), Version(0));
+  // The next update has gradients of all parameters again.
+  ASSERT_TRUE(session_.Open({.samples = 4, .loss_weight = 1}).ok());
+  ASSERT_TRUE(session_.Finish(1).ok());
+  session_.End(absl::AbortedError("rank 1 is lost"));
+  EXPECT_EQ(client_.weight_pulls, 1);
+  Begin();
+  EXPECT_EQ(client_.weight_pulls, 2);
+  EXPECT_THAT(weights_, ElementsAre(1, 2, 3));
+}
+
+TEST_F(WorkerSessionTest, ASkippedStepHasTakenItsUpdatesBack) {
+  client_.verdicts = {Verdict::kSkipped};
+  Begin();
+  ASSERT_TRUE(
+      session_.Open({.samples = 4, .loss_weight = 1, .continues = true}).ok());
+  ASSERT_TRUE(session_.EndUpdate().ok());
+  ASSERT_TRUE(Push().ok());
+  EXPECT_EQ(session_.version(), std::nullopt);
+  Begin();
+  EXPECT_THAT(weights_, ElementsAre(1, 2, 3));
+}
+
 // The version is known after a skipped step, but not after a dropped push.
 TEST_F(WorkerSessionTest, WeightsArePulledUnlessTheirVersionIsKnown) {
   client_.verdicts = {Verdict::kSkipped, Verdict::kDropped,

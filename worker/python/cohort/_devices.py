@@ -1,7 +1,7 @@
 """Where tensors are: in host memory, where the C++ kernels and the network
 reach them, or in a GPU's, from where they are copied."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -189,17 +189,20 @@ class HostWeights:
                      if on_host(parameter.device) and parameter.is_contiguous()
                      else to_host(parameter.detach().contiguous())
                      for parameter in parameters]
-        self._copied = [(host, parameter)
-                        for host, parameter in zip(self.host, parameters)
-                        if host.data_ptr() != parameter.data_ptr()]
+        self._copied = {number: (host, parameter) for number, (host, parameter)
+                        in enumerate(zip(self.host, parameters))
+                        if host.data_ptr() != parameter.data_ptr()}
         self._uploaded: Any = None
 
-    def upload(self) -> None:
-        """The network has written: the parameters get the values."""
-        if not self._copied:
+    def upload(self, numbers: Iterable[int]) -> None:
+        """The network has written: the parameters of these numbers get the
+        values."""
+        copied = [self._copied[number] for number in numbers
+                  if number in self._copied]
+        if not copied:
             return
         with torch.no_grad():
-            for host, parameter in self._copied:
+            for host, parameter in copied:
                 parameter.copy_(host, non_blocking=True)
         if self._device.type == "cuda":
             self._uploaded = _cuda.Event()

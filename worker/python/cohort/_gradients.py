@@ -1,7 +1,7 @@
 """The gradients of a step: observed while autograd adds to them, and sent as
 soon as they are final."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -124,6 +124,60 @@ class Gradients:
                 for number, parameter in enumerate(self._model.parameters)
                 if parameter.grad is not None}
 
+    # ---- updates: those of one of several optimizers, which are sent at its step
+
+    def prepare_update(self, numbers: Sequence[int], first: bool) -> None:
+        """Called before a backward pass of an update: as `prepare`, for the
+        parameters of one optimizer. Between two passes of an update zero_grad()
+        drops what the first has added, as in torch.
+
+        Args:
+            numbers: of its parameters.
+            first: no pass of the update was before.
+
+        Raises:
+            UsageError: a gradient was changed in another way.
+        """
+        for number in numbers:
+            parameter = self._model.parameters[number]
+            grad = parameter.grad
+            if grad is None:
+                continue
+            if first and self._is_left(number, grad):
+                parameter.grad = None
+                continue
+            before = None if first else self._sent.get(number)
+            if grad is before and grad._version == self._prints[number][0]:
+                continue
+            if bool(grad.any()):
+                raise _errors.UsageError(
+                    f"{self._model.names[number]}: has a gradient that "
+                    "job.backward() has not computed, or that was changed since; "
+                    "call optimizer.zero_grad(), and add what else the parameters "
+                    "should learn to the loss")
+
+    def end_pass(self, numbers: Sequence[int]) -> None:
+        """Called after a backward pass of an update."""
+        self._sent = {}
+        for number in numbers:
+            grad = self._model.parameters[number].grad
+            if grad is not None:
+                self._sent[number] = grad
+        self._note()
+
+    def send_update(self, numbers: Sequence[int]) -> None:
+        """Sends the gradients of an update."""
+        self._counts = True
+        for number in reversed(numbers):
+            self._send(number)
+        if self._queue is not None:
+            self._queue.finish()
+
+    def end_update(self) -> None:
+        """Called when an update is over that another one follows."""
+        self._left = self._present()
+        self._sent = {}
+
     def hold(self) -> None:
         """Called after the pass of a part that another one follows."""
         self._held = self._present()
@@ -209,10 +263,13 @@ class Gradients:
         for number in reversed(self._model.trained):
             if number not in self._sent:
                 self._send(number)
-        self._prints = {number: (grad._version, _devices.fingerprint(grad))
-                        for number, grad in self._sent.items()}
+        self._note()
         if self._queue is not None:
             self._queue.finish()
+
+    def _note(self) -> None:
+        self._prints = {number: (grad._version, _devices.fingerprint(grad))
+                        for number, grad in self._sent.items()}
 
     def _send(self, number: int) -> None:
         grad = self._model.parameters[number].grad
@@ -235,10 +292,14 @@ class Gradients:
                                                  self._deliver)
         self._queue.add(number, grad)
 
-    def check(self) -> None:
+    def check(self, numbers: Sequence[int] | None = None) -> None:
         """Raises UsageError if a gradient was changed after it was sent, or
-        written without a change: what clips a sum may leave shares alone."""
-        for number in self._model.trained:
+        written without a change: what clips a sum may leave shares alone.
+
+        Args:
+            numbers: of the parameters; None: all.
+        """
+        for number in self._model.trained if numbers is None else numbers:
             now = self._model.parameters[number].grad
             if now is self._sent.get(number):
                 if now is None:

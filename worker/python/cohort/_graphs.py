@@ -21,6 +21,26 @@ def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
     return seen
 
 
+def nodes_before(tensors: Iterable[torch.Tensor],
+                 leaves: Iterable[torch.Tensor]) -> set[Any]:
+    """Those from which a backward pass reaches one of the leaves."""
+    wanted = {id(leaf) for leaf in leaves}
+    users: dict[Any, list[Any]] = {}
+    todo = []
+    for node in nodes_of(tensors):
+        for following, _ in node.next_functions:
+            users.setdefault(following, []).append(node)
+        if id(getattr(node, "variable", None)) in wanted:
+            todo.append(node)
+    found: set[Any] = set()
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += users.get(node, [])
+    return found
+
+
 def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensors whose `grad` a backward pass from this one adds to."""
     return [node.variable for node in nodes_of([tensor])

@@ -181,6 +181,7 @@ class Job:
 
     def backward(self, loss: torch.Tensor | list[tuple[torch.Tensor, float]],
                  weight: float | None = None, *, reduction: str = "mean",
+                 optimizer: torch.optim.Optimizer | None = None,
                  correct: int = 0, labels: int = 0) -> None:
         """Computes the gradients and sends them while they are computed.
 
@@ -198,18 +199,29 @@ class Job:
                 have one length. 0: a mean over nothing, so there is nothing to
                 learn from; a sum still counts.
             reduction: "mean" or "sum": what `loss` is over `weight`.
+            optimizer: if the job has several: whose parameters get gradients. As
+                in torch, calls before its job.step() add up.
             correct: labels that were predicted, for the live page.
             labels: of so many.
         """
         run, step = self._run, self._run.step
         step.check_in_progress("job.backward()")
+        position = step.updates.position_of(optimizer, "job.backward()")
         numbers = run.numbers()
         if isinstance(loss, list):
             _check_pairs(loss, weight)
             for one, _ in loss:
                 _graph_check.check(one)
             run.model.check_weights(content=False)
-            step.backward_each(loss, reduction, numbers)
+            if step.updates.several:
+                step.backward_update(position, list(loss), reduction, numbers)
+            else:
+                step.backward_each(loss, reduction, numbers)
+        elif step.updates.several:
+            step.check_samples("job.backward", weight)
+            _graph_check.check(loss)
+            run.model.check_weights(content=False)
+            step.backward_update(position, [(loss, weight)], reduction, numbers)
         else:
             step.check_samples("job.backward", weight)
             _graph_check.check(loss)
@@ -217,19 +229,33 @@ class Job:
             step.backward(loss, weight, reduction, numbers)
         step.count(int(correct), int(labels))
 
-    def step(self, closure: None = None) -> StepResult:
+    def step(self, optimizer: torch.optim.Optimizer | None = None, *,
+             last: bool | None = None) -> StepResult:
         """Ends the step: the server combines it with those of the other workers
         and sends new weights, which are then in the model.
 
+        With several optimizers it updates the parameters of one, and the step
+        ends with the last of them, or with the request for the next batch if that
+        was not stepped. All updates of a step are part of its version, or none:
+        a step that is void is repeated from its beginning.
+
+        Args:
+            optimizer: if the job has several: the one to step. All workers step
+                the same ones in the same order.
+            last: whether the step ends with it; by default, if it is the last
+                that was passed to `cohort.join`.
+
         Returns:
-            What became of it.
+            What became of it; "part" for an update that others follow.
         """
-        if closure is not None:
-            raise _errors.UsageError(
-                "job.step(): got a closure; compute the loss and call "
-                "job.backward(loss) before")
+        updates = self._run.step.updates
         self._run.step.check_in_progress("job.step()")
-        return self._run.end_step()
+        position = updates.position_of(optimizer, "job.step()")
+        if not updates.several:
+            return self._run.end_step()
+        if last is None:
+            last = position == len(updates.optimizers) - 1
+        return self._run.end_update(position, last)
 
     def after_step(self, function: Callable[[], Any]) -> None:
         """Calls `function` once for each version that this worker's steps

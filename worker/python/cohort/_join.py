@@ -15,6 +15,7 @@ from cohort import (_batch_norm, _core, _errors, _kept, _model_checks,
                     _server, _torchrun)
 from cohort._job import Job
 from cohort._model import RegisteredModel
+from cohort._optimizer import check_optimizers
 from cohort._run import Run
 from cohort._scaler import loss_scale_of
 from cohort._schedulers import Schedulers
@@ -107,13 +108,6 @@ def _check_wrappers(model: nn.Module) -> None:
                 "start a worker for each device")
 
 
-def _check_optimizer(optimizer: object) -> None:
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise _errors.ConfigurationError(
-            f"optimizer: got a {type(optimizer).__name__}, want one "
-            "torch.optim.Optimizer of the model's parameters")
-
-
 def leave_newest(reason: str) -> None:
     """Ends the job of this process, if it has one."""
     run = _newest()
@@ -134,7 +128,8 @@ def call(name: str) -> contextlib.AbstractContextManager[None]:
     return run.step.call(name)
 
 
-def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
+def join(model: nn.Module,
+         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], *,
          schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
          keep: _kept.Keep = (),
          scaler: Any = None,
@@ -158,6 +153,10 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         optimizer: of a class that the server has a rule for, such as
             torch.optim.SGD or cohort.LARS (see OPTIMIZERS.md). The server (with
             --optimizer=auto, its default) takes class, rates, decay and groups.
+            Or several of one class, such as those of a GAN, in the order in which
+            the loop's body steps them: job.backward(loss, optimizer=opt_d), then
+            job.step(opt_d). `model` then has the parameters of all of them, such
+            as nn.ModuleList([discriminator, generator]).
         schedulers: schedulers of the optimizer, advanced by each job.step(). A
             single one that the script steps itself is not passed.
         epoch_schedulers: the same, advanced at the end of each epoch.
@@ -210,11 +209,16 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
     _check_wrappers(model)
     _check_alone(model)
     _model_checks.check_model(model)
-    _check_optimizer(optimizer)
+    optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    check_optimizers(optimizers)
+    scale = loss_scale_of(scaler)
+    if scale is not None and len(optimizers) > 1:
+        raise _errors.ConfigurationError(
+            "cohort.join(scaler=...): got several optimizers, want one; bfloat16 "
+            "autocast needs no scaler")
     _core.start_log(log_level)
     _core.keep_freed_memory()
-    planned = Schedulers(optimizer, schedulers, epoch_schedulers,
-                         loss_scale_of(scaler))
+    planned = Schedulers(optimizers, schedulers, epoch_schedulers, scale)
     reached = _server.reach(server, serve, server_flags, insecure)
     # A server of this process alone listens on loopback, in plaintext.
     tls = (_server.TlsFiles("", "", "") if reached.alone
@@ -227,7 +231,7 @@ def join(model: nn.Module, optimizer: torch.optim.Optimizer, *,
         _connect, rank, server_timeout, insecure, tls, server=reached.address,
         trace=trace, ops_listen=ops_listen, local=_local_mode(local))
     try:
-        run = Run(model, optimizer, planned, reached, connect, keep)
+        run = Run(model, optimizers, planned, reached, connect, keep)
     except BaseException:
         if reached.own is not None:
             reached.own.close()

@@ -225,6 +225,7 @@ class Data:
             yield share
             if run.left:
                 return
+            run.end_updates()
             if step.done <= part:
                 step.check_trained()
 

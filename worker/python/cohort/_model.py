@@ -1,6 +1,7 @@
 """The model of a job: its parameters and batch-norm layers as they are
 registered, and checks that nothing changes them behind the server's back."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from cohort import (_batch_norm, _core, _devices, _errors, _kept,
                     _statistics)
 from cohort._graphs import leaves_of, nodes_of
-from cohort._optimizer import OptimizerPlan
+from cohort._optimizer import OptimizerPlan, Optimizers
 
 
 def _has_indices(node: Any) -> bool:
@@ -44,8 +45,9 @@ class RegisteredModel:
         # nothing to exchange.
         self.names: list[str] = []
         self.parameters: list[nn.Parameter] = []
-        # The numbers of those that the optimizer has.
+        # The numbers of those that the optimizers have, and of each.
         self.trained: list[int] = []
+        self.trained_by: list[list[int]] = []
         for name, parameter in model.named_parameters():
             self._check(name, parameter)
             if not isinstance(parameter, nn.parameter.UninitializedParameter
@@ -77,19 +79,21 @@ class RegisteredModel:
             raise _errors.ConfigurationError(
                 f"{name}: got {parameter.dtype}, want torch.float32; {way}")
 
-    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Notes which parameters the optimizer has: the others are never trained,
-        as in torch. Raises ConfigurationError if it has one of another model."""
-        held = {id(parameter) for group in optimizer.param_groups
-                for parameter in group["params"] if parameter.numel()}
-        for number, parameter in enumerate(self.parameters):
-            if id(parameter) in held:
-                self.trained.append(number)
-            held.discard(id(parameter))
-        if held:
-            raise _errors.ConfigurationError(
-                f"the optimizer has {len(held)} parameters that are not in the "
-                "model; make it from the model's parameters")
+    def check_optimizers(self, optimizers: Optimizers) -> None:
+        """Notes which parameters the optimizers have: the others are never
+        trained, as in torch. Raises ConfigurationError if one has a parameter of
+        another model."""
+        for optimizer in optimizers:
+            held = {id(parameter) for group in optimizer.param_groups
+                    for parameter in group["params"] if parameter.numel()}
+            numbers = [number for number, parameter in enumerate(self.parameters)
+                       if id(parameter) in held]
+            if len(numbers) < len(held):
+                raise _errors.ConfigurationError(
+                    f"the optimizer has {len(held) - len(numbers)} parameters that "
+                    "are not in the model; make it from the model's parameters")
+            self.trained_by.append(numbers)
+        self.trained = sorted(sum(self.trained_by, []))
 
     def copy(self) -> dict[str, Any]:
         """The model's state_dict(), which later steps do not change."""
@@ -170,11 +174,24 @@ class RegisteredModel:
     def take_weights(self) -> None:
         """The network has written weights; they are the model's now."""
         assert self._weights is not None
-        self._weights.upload()
+        self._weights.upload(range(len(self.parameters)))
         self._weight_versions = [parameter._version
                                  for parameter in self.parameters]
         self._weight_prints = [_devices.fingerprint(parameter)
                                for parameter in self.parameters]
+
+    def take_update(self, numbers: Sequence[int]) -> None:
+        """The network has written weights, of which these have changed: a graph
+        that has used the old ones is refused by autograd, as after
+        optimizer.step()."""
+        assert self._weights is not None
+        self._weights.upload(numbers)
+        for number in numbers:
+            parameter = self.parameters[number]
+            # A change of nothing, in place.
+            parameter.detach().unsqueeze(0).narrow(0, 0, 0).zero_()
+            self._weight_versions[number] = parameter._version
+            self._weight_prints[number] = _devices.fingerprint(parameter)
 
     def check_weights(self, content: bool) -> None:
         """Raises UsageError if a weight was changed by hand since then.

@@ -1,9 +1,9 @@
-"""From a torch optimizer to what the server needs of it: settings, and a
+"""From torch optimizers to what the server needs of them: settings, and a
 learning rate and weight decay for each parameter."""
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ class ParameterRates:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerPlan:
-    """An optimizer as the server takes it."""
+    """The optimizers as the server takes them."""
     # The server's settings by name, such as "learning_rate" -> "0.1".
     settings: dict[str, str]
     # By the identity of the parameter.
@@ -116,10 +116,45 @@ def _refuse(optimizer: torch.optim.Optimizer, what: str, wanted: str) -> None:
         "applies the optimizer and has no such rule")
 
 
-def _check_same(optimizer: torch.optim.Optimizer, name: str) -> None:
-    values = [group.get(name) for group in optimizer.param_groups]
+Optimizers = Sequence[torch.optim.Optimizer]
+
+
+def groups_of(optimizers: Optimizers) -> list[dict[str, Any]]:
+    """Their groups, numbered as the server does."""
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def check_optimizers(optimizers: Sequence[object]) -> None:
+    """Raises ConfigurationError unless these are optimizers of one class, of
+    different parameters."""
+    owners: dict[int, int] = {}
+    for position, optimizer in enumerate(optimizers):
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise _errors.ConfigurationError(
+                f"optimizer: got a {type(optimizer).__name__}, want a "
+                "torch.optim.Optimizer of the model's parameters, or a list of "
+                "several in the order in which the loop's body steps them")
+        if type(optimizer) is not type(optimizers[0]):
+            raise _errors.ConfigurationError(
+                f"optimizers: got a {type(optimizers[0]).__name__} and a "
+                f"{type(optimizer).__name__}, want one class: the server has one "
+                "rule for all parameters; their numbers may differ")
+        for parameter in (parameter for group in optimizer.param_groups
+                          for parameter in group["params"]):
+            other = owners.setdefault(id(parameter), position)
+            if other != position:
+                raise _errors.ConfigurationError(
+                    f"optimizers: {other} and {position} of the list have one "
+                    f"parameter of shape {tuple(parameter.shape)}; want each "
+                    "parameter in one of them")
+    if not optimizers:
+        raise _errors.ConfigurationError("optimizer: got none, want one or more")
+
+
+def _check_same(optimizers: Optimizers, name: str) -> None:
+    values = [group.get(name) for group in groups_of(optimizers)]
     if any(value != values[0] for value in values):
-        _refuse(optimizer, f"{name} of {values} in its groups",
+        _refuse(optimizers[0], f"{name} of {values} in its groups",
                 "one value for all groups")
 
 
@@ -172,13 +207,15 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(float(value))
 
 
-def _rule(optimizer: torch.optim.Optimizer) -> "tuple[str, _core.TorchClass]":
-    """The server's rule for `optimizer`, and what of its arguments it takes."""
+def _rule(optimizers: Optimizers) -> "tuple[str, _core.TorchClass]":
+    """The server's rule for optimizers of one class, and what of their arguments
+    it takes."""
+    optimizer, groups = optimizers[0], groups_of(optimizers)
     rules = [(rule.name, made) for rule in _core.optimizer_rules()
              for made in rule.torch_classes]
     def is_other(value: "_core.TorchValue") -> bool:
         return any(float(_value(group, value.name)) != value.value
-                   for group in optimizer.param_groups)
+                   for group in groups)
 
     fitting = [(name, made, [value for value in made.values if is_other(value)])
                for name, made in rules if made.name == _class_of(optimizer)]
@@ -192,23 +229,23 @@ def _rule(optimizer: torch.optim.Optimizer) -> "tuple[str, _core.TorchClass]":
     name, made, wrong = min(fitting, key=lambda fit: (
         len(fit[2]), -len(fit[1].values) if fit[2] else 0))
     for value in wrong:
-        seen = next(seen for group in optimizer.param_groups
+        seen = next(seen for group in groups
                     if float(seen := _value(group, value.name)) != value.value)
         _refuse(optimizer, f"{value.name}={seen}", str(type(seen)(value.value)))
     return name, made
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    name, made = _rule(optimizer)
-    first = optimizer.param_groups[0]
+def _settings(optimizers: Optimizers) -> dict[str, str]:
+    name, made = _rule(optimizers)
+    first = groups_of(optimizers)[0]
     settings = {"optimizer": name, "maximize": _text(bool(_value(first, "maximize")))}
-    _check_same(optimizer, "maximize")
+    _check_same(optimizers, "maximize")
     for argument in made.arguments:
         if argument.name not in first:
             continue
         # Steps send those of the groups that differ from the first.
         if argument.constant or not _is_number(first, argument.name):
-            _check_same(optimizer, argument.name)
+            _check_same(optimizers, argument.name)
         settings[argument.number] = _text(
             _value(first, argument.name, argument.position))
     return settings
@@ -239,21 +276,21 @@ class _Number:
 
 
 class GroupNumbers:
-    """The numbers in an optimizer's groups that a script may change from step to
+    """The numbers in optimizers' groups that a script may change from step to
     step: rates, weight decay, and those of the rule.
 
     Args:
-        optimizer: one of the classes that the server knows.
+        optimizers: of one of the classes that the server knows.
 
     Raises:
         ConfigurationError: the server has no rule for it.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._groups = optimizer.param_groups
+    def __init__(self, optimizers: Optimizers) -> None:
+        self._groups = groups_of(optimizers)
         arguments = [("learning_rate", "lr", -1), ("weight_decay", "weight_decay", -1)]
         arguments += [(argument.number, argument.name, argument.position)
-                      for argument in _rule(optimizer)[1].arguments
+                      for argument in _rule(optimizers)[1].arguments
                       if not argument.constant]
         self._numbers = [_Number(index, *argument)
                          for index, group in enumerate(self._groups)
@@ -316,12 +353,11 @@ class GroupNumbers:
         return StepNumbers(rates if with_rates else [], changed)
 
 
-def plan_of(optimizer: torch.optim.Optimizer,
-            rates_by_workers: bool) -> OptimizerPlan:
-    """What the server needs of `optimizer`.
+def plan_of(optimizers: Optimizers, rates_by_workers: bool) -> OptimizerPlan:
+    """What the server needs of `optimizers`.
 
     Args:
-        optimizer: one of the classes that the server knows.
+        optimizers: of one of the classes that the server knows.
         rates_by_workers: the learning rates come with every step, as they do
             where the first one is 0; otherwise those that the groups have now are
             registered as multiples of the first group's.
@@ -329,14 +365,15 @@ def plan_of(optimizer: torch.optim.Optimizer,
     Raises:
         ConfigurationError: the server has no rule for it.
     """
-    settings = _settings(optimizer)
-    check_no_state(optimizer)
-    groups = [{"weight_decay": 0.0} | group for group in optimizer.param_groups]
+    settings = _settings(optimizers)
+    for optimizer in optimizers:
+        check_no_state(optimizer)
+    groups = [{"weight_decay": 0.0} | group for group in groups_of(optimizers)]
     for group in groups:
         rate, decay = float(group["lr"]), float(group["weight_decay"])
         if not (math.isfinite(rate) and math.isfinite(decay) and rate >= 0 and
                 decay >= 0):
-            _refuse(optimizer, f"lr {rate} and weight_decay {decay}",
+            _refuse(optimizers[0], f"lr {rate} and weight_decay {decay}",
                     "finite numbers of at least 0")
     initial = [float(group["lr"]) for group in groups]
     rates_by_workers = rates_by_workers or initial[0] == 0

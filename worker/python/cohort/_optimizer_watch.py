@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
 
 
 class OptimizerWatch:
-    """The optimizer of a job, as it was when `cohort.join` read it.
+    """An optimizer of a job, as it was when `cohort.join` read it.
 
     Args:
         optimizer: its methods that would act on it alone raise a UsageError

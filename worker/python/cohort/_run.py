@@ -13,11 +13,12 @@ from torch import nn
 from cohort import (_after_step, _core, _data, _errors, _evaluation, _kept,
                     _sampler, _server)
 from cohort._model import RegisteredModel
-from cohort._optimizer import StepNumbers, plan_of
+from cohort._optimizer import Optimizers, StepNumbers, plan_of
 from cohort._optimizer_watch import OptimizerWatch
 from cohort._schedulers import Schedulers
 from cohort._signals import StopWatcher
 from cohort._step import Step, StepResult
+from cohort._updates import Updates
 
 
 class Run:
@@ -25,23 +26,24 @@ class Run:
 
     Args:
         model: its batch norm is converted in place.
-        optimizer: of the model's parameters.
-        schedulers: of the optimizer.
+        optimizers: of the model's parameters.
+        schedulers: of the optimizers.
         reached: the run's server.
         connect: makes a worker that has not joined yet, of a batch size.
         keep: see `cohort.join`.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer,
+    def __init__(self, model: nn.Module, optimizers: Optimizers,
                  schedulers: Schedulers, reached: _server.Reached,
                  connect: "Callable[[RegisteredModel, int], _core.Worker]",
                  keep: "_kept.Keep" = ()) -> None:
         self.model = RegisteredModel(model, keep)
         self.kept = self.model.kept
-        self.model.check_optimizer(optimizer)
+        self.model.check_optimizers(optimizers)
         self.schedulers = schedulers
-        self._plan = plan_of(optimizer, bool(schedulers))
-        self._watch = OptimizerWatch(optimizer, schedulers.numbers)
+        self._plan = plan_of(optimizers, bool(schedulers))
+        self._watches = [OptimizerWatch(optimizer, schedulers.numbers)
+                         for optimizer in optimizers]
         self._reached = reached
         self._connect = connect
         self._pid = os.getpid()
@@ -72,7 +74,7 @@ class Run:
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.
         self.sampled: _sampler.SampledOrder | None = None
-        self.step = Step(self.model, schedulers.scale)
+        self.step = Step(self.model, schedulers.scale, Updates(optimizers))
         self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self.leave, "the script has ended")
 
@@ -106,7 +108,7 @@ class Run:
         plan = self._run_plan(dataset, by_number, batch_size, name)
         if sampler is not None:
             plan.train_samples = len(sampler)
-        self._watch.check()
+        self._check_optimizers()
         self.schedulers.find()
         self._initial_state = self._state = self.schedulers.save()
         address = self._reached.address
@@ -187,7 +189,8 @@ class Run:
             self._final_version = self.worker.version()
             self.step.worker = None  # type: ignore[assignment]
         self.step.detach()
-        self._watch.detach()
+        for watch in self._watches:
+            watch.detach()
         self.schedulers.detach()
         if self._watcher is not None:
             self._watcher.close()
@@ -385,11 +388,38 @@ class Run:
         if not self.step.trains():
             self.schedulers.check_kept()
 
+    def _check_optimizers(self) -> None:
+        for watch in self._watches:
+            watch.check()
+
+    def end_update(self, optimizer: int, last: bool) -> StepResult:
+        """See Job.step, of one of several optimizers."""
+        step = self.step
+        self.model.check_weights(content=True)
+        self._check_optimizers()
+        step.updates.check_step(optimizer)
+        self.numbers()
+        step.gradients.check(self.model.trained_by[optimizer])
+        step.send_update(optimizer, continues=not last)
+        if last:
+            return self._end_step()
+        step.end_update(optimizer)
+        return StepResult(version=None, verdict="part")
+
+    def end_updates(self) -> None:
+        """The script asks for the next batch, and has stepped some optimizers:
+        these were the step's."""
+        step = self.step
+        if step.trains() and step.updates.done > 0 and step.updates.of is None:
+            step.numbers = self.numbers()
+            step.send_update(0, continues=False)
+            self._end_step()
+
     def end_step(self) -> StepResult:
         """See Job.step."""
         step = self.step
         self.model.check_weights(content=True)
-        self._watch.check()
+        self._check_optimizers()
         if step.passes == step.done:
             raise _errors.UsageError(
                 "job.step(): no gradients yet; call job.backward(loss) first")
@@ -399,6 +429,10 @@ class Run:
             step.end_part()
             return StepResult(version=None, verdict="part")
         step.gradients.check()
+        return self._end_step()
+
+    def _end_step(self) -> StepResult:
+        step = self.step
         assert step.assignment is not None
         state = self.schedulers.advance(step.overflow)
         try:

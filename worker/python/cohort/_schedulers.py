@@ -11,7 +11,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from cohort import _errors
-from cohort._optimizer import GroupNumbers
+from cohort._optimizer import GroupNumbers, Optimizers
 from cohort._scaler import LossScale
 
 STATE_BYTES_MAX = 64 << 10
@@ -211,10 +211,10 @@ class ScriptsScheduler:
 
 class Schedulers:
     """The schedulers of a job, what they and the script may change of its
-    optimizer, and the scale of its gradients.
+    optimizers, and the scale of its gradients.
 
     Args:
-        optimizer: one of the classes that the server knows.
+        optimizers: of one of the classes that the server knows.
         each_step: advanced once a step.
         each_epoch: advanced once an epoch.
         scale: of gradients; None: they are not scaled.
@@ -224,11 +224,11 @@ class Schedulers:
             a measure (ReduceLROnPlateau).
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer,
+    def __init__(self, optimizers: Optimizers,
                  each_step: Sequence[Any], each_epoch: Sequence[Any],
                  scale: LossScale | None = None) -> None:
-        self._optimizer = optimizer
-        self.numbers = GroupNumbers(optimizer)
+        self._optimizers = optimizers
+        self.numbers = GroupNumbers(optimizers)
         self.scale = scale
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)
@@ -242,7 +242,8 @@ class Schedulers:
             name = type(scheduler).__name__
             if why := _why_not(scheduler):
                 raise _errors.ConfigurationError(why)
-            if getattr(scheduler, "optimizer", None) is not optimizer:
+            of = getattr(scheduler, "optimizer", None)
+            if not any(of is optimizer for optimizer in optimizers):
                 raise _errors.ConfigurationError(
                     f"{name}: belongs to another optimizer than that passed to "
                     "cohort.join()")
@@ -260,8 +261,8 @@ class Schedulers:
     def find(self) -> None:
         """Looks for those that were not passed, whose step() the script calls."""
         passed = {id(item) for item in (*self._each_step, *self._each_epoch)}
-        found = [item for item in _schedulers_of(self._optimizer)
-                 if id(item) not in passed]
+        found = [item for optimizer in self._optimizers
+                 for item in _schedulers_of(optimizer) if id(item) not in passed]
         if len(found) == 1 and not passed and not _why_not(found[0]):
             self._scripts = ScriptsScheduler(found[0], self.check_kept,
                                              self._call_of_script)
@@ -351,10 +352,11 @@ class Schedulers:
             self._scripts.end_step()
 
     def _advance(self, step: Any) -> None:
-        # A scheduler warns unless the optimizer has counted a step.
-        self._optimizer._step_count = getattr(  # type: ignore[attr-defined]
-            self._optimizer, "_step_count", 0) + 1
-        self._optimizer._opt_called = True  # type: ignore[attr-defined]
+        # A scheduler warns unless its optimizer has counted a step.
+        for optimizer in self._optimizers:
+            optimizer._step_count = getattr(  # type: ignore[attr-defined]
+                optimizer, "_step_count", 0) + 1
+            optimizer._opt_called = True  # type: ignore[attr-defined]
         step()
 
     def resume(self, encoded: bytes, epoch: int) -> None:

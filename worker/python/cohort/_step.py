@@ -17,11 +17,12 @@ from cohort import (_batch_norm, _core, _doors, _errors, _operator,
                     _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
-from cohort._graphs import has_functions, leaves_of, nodes_of
+from cohort._graphs import has_functions, leaves_of, nodes_before, nodes_of
 from cohort._model import RegisteredModel
 from cohort._optimizer import StepNumbers
 from cohort._passes import Kept, Layer, Moves
 from cohort._scaler import LossScale
+from cohort._updates import Updates
 
 # The phases of a step, as heartbeats, metrics and timeline name them.
 _PHASES = {"data": 0, "forward": 1, "rendezvous": 2, "backward": 3, "push": 4,
@@ -79,11 +80,14 @@ class Step:
         model: its gradients are watched, and its batch norm asks this object
             what to do.
         scale: of gradients; None: they are not scaled.
+        updates: of the job's optimizers.
     """
 
-    def __init__(self, model: RegisteredModel, scale: LossScale | None) -> None:
+    def __init__(self, model: RegisteredModel, scale: LossScale | None,
+                 updates: Updates) -> None:
         self._model = model
         self._scale = scale
+        self.updates = updates
         # Set once the run is joined.
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self.mode = Mode.IDLE
@@ -173,7 +177,7 @@ class Step:
             raise _errors.UsageError(
                 f"{name}: a training call outside of a step would normalise by "
                 "this worker's batch alone; make it between the loop's beginning "
-                "and job.step(), or call eval() before it")
+                f"and job.step(), or call eval() before it{self.updates.advice()}")
         if self._depth == 0 and threading.get_ident() != self._thread:
             raise _errors.UsageError(
                 f"{name}: a training call in another thread than the loop's, so "
@@ -508,6 +512,7 @@ class Step:
         self.mode = Mode.TRAIN
         self._thread = threading.get_ident()
         self._foreign = None
+        self.updates.begin()
         self.gradients.begin()
         self.worker.begin_step(assignment)
         self.beside.begin()
@@ -529,7 +534,7 @@ class Step:
             return
         raise _errors.UsageError(
             f"{what}: no batch is in progress; iterate job.data() and call it "
-            "once for each batch")
+            f"once for each batch{self.updates.advice()}")
 
     def check_samples(self, what: str, weight: float | None) -> None:
         """Raises UsageError if the default weight is in doubt."""
@@ -620,6 +625,89 @@ class Step:
         self._loss = sum(float(loss.detach()) * root * met
                          for loss, root in zip(losses, roots) if root > 0)
 
+    # ---- updates of several optimizers
+
+    def backward_update(self, optimizer: int,
+                        pairs: list[tuple[torch.Tensor, float | None]],
+                        reduction: str, numbers: StepNumbers) -> None:
+        """The same for one of several optimizers: adds to the gradients of its
+        parameters, and of no others. They leave at its job.step()."""
+        what = "job.backward() of several optimizers"
+        losses = [self._check_loss(loss, reduction, numbers) for loss, _ in pairs]
+        weights = [self._weight_of(weight) for _, weight in pairs]
+        self.check_meets(what)
+        if self.parts > 1:
+            raise _errors.UsageError(
+                f"{what}: got part {self.done} of {self.parts} of the step, want a "
+                "step of one part; leave accumulate= and the server's "
+                "--global_batch out, or call job.backward() several times before "
+                "job.step()")
+        if self.token.grad_fn is not None:
+            raise _errors.UsageError(
+                f"{what}: got a compiled module, whose graph has batch norm's calls "
+                "in one chain through all updates; leave torch.compile out")
+        trained = self._model.trained_by[optimizer]
+        self.gradients.watch()
+        self.gradients.prepare_update(trained, self.updates.begin_pass(optimizer))
+        totals, met = self._meet_weights(what, weights)
+        self.check_met(what, met)
+        assert self.assignment is not None
+        if not self.is_void():
+            self._model.kept.refuse_some(met, int(self.assignment.members))
+        # As in backward_each.
+        self._weight, self._total = 1.0, float(met)
+        roots = [(weight if reduction == "mean" else 1.0) / total if total > 0
+                 else 0.0 for weight, total in zip(weights, totals)]
+        self._end_forward()
+        self.passes += 1
+        inputs = [parameter for parameter in
+                  (self._model.parameters[number] for number in trained)
+                  if parameter.requires_grad]
+        self.gradients.expected = self._in_backward = True
+        try:
+            with self.phase("backward"):
+                if inputs:
+                    self._visit(list(zip(losses, roots)), inputs)
+            self.gradients.end_pass(trained)
+        finally:
+            self.gradients.expected = self._in_backward = False
+            # What this pass has visited is released; the rest is another's.
+            visited = nodes_before(self._roots, inputs)
+            self._roots = [root for root in self._roots
+                           if root.grad_fn not in visited]
+        self._loss += sum(float(loss.detach()) * root * met
+                          for loss, root in zip(losses, roots) if root > 0)
+
+    def send_update(self, optimizer: int, continues: bool) -> None:
+        """Opens the update of an optimizer and sends its gradients, if it has
+        any."""
+        assert self.assignment is not None
+        self._end_forward()
+        if self.passes == 0:
+            self._weight, self._total = 1.0, float(self.assignment.members)
+        with self.phase("push"):
+            self.worker.open_step(
+                self._pushed_samples(self._samples or 1), self._weight,
+                self._weight * self.worker.loss_reference() / self._total,
+                self.numbers.rates, self.numbers.changed, self.batch_digest,
+                optimizer, continues)
+            if self.passes > 0:
+                self.gradients.send_update(self._model.trained_by[optimizer])
+
+    def end_update(self, optimizer: int) -> None:
+        """Waits for the weights that it makes, from which the next update is
+        computed."""
+        self._model.await_weights()
+        if self.worker.end_update():
+            self._model.take_update(self._model.trained_by[optimizer])
+        self.gradients.end_update()
+        self.updates.end()
+        self.passes = 0
+        # Other losses than this optimizer's depend on them only through what
+        # the script has kept.
+        self._roots = []
+        self.begin_forward()
+
     def _check_loss(self, loss: torch.Tensor, reduction: str,
                     numbers: StepNumbers) -> torch.Tensor:
         """A loss as a scalar.
@@ -628,7 +716,7 @@ class Step:
             UsageError: there is no such loss, or none is due.
         """
         self.numbers = numbers
-        if self.passes > self.done:
+        if self.passes > self.done and not self.updates.several:
             raise _errors.UsageError(
                 "job.backward(): a second call in one step; add the losses and "
                 "call it once, or cut the batch with job.data(accumulate=...)")
@@ -751,8 +839,10 @@ class Step:
                 "and the length of one's own loader")
         return totals, int(met)
 
-    def _visit(self, losses: list[tuple[torch.Tensor, float]]) -> None:
-        """The backward pass, from these gradients at the losses."""
+    def _visit(self, losses: list[tuple[torch.Tensor, float]],
+               inputs: list[torch.Tensor] | None = None) -> None:
+        """The backward pass, from these gradients at the losses; to `inputs`
+        alone, if they are given."""
         further = self._further_roots()
         # Functions of the script, and checkpoints with reentry, may call layers
         # in their backward pass. Other derivatives of a mean over nothing are
@@ -769,9 +859,11 @@ class Step:
         if roots:
             torch.autograd.backward(
                 [root for root, _ in roots],
-                [torch.full_like(root, factor) for root, factor in roots])
+                [torch.full_like(root, factor) for root, factor in roots],
+                inputs=inputs)
+        wanted = None if inputs is None else {id(leaf) for leaf in inputs}
         for leaf in (leaf for loss in left_out for leaf in leaves_of(loss)):
-            if leaf.grad is None:
+            if leaf.grad is None and (wanted is None or id(leaf) in wanted):
                 leaf.grad = torch.zeros_like(leaf)
 
     def _further_roots(self) -> list[torch.Tensor]:
@@ -834,6 +926,11 @@ class Step:
             raise
         finally:
             self.gradients.clear()
+            self.forget_calls()
+        if verdict.verdict == "skipped" and self.updates.done > 0:
+            # The updates are taken back.
+            with contextlib.suppress(_errors.StatusError):
+                self.worker.read(None, True, "")
         self._model.take_weights()
         self.load_statistics()
         if self.overflow and verdict.verdict == "applied":

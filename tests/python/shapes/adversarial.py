@@ -1,0 +1,328 @@
+"""Rows: several optimizers, each of its own part of the model."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shapes.rows import CHANNELS, Net, error_of, refused, row
+
+
+class Generator(nn.Module):
+    """From two numbers to an image."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.grow = nn.Linear(2, CHANNELS * 9)
+        self.norm1 = nn.BatchNorm2d(CHANNELS)
+        self.conv = nn.ConvTranspose2d(CHANNELS, CHANNELS, 2, 2, bias=False)
+        self.norm2 = nn.BatchNorm2d(CHANNELS)
+        self.out = nn.Conv2d(CHANNELS, 3, 3, padding=1)
+
+    def forward(self, z):
+        x = self.grow(z).view(-1, CHANNELS, 3, 3)
+        x = torch.tanh(self.norm1(x))
+        return self.out(torch.tanh(self.norm2(self.conv(x))))
+
+
+class Discriminator(Net):
+    def forward(self, x):
+        return self.out(self.features(x))[:, 0]
+
+
+def adam(module, lr):
+    # A large epsilon: a step by the sign of a rounding error would show.
+    return torch.optim.Adam(module.parameters(), lr=lr, betas=(0.5, 0.99),
+                            eps=1e-2)
+
+
+def momentum(module, lr):
+    return torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9,
+                           weight_decay=0.01)
+
+
+def slowly(module, lr):
+    return torch.optim.SGD(module.parameters(), lr=0.2 * lr)
+
+
+def started(t, make=momentum, generator_first=False, **options):
+    """Both networks, which have joined, and their optimizers."""
+    both = t.model(nn.ModuleList([Discriminator(), Generator()]))
+    judge, maker = both
+    opt_d, opt_g = make(judge, 0.05), make(maker, 0.02)
+    t.join(both, [opt_g, opt_d] if generator_first else [opt_d, opt_g], **options)
+    return judge, maker, opt_d, opt_g
+
+
+def real(out):
+    return functional.softplus(-out).mean()
+
+
+def fake(out):
+    return functional.softplus(out).mean()
+
+
+def train_judge(t, judge, opt_d, x, made, samples=None):
+    """As in PyTorch's DCGAN example: two passes, one step."""
+    opt_d.zero_grad()
+    t.backward(real(judge(x)), samples, optimizer=opt_d)
+    t.backward(fake(judge(made.detach())), samples, optimizer=opt_d)
+    t.step(opt_d)
+
+
+def train_maker(t, judge, opt_g, made, **options):
+    opt_g.zero_grad()
+    t.backward(real(judge(made)), optimizer=opt_g)
+    t.step(opt_g, **options)
+
+
+@row(survives=True)
+def dcgan(t):
+    """The generator's pass comes before the discriminator's step, its derivative
+    after it."""
+    judge, maker, opt_d, opt_g = started(t, adam)
+    for x, y in t.data():
+        made = maker(y)
+        train_judge(t, judge, opt_d, x, made)
+        train_maker(t, judge, opt_g, made)
+
+
+@row(survives=True)
+def dcgan_with_momentum_and_one_pass(t):
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        made = maker(y)
+        opt_d.zero_grad(set_to_none=False)
+        loss = real(judge(x)) + fake(judge(made.detach()))
+        t.backward(loss, optimizer=opt_d)
+        t.own("discriminator", judge(x))
+        t.step(opt_d)
+        t.same("weight", judge.head.weight)
+        train_maker(t, judge, opt_g, made)
+
+
+@row(survives=True)
+def generator_before_discriminator(t):
+    judge, maker, opt_d, opt_g = started(t, generator_first=True)
+    for x, y in t.data():
+        made = maker(y)
+        train_maker(t, judge, opt_g, made)
+        train_judge(t, judge, opt_d, x, made)
+
+
+@row(survives=True, steps=5)
+def generator_every_other_batch(t):
+    """The request for the next batch ends a step without it."""
+    judge, maker, opt_d, opt_g = started(t, adam)
+    for x, y in t.data():
+        made = maker(y)
+        train_judge(t, judge, opt_d, x, made)
+        if t.step_number % 2:
+            train_maker(t, judge, opt_g, made)
+
+
+@row(survives=True)
+def wgan_gp(t):
+    """Several steps of the critic for one of the generator."""
+    judge, maker, opt_d, opt_g = started(t, slowly)
+    for x, y in t.data():
+        for turn in range(3):
+            made = maker(y * (1 + turn)).detach()
+            share = torch.sigmoid(y[:, :1])[:, :, None, None]
+            mixed = (share * x + (1 - share) * made).requires_grad_()
+            found, = torch.autograd.grad(judge(mixed).sum(), mixed,
+                                         create_graph=True)
+            penalty = (found.square().sum((1, 2, 3)) + 1e-3).sqrt() - 1
+            opt_d.zero_grad()
+            t.backward((judge(made) - judge(x)).mean() +
+                       10 * penalty.square().mean(), optimizer=opt_d)
+            t.step(opt_d)
+        opt_g.zero_grad()
+        t.backward(-judge(maker(y)).mean(), optimizer=opt_g)
+        t.step(opt_g)
+
+
+@row(survives=True)
+def generator_twice_at_the_end(t):
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        train_judge(t, judge, opt_d, x, maker(y))
+        train_maker(t, judge, opt_g, maker(y), last=False)
+        train_maker(t, judge, opt_g, maker(y * 2))
+
+
+@row(survives=True)
+def adversarial_segmentation(t):
+    """Losses that are means over different things, beside a discriminator."""
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        made = maker(y)
+        opt_g.zero_grad()
+        valid = y[:, 0] > 0
+        count = int(valid.sum())
+        error = (made - x).square().mean((1, 2, 3))[valid].sum()
+        train_judge(t, judge, opt_d, x, made)
+        opt_g.zero_grad()
+        t.backward([(error / max(count, 1), count), (real(judge(made)), len(y))],
+                   optimizer=opt_g)
+        t.step(opt_g)
+
+
+@row(survives=True)
+def actor_and_critic(t):
+    """Both passes come before both steps."""
+    torch.manual_seed(2)
+    both = t.model(nn.ModuleList([Net(), Discriminator()]))
+    actor, critic = both
+    opt_a, opt_c = momentum(actor, 0.1), momentum(critic, 0.05)
+    t.join(both, [opt_a, opt_c])
+    for x, y in t.data():
+        opt_a.zero_grad()
+        opt_c.zero_grad()
+        value, policy = critic(x), actor(x)
+        advantage = (y.sum(1) - value).detach()
+        t.backward((advantage * error_of_each(policy, y)).mean(), optimizer=opt_a)
+        t.step(opt_a)
+        t.backward((value - y.sum(1)).square().mean(), optimizer=opt_c)
+        t.step(opt_c)
+
+
+def error_of_each(out, y):
+    return (out - y).square().sum(1)
+
+
+@row(survives=True)
+def gradients_set_to_nothing_between_two_passes(t):
+    """Then the first does not count, as in torch."""
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        made = maker(y)
+        t.backward(real(judge(x * 2)), optimizer=opt_d)
+        train_judge(t, judge, opt_d, x, made)
+        train_maker(t, judge, opt_g, made)
+        opt_d.zero_grad()
+
+
+@row(survives=True)
+def rates_of_each_optimizer_by_hand(t):
+    judge, maker, opt_d, opt_g = started(t, adam)
+    for x, y in t.data():
+        opt_d.param_groups[0]["lr"] = 0.05 / (1 + t.step_number)
+        opt_g.param_groups[0]["lr"] = 0.02 * (1 + t.step_number)
+        opt_g.param_groups[0]["betas"] = (0.5 + 0.1 * t.step_number, 0.99)
+        made = maker(y)
+        train_judge(t, judge, opt_d, x, made)
+        train_maker(t, judge, opt_g, made)
+
+
+@row(survives=True)
+def average_of_the_generator(t):
+    """A kept module that follows after the step."""
+    average = t.model(Generator()).requires_grad_(False)
+    judge, maker, opt_d, opt_g = started(t, keep=[average])
+    for x, y in t.data():
+        made = maker(y)
+        train_judge(t, judge, opt_d, x, made)
+        train_maker(t, judge, opt_g, made)
+        with torch.no_grad():
+            for mine, theirs in zip(average.parameters(), maker.parameters()):
+                mine.lerp_(theirs, 0.25)
+    t.same_state("average", average)
+
+
+@row(survives=True)
+def three_optimizers(t):
+    """CycleGAN's shape: two discriminators after the generator."""
+    parts = t.model(nn.ModuleList([Generator(), Discriminator(), Discriminator()]))
+    maker, first, second = parts
+    optimizers = [momentum(part, rate) for part, rate in
+                  zip(parts, (0.02, 0.05, 0.03))]
+    t.join(parts, optimizers)
+    opt_g, *opts_d = optimizers
+    for x, y in t.data():
+        made = maker(y)
+        opt_g.zero_grad()
+        t.backward(real(first(made)) + real(second(made.flip(2))),
+                   optimizer=opt_g)
+        t.step(opt_g)
+        for judge, optimizer in zip((first, second), opts_d):
+            train_judge(t, judge, optimizer, x, made)
+
+
+# ---- what is refused
+
+@refused("RuntimeError", "modified by an inplace operation")
+def discriminator_pass_before_its_step_and_derivative_after(t):
+    """As in torch."""
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        made = maker(y)
+        out = judge(made)
+        train_judge(t, judge, opt_d, x, made)
+        t.backward(real(out), optimizer=opt_g)
+        t.step(opt_g)
+
+
+@refused("UsageError", "got no optimizer", "optimizer=")
+def several_optimizers_without_a_name(t):
+    judge, _, _, _ = started(t)
+    for x, _ in t.data():
+        t.backward(real(judge(x)))
+
+
+@refused("UsageError", "the step ended", "in the order")
+def optimizers_stepped_in_another_order(t):
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        made = maker(y)
+        train_maker(t, judge, opt_g, made)
+        train_judge(t, judge, opt_d, x, made)
+
+
+@refused("UsageError", "step it first")
+def gradients_of_two_optimizers_before_a_step(t):
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        t.backward(real(judge(x)), optimizer=opt_d)
+        t.backward(real(judge(maker(y))), optimizer=opt_g)
+
+
+@refused("UsageError", "not trained")
+def an_update_that_is_not_stepped(t):
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        train_judge(t, judge, opt_d, x, maker(y))
+        t.backward(real(judge(maker(y))), optimizer=opt_g)
+
+
+@refused("UsageError", "has a gradient", "changed since")
+def clipped_between_two_passes(t):
+    judge, _, opt_d, _ = started(t)
+    for x, _ in t.data():
+        t.backward(real(judge(x)), optimizer=opt_d)
+        nn.utils.clip_grad_norm_(judge.parameters(), 0.01)
+        t.backward(fake(judge(x)), optimizer=opt_d)
+
+
+@refused("UsageError", "do not all meet", flags=["--aggregation=async"])
+def several_optimizers_without_meetings(t):
+    judge, _, opt_d, _ = started(t)
+    for x, _ in t.data():
+        t.backward(real(judge(x)), optimizer=opt_d)
+        t.step(opt_d)
+
+
+@refused("UsageError", "job.backward() of several optimizers", "accumulate")
+def several_optimizers_over_parts(t):
+    judge, _, opt_d, _ = started(t)
+    for x, _ in t.data(accumulate=2):
+        t.backward(real(judge(x)), optimizer=opt_d)
+
+
+@refused("TrainingError", "optimizer", "order")
+def optimizers_stepped_in_another_order_by_rank(t):
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        t.backward(error_of(judge(x)[:, None] + judge(maker(y))[:, None], y),
+                   optimizer=opt_d)
+        t.step(opt_d, last=t.rank == 0)
