@@ -18,7 +18,7 @@ SAMPLES = 256
 RUN = ("--epochs=2", "--ema_decay=0.9")
 
 
-def train(rank, address, loaders):
+def train(rank, address, loaders=0):
     """A script with random augmentation, dropout, a schedule and groups."""
     model = three_batch_norms(dropout=0.2).to(DEVICE)
     optimizer = torch.optim.SGD(
@@ -39,6 +39,30 @@ def train(rank, address, loaders):
         time.sleep(0.02)
     return (digest(model.state_dict()), digest(job.state_dict(averaged=True)),
             [group["lr"] for group in optimizer.param_groups])
+
+
+def train_two(rank, address):
+    """A GAN: two optimizers, which are stepped one after the other."""
+    torch.manual_seed(1)
+    judge, maker = three_batch_norms(), nn.Sequential(
+        nn.Linear(4, 144), nn.Unflatten(1, (1, 12, 12)), nn.BatchNorm2d(1))
+    both = nn.ModuleList([judge, maker]).to(DEVICE)
+    opt_d, opt_g = (torch.optim.Adam(part.parameters(), lr=0.01, eps=1e-3)
+                    for part in both)
+    job = cohort.join(both, [opt_d, opt_g], server=address, rank=rank,
+                      server_timeout=60, log_level="error")
+    criterion = nn.CrossEntropyLoss()
+    for x, y in job.data(Shapes(SAMPLES, noise=0.3), batch_size=4):
+        x, y = x.to(DEVICE), y.to(DEVICE)
+        made = maker(torch.randn(len(x), 4, device=DEVICE))
+        job.backward(criterion(judge(x), y), optimizer=opt_d)
+        job.backward(-criterion(judge(made.detach()), y), optimizer=opt_d)
+        job.step(opt_d)
+        time.sleep(0.02)
+        if job.step_number % 3:
+            job.backward(criterion(judge(made), y), optimizer=opt_g)
+            job.step(opt_g)
+    return digest(both.state_dict())
 
 
 def own_batches(rank, incarnation, log):
@@ -72,37 +96,45 @@ def train_own(rank, address, incarnation, folder):
 
 
 class Faults(unittest.TestCase):
-    def undisturbed(self, loaders=0):
+    def undisturbed(self, function):
         with Server(2, *RUN) as server:
-            results = server.call(train, loaders)
+            results = server.call(function)
         self.assertEqual(results[0], results[1])
         return results[0]
 
     def test_killed_workers_leave_no_trace(self):
-        wanted = self.undisturbed()
-        generator = random.Random(KILLS)
-        with Server(2, *RUN, "--lease=2s") as server:
-            ranks = [Rank(train, rank, server.address, rank)
-                     for rank in range(2)]
-            for _ in range(KILLS):
-                time.sleep(1 + generator.random())
-                victim = generator.randrange(2)
-                if not ranks[victim].process.is_alive():
-                    break
-                ranks[victim].kill()
-                ranks[victim] = Rank(train, victim, server.address, victim)
-            for rank in ranks:
-                self.assertEqual(rank.result(), wanted, server.log())
+        for function in (train, train_two):
+            wanted = self.undisturbed(function)
+            generator = random.Random(KILLS)
+            with self.subTest(function.__name__), Server(
+                    2, *RUN, "--lease=2s") as server:
+                # Rank 1 has a loader process.
+                more = [() if function is train_two else (rank,)
+                        for rank in range(2)]
+                ranks = [Rank(function, rank, server.address, *more[rank])
+                         for rank in range(2)]
+                for _ in range(KILLS):
+                    time.sleep(1 + generator.random())
+                    victim = generator.randrange(2)
+                    if not ranks[victim].process.is_alive():
+                        break
+                    ranks[victim].kill()
+                    ranks[victim] = Rank(function, victim, server.address,
+                                         *more[victim])
+                for rank in ranks:
+                    self.assertEqual(rank.result(), wanted, server.log())
 
     def test_a_killed_server_goes_on_from_its_checkpoint(self):
-        wanted = self.undisturbed()
-        with Server(2, *RUN, "--checkpoint_every=3", keeps=True) as server:
-            ranks = server.ranks(train, 0)
-            server.await_checkpoint()
-            time.sleep(0.5)
-            server.resume_server()
-            for rank in ranks:
-                self.assertEqual(rank.result(), wanted, server.log())
+        for function in (train, train_two):
+            wanted = self.undisturbed(function)
+            with self.subTest(function.__name__), Server(
+                    2, *RUN, "--checkpoint_every=3", keeps=True) as server:
+                ranks = server.ranks(function)
+                server.await_checkpoint()
+                time.sleep(0.5)
+                server.resume_server()
+                for rank in ranks:
+                    self.assertEqual(rank.result(), wanted, server.log())
 
     def test_own_data_counts_once_where_late_pushes_are_dropped(self):
         with Server(3, "--max_steps=60", "--min_pushes=2") as server:

@@ -453,7 +453,6 @@ void SyncRounds::RankLost(Rank rank, bool waits, const std::string& why,
   if (IsMember(rank)) {
     // A lost incarnation waits for nothing any more.
     round_->rendezvous.Forget(rank);
-    if (!round_->pushes[rank].closed()) round_->rendezvous.NoteReopened(rank);
     // A complete push counts without its sender.
     if (round_->pushes.IsComplete(rank)) {
       round_->NoteLeft(rank);

@@ -762,7 +762,8 @@ class Step:
                 self.worker.open_step(
                     self._pushed_samples(samples), self._weight,
                     self._weight * self.worker.loss_reference() / self._total,
-                    self.numbers.rates, self.numbers.changed, self.batch_digest)
+                    self.numbers.rates, self.numbers.changed, self.batch_digest,
+                    0, False)
         gradients, scale = self.gradients, self._scale
         # Scaled ones are sent when all are known to be finite.
         gradients.sending = last and scale is None
