@@ -29,7 +29,8 @@ class BeforeJoining(unittest.TestCase):
     def refuses(self, kind, pattern, model, optimizer=None, **options):
         options.setdefault("server", "127.0.0.1:1")
         with self.assertRaisesRegex(kind, pattern):
-            cohort.join(model, optimizer or sgd(model), **options)
+            cohort.join(model, sgd(model) if optimizer is None else optimizer,
+                        **options)
 
     def test_models(self):
         model = three_batch_norms().double()
@@ -103,6 +104,18 @@ class BeforeJoining(unittest.TestCase):
                      torch.optim.Adam(
                          [{"params": model[0].parameters(), "amsgrad": True},
                           {"params": some}], lr=0.1))
+
+    def test_several_optimizers(self):
+        model = three_batch_norms()
+        first, second = (list(part.parameters()) for part in (model[:4], model[4:]))
+        adam = torch.optim.Adam(second, lr=0.1)
+        for optimizers, text in (
+                ([], "got none"), ([adam, "sgd"], "got a str"),
+                ([torch.optim.SGD(first, lr=0.1), adam], "one class"),
+                ([adam, torch.optim.Adam(second[:1], lr=0.1)], "one parameter"),
+                ([adam, torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=0.1)],
+                 "not in the model")):
+            self.refuses(cohort.ConfigurationError, text, model, optimizers)
 
     def test_schedulers(self):
         model = three_batch_norms()
