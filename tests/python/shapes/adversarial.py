@@ -1,4 +1,4 @@
-"""Rows: several optimizers, each of its own part of the model."""
+"""Rows: several optimizers, each for one part of the model."""
 
 import torch
 from torch import nn
