@@ -158,6 +158,30 @@ class Linear(getattr(globals().get("with_lightning"), "Module", object)):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
+class Plateau(getattr(globals().get("with_lightning"), "Module", object)):
+    """Its rate depends on the score of the validation."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return {"optimizer": optimizer, "lr_scheduler": {
+            "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.1, patience=0, threshold=0.5),
+            "monitor": "score"}}
+
+
+def plateau_worker(rank, address, marker):
+    return lightning_worker(rank, address, marker, module=Plateau)
+
+
+def plateau_alone():
+    quiet()
+    trainer, network = with_lightning.main(batch_size=8, precision="64-true",
+                                           module=Plateau)
+    # From the second epoch on the score is no better.
+    assert 0.0004 < trainer.optimizers[0].param_groups[0]["lr"] < 0.006
+    return network.state_dict()
+
+
 def linear_worker(rank, address, marker):
     """Two parts of a batch of 4, with what the Trainer has beside."""
     quiet()
@@ -288,6 +312,10 @@ class Lightning(unittest.TestCase):
     def test_the_numbers_of_one_process(self):
         check_kill(self, lightning_worker,
                    check(self, lightning_worker, lightning_alone))
+
+    def test_a_rate_by_the_score_of_the_validation(self):
+        check_kill(self, plateau_worker,
+                   check(self, plateau_worker, plateau_alone))
 
     def test_parts_weights_and_rates_by_hand(self):
         check(self, linear_worker, linear_alone, 1e-5)
