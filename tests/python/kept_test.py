@@ -28,7 +28,8 @@ def build():
 
 
 def train(rank, address, marks, pauses=(), slow=0.0):
-    """A student, with a teacher that follows it after the step.
+    """A student, with a teacher that follows it after the step, and a rate that
+    depends on a measure.
 
     Args:
         marks: a folder; files in it say what this rank has done.
@@ -39,8 +40,10 @@ def train(rank, address, marks, pauses=(), slow=0.0):
     marks = pathlib.Path(marks)
     model, teacher = build()
     centre = torch.zeros(4, device=DEVICE)
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      keep={"teacher": teacher, "centre": centre},
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.9, patience=1, cooldown=1)
+    job = cohort.join(model, optimizer, keep={"teacher": teacher, "centre": centre},
                       server=address, rank=rank, server_timeout=60,
                       log_level="error")
     criterion = nn.CrossEntropyLoss()
@@ -63,8 +66,10 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             for mine, theirs in zip(teacher.parameters(), model.parameters()):
                 mine.lerp_(theirs, 0.1)
             centre.lerp_(total, 0.2)
+        plateau.step(centre.norm())
     return (digest(model.state_dict()), digest(teacher.state_dict()),
-            digest({"centre": centre}))
+            digest({"centre": centre}), plateau.state_dict(),
+            optimizer.param_groups[0]["lr"])
 
 
 class Kills(unittest.TestCase):
@@ -74,6 +79,8 @@ class Kills(unittest.TestCase):
             results = server.call(train, server.dir)
         assert results[0] == results[1]
         cls.wanted = results[0]
+        # It has acted, and more than once.
+        assert cls.wanted[-1] < 0.0085, cls.wanted
 
     def paused(self, server, version):
         """All ranks, once they stand between a step and what follows."""

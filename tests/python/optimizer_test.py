@@ -186,13 +186,14 @@ class SchedulerState(unittest.TestCase):
     def test_schedulers_that_cannot_be_followed_say_so(self):
         schedule = torch.optim.lr_scheduler
         optimizer = torch.optim.SGD(parameters((2,)), lr=0.1)
-        plateau = schedule.ReduceLROnPlateau(optimizer)
+        plateaus = [schedule.ReduceLROnPlateau(optimizer) for _ in "ab"]
         Schedulers([optimizer], [], []).find()
-        with self.assertRaisesRegex(cohort.UsageError, "needs a measure"):
-            plateau.step(1.0)
+        for plateau in plateaus:
+            with self.assertRaisesRegex(cohort.UsageError, "one of 2 schedulers"):
+                plateau.step(1.0)
         passed, second = (schedule.ExponentialLR(optimizer, 0.5) for _ in "ab")
         Schedulers([optimizer], [passed], []).find()
-        with self.assertRaisesRegex(cohort.UsageError, "one of 3 schedulers"):
+        with self.assertRaisesRegex(cohort.UsageError, "one of 4 schedulers"):
             second.step()
 
     def test_a_step_back_and_again_is_the_same(self):

@@ -1,5 +1,5 @@
 """The optimizer's numbers as the script sets them: by hand, and by a scheduler that it steps
-itself. A worker is killed, so that a step is void for the other and a replacement
+itself, of time or of a measure. A worker is killed, so that a step is void for the other and a replacement
 continues."""
 
 import os
@@ -39,6 +39,12 @@ def make(how, model):
         scheduler = schedule.ExponentialLR(optimizer, 0.5)
     elif how == "scheduler of momentum":
         scheduler = schedule.OneCycleLR(optimizer, [0.02, 0.05], 40)
+    elif how == "plateau of a test loss":
+        scheduler = schedule.ReduceLROnPlateau(optimizer, factor=0.5, patience=0,
+                                               threshold=0.2)
+    elif how == "plateau of a sum":
+        scheduler = schedule.ReduceLROnPlateau(optimizer, factor=0.7, patience=0,
+                                               cooldown=1, min_lr=[0.002, 0.01])
     return optimizer, scheduler
 
 
@@ -61,9 +67,20 @@ def write_rates_of_epoch(how, optimizer, epoch):
             group["lr"] *= 0.5
 
 
-# Within an epoch, at its beginning, and behind a step; each way has one of them,
-# and all with COHORT_KILLS above 1.
-KILLS = (4, 12, 8.5, 11.5)
+def test_loss(model):
+    """Of samples that are not trained."""
+    data = Shapes(64)
+    x, y = torch.utils.data.default_collate([data[index] for index in range(48, 64)])
+    model.eval()
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(x.to(next(model.parameters()))), y)
+    model.train()
+    return loss
+
+
+# Within an epoch, at its beginning, behind a step, and behind the call of a
+# scheduler; each way has one of them, and all with COHORT_KILLS above 1.
+KILLS = (4, 12, 8.5, 11.5, 7.75)
 EVERY = int(os.environ.get("COHORT_KILLS", "1")) > 1
 
 
@@ -75,18 +92,26 @@ def alone(how):
     data = Shapes(SAMPLES)
     x, y = torch.utils.data.default_collate(
         [data[index] for index in range(SAMPLES)])
+    total = 0.0
     for epoch in range(EPOCHS):
         write_rates_of_epoch(how, optimizer, epoch)
         for x_of, y_of in zip(x.split(8), y.split(8)):
             write_rates(how, optimizer, len(rates))
             rates.append([group["lr"] for group in optimizer.param_groups])
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x_of.double()), y_of).backward()
+            loss = nn.functional.cross_entropy(model(x_of.double()), y_of)
+            loss.backward()
+            total += float(loss) * len(x_of)
             optimizer.step()
             if how in BY_STEP:
                 scheduler.step()
+            elif how == "plateau of a sum" and len(rates) % 2 == 0:
+                scheduler.step(total)
+                total = 0.0
         if how == "scheduler by epoch":
             scheduler.step()
+        elif how == "plateau of a test loss":
+            scheduler.step(test_loss(model))
     return rates, model.state_dict()
 
 
@@ -99,11 +124,13 @@ def die(rank, marker):
 
 def train(rank, address, how, at, marker):
     """The rates by step, and the model. Rank 1 dies in step `at`; at + 0.5: behind
-    it."""
+    it; at + 0.75: behind the call of a scheduler that follows."""
     model = three_batch_norms()
     optimizer, scheduler = make(how, model)
-    job = cohort.join(model, optimizer, server=address, log_level="error",
-                      server_timeout=60)
+    sums = how == "plateau of a sum"
+    total = torch.zeros(())
+    job = cohort.join(model, optimizer, keep={"total": total} if sums else (),
+                      server=address, log_level="error", server_timeout=60)
     data = job.data(Shapes(SAMPLES), batch_size=4, shuffle=False)
     rates = {}
     for epoch in job.epochs():
@@ -112,6 +139,8 @@ def train(rank, address, how, at, marker):
             number = job.step_number
             write_rates(how, optimizer, number)
             loss = nn.functional.cross_entropy(model(x), y)
+            if sums:
+                total += job.sum(loss.detach() * len(x))
             if number == at:
                 die(rank, marker)
             job.backward(loss)
@@ -121,8 +150,15 @@ def train(rank, address, how, at, marker):
                 die(rank, marker)
             if how in BY_STEP:
                 scheduler.step()
+            elif sums and number % 2:
+                scheduler.step(total)
+                total.zero_()
+            if number + 0.75 == at:
+                die(rank, marker)
         if how == "scheduler by epoch":
             scheduler.step()
+        elif how == "plateau of a test loss":
+            scheduler.step(test_loss(model))
     return rates, digest(model.state_dict()), model.state_dict()
 
 
@@ -200,6 +236,10 @@ class Rates(unittest.TestCase):
         self.check("scheduler by step", 11.5)
         self.check("scheduler of momentum", 8.5)
         self.check("scheduler by epoch", 12)
+
+    def test_by_a_scheduler_that_acts_on_a_measure(self):
+        self.check("plateau of a test loss", 11.5)
+        self.check("plateau of a sum", 7.75)
 
     def test_a_worker_without_a_batch_knows_the_scheduler(self):
         with Server(2, *FLAGS) as server:

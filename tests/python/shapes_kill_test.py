@@ -21,7 +21,7 @@ from shapes import rows, runner
 
 # Of each kind of state that a void step could leave behind.
 ROWS = (
-    "straight", "numbered_samples", "adam", "schedule_by_step",
+    "straight", "numbered_samples", "adam", "schedule_by_step", "schedule_by_a_measure",
     "rates_by_hand", "rate_multiplied_by_hand",
     "dropout_under_a_seed", "accumulate", "unfrozen_at_a_step",
     "warm_up_passes_without_gradients", "momentum_by_step", "statistics_reset",

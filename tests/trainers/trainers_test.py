@@ -6,6 +6,7 @@ import os
 # One thread a process; before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import itertools
 import multiprocessing.connection
 import pathlib
 import signal
@@ -28,7 +29,10 @@ from ranks import DEADLINE, Rank, Server
 
 try:
     import lightning.pytorch as pl
+    import monai
     import segmentation_models_pytorch
+    import timm
+    import torchvision
     WHY_NOT = ""
     # The packages warn of numbers of processors, of files, of each other.
     warnings.simplefilter("ignore")
@@ -37,8 +41,15 @@ except ImportError as error:
 else:
     import cohort.lightning
     import with_lightning
+    import with_monai
     import with_smp
+    import with_timm
+    import with_torchvision
+    import with_torchvision_segmentation
     import zoo.networks
+    from shapes import runner
+
+    assert all((monai, timm, torchvision))
 
 # Imports of these packages take many seconds of a processor.
 Rank.method = "fork"
@@ -156,6 +167,30 @@ class Linear(getattr(globals().get("with_lightning"), "Module", object)):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class Plateau(getattr(globals().get("with_lightning"), "Module", object)):
+    """Its rate depends on the score of the validation."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        return {"optimizer": optimizer, "lr_scheduler": {
+            "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.1, patience=0, threshold=0.5),
+            "monitor": "score"}}
+
+
+def plateau_worker(rank, address, marker):
+    return lightning_worker(rank, address, marker, module=Plateau)
+
+
+def plateau_alone():
+    quiet()
+    trainer, network = with_lightning.main(batch_size=8, precision="64-true",
+                                           module=Plateau)
+    # From the second epoch on the score is no better.
+    assert 0.0004 < trainer.optimizers[0].param_groups[0]["lr"] < 0.006
+    return network.state_dict()
 
 
 def linear_worker(rank, address, marker):
@@ -289,6 +324,10 @@ class Lightning(unittest.TestCase):
         check_kill(self, lightning_worker,
                    check(self, lightning_worker, lightning_alone))
 
+    def test_a_rate_by_the_score_of_the_validation(self):
+        check_kill(self, plateau_worker,
+                   check(self, plateau_worker, plateau_alone))
+
     def test_parts_weights_and_rates_by_hand(self):
         check(self, linear_worker, linear_alone, 1e-5)
 
@@ -307,72 +346,174 @@ class Lightning(unittest.TestCase):
 # ---- loops
 
 class Pictures(torch.utils.data.Dataset):
-    """Images [3, 32, 32] of 32 samples; 4 steps an epoch of two workers.
-    `target` makes a mask of an image."""
+    """Images of 32 samples; 4 steps an epoch of two workers.
 
-    def __init__(self, target):
-        self.images = torch.randn(32, 3, 32, 32,
+    Args:
+        target: makes a label or a mask of an image.
+        shape: of an image.
+        make: a sample of both.
+    """
+
+    def __init__(self, target, shape=(3, 32, 32), make=lambda x, y: (x, y)):
+        self.images = torch.randn(32, *shape,
                                   generator=torch.Generator().manual_seed(1))
-        self.target = target
+        self.target, self.make = target, make
 
     def __len__(self):
         return 32
 
     def __getitem__(self, index):
-        return self.images[index], self.target(self.images[index])
+        image = self.images[index].clone()
+        return self.make(image, self.target(image))
+
+
+def side(image):
+    return (image[0].sum() > 0).long()
 
 
 def mask(image):
     return (image[:1] > 0).float()
 
 
-def union_batches(dataset):
-    """Those of both workers, in float64."""
-    for _ in range(EPOCHS):
-        for begin in range(0, 32, 8):
-            x, y = torch.utils.data.default_collate(
-                [dataset[index] for index in range(begin, begin + 8)])
-            yield x.double(), y.double() if y.is_floating_point() else y
+def partial_mask(image):
+    """Another number of ignored pixels in each sample."""
+    found = (image[0] > 0).long()
+    found[:, : int(image[0, 0, 0].abs() * 8)] = 255
+    return found
 
 
-def options_of(rank, address, marker):
-    """Of main() of an example."""
+def dictionary(x, y):
+    """A sample, or a batch, of MONAI."""
+    return {"image": monai.data.MetaTensor(x), "label": monai.data.MetaTensor(y)}
+
+
+def loop_worker(rank, address, marker, example, dataset):
+    """The modules' state, and the batches of all steps of this process."""
     zoo.networks.replace_functions()
+    batches = {}
 
-    def after_backward(step):
+    def watch(step, x, y):
+        batches[step] = x.clone(), y.clone()
         if step == 8:
             die_once(rank, marker)
-    return {"server": address, "log_level": "error", "server_timeout": 60,
-            "after_backward": after_backward}
+    modules = example.main(dataset, watch, server=address, log_level="error",
+                           server_timeout=60)
+    return state_of(modules), batches
 
 
-def train_alone(model, optimizer, dataset, loss_of):
+def state_of(modules):
+    return {f"{number}.{name}": value for number, module in enumerate(modules)
+            for name, value in module.state_dict().items()}
+
+
+class Alone:
+    """The package and the job of a script in one process, which has the batches
+    of both workers."""
+
+    def __init__(self, batches, dtype, make):
+        self._steps = len(batches)
+        self._batches = iter(batches)
+        self._dtype, self._make = dtype, make
+        self.step_number = -1
+
+    def join(self, model, optimizer, keep=(), **_):
+        for module in (model, *keep):
+            module.to(self._dtype)
+        self._optimizer = optimizer
+        self.before = {name: value.clone() for name, value in
+                       state_of((model, *keep)).items()}
+        return self
+
+    def data(self, *_, **__):
+        return self
+
+    def epochs(self):
+        self._steps //= EPOCHS
+        return range(EPOCHS)
+
+    def __iter__(self):
+        for x, y in itertools.islice(self._batches, self._steps):
+            self.step_number += 1
+            self._optimizer.zero_grad()
+            y = y.to(self._dtype) if y.is_floating_point() else y
+            yield self._make(x.to(self._dtype), y)
+
+    def backward(self, loss, weight=None):
+        loss.backward()
+
+    def step(self):
+        self._optimizer.step()
+
+    def sum(self, tensor):
+        return tensor
+
+
+def loop_alone(batches, example, dtype, make, replaced):
+    """The state after and before the script."""
     zoo.networks.replace_functions()
-    for x, y in union_batches(dataset):
-        optimizer.zero_grad()
-        loss_of(model(x), y).backward()
-        optimizer.step()
-    return model.state_dict()
+    job = Alone(batches, dtype, make)
+    for name, value in {"cohort": job, **replaced}.items():
+        setattr(example, name, value)
+    return state_of(example.main(None)), job.before
 
 
-def smp_worker(rank, address, marker):
-    return with_smp.main(Pictures(mask),
-                         **options_of(rank, address, marker)).state_dict()
-
-
-def smp_alone():
-    model = with_smp.network().double()
-    losses = segmentation_models_pytorch.losses
-    focal, dice = losses.FocalLoss("binary"), losses.DiceLoss("binary")
-    return train_alone(
-        model, torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9),
-        Pictures(mask), lambda out, y: focal(out, y) + dice(out, y))
+def flat(state, kinds):
+    """The tensors whose names end so; all others without any."""
+    known = ("running_mean", "running_var", "num_batches_tracked", "n_averaged")
+    return torch.cat([value.double().flatten() for name, value in state.items()
+                      if name.endswith(kinds or known) == bool(kinds)])
 
 
 @unittest.skipIf(WHY_NOT, WHY_NOT)
 class Loops(unittest.TestCase):
+    def check(self, example, dataset, make=lambda x, y: (x, y), **replaced):
+        """Two workers, and the same script in one process, which is given what
+        they have trained on.
+
+        Args:
+            example: its module.
+            make: a batch of its tensors.
+            replaced: names of the module, in one process: what has made the
+                batches, or of what a loss consists.
+        """
+        with Server(2, f"--epochs={EPOCHS}") as server:
+            (first, own), (second, others) = results(server.ranks(
+                loop_worker, None, example, dataset))
+        self.assertEqual(digest(first), digest(second))
+        union = [[torch.cat(pair) for pair in zip(own[step], others[step])]
+                 for step in range(4 * EPOCHS)]
+        single, double = (
+            in_child(loop_alone, union, example, dtype, make, replaced)
+            for dtype in (torch.float32, torch.float64))
+        # As tests/python/zoo_test.py.
+        for kinds in ((), ("running_mean",), ("running_var",)):
+            ours, theirs, wanted, before = (flat(state, kinds) for state in (
+                first, single[0], double[0], double[1]))
+            unit = max(float((theirs - wanted).norm()),
+                       runner.FLOOR * float((wanted - before).norm()))
+            off = float((ours - wanted).norm()) / unit
+            self.assertLess(off, runner.FACTOR, kinds or "change of the weights")
+        counts = ("num_batches_tracked", "n_averaged")
+        self.assertTrue(torch.equal(flat(first, counts), flat(double[0], counts)))
+        check_kill(self, lambda *arguments: loop_worker(*arguments, example,
+                                                        dataset)[0], first)
+
+    def test_timm(self):
+        self.check(with_timm, Pictures(side), mixup=lambda x, y: (x, y))
+
     def test_segmentation_models_pytorch(self):
-        check_kill(self, smp_worker, check(self, smp_worker, smp_alone, 1e-3))
+        dice = segmentation_models_pytorch.losses.DiceLoss("binary")
+        self.check(with_smp, Pictures(mask), dice=lambda out, y, total: dice(out, y))
+
+    def test_monai(self):
+        self.check(with_monai, Pictures(lambda image: (image > 0).long(), (1, 16, 16),
+                                        dictionary), dictionary)
+
+    def test_classification_of_torchvision(self):
+        self.check(with_torchvision, Pictures(side))
+
+    def test_segmentation_of_torchvision(self):
+        self.check(with_torchvision_segmentation, Pictures(partial_mask))
 
 
 if __name__ == "__main__":

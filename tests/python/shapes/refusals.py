@@ -89,11 +89,34 @@ def subclass_of_an_optimizer(t):
 
 
 @refused("ConfigurationError", "ReduceLROnPlateau")
-def schedule_by_a_measure(t):
+def schedule_by_a_measure_that_is_passed(t):
     model = t.model(Net())
     optimizer = sgd(model)
     t.join(model, optimizer, schedulers=[
         torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)])
+
+
+@refused("ConfigurationError", "ReduceLROnPlateau", "job.sum")
+def schedule_by_each_workers_loss(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for x, y in t.data():
+        loss = error_of(model(x), y)
+        train(t, loss)
+        scheduler.step(loss)
+
+
+@refused("UsageError", "ReduceLROnPlateau", "sync", flags=("--aggregation=async",))
+def schedule_by_a_measure_under_async(t):
+    model = t.model(Net())
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        scheduler.step(1.0)
 
 
 @refused("ConfigurationError", "norm1", "lazy")

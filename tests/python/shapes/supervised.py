@@ -107,6 +107,23 @@ def schedule_that_the_script_steps(t):
         scheduler.step()
 
 
+@row(steps=5, survives=True)
+def schedule_by_a_measure(t):
+    """Beside one of time that the job advances."""
+    model = t.model(Net())
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    t.join(model, optimizer, schedulers=[scheduler])
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5,
+                                                         patience=0)
+    for x, y in t.data():
+        loss = error_of(model(x), y)
+        total = t.sum(loss.detach() * len(x))
+        train(t, loss)
+        t.same("rate", optimizer.param_groups[0]["lr"])
+        plateau.step(total)
+
+
 @row(steps=4)
 def rates_by_hand(t):
     """From 0 on, and two groups."""

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from cohort import _core, _devices, _errors
+from cohort._plateau import Plateau
 
 # Bytes of one state.
 BYTES_MAX = 256 << 20
@@ -45,6 +46,7 @@ class Kept:
         self._model = model
         self._layers = {id(layer) for layer in layers}
         self._named: dict[str, nn.Module | torch.Tensor] = {}
+        self._plateau: Plateau | None = None
         # Buffers of the model among them.
         self._declared: set[str] = set()
         # Averages of the model, with their decay.
@@ -111,6 +113,10 @@ class Kept:
         self.add(f"teacher{len(self._teachers) or ''}", copied)
         self._teachers.append((copied, decay))
 
+    def follow_plateau(self, plateau: Plateau) -> None:
+        """Keeps a scheduler that acts on a measure, and the rates."""
+        self._plateau = plateau
+
     def refuse_some(self, met: int, members: int) -> None:
         """Raises UsageError if fewer than all members meet in a step, and there
         is a state."""
@@ -153,6 +159,8 @@ class Kept:
             for part in (thing.named_parameters(), thing.named_buffers()):
                 for name, tensor in part:
                     yield f"{prefix}.{name}", tensor, None
+        if self._plateau is not None:
+            yield self._plateau.name, self._plateau.tensor(), None
 
     def _live(self) -> dict[str, torch.Tensor]:
         """What changes."""
@@ -270,6 +278,8 @@ class Kept:
                 if tensor.shape != value.shape:
                     tensor.resize_(value.shape)
                 tensor.copy_(value)
+        if self._plateau is not None:
+            self._plateau.take()
 
     def _check_size(self) -> None:
         sizes = {name: tensor.numel() * tensor.element_size()

@@ -110,6 +110,8 @@ class Run:
             plan.train_samples = len(sampler)
         self._check_optimizers()
         self.schedulers.find()
+        if self.schedulers.plateau is not None:
+            self.kept.follow_plateau(self.schedulers.plateau)
         self._initial_state = self._state = self.schedulers.save()
         address = self._reached.address
         finished = _server.finished_runs.get(address)
@@ -335,6 +337,9 @@ class Run:
     def begin_step(self, assignment: "_core.Assignment", parts: int,
                    samples: int | None, doubt: str) -> bool:
         """See Step.begin. False if the assignment is void."""
+        if self._begun is None and self._state is not self._initial_state:
+            # Before `kept`, whose rates are those of the step's beginning.
+            self.schedulers.resume(self._state, int(assignment.data_epoch))
         try:
             self.kept.begin(self.worker, assignment, int(self.joined().rank))
         except _errors.StatusError as error:
@@ -358,8 +363,6 @@ class Run:
             schedulers.load(self._state)
             schedulers.begin_again()
         else:
-            if self._begun is None and self._state is not self._initial_state:
-                schedulers.resume(self._state, int(assignment.data_epoch))
             schedulers.begin_step(
                 assignment.data_epoch,
                 assignment.version if assignment.members > 0 else None,

@@ -3,15 +3,15 @@ keeps with the weights."""
 
 import gc
 import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import lr_scheduler
 
-from cohort import _errors
+from cohort import _errors, _scheduler_state
 from cohort._optimizer import GroupNumbers, Optimizers
+from cohort._plateau import Plateau, replace_step
 from cohort._scaler import LossScale
 
 STATE_BYTES_MAX = 64 << 10
@@ -22,42 +22,6 @@ def _refuse_step(*args: Any, **kwargs: Any) -> None:
         "scheduler.step(): job.step() advances the schedulers that were passed to "
         "cohort.join(), so that a step that is repeated has the same rate; remove "
         "this call")
-
-
-def _plain(value: Any, path: str) -> Any:
-    """`value` as JSON has it.
-
-    Raises:
-        ConfigurationError: it is no number, text, list or dictionary of such.
-    """
-    if isinstance(value, torch.Tensor) and value.dim() == 0:
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": str(value)}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item, f"{path}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, dict):
-        return {"items": [[_plain(key, path), _plain(item, f"{path}[{key!r}]")]
-                          for key, item in value.items()]}
-    raise _errors.ConfigurationError(
-        f"{path}: got a {type(value).__name__}, want numbers, texts, lists and "
-        "dictionaries: the state of schedulers is kept on the server as text")
-
-
-def _restored(value: Any, like: Any) -> Any:
-    """The inverse of _plain; `like` tells tuples from lists."""
-    if isinstance(value, dict):
-        if "float" in value:
-            return float(value["float"])
-        known = like if isinstance(like, dict) else {}
-        return {_restored(key, None): _restored(item, known.get(key))
-                for key, item in value["items"]}
-    if isinstance(value, list):
-        items = [_restored(item, None) for item in value]
-        return tuple(items) if isinstance(like, tuple) else items
-    return value
 
 
 _KINDS = tuple(getattr(lr_scheduler, name)
@@ -78,32 +42,15 @@ def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [item for item in found if id(item) not in inside]
 
 
-def _why_not(scheduler: Any) -> str:
-    """Why a scheduler cannot act on a run; empty: it can."""
-    name = type(scheduler).__name__
-    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
-        return (f"{name}: needs a measure, which comes too late for the step that "
-                "it would act on; use a schedule over steps or epochs")
-    return ""
-
-
 def _refusing(scheduler: Any, count: int) -> Callable[..., None]:
     """The step of a scheduler that cannot be followed."""
-    why = _why_not(scheduler) or (
-        f"{type(scheduler).__name__}: is one of {count} schedulers of the optimizer; "
-        f"{_INSTEAD}")
+    name = type(scheduler).__name__
 
     def refuse(*args: Any, **kwargs: Any) -> None:
-        raise _errors.UsageError(f"scheduler.step(): {why}")
+        raise _errors.UsageError(
+            f"scheduler.step(): {name}: is one of {count} schedulers of the "
+            f"optimizer; {_INSTEAD}; the script may step one ReduceLROnPlateau")
     return refuse
-
-
-def _replace_step(scheduler: Any, step: Callable[..., None]) -> None:
-    """Through the class, as state_dict() has all attributes of the instance."""
-    kind = type(scheduler)
-    scheduler.__class__ = type(kind.__name__, (kind,), {
-        "__module__": kind.__module__,
-        "step": lambda self, *args, **kwargs: step(*args, **kwargs)})
 
 
 class ScriptsScheduler:
@@ -134,7 +81,7 @@ class ScriptsScheduler:
         self._from_start = False
         # Since a state of the server's was loaded.
         self.calls_since_load = 0
-        _replace_step(scheduler, self._called)
+        replace_step(scheduler, self._called)
 
     def detach(self) -> None:
         """The scheduler is the script's alone again."""
@@ -221,7 +168,7 @@ class Schedulers:
 
     Raises:
         ConfigurationError: a scheduler of another optimizer, or one that needs
-            a measure (ReduceLROnPlateau).
+            a measure (ReduceLROnPlateau), so that the script has to step it.
     """
 
     def __init__(self, optimizers: Optimizers,
@@ -233,15 +180,19 @@ class Schedulers:
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)
         self._epoch = 0
-        # One that was not passed.
+        # Those that were not passed.
         self._scripts: ScriptsScheduler | None = None
+        self.plateau: Plateau | None = None
         # The numbers after the last job.step(), and calls of its scheduler.
         self._kept: list[float] | None = None
         self._steps = []
         for scheduler in (*self._each_step, *self._each_epoch):
             name = type(scheduler).__name__
-            if why := _why_not(scheduler):
-                raise _errors.ConfigurationError(why)
+            if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+                raise _errors.ConfigurationError(
+                    f"{name}: needs a measure, which job.step() does not have; do "
+                    "not pass it, and call its step(measure) in the script, with a "
+                    "number that is the same on all workers")
             of = getattr(scheduler, "optimizer", None)
             if not any(of is optimizer for optimizer in optimizers):
                 raise _errors.ConfigurationError(
@@ -263,17 +214,25 @@ class Schedulers:
         passed = {id(item) for item in (*self._each_step, *self._each_epoch)}
         found = [item for optimizer in self._optimizers
                  for item in _schedulers_of(optimizer) if id(item) not in passed]
-        if len(found) == 1 and not passed and not _why_not(found[0]):
+        plateaus = [item for item in found
+                    if isinstance(item, lr_scheduler.ReduceLROnPlateau)]
+        count = len(found) + len(passed)
+        if len(plateaus) == 1:
+            self.plateau = Plateau(plateaus[0], self.numbers, self._call_of_script)
+            found.remove(plateaus[0])
+        elif len(found) == 1 and not passed:
             self._scripts = ScriptsScheduler(found[0], self.check_kept,
                                              self._call_of_script)
             return
         for item in found:
-            _replace_step(item, _refusing(item, len(found) + len(passed)))
+            replace_step(item, _refusing(item, count))
 
     def detach(self) -> None:
         """The script calls step() alone again."""
         if self._scripts is not None:
             self._scripts.detach()
+        if self.plateau is not None:
+            self.plateau.detach()
 
     def _call_of_script(self, step: Any) -> None:
         self._advance(step)
@@ -374,12 +333,8 @@ class Schedulers:
         state = {
             "epoch": self._epoch,
             "numbers": self.numbers.now(),
-            "schedulers": [
-                # Functions are the script's; load_state_dict leaves them alone.
-                _plain({key: value for key, value in
-                        scheduler.state_dict().items() if not callable(value)},
-                       type(scheduler).__name__)
-                for scheduler in self._all()]}
+            "schedulers": [_scheduler_state.save(scheduler)
+                           for scheduler in self._all()]}
         if self._scripts is not None:
             state["when"] = self._scripts.when
         if self.scale is not None:
@@ -410,7 +365,7 @@ class Schedulers:
             self.scale.load(state["scale"])
         self._epoch = state["epoch"]
         for scheduler, values in zip(schedulers, state["schedulers"]):
-            scheduler.load_state_dict(_restored(values, scheduler.state_dict()))
+            _scheduler_state.load(scheduler, values)
             if "step" in vars(scheduler):
                 # load_state_dict replaces attributes, `step` not among them.
                 scheduler.step = _refuse_step

@@ -182,15 +182,18 @@ class CohortStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
             limits = {"epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
             options.setdefault("serve", {name: value for name, value in
                                          limits.items() if value and value > 0})
-        configs = self.lr_scheduler_configs
+        # Lightning has the measure of those that need one.
+        configs = [config for config in self.lr_scheduler_configs
+                   if not config.reduce_on_plateau]
         self.job = _join.join(
             self.lightning_module, self.optimizers[0],
             schedulers=[config.scheduler for config in configs
                         if config.interval == "step"],
             epoch_schedulers=[config.scheduler for config in configs
                               if config.interval == "epoch"], **options)
-        # The job advances them.
-        self.lr_scheduler_configs = []
+        # The job advances the others.
+        self.lr_scheduler_configs = [config for config in self.lr_scheduler_configs
+                                     if config.reduce_on_plateau]
         module = self.lightning_module
         module.log = functools.partial(self._log, module.log)
 
