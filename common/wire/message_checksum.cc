@@ -46,7 +46,7 @@ absl::Status NoDigest(const google::protobuf::Message& message) {
   return absl::DataLossError(absl::StrCat(
       message.GetTypeName(),
       ": got no message_xxh3, want the checksum of the message "
-      "(proto/README.md, \"Checksums\"): the sender left it out, or "
+      "(proto/cohort/v1/types.proto): the sender left it out, or "
       "the message was damaged in transit"));
 }
 
