@@ -113,7 +113,7 @@ class Parts(unittest.TestCase):
                          [[0, 1], [2, 3, 4]])
         self.assertEqual([part[1]["name"] for part in parts],
                          [["a", "b"], ["c", "d", "e"]])
-        with self.assertRaisesRegex(cohort.UsageError, "without a first tensor"):
+        with self.assertRaisesRegex(cohort.UsageError, "cannot split a batch"):
             _batches.split("text", 0, 2)
 
     def test_as_many_fields_as_samples_are_fields(self):
