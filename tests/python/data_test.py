@@ -173,7 +173,7 @@ class Parts(unittest.TestCase):
             self.assertEqual(own.samples(4), (len(images), ""))
             own.counted()
         self.assertRegex(begun(batches[2:]).samples(4)[1],
-                         "lengths 3, 4.*batch_size=4.*pass weight=")
+                         "lengths 3, 4.*batch_size=4.*weight=")
         self.assertRegex(begun(batches[2:]).samples(None)[1], "batch_size=")
         # The declared number is about that of a batch.
         self.assertTrue(begun(batches).samples(5)[1])
