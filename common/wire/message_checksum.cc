@@ -43,11 +43,11 @@ absl::Status CompareDigest(const google::protobuf::Message& message,
 }
 
 absl::Status NoDigest(const google::protobuf::Message& message) {
-  return absl::DataLossError(absl::StrCat(
-      message.GetTypeName(),
-      ": got no message_xxh3, want the checksum of the message "
-      "(proto/README.md, \"Checksums\"): the sender left it out, or "
-      "the message was damaged in transit"));
+  return absl::DataLossError(
+      absl::StrCat(message.GetTypeName(),
+                   ": got no message_xxh3, want the checksum of the message "
+                   "(proto/cohort/v1/types.proto): the sender left it out, or "
+                   "the message was damaged in transit"));
 }
 
 }  // namespace wire_internal

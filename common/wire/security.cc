@@ -93,7 +93,7 @@ constexpr Reason kReasons[] = {
      "the other side's certificate is not valid, or was issued by another "
      "authority than those in --tls_ca; cohortctl certs show prints both"},
     {"certificate required",
-     "the server wants a certificate; give --tls_cert and --tls_key"},
+     "the server requires a certificate; give --tls_cert and --tls_key"},
     {"did not return a certificate",
      "the client has no certificate; give it --tls_cert and --tls_key"},
 };

@@ -37,13 +37,17 @@ std::string OptimizerText(const PolicyOptions& before,
   return text;
 }
 
+// The log, which is the list of events, says what has changed; the history also
+// has the consequences.
 void Record(Run& run, SettingValues changed, std::string text,
-            const ChangeNote& note, Turn& turn) {
+            absl::string_view consequences, const ChangeNote& note,
+            Turn& turn) {
   ++run.ledger.counts.policy_changes;
   const Version version = run.model.version();
   const std::string why = NoteText(note);
   turn.Log(absl::StrCat("at step ", version.value(), ": ", text,
                         why.empty() ? "" : "; ", why));
+  absl::StrAppend(&text, consequences);
   // The shards of a model that comes later take the settings of that time.
   if (run.model.registered()) {
     turn.out.push_back(command::Adopt{.changed = changed});
@@ -134,7 +138,8 @@ void RequestChange(Run& run, const CoordinatorOptions& target,
   settings.AdoptAtOnce(target);
   const SettingValues at_once = Difference(before, settings.options());
   if (!at_once.empty()) {
-    Record(run, at_once, ChangeText(before, settings.options()), note, turn);
+    Record(run, at_once, ChangeText(before, settings.options()), "", note,
+           turn);
   }
   if (at_once.contains("on_worker_loss") && !settings.waits_for_lost()) {
     WithdrawFromLost(run, "the others continue without it", turn);
@@ -158,7 +163,7 @@ void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,
   if (plan.optimizer.empty() || changed.empty()) return;
   Record(run, changed,
          absl::StrCat("the workers' optimizer: ", ChangeText(before, target)),
-         {}, turn);
+         "", {}, turn);
 }
 
 void PutChangeInForce(Run& run, Turn& turn) {
@@ -174,9 +179,11 @@ void PutChangeInForce(Run& run, Turn& turn) {
   const PolicyOptions& policy = settings.policy();
   std::string text = ChangeText(before, options);
   run.model.AdoptOptimizer(options, policy);
-  absl::StrAppend(&text, run.model.AdoptStatistics(options.optimizer, policy));
+  std::string consequences =
+      run.model.AdoptStatistics(options.optimizer, policy);
   if (policy_before != policy) {
-    absl::StrAppend(&text, ": ", PolicyText(policy),
+    absl::StrAppend(&text, ": ", PolicyText(policy));
+    absl::StrAppend(&consequences,
                     OptimizerText(policy_before, policy, options.optimizer));
   }
   if (options.elastic()) run.roster.ForgetVacantShares();
@@ -185,7 +192,8 @@ void PutChangeInForce(Run& run, Turn& turn) {
   }
   // No push in progress has read an older version.
   run.model.HoldNone();
-  Record(run, Difference(before, options), std::move(text), note, turn);
+  Record(run, Difference(before, options), std::move(text), consequences, note,
+         turn);
   // They may wait for others now.
   if (!run.phase.started()) turn.repeat_waits = true;
 }

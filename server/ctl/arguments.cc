@@ -116,7 +116,7 @@ absl::StatusOr<Arguments> ReadArguments(
       value = arguments[++i];
     } else if (flag != nullptr && !is_switch) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "--", name, " wants a value: --", name, "=", flag->value));
+          "--", name, " needs a value: --", name, "=", flag->value));
     }
     if (!read.flags.emplace(name, value).second) {
       return absl::InvalidArgumentError(

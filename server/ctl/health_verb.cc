@@ -41,7 +41,7 @@ absl::Status RunHealth(Context& context) {
   }
   COHORT_RETURN_IF_ERROR(
       WithNext(page.status(), absl::StatusCode::kUnavailable,
-               "--ops wants what the process was given as --ops_listen"));
+               "--ops is the address that the process has as --ops_listen"));
   const std::string said(absl::StripAsciiWhitespace(page->body));
   const bool good = page->status == kHttpOk;
   if (context.json) {
@@ -61,7 +61,7 @@ absl::Status RunHealth(Context& context) {
 Verb HealthVerb() {
   return {
       .name = "health",
-      .summary = "checks through an operations port whether a process is ready",
+      .summary = "checks whether a process is ready, at its operations port",
       .flags = {{"ops", "HOST:PORT",
                  "operations port of a server or worker (default "
                  "127.0.0.1:7071)"},

@@ -46,8 +46,8 @@ std::string ShortHelp() {
       "  cohortctl watch --server=127.0.0.1:7070\n"
       "  cohortctl policy set --aggregation=async --normalization=local\n\n",
       VerbList(),
-      "\n`cohortctl help` has flags and exit codes, `cohortctl help VERB` "
-      "each verb.\n");
+      "\n`cohortctl help` lists flags and exit codes, `cohortctl help VERB` "
+      "explains a verb.\n");
 }
 
 std::string FullHelp() {
@@ -66,9 +66,9 @@ std::string FullHelp() {
       &text,
       "\nResults go to stdout, messages to stderr. Exit codes: 0 done; 1 "
       "failure;\n2 wrong use; 3 refused by the server; 4 denied: unknown "
-      "certificate or token, or a\nrole that may not; 5 server unreachable; 6 "
-      "gave up waiting; 7 a checkpoint is\ndamaged. `run` ends with the code "
-      "of the server.\n");
+      "certificate or token, or a\nrole without permission; 5 server "
+      "unreachable; 6 timed out waiting; 7 a checkpoint is\ndamaged. `run` "
+      "ends with the code of the server.\n");
   return text;
 }
 
@@ -102,7 +102,7 @@ std::string VerbHelp(const Verb& verb) {
     absl::StrAppendFormat(
         &text, "  %-18s %s\n  %-18s %s\n", "--FLAG=VALUE",
         "a flag of cohort-server or cohort-worker, whose --help lists them;",
-        "", "one that both have goes to the server, behind -- to the workers");
+        "", "a flag of both goes to the server, after -- to the workers");
   }
   for (const FlagSpec& flag : CommonFlags()) {
     if (verb.local && flag.name == "server") continue;

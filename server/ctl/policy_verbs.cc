@@ -341,7 +341,7 @@ Verb PolicyGetVerb() {
 
 Verb PolicySetVerb() {
   return {.name = "policy set",
-          .summary = "changes settings while the run goes on",
+          .summary = "changes settings of a live run",
           .flags = ChangeFlags(),
           .takes_settings = true,
           .examples = {"cohortctl policy set --aggregation=async "
@@ -352,7 +352,7 @@ Verb PolicySetVerb() {
 
 Verb PolicyRevertVerb() {
   return {.name = "policy revert",
-          .summary = "goes back to the settings after an earlier change",
+          .summary = "restores the settings after an earlier change",
           .flags = ChangeFlags({{"to", "N",
                                  "number of the change, from policy history "
                                  "(default: the one before the newest)"}}),

@@ -116,7 +116,7 @@ absl::Status RunWorkersEvict(Context& context) {
 
 Verb WorkersListVerb() {
   return {.name = "workers list",
-          .summary = "lists ranks, workers and when each was last heard from",
+          .summary = "lists ranks and workers, and when each last responded",
           .examples = {"cohortctl workers list"},
           .run = &RunWorkersList};
 }

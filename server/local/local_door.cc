@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -218,9 +219,21 @@ absl::Status LocalDoor::Admit(PacketSocket& socket) {
     Forget(*peer);
     return welcomed;
   }
-  Log(LogLevel::kInfo,
-      absl::StrCat("rank ", rank.value(),
-                   " exchanges gradients and weights through shared memory"));
+  // A log of many workers has one line for all of them, and none for a
+  // replacement.
+  bool all = false;
+  {
+    MutexLock lock(mu_);
+    all = members_.size() > logged_workers_ &&
+          std::all_of(members_.begin(), members_.end(), [](const auto& member) {
+            return member.second.peer != nullptr;
+          });
+    if (all) logged_workers_ = members_.size();
+  }
+  if (all) {
+    Log(LogLevel::kInfo,
+        "all workers exchange gradients and weights through shared memory");
+  }
   return absl::OkStatus();
 }
 

@@ -118,6 +118,8 @@ class LocalDoor {
   std::list<Stranger> strangers_;
   // Later than now if the system had no descriptor for a connection.
   Instant accept_from_;
+  // The number of workers when the log last said that all share memory.
+  size_t logged_workers_ = 0;
 
   mutable Mutex mu_;
   std::map<Rank, Member> members_ ABSL_GUARDED_BY(mu_);

@@ -257,7 +257,7 @@ int RunServer(ServerOptions options) {
     if (summary.lost_shard.empty()) break;
     Log(LogLevel::kError,
         absl::StrCat(summary.lost_shard,
-                     "; the run goes on from the newest checkpoint"));
+                     "; the run continues from the newest checkpoint"));
     options = OptionsAfter(**server, std::move(options));
     server->reset();
     server = StartServer(options, std::cout);

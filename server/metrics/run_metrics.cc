@@ -17,7 +17,7 @@ void AddRun(const RunFigures& f, Page& page) {
   const PolicyOptions& policy = f.policy_options;
   const auto setting = f.policy.settings.find("staleness");
   page.Gauge("cohort_run_active",
-             "1 while training can go on, 0 once the run has ended.")
+             "1 while training can continue, 0 once the run has ended.")
       .Value(f.status.ended ? 0 : 1, {{"run", run}});
   page.Gauge("cohort_run_info",
              "Constant 1, labelled with the run and its name.")

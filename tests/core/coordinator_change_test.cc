@@ -17,6 +17,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 // Two workers with batches of 2 and 40 samples an epoch.
 FakeSetup LongSetup(AggregationKind kind = AggregationKind::kSync) {
@@ -44,6 +45,9 @@ TEST(CoordinatorChangeTest, SyncTurnsAsyncAfterTheStepUnderWay) {
   EXPECT_EQ(changed.record.version, Version(1));
   EXPECT_EQ(changed.record.policy_epoch, 2);
   EXPECT_EQ(changed.record.changed, kToAsync);
+  // Only the history has the consequences, too.
+  EXPECT_THAT(cohort.log(), HasSubstr("aggregation sync -> async"));
+  EXPECT_THAT(cohort.log(), Not(HasSubstr(changed.record.text)));
   // Each rank gets its own range, and its push is applied alone.
   ASSERT_TRUE(Trains(cohort, kRank0));
   EXPECT_THAT(cohort.told(kRank0).members, IsEmpty());

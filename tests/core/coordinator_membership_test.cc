@@ -141,7 +141,7 @@ TEST(CoordinatorMembershipTest, AnOlderIncarnationIsFenced) {
   Effects out;
   EXPECT_THAT(
       cohort.core().Open(older, cohort.key(kRank0), {.samples = 3}, kNow, out),
-      IsError(kAborted, "incarnation 1"));
+      IsError(kAborted, "incarnation 0.2"));
   Sender stranger = cohort.sender(kRank0);
   stranger.run_id = "other";
   EXPECT_TRUE(absl::IsFailedPrecondition(cohort.core().Open(

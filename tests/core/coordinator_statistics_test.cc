@@ -492,7 +492,8 @@ TEST(CoordinatorStatisticsTest, AChangeOfTheLiveRunCarriesKindsOver) {
   EXPECT_EQ(sets[1].kind, kAfter);
   EXPECT_EQ(sets[1].layers.front().num_batches_tracked, 2);
   EXPECT_FLOAT_EQ(sets[1].layers.front().mean[0], 0.9 * 0.36);
-  EXPECT_THAT(cohort.log(), HasSubstr("after start from those of sync"));
+  EXPECT_THAT(cohort.Only<effect::PolicyChanged>().record.text,
+              HasSubstr("after start from those of sync"));
 }
 
 TEST(CoordinatorStatisticsTest, ARestartAfterTrainingCollectsThenEnds) {

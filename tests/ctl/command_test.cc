@@ -118,7 +118,7 @@ TEST_F(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
       {"completion powershell", "'powershell', want bash, zsh or fish"},
       {"workers drain", "got no --rank"},
       {"status --watch=yes", "--watch takes no value, got 'yes'"},
-      {"status --timeout", "--timeout wants a value: --timeout=T"},
+      {"status --timeout", "--timeout needs a value: --timeout=T"},
       {"status --timeout=1s --timeout=2s", "--timeout is given twice"},
       {"status --=x", "got '--=x', want --name=value"}};
   for (const Case& c : cases) {

@@ -244,11 +244,11 @@ class RunTest(unittest.TestCase):
 
     # A shell forwards it, and the system sends it again when the shell ends.
     def test_second_hangup_does_not_kill(self):
-        self.play("trap 'echo told; await more; touch saved; exit 0' TERM\n"
+        self.play("trap 'echo asked; await more; touch saved; exit 0' TERM\n"
                   "listen; await worker0.pid; echo ready; await never",
                   "trap 'exit 0' TERM; await never")
         process = self.start("--workers=1")
-        for word in ("ready", "told"):
+        for word in ("ready", "asked"):
             self.await_line(process, word)
             process.send_signal(signal.SIGHUP)
         (self.dir / "more").touch()

@@ -94,10 +94,11 @@ class ComposeUpTest(unittest.TestCase):
         podman.podman("exec", server, "cohortctl", "run", "drain")
         self.assertEqual(podman.wait(server), 0, podman.log(server))
         self.assertIn("the run is over: drained", podman.log(server))
+        self.assertIn("all workers exchange gradients and weights through "
+                      "shared memory", podman.log(server))
         for rank in (1, 2):
             worker = f"{self.project}_worker_{rank}"
             self.assertEqual(podman.wait(worker), 0)
-            self.assertIn("go through shared memory", podman.log(worker))
 
     def test_data_shards_come_back_and_end_with_the_run(self):
         self.settings = {**SETTINGS, "COHORT_CHECKPOINT_EVERY": "5",

@@ -46,6 +46,13 @@ class ExitCodesTest(unittest.TestCase):
                 shown[code] = cells[-1] == "no"
         self.assertEqual(shown, self.table)
 
+    def test_help_of_cohortctl_and_its_page_have_the_same_codes(self):
+        table = read("server/ctl/OUTPUT.md").split("## JSON")[0]
+        shown = [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.M)]
+        text = read("server/ctl/help.cc").split("Exit codes: ")[1].split("`run`")[0]
+        self.assertEqual(sorted(numbers(text)), shown)
+        self.assertLessEqual(set(shown), set(self.table))
+
     def test_kubernetes_stops_at_final_codes(self):
         lists = [
             (path, found) for path in DEPLOY.rglob("*.yaml")

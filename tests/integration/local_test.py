@@ -71,6 +71,7 @@ class Local(unittest.TestCase):
                 self.assertEqual(shared(), 2)
             cohort.server.send_signal(signal.SIGTERM)
             cohort.complete()
+            self.assertEqual(cohort.log().count("workers exchange"), 1)
 
     def test_a_worker_of_another_user_uses_tcp(self):
         wrapper = ("setpriv", "--reuid=65534", "--regid=65534",

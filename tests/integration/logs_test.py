@@ -23,7 +23,8 @@ class Logs(unittest.TestCase):
         self.assertTrue(server)
         joined = [line for line in server if "joined as" in line["message"]]
         self.assertEqual([line["worker"] for line in joined], ["0"])
-        self.assertIn(f"incarnation {joined[0]['incarnation']} (",
+        start, number = divmod(int(joined[0]["incarnation"]), 1 << 32)
+        self.assertIn(f"incarnation {start}.{number + 1} (",
                       joined[0]["message"])
         for line in server:
             for field in ("time", "level", "run", "incarnation", "version"):

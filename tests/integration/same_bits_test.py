@@ -35,7 +35,7 @@ class Transport:
     networks: bool = False
 
     def sentence(self, rank):
-        """What the log of a worker says."""
+        """What the log of a worker says, at level debug."""
         if self.local[rank] != "tcp":
             return "go through shared memory"
         return "go over a Unix socket" if self.socket else "go over TCP"
@@ -110,7 +110,8 @@ class RowCohort(Shards):
     def start_worker(self, rank, *flags, **others):
         wrapper = OWN_NETWORK if self.transport.networks else ()
         return super().start_worker(
-            rank, f"--exchange_log={self.dir}/{rank}.jsonl", *flags,
+            rank, f"--exchange_log={self.dir}/{rank}.jsonl",
+            "--log_level=debug", *flags,
             wrapper=wrapper, **others)
 
     def replace(self, victim):

@@ -113,7 +113,7 @@ class Parts(unittest.TestCase):
                          [[0, 1], [2, 3, 4]])
         self.assertEqual([part[1]["name"] for part in parts],
                          [["a", "b"], ["c", "d", "e"]])
-        with self.assertRaisesRegex(cohort.UsageError, "without a first tensor"):
+        with self.assertRaisesRegex(cohort.UsageError, "cannot split a batch"):
             _batches.split("text", 0, 2)
 
     def test_as_many_fields_as_samples_are_fields(self):
@@ -173,7 +173,7 @@ class Parts(unittest.TestCase):
             self.assertEqual(own.samples(4), (len(images), ""))
             own.counted()
         self.assertRegex(begun(batches[2:]).samples(4)[1],
-                         "lengths 3, 4.*batch_size=4.*pass weight=")
+                         "lengths 3, 4.*batch_size=4.*weight=")
         self.assertRegex(begun(batches[2:]).samples(None)[1], "batch_size=")
         # The declared number is about that of a batch.
         self.assertTrue(begun(batches).samples(5)[1])

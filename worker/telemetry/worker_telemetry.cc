@@ -113,7 +113,8 @@ void WorkerTelemetry::OnServerClock(absl::Duration offset,
 
 void WorkerTelemetry::OnExchangePath(absl::string_view transport,
                                      absl::string_view text) {
-  Log(LogLevel::kInfo, text);
+  // The server says in one line that all workers share memory.
+  Log(transport == "shm" ? LogLevel::kDebug : LogLevel::kInfo, text);
   MutexLock lock(mu_);
   transport_ = std::string(transport);
 }

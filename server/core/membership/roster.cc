@@ -9,6 +9,16 @@
 #include "server/core/ledger/step_shares.h"
 
 namespace cohort {
+namespace {
+
+// For people: "2.1" is the first incarnation of the server's second start. Log
+// lines have the number itself in a field.
+std::string IncarnationText(Incarnation incarnation) {
+  const int64_t number = incarnation.value();
+  return absl::StrCat(number >> 32, ".", (number & 0xFFFFFFFF) + 1);
+}
+
+}  // namespace
 
 Roster::Roster(const RunSettings& settings, const ModelStore& model,
                const RunPhase& phase, RunLedger& ledger, RankTable& ranks)
@@ -79,9 +89,10 @@ absl::StatusOr<Worker*> Roster::Check(const Sender& sender, Instant now) {
   Worker& worker = ranks_[sender.rank];
   if (worker.incarnation != sender.incarnation ||
       worker.state == Worker::State::kVacant) {
-    return absl::AbortedError(absl::StrCat(
-        "rank ", sender.rank.value(), ": incarnation ",
-        sender.incarnation.value(), " is no longer current; join again"));
+    return absl::AbortedError(
+        absl::StrCat("rank ", sender.rank.value(), ": incarnation ",
+                     IncarnationText(sender.incarnation),
+                     " is no longer current; join again"));
   }
   worker.last_heard = now;
   return &worker;
@@ -148,8 +159,8 @@ absl::StatusOr<Roster::Joined> Roster::Join(
   Welcome(*worker, session, request, turn);
   turn.Log(absl::StrCat("rank ", worker->rank.value(),
                         replaces ? ": a replacement" : "", " joined as ",
-                        "incarnation ", worker->incarnation.value(), " (",
-                        worker->description, ")"),
+                        "incarnation ", IncarnationText(worker->incarnation),
+                        " (", worker->description, ")"),
            worker->process());
   return Joined{.rank = worker->rank, .replaces = replaces};
 }
@@ -164,8 +175,8 @@ absl::StatusOr<Roster::Joined> Roster::Rejoin(SessionId session,
     }
     if (request.permitted_rank.value_or(worker.rank) != worker.rank) {
       return absl::PermissionDeniedError(absl::StrCat(
-          "join: got incarnation ", request.incarnation.value(), " of rank ",
-          worker.rank.value(), ", want one of rank ",
+          "join: got incarnation ", IncarnationText(request.incarnation),
+          " of rank ", worker.rank.value(), ", want one of rank ",
           request.permitted_rank->value(), ", for which the certificate is"));
     }
     if (worker.state == Worker::State::kLive) {
@@ -182,7 +193,7 @@ absl::StatusOr<Roster::Joined> Roster::Rejoin(SessionId session,
     return Joined{.rank = worker.rank, .back = true};
   }
   return absl::AbortedError(
-      absl::StrCat("incarnation ", request.incarnation.value(),
+      absl::StrCat("incarnation ", IncarnationText(request.incarnation),
                    " is no longer current; join as a new incarnation"));
 }
 

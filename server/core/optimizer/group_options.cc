@@ -109,7 +109,7 @@ absl::Status CheckGroupNumbers(const std::vector<GroupNumber>& numbers,
         (value == nullptr && number.name != kWeightDecay)) {
       return Refuse(number, absl::StrCat("a number that --optimizer=",
                                          OptimizerName(options.kind),
-                                         " takes anew in each step"));
+                                         " accepts in each step"));
     }
     const FlagLimits& limits = FindFlag(ServerFlagTable(), number.name)->limits;
     if (!limits.Contains(number.value)) {

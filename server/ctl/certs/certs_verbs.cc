@@ -238,7 +238,7 @@ constexpr FlagSpec kDaysFlag = {"days", "N",
 
 Verb CertsInitVerb() {
   return {.name = "certs init",
-          .summary = "makes an authority and certificates for a trial",
+          .summary = "creates an authority and certificates for a trial",
           .flags = {kDirFlag,
                     kRunFlag,
                     {"domain", "DOMAIN", "trust domain (default cohort.local)"},
@@ -252,13 +252,13 @@ Verb CertsInitVerb() {
 
 Verb CertsIssueVerb() {
   return {.name = "certs issue",
-          .summary = "makes certificates with an authority of certs init",
+          .summary = "creates certificates with an authority of certs init",
           .words = "IDENTITY...",
           .flags = {kDirFlag,
                     kRunFlag,
                     kDaysFlag,
                     {"replace", "",
-                     "replace files of another run, too; those of --run are "
+                     "also replace files of another run; those of --run are "
                      "always renewed"}},
           .local = true,
           .examples = {"cohortctl certs issue --run=demo worker/0 worker/1"},
@@ -277,7 +277,7 @@ Verb CertsShowVerb() {
 
 Verb CertsTokenVerb() {
   return {.name = "certs token",
-          .summary = "makes a token for a viewer, and writes its hash",
+          .summary = "creates a token for a viewer, and writes its hash",
           .flags = {{"name", "NAME", "name of the token in logs"},
                     {"tokens", "FILE",
                      "file to add to, as in --viewer_tokens of the server "

@@ -182,7 +182,7 @@ absl::Status RunDoctor(Context& context) {
 Verb DoctorVerb() {
   return {
       .name = "doctor",
-      .summary = "checks a run that does not work, and says how to fix it",
+      .summary = "finds out why a run does not work, and how to fix it",
       .flags =
           {{"ops", "HOST:PORT",
             "operations port of the server (default: the one that it reports)"},

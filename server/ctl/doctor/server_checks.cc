@@ -105,7 +105,7 @@ Check CheckServer(const absl::Status& answer, const v1::Status& status) {
   return Check::Failed(
       "server", first,
       "something else than a Cohort server listens there: the live page "
-      "has another port than --server wants; its start prints both");
+      "--server names another port; the server prints both at its start");
 }
 
 Check CheckConnection(const ConnectionView& connection,

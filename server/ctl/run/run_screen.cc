@@ -166,7 +166,7 @@ void RunScreen::ShowEnd(const ClusterProcess& process, const ProcessEnd& end,
 
 void RunScreen::Say(absl::string_view text) {
   if (json_) {
-    io_.out << JsonLine({{"event", "told"}, {"text", std::string(text)}})
+    io_.out << JsonLine({{"event", "message"}, {"text", std::string(text)}})
             << std::flush;
     return;
   }

@@ -224,20 +224,20 @@ Verb RunVerb() {
       .summary = "trains on this machine: starts a server and its workers",
       .flags =
           {{"workers", "N",
-            "number of workers (default 2); MIN:MAX of an elastic cohort "
-            "starts MAX"},
+            "number of workers (default 2); MIN:MAX: an elastic cohort, "
+            "started with MAX"},
            {"shards", "N",
             "server processes that share the model (default 1); more need "
             "--checkpoint_dir"},
            {"max_restarts", "N",
-            "restarts in a row, without a step in between, of a worker or data "
-            "shard that dies (default 3)"},
+            "how often a worker or data shard that dies is restarted without a "
+            "step in between (default 3)"},
            {"log_dir", "DIR",
             "folder for server.log and worker-N.log; the screen then shows "
             "only the server"},
            {"tls", "DIR",
-            "encrypt: makes certificates in this folder, with its authority or "
-            "a new one, and renews those of the same --run_name"},
+            "encrypt: creates certificates in this folder, with its authority "
+            "or a new one, and renews those of the same --run_name"},
            {"programs", "DIR",
             "folder of cohort-server and cohort-worker (default: that of "
             "cohortctl)"}},

@@ -224,7 +224,7 @@ absl::Status RunStudyVerb(Context& context) {
 
 Verb StudyVerb() {
   return {.name = "study",
-          .summary = "measures which policy suits a model, on this machine",
+          .summary = "measures on this machine which policy suits a model",
           .flags = {{"out", "DIR",
                      "folder for runs and numbers; a stopped study continues "
                      "there (default study)"},
@@ -232,8 +232,8 @@ Verb StudyVerb() {
                      "sync, bounded, async (default sync,async)"},
                     {"normalization", "LIST", "global, local (default both)"},
                     {"bn_statistics", "LIST",
-                     "sync, async, chief, after; side by side in each run "
-                     "(default all)"},
+                     "sync, async, chief, after; kept side by side in each "
+                     "run (default all)"},
                     {"staleness", "LIST",
                      "keep, drop, scale, compensate; for bounded and async "
                      "(default keep)"},
@@ -246,8 +246,8 @@ Verb StudyVerb() {
                     {"seed", "LIST",
                      "seeds; intervals need at least two (default 1,2,3)"},
                     {"reference_images", "N",
-                     "scale --learning_rate, given for steps of N images, to "
-                     "other steps (default: no scaling)"},
+                     "--learning_rate is for steps of N images; scale it to "
+                     "the size of each run's steps (default: no scaling)"},
                     {"parallel", "N",
                      "runs at a time (default: one core for each process)"},
                     {"programs", "DIR",

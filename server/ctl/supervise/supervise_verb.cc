@@ -139,10 +139,10 @@ Verb SuperviseVerb() {
   return {
       .name = "supervise",
       .summary =
-          "runs a program and starts it again when it dies, as the entry "
-          "of a container",
+          "runs a program and restarts it when it dies, as in a container",
       .flags = {{"max_restarts", "N",
-                 "restarts in a row without a step in between (default 3)"}},
+                 "how often the program is restarted without a step in between "
+                 "(default 3)"}},
       .rest = "PROGRAM",
       .local = true,
       .examples = {"cohortctl supervise -- cohort-worker --server=host:7070",

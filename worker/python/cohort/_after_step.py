@@ -61,15 +61,15 @@ class AfterStep:
             raise _errors.UsageError(_beside.trained_alone(trained))
         if not last.counts:
             raise _errors.UsageError(
-                f"{name}: changed in a step that became void ({last.reason}) and is "
-                f"repeated; the server does not keep it. {_INSTEAD}")
+                f"{name}: changed in a step that became void ({last.reason}) and "
+                f"is repeated, but the server does not keep it. {_INSTEAD}")
         self._refuse_late()
         if not self._warned:
             self._warned = True
             _core.log("warning", f"{name} changes in each step, but the server does "
                       "not keep it: if a step becomes void, this worker ends. "
                       f"{_INSTEAD}; call eval() on a teacher whose moving "
-                      "statistics need not move")
+                      "statistics should not move")
 
     def _changed(self) -> str | None:
         return self._step.foreign_module() or self._step.beside.changed()
@@ -79,5 +79,5 @@ class AfterStep:
         if name is not None:
             raise _errors.UsageError(
                 f"{name}: changes with the steps, but this process has joined at "
-                f"version {self._joined_at} and does not have what it was then; the "
-                f"server does not keep it. {_INSTEAD}")
+                f"version {self._joined_at} and does not have its value of that "
+                f"version, because the server does not keep it. {_INSTEAD}")

@@ -122,14 +122,14 @@ def check_input(name: str, x: torch.Tensor) -> None:
     if not _operator.is_compiling() and (_passes.is_stand_in(x) or
                                          _passes.is_recorded()):
         raise _errors.ConfigurationError(
-            f"{name}: a training call with a {type(x).__name__} that has no memory, "
-            "or that is recorded (torch.export, make_fx, FakeTensorMode, wrappers "
-            "of tensors); call model.eval() for it, do it after the run, or pass "
-            "plain tensors")
+            f"{name}: got a training call with a {type(x).__name__} that has no "
+            "memory or is being traced (torch.export, make_fx, FakeTensorMode, "
+            "wrappers of tensors); call model.eval() first, trace after the run, "
+            "or pass plain tensors")
     if not _operator.is_compiling() and _is_transformed(x):
         raise _errors.ConfigurationError(
-            f"{name}: batch norm over all workers has no rule for torch.func's "
-            "transforms (vmap, grad, jvp) and forward-mode derivatives; use "
+            f"{name}: batch norm over all workers does not support torch.func's "
+            "transforms (vmap, grad, jvp) or forward-mode derivatives; use "
             "torch.autograd.grad, or evaluation mode for these passes")
     if x.dtype not in TYPES:
         raise _errors.ConfigurationError(
@@ -299,8 +299,8 @@ def _check_scripted(model: nn.Module) -> None:
     # The layer itself, where a module around it is scripted, too.
     name = max(found, key=len) or "the model"
     raise _errors.ConfigurationError(
-        f"{name}: got a scripted or traced module with batch norm, which would be "
-        "normalised on each worker by itself; join and train the model without "
+        f"{name}: got a scripted or traced module with batch norm, which would "
+        "normalise each worker's batch by itself; join and train the model without "
         "torch.jit.script() or trace(), and export a copy after the run: "
         "torch.jit.script(copy.deepcopy(model))")
 

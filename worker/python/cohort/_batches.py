@@ -145,8 +145,8 @@ class OwnCounter:
         agree = first is None or set(lengths) <= {first}
         if declared is None:
             return first, "" if agree else (
-                f"the batch has tensors of lengths {_listed(lengths)}, so its number "
-                "of samples is not clear; pass weight=, that number, or "
+                f"the batch has tensors of lengths {_listed(lengths)}, so its "
+                "number of samples is not clear; pass it as weight=, or pass "
                 "job.data(batch_size=...)")
         known = {counts[rule] for rule in self._rules if rule in counts}
         matching = {rule for rule, count in counts.items() if count == declared}
@@ -164,8 +164,8 @@ class OwnCounter:
         return first, (
             f"the batch has tensors of lengths {_listed(lengths)}, but job.data() "
             f"was given batch_size={declared}, so its number of samples is not "
-            "clear; pass weight=, that number, or put a tensor with samples first at "
-            "the beginning of the batch")
+            "clear; pass it as weight=, or begin the batch with a tensor whose "
+            "first dimension is the samples")
 
 
 def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
@@ -198,7 +198,7 @@ def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
             return read, ""
     return chosen, (
         f"the batch was made of {read} samples, but has tensors of lengths "
-        f"{_listed(inside)}; pass weight=, what the loss is a mean over")
+        f"{_listed(inside)}; pass weight=, the number that the loss is a mean over")
 
 
 def _listed(lengths: list[int]) -> str:
@@ -224,9 +224,9 @@ def split(batch: Any, part: int, parts: int,
         samples = samples_in(batch)
     if samples is None:
         raise _errors.UsageError(
-            "accumulate, or the server's --global_batch: got a batch without a "
-            f"first tensor to cut in {parts} parts, want tensors or lists with "
-            "samples first")
+            "accumulate, or the server's --global_batch: cannot split a batch into "
+            f"{parts} parts: got one without tensors, want tensors or lists whose "
+            "first dimension is the samples")
     return _cut(batch, samples, slice(samples * part // parts,
                                       samples * (part + 1) // parts))
 
@@ -267,10 +267,10 @@ def _cut(value: Any, samples: int, part: slice, outermost: bool = True) -> Any:
     else:
         return value
     raise _errors.UsageError(
-        "accumulate, or the server's --global_batch: cannot cut a batch of "
-        f"{samples} samples in parts: got {got}, want tensors and lists with one "
-        "entry a sample; make such batches, and transpose or join their parts in "
-        "the loop, or leave out accumulate")
+        "accumulate, or the server's --global_batch: cannot split a batch of "
+        f"{samples} samples into parts: got {got}, want tensors and lists with one "
+        "entry a sample; make such batches, and transpose or concatenate in the "
+        "loop, or leave out accumulate")
 
 
 def _has_samples_first(value: Any, samples: int) -> bool:

@@ -141,9 +141,9 @@ def _name_in(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> str:
 
 def trained_alone(name: str) -> str:
     """The text of an error."""
-    return (f"{name}: an optimizer of the script trains it with this worker's "
-            "gradients alone. Make it a part of the model that joins, in the one "
-            "optimizer; or train it in another run")
+    return (f"{name}: another optimizer of the script trains it with this worker's "
+            "gradients only. Make it part of the model and the optimizer that "
+            "join, or train it in a separate run")
 
 
 @dataclasses.dataclass

@@ -157,11 +157,11 @@ def digest_of(dataset: MapDataset, seed: int,
         total.update("".join(content for _, content in
                              contents[::_READINGS]).encode())
     else:
-        _core.log("warning", "a sample of the data set that is read twice with the "
-                  "same seed is not the same: it uses a separate generator, "
-                  "so results are not bitwise reproducible; draw numbers from "
-                  "torch, NumPy's or Python's global generator instead. Workers' "
-                  "data are compared by types and shapes only")
+        _core.log("warning", "a sample of the data set differs when it is read "
+                  "twice with the same seed: the data set uses a separate "
+                  "generator, so results are not bitwise reproducible; draw from "
+                  "the global generator of torch, NumPy or Python instead. "
+                  "Workers' data are compared by types and shapes only")
         total.update(_outline_of(samples).encode())
     return total.hexdigest()[:32]
 
@@ -282,9 +282,9 @@ class RangeReader:
         """
         if len(self._dataset) != self._size:
             raise _errors.UsageError(
-                f"job.data(): the data set has {len(self._dataset)} samples now, and "
-                f"had {self._size} when the run began, which the server hands out. "
-                "Begin another run with the model's weights")
+                f"job.data(): got a data set of {len(self._dataset)} samples, want "
+                f"{self._size}, as when the run began: the server hands out their "
+                "numbers. Start a new run from the model's weights")
         if self._workers == 0:
             items = [self._seeded[key] for key in self._keys(where)]
             return self._collate(items)

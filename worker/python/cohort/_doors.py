@@ -176,15 +176,15 @@ def _served_unregistered(
         raise _errors.UsageError(
             f"{where}: F.batch_norm without moving statistics would normalise by "
             "this worker's batch alone; use a batch-norm module of the model, one "
-            "with moving statistics elsewhere (a teacher's too), or `with "
-            "cohort.local():` if that is meant")
+            "with moving statistics elsewhere (also in a teacher), or `with "
+            "cohort.local():` if that is intended")
     step.check_training_call(where)
     owner = _owner_of(mean)
     if owner is None and not step.lasts(mean):
         raise _errors.UsageError(
             f"{where}: F.batch_norm with buffers that belong to no module would "
             "normalise by this worker's batch alone; use a batch-norm module, or "
-            "`with cohort.local():` if that is meant")
+            "`with cohort.local():` if that is intended")
     name = f"{type(owner).__name__} at {where}" if owner is not None else where
     _batch_norm.check_input(name, x)
     step.check_foreign(name, (mean, variance))
@@ -268,7 +268,7 @@ class _Operator:
             raise _errors.UsageError(
                 f"{caller()}: {self._name}() would normalise by this worker's "
                 "batch alone; call F.batch_norm with a module's buffers, or use "
-                "`with cohort.local():` if that is meant")
+                "`with cohort.local():` if that is intended")
         outputs = self._operator(*args, **kwargs)
         if not _is_traced():
             _graph_check.accept(outputs[0] if isinstance(outputs, tuple)

@@ -26,7 +26,7 @@ class UsageError(CohortError):
 
 class NoLengthError(UsageError, TypeError):
     """len(loader) where there is no length. list(), tqdm and others take a
-    TypeError for a length that is not known, and go on without."""
+    TypeError for a length that is not known, and continue without it."""
 
 
 class ConfigurationError(CohortError):

@@ -75,8 +75,8 @@ class Gradients:
                 raise _errors.UsageError(
                     f"{self._model.names[number]}: has a hook of "
                     "register_post_accumulate_grad_hook(), which would get this "
-                    "worker's share of the gradient; use the server's "
-                    "--clip_norm, or register_hook() for one that is linear")
+                    "worker's share of the gradient; use the server's --clip_norm, "
+                    "or register_hook() with a linear function")
             _linear_hooks.surround(self._model.names[number], parameter)
 
     def _watch(self, number: int, parameter: nn.Parameter) -> None:
@@ -115,8 +115,8 @@ class Gradients:
             elif bool(grad.any()):
                 raise _errors.UsageError(
                     f"{self._model.names[number]}: has a gradient before "
-                    "job.backward(); call optimizer.zero_grad(), and add what "
-                    "else the parameters should learn to the loss")
+                    "job.backward(); call optimizer.zero_grad(), and add other "
+                    "terms to the loss instead")
         self._left = {}
 
     def _present(self) -> dict[int, tuple[torch.Tensor, int]]:
@@ -217,8 +217,8 @@ class Gradients:
         if not self.expected:
             raise _errors.UsageError(
                 "loss.backward(): call job.backward(loss, weight=...), which "
-                "weights the loss and sends the gradients; for gradients of "
-                "samples, torch.autograd.grad(job.share(loss), x)")
+                "weights the loss and sends the gradients; for gradients with "
+                "respect to inputs, call torch.autograd.grad(job.share(loss), x)")
         if not self.sending:
             return
         if number not in self._once:
@@ -227,8 +227,9 @@ class Gradients:
         if number in self._sent:
             raise _errors.UsageError(
                 f"{self._model.names[number]}: got a second gradient in this "
-                "backward pass, but not in the first one; the gradient may have "
-                "been sent. With torch.utils.checkpoint use use_reentrant=False")
+                "backward pass, unlike in the first pass; the first one may have "
+                "been sent already. With torch.utils.checkpoint pass "
+                "use_reentrant=False")
         self._send(number)
 
     def unscale(self, scale: float) -> str:
@@ -312,7 +313,7 @@ class Gradients:
                 f"{self._model.names[number]}: its gradient was changed after "
                 "job.backward(), but it has been sent; clip with the server's "
                 "--clip_norm (cohortctl policy set --clip_norm=1), scale the loss "
-                "instead of gradients, freeze with requires_grad_(False), leave a batch out "
-                "with weight=0, and measure "
-                "with torch.linalg.vector_norm: clip_grad_norm_ writes whatever its "
-                "limit is")
+                "instead of gradients, freeze with requires_grad_(False), leave a "
+                "batch out with weight=0, and measure with "
+                "torch.linalg.vector_norm: clip_grad_norm_ changes gradients "
+                "whatever its limit")

@@ -47,7 +47,7 @@ def check(loss: torch.Tensor) -> None:
             raise _errors.UsageError(
                 "job.backward(): the loss depends on F.embedding with "
                 "scale_grad_by_freq=True, which divides gradients by how often an "
-                "entry is in this worker's batch, in place of the batches of all "
+                "entry occurs in this worker's batch, not in the batches of all "
                 "workers; leave it out")
         if not _is_batch_norm(type(node).__name__) or node.metadata.get(_ACCEPTED):
             continue
@@ -62,5 +62,5 @@ def check(loss: torch.Tensor) -> None:
                 "this worker's batch alone, in code that was bound before "
                 "cohort.join(), such as `from torch import batch_norm`, or "
                 "scripted; call F.batch_norm with a module's buffers, or a "
-                "batch-norm module. If that is meant, call F.batch_norm in "
+                "batch-norm module. If that is intended, call F.batch_norm in "
                 "`with cohort.local():`")

@@ -53,8 +53,8 @@ class Job:
     def step_number(self) -> int:
         """The number of the step in progress, from 0, which is `version` in it:
         what a learning rate, or another value that the script changes with the
-        steps, should depend on. A step that is repeated has its number again, and
-        a process that is started again continues with the run's. (With
+        steps, should depend on. A repeated step has the same number, and a
+        restarted process continues with the run's. (With
         --aggregation=async or bounded, workers may have one number at once.)
 
         Raises:
@@ -120,10 +120,10 @@ class Job:
             dataset: samples by number, with a length: the server cuts one
                 permutation an epoch, so shuffling and sharding are its work. Or
                 any iterable of batches, such as a DataLoader: own data, which
-                the server does not number (it needs --max_steps). A list has
-                samples; pass iter() of a list of batches.
-            batch_size: samples of this worker in a step; with own data, how many
-                a batch has about.
+                the server does not number (it needs --max_steps). A list counts as
+                samples; for a list of batches pass iter(list).
+            batch_size: samples of this worker in a step; with own data, about how
+                many a batch has.
             num_workers: loader processes.
             accumulate: parts that a batch is cut into; each is a forward and
                 backward pass, and job.step() acts after the last.
@@ -263,8 +263,8 @@ class Job:
         the place for an average of the weights. job.step() does it before it
         returns; a void step does not.
 
-        State that the function keeps is this process's, and a replacement of it
-        begins without, unless `keep` of `cohort.join` names it.
+        State that the function keeps belongs to this process, and its
+        replacement starts without it, unless `keep` of `cohort.join` names it.
         """
         self._run.after_step.add(function)
 
@@ -376,8 +376,8 @@ class Job:
         if averaged and run.left:
             if run.last_averages is None:
                 raise _errors.UsageError(
-                    "job.state_dict(averaged=True): got a run without averages, "
-                    "or one that was left before its end; start the server with "
+                    "job.state_dict(averaged=True): the run has no averages, or "
+                    "was left before its end; start the server with "
                     "--ema_decay=0.999")
             return dict(run.last_averages)
         if not run.left:
@@ -389,8 +389,8 @@ class Job:
 
     def leave(self, reason: str = "the script called leave()") -> None:
         """Leaves the run; the model keeps the weights that it has, and gets the
-        moving statistics that belong to them. Called at the script's end by
-        itself."""
+        moving statistics that belong to them. Called automatically when the
+        script ends."""
         self._run.leave(reason)
 
     def __enter__(self) -> "Job":
@@ -412,4 +412,4 @@ def _check_pairs(pairs: list[Any], weight: float | None) -> None:
     if not pairs or weight is not None:
         raise _errors.UsageError(
             f"job.backward(): got {len(pairs)} losses and weight={weight}, want at "
-            "least one loss, each with its own weight, and no other")
+            "least one loss, each with its own weight, and no weight=")

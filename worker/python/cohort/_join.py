@@ -170,17 +170,17 @@ def join(model: nn.Module,
             loss and unscales the gradients, and job.step() moves the scale. One
             that is not enabled does nothing.
         server: HOST:PORT, or unix:/path on the server's host; by default
-            COHORT_SERVER, or a server of this process's own if it is alone.
+            COHORT_SERVER, or a server that this process starts, if it is alone.
         rank: this worker's number; by default COHORT_RANK, torchrun's RANK, or
-            the lowest that is vacant.
-        serve: flags of the server that it starts, such as {"epochs": 3}. "rank0":
+            the lowest vacant one.
+        serve: flags of the server that this process starts, such as {"epochs": 3}. "rank0":
             rank 0 of a job of torchrun starts a server for all its processes,
             on the machine MASTER_ADDR and port MASTER_PORT + 1; it ends with
-            the run, or with the process. Not read if COHORT_SERVER names
+            the run, or with the process. Ignored if COHORT_SERVER names
             another server.
         server_flags: flags of the server, with serve="rank0". {"listen":
             "0.0.0.0:7070"}, or COHORT_LISTEN on all machines, is another port.
-            With "checkpoint_dir" a job that is started again continues.
+            With "checkpoint_dir" a restarted job continues.
         server_timeout: seconds to wait for an unreachable server; by default
             300, or 15 where this process has finished a run already.
         trace: file for the timeline of this worker.

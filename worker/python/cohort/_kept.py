@@ -105,11 +105,11 @@ class Kept:
         """See Job.teacher."""
         if self._begun:
             raise _errors.UsageError(
-                "job.teacher(): the first batch has begun; make it before "
-                "job.data() is iterated")
+                "job.teacher(): the first batch has begun; create the teacher "
+                "before job.data() is iterated")
         if not 0 <= decay < 1:
             raise _errors.UsageError(
-                f"job.teacher(): got decay {decay}, want 0 to 1, without 1")
+                f"job.teacher(): got decay {decay}, want at least 0 and below 1")
         self.add(f"teacher{len(self._teachers) or ''}", copied)
         self._teachers.append((copied, decay))
 
@@ -124,10 +124,10 @@ class Kept:
             raise _errors.UsageError(self._not_all())
 
     def _not_all(self) -> str:
-        return (f"keep: {min(self._moving)}: the workers do not all meet under "
-                "this policy, so each would have another state; want "
-                "--aggregation=sync and --normalization=global, without groups "
-                "and --min_pushes")
+        return (f"keep: {min(self._moving)}: under this policy the workers do not "
+                "synchronise in every step, so their states would differ; want "
+                "--aggregation=sync and --normalization=global, without groups or "
+                "--min_pushes")
 
     def ids(self) -> set[int]:
         """Those of the modules and tensors that the script has named."""
@@ -179,7 +179,7 @@ class Kept:
             rank: this worker's.
 
         Raises:
-            StatusError: the step is void, or the run cannot go on.
+            StatusError: the step is void, or the run cannot continue.
             UsageError: the state cannot be kept.
         """
         version, first = int(assignment.version), not self._begun
@@ -347,7 +347,7 @@ class Kept:
         if changed and not assignment.global_normalization:
             raise _errors.UsageError(
                 f"{changed[0]}: the script or the module writes this buffer, but "
-                "under this policy each worker would have another one; use "
+                "under this policy its values would differ between workers; use "
                 "--aggregation=sync and --normalization=global, or a module "
                 "without such state (spectral_norm, queues and observers of "
                 "quantisation have it)")
@@ -376,8 +376,8 @@ class Kept:
             shape, printed = self._constant.get(name, (None, None))
             if shape is None and persistent:
                 raise _errors.UsageError(
-                    f"{name}: this buffer appears in the run, so workers and "
-                    "their replacements may lack it; make it before "
+                    f"{name}: this buffer was created during the run, so workers "
+                    "and their replacements may lack it; create it before "
                     "cohort.join(), or with persistent=False")
             if shape != tensor.shape and not persistent:
                 # Such as a grid of positions.
@@ -397,9 +397,9 @@ class Kept:
         if spread > 0:
             raise _errors.ConfigurationError(
                 f"keep: this worker has {', '.join(names[:5]) or 'nothing'}"
-                f"{', ...' if len(names) > 5 else ''}, and others have other "
-                "tensors; give all workers the same keep=, and models with the "
-                "same buffers")
+                f"{', ...' if len(names) > 5 else ''}, and other workers have "
+                "other tensors; give all workers the same keep=, and models with "
+                "the same buffers")
         _, spreads, _ = worker.meet("kept", [float(self._digests[name])
                                              for name in names])
         different = [name for name, one in zip(names, spreads) if one > 0]
@@ -412,9 +412,9 @@ class Kept:
 
 def _too_large(name: str) -> str:
     """The text of an error."""
-    return (f"keep: {name}: all of it together has more than {BYTES_MAX} bytes, "
-            "want at most as many; keep fewer or smaller tensors, or use the "
-            "server's --ema_decay for an average of the weights")
+    return (f"keep: {name}: brings the total above {BYTES_MAX} bytes, the limit; "
+            "keep fewer or smaller tensors, or use the server's --ema_decay for an "
+            "average of the weights")
 
 
 def _number_of(digests: Mapping[str, int]) -> float:

@@ -46,8 +46,8 @@ class Data:
             batch_size = getattr(dataset, "batch_size", None)
             if by_number:
                 raise _errors.UsageError(
-                    "job.data(): want batch_size, the samples of this worker in a "
-                    "step")
+                    "job.data(): batch_size is missing: the samples of this worker "
+                    "in a step")
         if batch_size is not None and batch_size < 1:
             raise _errors.UsageError(
                 f"batch_size: got {batch_size}, want at least 1")
@@ -100,10 +100,10 @@ class Data:
         membership = self._run.membership
         if membership is None:
             raise _errors.NoLengthError(
-                "len(job.data(...)): the number of workers is not known before "
-                "the run is joined; take it within `for epoch in job.epochs()`, "
-                "or ask the server with cohort.steps(dataset, batch_size), which "
-                "counts the steps of the whole run, for a schedule")
+                "len(job.data(...)): the number of workers is not known before the "
+                "run is joined; call len() within `for epoch in job.epochs()`, or, "
+                "for a schedule, ask the server for the steps of the whole run "
+                "with cohort.steps(dataset, batch_size)")
         together = membership.workers * self._batch_size
         step = membership.global_batch or together
         batches = max(1, -(-step // together))

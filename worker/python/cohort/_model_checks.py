@@ -24,7 +24,7 @@ def _check_embedding(name: str, module: nn.Embedding | nn.EmbeddingBag) -> None:
     if module.scale_grad_by_freq:
         raise _errors.ConfigurationError(
             f"{name}: got {kind}(scale_grad_by_freq=True), which divides gradients "
-            "by how often an entry is in this worker's batch, in place of the "
+            "by how often an entry occurs in this worker's batch, not in the "
             "batches of all workers; leave it out")
     if module.max_norm is not None:
         raise _errors.ConfigurationError(

@@ -223,8 +223,8 @@ def _rule(optimizers: Optimizers) -> "tuple[str, _core.TorchClass]":
         names = dict.fromkeys(made.name for _, made in rules)
         raise _errors.ConfigurationError(
             f"optimizer: got {type(optimizer).__name__}, want one of "
-            f"{', '.join(names)}: the server applies the optimizer, and a subclass "
-            "of the script's own cannot be followed there")
+            f"{', '.join(names)}: the server applies the optimizer, and cannot "
+            "apply a subclass that the script defines")
     # The first that fits; if none does, the nearest, to name what differs.
     name, made, wrong = min(fitting, key=lambda fit: (
         len(fit[2]), -len(fit[1].values) if fit[2] else 0))

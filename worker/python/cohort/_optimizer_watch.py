@@ -48,8 +48,8 @@ def _refusing(text: str) -> Callable[..., None]:
 def _warning(state_dict: Callable[..., Any]) -> Callable[..., Any]:
     warn = functools.cache(lambda: _core.log(
         "warning", "optimizer.state_dict(): the server holds the optimizer's state, "
-        "so momentum and the like are not in this one; a run continues from the "
-        "server's own checkpoints (cohort-server --checkpoint_dir)"))
+        "so this one has no momentum or other state; a run continues from the "
+        "server's checkpoints (cohort-server --checkpoint_dir)"))
 
     def warned(*args: Any, **kwargs: Any) -> Any:
         warn()

@@ -189,9 +189,9 @@ def check_not_batched(step: Step, kept: Kept) -> None:
         _, layer, site, _ = kept.call.key
         name = step.layer_name(layer) if layer >= 0 else site
         raise _errors.ConfigurationError(
-            f"{name}: a meeting of all workers has no rule for passes with "
+            f"{name}: an exchange between all workers does not support passes with "
             "is_grads_batched=True, which jacobian and hessian make with "
-            "vectorize=True; leave it out, so that each row is a pass")
+            "vectorize=True; leave it out: each row is then a separate pass")
 
 
 def forward(step: Step, calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:

@@ -383,7 +383,7 @@ class Run:
             raise _errors.UsageError(
                 "job.step(): a learning rate, or another number of the optimizer's "
                 "groups, was changed after job.backward(), which has sent those of "
-                "this step; change it before the first one of a step")
+                "this step; change it before the first job.backward() of a step")
         return numbers
 
     def check_rates_kept(self) -> None:

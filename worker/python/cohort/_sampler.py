@@ -59,10 +59,10 @@ class SampledOrder:
         self._drawn = self._draw(0)
         if self._draw(0) != self._drawn:
             raise _errors.ConfigurationError(
-                f"job.data(sampler=...): the {type(sampler).__name__} yields other "
-                "samples if it is iterated again with the same seed, so it "
-                "depends on a counter or on a generator that the seed does not "
-                "reach, and workers would differ; draw from the global generator of "
+                f"job.data(sampler=...): the {type(sampler).__name__} yields "
+                "different samples when it is iterated again with the same seed: "
+                "it depends on a counter or on a generator that the seed does not "
+                "reach, so workers would differ; draw from the global generator of "
                 "torch, NumPy or Python or from a torch.Generator that is its "
                 "attribute, and take the epoch from a method set_epoch(epoch)")
         self._digest = self._digest_now()
@@ -79,9 +79,9 @@ class SampledOrder:
             raise _errors.UsageError(
                 f"job.data(sampler=...): the {type(self._sampler).__name__} yields "
                 f"{len(drawn)} samples in epoch {epoch}, want {self.size}, its "
-                "length when the run began: the server hands out those. Let it "
-                "yield as many in each epoch, and its __len__ say so, or pass a "
-                "DataLoader with this sampler as own data")
+                "length when the run began: the server hands out those. Make it "
+                "yield the same number in each epoch, which __len__ returns, or "
+                "pass a DataLoader with this sampler as own data")
         try:
             return array.array("q", drawn)
         except TypeError:  # keys of the script's own, such as pairs

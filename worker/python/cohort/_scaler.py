@@ -56,8 +56,8 @@ class LossScale:
             scale, steps = grown if math.isfinite(grown) else scale, 0
         if scale == 0:
             raise _errors.ConfigurationError(
-                "GradScaler: gradients were not finite at any scale down to 0; look "
-                "for what is not a number in the loss, the samples or the weights")
+                "GradScaler: gradients were not finite at any scale down to 0; "
+                "look for NaN or infinity in the loss, the samples or the weights")
         self.load(state | {"scale": scale, "_growth_tracker": steps})
 
     def save(self) -> dict[str, Any]:

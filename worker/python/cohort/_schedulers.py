@@ -91,7 +91,7 @@ class ScriptsScheduler:
         raise _errors.UsageError(
             "scheduler.step(): want one call without arguments after each "
             "job.step(), or one after each epoch, in the body of `for epoch in "
-            "job.epochs()` behind the loop over the data, with --aggregation=sync. "
+            "job.epochs()` after the loop over the data, with --aggregation=sync. "
             f"Otherwise {_INSTEAD}")
 
     def advance(self) -> None:
@@ -146,9 +146,9 @@ class ScriptsScheduler:
                 self.advance()
         elif not self.when and version and (turns > 0 or version == 1):
             raise _errors.UsageError(
-                f"{self._class.__name__}: this process continues at step {version}, "
-                "before which the script would have called step() for the first "
-                "time, so it is not known whether it calls it by step or by epoch; "
+                f"{self._class.__name__}: this process continues at step "
+                f"{version}, after the script's first call of step(), so it does "
+                "not know whether the script calls it by step or by epoch; "
                 f"{_INSTEAD}")
 
     def begin_step(self) -> None:
@@ -250,11 +250,11 @@ class Schedulers:
         number, was, now = differing
         raise _errors.UsageError(
             f"optimizer: {number} was changed from {was} to {now} between "
-            "job.step() and the next batch, which a process that is started again "
-            "would not know; write it before job.backward(), at the beginning of "
-            "the loop's body or of the body of `for epoch in job.epochs()`, as a "
-            "function of job.step_number or job.epoch: not lr *= 0.5 behind the "
-            "loop, but lr = 0.1 * 0.5 ** job.epoch in it. Or pass a scheduler to "
+            "job.step() and the next batch, which a restarted process would not "
+            "know; set it before job.backward(), at the beginning of the loop's "
+            "body or of the body of `for epoch in job.epochs()`, as a function of "
+            "job.step_number or job.epoch: not lr *= 0.5 after the loop, but lr = "
+            "0.1 * 0.5 ** job.epoch in it. Or pass a scheduler to "
             "cohort.join(schedulers=...) or (epoch_schedulers=...)")
 
     def begin_step(self, epoch: int, version: int | None,

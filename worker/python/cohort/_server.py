@@ -253,8 +253,8 @@ def _shared_by_gang(gang: _torchrun.Gang, options: Mapping[str, Any],
             raise
         raise _errors.ConfigurationError(
             f"{error}. The port is {'that of listen' if given else 'MASTER_PORT + 1'}; "
-            "server_flags={'listen': 'HOST:PORT'}, or COHORT_LISTEN on all "
-            "machines, is another") from None
+            "set another one with server_flags={'listen': 'HOST:PORT'}, or with "
+            "COHORT_LISTEN on all machines") from None
     host, _, port = own.address.rpartition(":")
     return Reached(f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]")
                    else own.address, own, alone=False)

@@ -176,13 +176,13 @@ class Step:
         if self.mode is Mode.IDLE:
             raise _errors.UsageError(
                 f"{name}: a training call outside of a step would normalise by "
-                "this worker's batch alone; make it between the loop's beginning "
-                f"and job.step(), or call eval() before it{self.updates.advice()}")
+                "this worker's batch alone; move it between the beginning of the "
+                "loop's body and job.step(), or call eval() first"
+                f"{self.updates.advice()}")
         if self._depth == 0 and threading.get_ident() != self._thread:
             raise _errors.UsageError(
-                f"{name}: a training call in another thread than the loop's, so "
-                "the order of calls would depend on time; make it in the loop's "
-                "thread")
+                f"{name}: a training call outside the loop's thread, so the order "
+                "of calls would depend on timing; make it in the loop's thread")
 
     def layer_name(self, layer: int) -> str:
         """A registered layer's."""
@@ -334,9 +334,9 @@ class Step:
         self.check_met("a GradScaler", int(met))
         if spread > 0:
             raise _errors.ConfigurationError(
-                f"cohort.join(scaler=...): this worker's scale is {value}, or it "
-                "moves it otherwise than others do; make the scaler with the same "
-                "numbers on all workers")
+                f"cohort.join(scaler=...): this worker's scale is {value}, or "
+                "changes by another rule than on the others; create the scaler "
+                "with the same arguments on all workers")
         self.overflow = found > 0
 
     # ---- passes of autograd
@@ -390,10 +390,10 @@ class Step:
         if not nodes_of(tensors) & {root.grad_fn for root in self._roots}:
             return
         raise _errors.UsageError(
-            "torch.autograd in the backward pass of a function of the script: it "
-            "would visit a batch norm that the function's forward pass has called, "
-            "which job.backward() visits too; call the batch norm outside of the "
-            "function, or again in its backward pass")
+            "torch.autograd in the backward pass of a custom autograd function: it "
+            "would go through a batch norm that the function's forward pass has "
+            "called, and job.backward() goes through it too; call the batch norm "
+            "outside of the function, or again in its backward pass")
 
     def _note_shares(self, inputs: Any) -> None:
         if self._warned_of_shares or not inputs:
@@ -401,9 +401,9 @@ class Step:
         known = {id(parameter) for parameter in self._model.parameters}
         if any(id(tensor) in known for tensor in inputs):
             self._warned_of_shares = True
-            _core.log("info", "gradients of parameters that the script takes are "
-                      "this worker's shares: their sum over the workers is that "
-                      "of one process with all batches")
+            _core.log("info", "gradients that the script computes with "
+                      "torch.autograd are this worker's shares: their sum over the "
+                      "workers is the gradient of one process with all batches")
 
     # ---- sums of the script's
 
@@ -432,10 +432,10 @@ class Step:
 
     def _refuse_to_meet(self, what: str) -> NoReturn:
         raise _errors.UsageError(
-            f"{what}: the workers do not all meet under this policy, so what they "
-            "have together is not known; want --aggregation=sync and "
-            "--normalization=global without groups, or one mean with "
-            "job.backward(loss, weight=...)")
+            f"{what}: under this policy the workers do not synchronise in every "
+            "step, so values over all of them are not known; want "
+            "--aggregation=sync and --normalization=global without groups, or one "
+            "mean with job.backward(loss, weight=...)")
 
     @_operator.not_compiled
     def sum(self, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
@@ -545,11 +545,10 @@ class Step:
         """Raises UsageError if a batch is being trained."""
         if self.mode is Mode.TRAIN:
             raise _errors.UsageError(
-                "the batch was not trained: call job.backward(loss) and "
-                "job.step() once for each batch, before the next one; with "
-                "weight=0 if nothing is to be learnt from it, and "
-                "job.data(accumulate=...) to add up gradients; to look at a "
-                "sample, take it from the data set")
+                "the batch was not trained: call job.backward(loss) and job.step() "
+                "once for each batch, before the next one; with weight=0 if there "
+                "is nothing to learn from it, and job.data(accumulate=...) to add "
+                "up gradients; to look at a sample, take it from the data set")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -609,10 +608,10 @@ class Step:
         if self.parts > 1:
             raise _errors.UsageError(
                 f"{what}: got part {self.done} of {self.parts} of the step, want a "
-                "step of one part, because each loss is divided by its weight in "
-                "all of them, and that of later parts is not known yet; leave "
-                "accumulate= out, or weight the losses to one and call "
-                "job.backward(loss, weight=...)")
+                "step of one part: each loss is divided by its weight in all "
+                "parts, and later parts are not known yet; leave out accumulate=, "
+                "or combine the losses into one and call job.backward(loss, "
+                "weight=...)")
         self._prepare()
         totals, met = self._meet_weights(what, weights)
         self.check_met(what, met)
@@ -730,8 +729,9 @@ class Step:
             raise _errors.UsageError(
                 f"job.backward(): got a tensor of shape {tuple(loss.shape)}, "
                 f"requires_grad {loss.requires_grad}, want a scalar loss that "
-                "depends on the parameters; of a batch without anything to learn "
-                "from, such as objects: out.sum() * 0, with weight=0")
+                "depends on the parameters; for a batch with nothing to learn "
+                "from, such as one without objects, pass out.sum() * 0 with "
+                "weight=0")
         if reduction not in ("mean", "sum"):
             raise _errors.UsageError(
                 f"reduction: got '{reduction}', want 'mean' or 'sum'")
@@ -825,19 +825,20 @@ class Step:
             kept.refuse_difference(self.worker)
         if orders > 0:
             raise _errors.ConfigurationError(
-                "job.data(sampler=...): this worker's sampler yields other samples "
-                "in this epoch than the others' do; let it depend on the epoch and "
-                "the data set alone, such as weights that are the same on all "
-                "workers")
+                "job.data(sampler=...): this worker's sampler yields different "
+                "samples in this epoch from the others'; make it depend on the "
+                "epoch and the data set only, for example by using the same "
+                "weights on all workers")
         if spread > 0:
             raise _errors.ConfigurationError(
                 "job.backward(): this worker has learning rates "
                 f"{self.numbers.rates or 'as at the join'} and other numbers "
-                f"{self.numbers.changed or 'as at the join'}, and others have other "
-                "ones in this step; let them depend on numbers that all workers have, such "
-                "as job.step_number and steps of the whole run (cohort.steps) in "
-                "place of counters, which a worker without a batch does not count, "
-                "and the length of one's own loader")
+                f"{self.numbers.changed or 'as at the join'}, and other workers "
+                "have different ones in this step; compute them from numbers that "
+                "all workers share, such as job.step_number and the steps of the "
+                "whole run (cohort.steps), not from a counter, which misses steps "
+                "in which the worker has no batch, or from the length of a "
+                "worker's loader")
         return totals, int(met)
 
     def _visit(self, losses: list[tuple[torch.Tensor, float]],

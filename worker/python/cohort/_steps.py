@@ -24,7 +24,7 @@ def _asked(address: str, *verb: str) -> dict[str, Any]:
     if done.returncode != 0:
         raise _errors.ConfigurationError(
             f"cohort.steps(): {' '.join(done.stderr.split())} (A worker's "
-            "certificate may not ask: then pass workers= and epochs=.)")
+            "certificate does not permit this request: pass workers= and epochs=.)")
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 

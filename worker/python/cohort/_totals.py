@@ -159,7 +159,7 @@ def _check_size(what: str, tensor: torch.Tensor, numbers: int) -> None:
         return
     raise _errors.UsageError(
         f"{what}: got {size} bytes of {tensor.dtype}, want at most {BYTES_MAX}; "
-        "reduce it before, to sums over the batch or to fewer channels")
+        "reduce it first, to sums over the batch or to fewer channels")
 
 
 def _place(what: str, name: str | None) -> str:

@@ -41,7 +41,7 @@ class Result:
         path: the run's folder, on the node of the server.
         checkpoint: the trained model there, model.safetensors; None without one.
         returned: what train_fn returned, by rank.
-        restarts: how often each worker was started again, by rank.
+        restarts: how often each worker was restarted, by rank.
         error: why the run failed; None if it did not.
     """
     metrics: dict[str, Any]
@@ -117,8 +117,8 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
     """Trains on a Ray cluster, and returns once the run is over.
 
     Connects to the cluster of RAY_ADDRESS, or starts one on this machine, if
-    ray.init was not called. A worker whose process or node is lost is started
-    again while the others wait; the result is bitwise identical.
+    ray.init was not called. A worker whose process or node is lost is restarted
+    while the others wait; the result is bitwise identical.
 
     Args:
         train_fn: a function of `config`, or of nothing, that calls cohort.join
@@ -127,12 +127,12 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
         config: for train_fn.
         server_flags: flags of the server, such as {"epochs": 3}. With
             {"workers": "MIN:MAX"}, where MAX is `workers`, the cohort is elastic:
-            the others continue while a lost worker is started again, and without
+            the others continue while a lost worker is restarted, and without
             one that was lost too often, while MIN are left.
         cpus_per_worker: CPUs, and threads of torch, of each worker.
         gpus_per_worker: GPUs of each worker.
         server_cpus: CPUs of the server.
-        max_restarts: how often one worker, and the server, are started again.
+        max_restarts: how often a worker, or the server, is restarted.
         strategy: of the placement group: PACK, SPREAD, STRICT_PACK or
             STRICT_SPREAD.
         resources_timeout: seconds to wait for the cluster's resources.
