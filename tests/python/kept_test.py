@@ -39,8 +39,10 @@ def train(rank, address, marks, pauses=(), slow=0.0):
     marks = pathlib.Path(marks)
     model, teacher = build()
     centre = torch.zeros(4, device=DEVICE)
+    normalizer = cohort.RunningNormalizer(4).to(DEVICE)
     job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      keep={"teacher": teacher, "centre": centre},
+                      keep={"teacher": teacher, "centre": centre,
+                            "normalizer": normalizer},
                       server=address, rank=rank, server_timeout=60,
                       log_level="error")
     criterion = nn.CrossEntropyLoss()
@@ -50,8 +52,9 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             soft = teacher(x)
             total = job.sum(soft.sum(0))
         out = model(x)
-        job.backward(criterion(out, y) + 0.1 * (out - soft + centre).square()
-                     .mean())
+        normalizer.update(out)
+        job.backward(criterion(normalizer(out), y) + 0.1 * (
+            out - soft + centre).square().mean())
         result = job.step()
         if result.version in pauses:
             (marks / f"rank{rank}.{result.version}").touch()
@@ -64,7 +67,8 @@ def train(rank, address, marks, pauses=(), slow=0.0):
                 mine.lerp_(theirs, 0.1)
             centre.lerp_(total, 0.2)
     return (digest(model.state_dict()), digest(teacher.state_dict()),
-            digest({"centre": centre}))
+            digest({"centre": centre}), digest(normalizer.state_dict()),
+            int(normalizer.count))
 
 
 class Kills(unittest.TestCase):
@@ -74,6 +78,8 @@ class Kills(unittest.TestCase):
             results = server.call(train, server.dir)
         assert results[0] == results[1]
         cls.wanted = results[0]
+        # Each sample of two epochs once.
+        assert cls.wanted[-1] == 2 * 128, cls.wanted
 
     def paused(self, server, version):
         """All ranks, once they stand between a step and what follows."""

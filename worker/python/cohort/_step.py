@@ -713,8 +713,6 @@ class Step:
         reference = float(self.worker.loss_reference())
         if self.assignment.global_normalization:
             (total,), met = self._meet_weights("job.backward", [own])
-            if not self.is_void():
-                self._model.kept.refuse_some(met, int(self.assignment.members))
             if met == self.assignment.members:
                 return total or reference
         return reference * max(1, int(self.assignment.members))
@@ -749,6 +747,9 @@ class Step:
                 "as job.step_number and steps of the whole run (cohort.steps) in "
                 "place of counters, which a worker without a batch does not count, "
                 "and the length of one's own loader")
+        assert self.assignment is not None
+        if not self.is_void():
+            kept.refuse_some(int(met), int(self.assignment.members))
         return totals, int(met)
 
     def _visit(self, losses: list[tuple[torch.Tensor, float]]) -> None:
