@@ -40,10 +40,13 @@ def train(rank, address, marks, pauses=(), slow=0.0):
     marks = pathlib.Path(marks)
     model, teacher = build()
     centre = torch.zeros(4, device=DEVICE)
+    normalizer = cohort.RunningNormalizer(4).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.9, patience=1, cooldown=1)
-    job = cohort.join(model, optimizer, keep={"teacher": teacher, "centre": centre},
+    job = cohort.join(model, optimizer,
+                      keep={"teacher": teacher, "centre": centre,
+                            "normalizer": normalizer},
                       server=address, rank=rank, server_timeout=60,
                       log_level="error")
     criterion = nn.CrossEntropyLoss()
@@ -53,8 +56,9 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             soft = teacher(x)
             total = job.sum(soft.sum(0))
         out = model(x)
-        job.backward(criterion(out, y) + 0.1 * (out - soft + centre).square()
-                     .mean())
+        normalizer.update(out)
+        job.backward(criterion(normalizer(out), y) + 0.1 * (
+            out - soft + centre).square().mean())
         result = job.step()
         if result.version in pauses:
             (marks / f"rank{rank}.{result.version}").touch()
@@ -68,7 +72,8 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             centre.lerp_(total, 0.2)
         plateau.step(centre.norm())
     return (digest(model.state_dict()), digest(teacher.state_dict()),
-            digest({"centre": centre}), plateau.state_dict(),
+            digest({"centre": centre}), digest(normalizer.state_dict()),
+            int(normalizer.count), plateau.state_dict(),
             optimizer.param_groups[0]["lr"])
 
 
@@ -79,7 +84,8 @@ class Kills(unittest.TestCase):
             results = server.call(train, server.dir)
         assert results[0] == results[1]
         cls.wanted = results[0]
-        # It has acted, and more than once.
+        # Each sample of two epochs once; the rate has changed more than once.
+        assert cls.wanted[-3] == 2 * 128, cls.wanted
         assert cls.wanted[-1] < 0.0085, cls.wanted
 
     def paused(self, server, version):

@@ -45,11 +45,12 @@ if hasattr(torch, "compile"):
     import torch._functorch.aot_autograd
 
 from shapes import (adversarial, batches, by_hand, derivatives, kept, meetings,
-                    models, refusals, rows, runner, scaled, statistics, sums,
-                    supervised, surprises, teachers, values)
+                    models, normalizers, refusals, rows, runner, scaled,
+                    statistics, sums, supervised, surprises, teachers, values)
 
-assert all((adversarial, batches, by_hand, derivatives, kept, meetings, models, refusals,
-            scaled, statistics, sums, supervised, surprises, teachers, values))
+assert all((adversarial, batches, by_hand, derivatives, kept, meetings, models,
+            normalizers, refusals, scaled, statistics, sums, supervised,
+            surprises, teachers, values))
 
 
 def available(row: rows.Row) -> bool:

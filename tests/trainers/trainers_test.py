@@ -6,6 +6,7 @@ import os
 # One thread a process; before torch is imported.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import array
 import itertools
 import multiprocessing.connection
 import pathlib
@@ -26,6 +27,7 @@ import torch
 import cohort
 from networks import digest, distance
 from ranks import DEADLINE, Rank, Server
+from shapes import script
 
 try:
     import lightning.pytorch as pl
@@ -50,6 +52,12 @@ else:
     from shapes import runner
 
     assert all((monai, timm, torchvision))
+
+try:
+    import with_gymnasium
+    WHY_NO_GAMES = WHY_NOT
+except ImportError as error:
+    WHY_NO_GAMES = f"{error} (tests/python/zoo/make-env build/zoo)"
 
 # Imports of these packages take many seconds of a processor.
 Rank.method = "fork"
@@ -514,6 +522,92 @@ class Loops(unittest.TestCase):
 
     def test_segmentation_of_torchvision(self):
         self.check(with_torchvision_segmentation, Pictures(partial_mask))
+
+
+# ---- reinforcement learning
+
+# 4 steps an epoch of two workers, 8 a rollout.
+GAMES = {"environments": 4, "length": 32, "epochs": 2}
+GAMES_SEED = 3
+
+
+def games_worker(rank, address, marker):
+    def after_backward(step):
+        # The first step of the second rollout, whose samples are not kept yet.
+        if step == 8:
+            die_once(rank, marker)
+    policy, *normalizers = with_gymnasium.main(
+        GAMES_SEED, batch_size=16, after_backward=after_backward, server=address,
+        log_level="error", server_timeout=60, **GAMES)
+    return {f"{number}.{name}": value
+            for number, module in enumerate((policy, *normalizers))
+            for name, value in module.state_dict().items()}
+
+
+def games_alone(steps):
+    """One process with all environments, in float64, and another normaliser."""
+    torch.manual_seed(GAMES_SEED)
+    policy = with_gymnasium.Policy().double()
+    observations, returns = script.OneProcess((4,)), script.OneProcess(())
+    optimizer = with_gymnasium.adam(policy)
+    environments = [with_gymnasium.Environment(number) for number in range(4)]
+    for step in range(steps):
+        epoch, part = divmod(step, 4)
+        if step % 8 == 0:
+            samples = with_gymnasium.prepared(collected(
+                policy, observations, returns, environments, step), returns)
+        order = array.array("q")
+        order.frombytes(cohort._core.permutation(GAMES_SEED, epoch, 128))
+        optimizer.zero_grad()
+        with_gymnasium.loss_of(policy, samples[torch.tensor(
+            order[32 * part:32 * part + 32])]).backward()
+        optimizer.step()
+        observations.sync()
+    return {f"{number}.{name}": value for number, module in enumerate(
+        (policy, observations, returns)) for name, value in
+        module.state_dict().items()}
+
+
+def collected(policy, observations, returns, environments, step):
+    rows = with_gymnasium.rollout(policy, observations, returns, environments,
+                                  GAMES_SEED, step, GAMES["length"])
+    returns.sync()
+    return rows
+
+
+@unittest.skipIf(WHY_NO_GAMES, WHY_NO_GAMES)
+class Games(unittest.TestCase):
+    def run_of(self, steps, **options):
+        return Server(2, f"--max_steps={steps}", "--epochs=1000",
+                      f"--seed={GAMES_SEED}", "--lease=2s", **options)
+
+    def test_the_first_updates_are_those_of_one_process(self):
+        """10 of them, over two rollouts."""
+        wanted = in_child(games_alone, 10)
+        with self.run_of(10) as server:
+            first, second = results(server.ranks(games_worker, None))
+        self.assertEqual(digest(first), digest(second))
+        self.assertEqual(first["1.count"], 2 * 4 * 33)
+        for name, value in first.items():
+            self.assertLess(distance(value, wanted[name]), 1e-4, name)
+
+    def test_a_kill_and_a_resume(self):
+        with self.run_of(18) as server:
+            wanted = results(server.ranks(games_worker, None))[0]
+        with self.run_of(13, keeps=True) as server:
+            marker = server.dir / "marker"
+            ranks = server.ranks(games_worker, marker)
+            ranks[1].process.join()
+            self.assertEqual(ranks[1].process.exitcode, -signal.SIGKILL)
+            ranks[1] = Rank(games_worker, 1, server.address, marker)
+            results(ranks)
+            server.server.wait(60)
+            # In the middle of a rollout's epochs.
+            server.server_flags[server.server_flags.index("--max_steps=13")] = (
+                "--max_steps=18")
+            server.start_server("--resume")
+            for state in results(server.ranks(games_worker, None)):
+                self.assertEqual(digest(state), digest(wanted))
 
 
 if __name__ == "__main__":

@@ -204,6 +204,9 @@ class Worker(Script):
     def teacher(self, decay: float) -> Any:
         return self.job.teacher(decay)
 
+    def normalizer(self, shape: Sequence[int], **options: Any) -> Any:
+        return cohort.RunningNormalizer(shape, **options)
+
     def call(self, name: str) -> Any:
         return cohort.call(name)
 
@@ -238,6 +241,7 @@ class Alone(Script):
         self._samples = 0
         self._part = self._parts_of_step = 0
         self._after: list[Callable[[], None]] = []
+        self._normalizers: list[OneProcess] = []
 
     def model(self, module: nn.Module) -> nn.Module:
         """The module, in the precision of this process."""
@@ -336,6 +340,8 @@ class Alone(Script):
         else:
             self._scaler.step(self._optimizer)
             self._scaler.update()
+        for normalizer in self._normalizers:
+            normalizer.sync()
         for scheduler in self._schedulers:
             scheduler.step()
         for function in self._after:
@@ -386,6 +392,10 @@ class Alone(Script):
         self._after.append(follow)
         return average
 
+    def normalizer(self, shape: Sequence[int], **options: Any) -> Any:
+        self._normalizers.append(OneProcess(shape, **options))
+        return self._normalizers[-1]
+
     def call(self, name: str) -> Any:
         del name
         return contextlib.nullcontext()
@@ -412,6 +422,46 @@ class Alone(Script):
             _data.seed_everything(_core.mix_seed(SEED, self.step_number, rank))
             outputs.append(nn.functional.dropout(part.float(), p).to(x.dtype))
         return torch.cat(outputs)
+
+
+class OneProcess(nn.Module):
+    """RunningNormalizer of one process: it has all samples at hand, in float64."""
+
+    def __init__(self, shape: Sequence[int], momentum: float | None = None) -> None:
+        super().__init__()
+        self._momentum = momentum
+        self._all = self._new = torch.zeros(0, *shape, dtype=torch.float64)
+        for name in ("count", "mean", "variance"):
+            self.register_buffer(name, torch.zeros(
+                () if name == "count" else shape, dtype=torch.float64))
+        self.variance += 1
+
+    def _apply(self, *_: Any) -> Any:
+        return self
+
+    def update(self, x: torch.Tensor) -> None:
+        self._new = torch.cat((self._new, x.detach().double().reshape(
+            -1, *self.mean.shape)))
+
+    def sync(self) -> None:
+        new, self._new = self._new, self._new[:0]
+        self._all = torch.cat((self._all, new))
+        if len(new) == 0:
+            return
+        over, weight = ((self._all, 1.0) if self._momentum is None else
+                        (new, self._momentum))
+        self.count = torch.tensor(float(len(self._all))).double()
+        self.mean = torch.lerp(self.mean, over.mean(0), weight)
+        self.variance = torch.lerp(self.variance, over.var(0, unbiased=False), weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ((x - self.mean) / self.variance.sqrt()).to(x.dtype)
+
+    def normalize(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x)
+
+    def denormalize(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.variance.sqrt() + self.mean).to(x.dtype)
 
 
 def _without_sync(module: nn.Module) -> nn.Module:

@@ -28,6 +28,7 @@ from cohort._evaluation import Evaluation
 from cohort._job import Job
 from cohort._join import call, join
 from cohort._loop import Data
+from cohort._normalizer import RunningNormalizer
 from cohort._optimizer import LAMB, LARS, Lion
 from cohort._step import StepResult
 from cohort._steps import steps
@@ -39,7 +40,7 @@ __all__ = [
     "AccessDeniedError",
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CohortError",
     "ConfigurationError", "Data", "Evaluation", "Job", "LAMB", "LARS", "Lion",
-    "RunMismatchError", "ServerUnreachableError", "StepResult", "Stopped",
-    "TrainingError", "UsageError", "batch_norm_together", "call",
+    "RunMismatchError", "RunningNormalizer", "ServerUnreachableError", "StepResult",
+    "Stopped", "TrainingError", "UsageError", "batch_norm_together", "call",
     "convert_batch_norm", "join", "local", "steps",
 ]

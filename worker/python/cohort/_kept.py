@@ -129,6 +129,13 @@ class Kept:
                 "--aggregation=sync and --normalization=global, without groups or "
                 "--min_pushes")
 
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Those of the model, and those that the script has named."""
+        yield from self._model.named_modules()
+        for name, thing in self._named.items():
+            if isinstance(thing, nn.Module):
+                yield from thing.named_modules(prefix=name)
+
     def ids(self) -> set[int]:
         """Those of the modules and tensors that the script has named."""
         found = set()

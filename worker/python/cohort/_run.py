@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cohort import (_after_step, _core, _data, _errors, _evaluation, _kept,
-                    _sampler, _server)
+                    _normalizer, _sampler, _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import Optimizers, StepNumbers, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -74,6 +74,7 @@ class Run:
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.
         self.sampled: _sampler.SampledOrder | None = None
+        self._normalizers = _normalizer.Normalizers(self, self.kept)
         self.step = Step(self.model, schedulers.scale, Updates(optimizers))
         self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self.leave, "the script has ended")
@@ -194,6 +195,7 @@ class Run:
         for watch in self._watches:
             watch.detach()
         self.schedulers.detach()
+        self._normalizers.detach()
         if self._watcher is not None:
             self._watcher.close()
         if self._reached.own is not None:
@@ -349,6 +351,7 @@ class Run:
         self._begin_rates(assignment)
         self._last = None
         self.step.begin(assignment, parts, samples, doubt)
+        self._normalizers.begin()
         membership = self.joined()
         _data.seed_everything(_core.mix_seed(
             membership.seed, self.worker.version() or 0, int(membership.rank)))
@@ -437,6 +440,7 @@ class Run:
     def _end_step(self) -> StepResult:
         step = self.step
         assert step.assignment is not None
+        self._normalizers.sync()
         state = self.schedulers.advance(step.overflow)
         try:
             self.kept.check(self.worker, step.assignment)

@@ -650,9 +650,6 @@ class Step:
         self.gradients.prepare_update(trained, self.updates.begin_pass(optimizer))
         totals, met = self._meet_weights(what, weights)
         self.check_met(what, met)
-        assert self.assignment is not None
-        if not self.is_void():
-            self._model.kept.refuse_some(met, int(self.assignment.members))
         # As in backward_each.
         self._weight, self._total = 1.0, float(met)
         roots = [(weight if reduction == "mean" else 1.0) / total if total > 0
@@ -802,8 +799,6 @@ class Step:
         reference = float(self.worker.loss_reference())
         if self.assignment.global_normalization:
             (total,), met = self._meet_weights("job.backward", [own])
-            if not self.is_void():
-                self._model.kept.refuse_some(met, int(self.assignment.members))
             if met == self.assignment.members:
                 return total or reference
         return reference * max(1, int(self.assignment.members))
@@ -839,6 +834,9 @@ class Step:
                 "whole run (cohort.steps), not from a counter, which misses steps "
                 "in which the worker has no batch, or from the length of a "
                 "worker's loader")
+        assert self.assignment is not None
+        if not self.is_void():
+            kept.refuse_some(int(met), int(self.assignment.members))
         return totals, int(met)
 
     def _visit(self, losses: list[tuple[torch.Tensor, float]],
