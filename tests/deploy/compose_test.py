@@ -106,7 +106,7 @@ class ComposeTest(unittest.TestCase):
             {name: service.get("profiles") for name, service
              in self.services.items()},
             {"server": None, "worker": None, "shard-1": ["shards"],
-             "shard-2": ["shards"], "prometheus": ["monitoring"],
+             "shard-2": ["shards"], "script": ["python"], "prometheus": ["monitoring"],
              "grafana": ["monitoring"]})
 
     def test_volumes_are_declared_and_files_are_there(self):
@@ -139,7 +139,7 @@ class ComposeTest(unittest.TestCase):
             self.services["server"]["environment"]["COHORT_OPS_LISTEN"],
             "0.0.0.0:7071")
         worker, = jobs["cohort-worker"]["dns_sd_configs"]
-        self.assertEqual((worker["names"], worker["port"]), (["worker"], 7072))
+        self.assertEqual((worker["names"], worker["port"]), (["worker", "script"], 7072))
         self.assertEqual(
             self.services["worker"]["environment"]["COHORT_OPS_LISTEN"],
             "0.0.0.0:7072")
@@ -156,6 +156,29 @@ class ComposeTest(unittest.TestCase):
             self.services["worker"]["deploy"]["replicas"],
             self.services["server"]["environment"]["COHORT_WORKERS"])
 
+    def test_a_script_takes_the_place_of_the_workers(self):
+        script, worker = self.services["script"], self.services["worker"]
+        given = {name for name in script["environment"]
+                 if name.startswith("COHORT_")}
+        self.assertEqual(given - manifests.variables_of("worker"), set())
+        self.assertEqual(script["deploy"], worker["deploy"])
+        self.assertEqual(script["restart"], worker["restart"])
+        for name in ("SERVER", "OPS_LISTEN", "STOPPED_EXIT_CODE"):
+            self.assertEqual(script["environment"][f"COHORT_{name}"],
+                             worker["environment"][f"COHORT_{name}"])
+        # torch.compile loads libraries from there.
+        self.assertEqual(script["tmpfs"], ["/tmp:exec"])
+        self.assertIn("shm_size", script)
+        folder, = (volume.split(":")[0] for volume in script["volumes"]
+                   if volume.endswith(":/script:ro"))
+        self.assertTrue((DEPLOY / folder / "train.py").is_file())
+
+    def test_the_server_leaves_to_a_script_what_it_states(self):
+        given = self.services["server"]["environment"]
+        self.assertEqual(manifests.stated_by_scripts() &
+                         {name for name, value in given.items()
+                          if value is not None}, set())
+
     def test_the_sample_has_every_variable(self):
         sample = dict(line.split("=", 1) for line in
                       SAMPLE.read_text(encoding="utf-8").splitlines()
@@ -165,7 +188,8 @@ class ComposeTest(unittest.TestCase):
     def test_what_is_not_set_is_as_the_programs_have_it(self):
         tables = "".join((ROOT / page).read_text(encoding="utf-8")
                          for page in ("server/FLAGS.md", "worker/FLAGS.md"))
-        own = {"COHORT_TAG", "COHORT_WORKERS", "COHORT_CHECKPOINT_EVERY"}
+        own = {"COHORT_TAG", "COHORT_WORKERS", "COHORT_CHECKPOINT_EVERY",
+               "SCRIPT_DIR"}
         for name, default in VARIABLE.findall(self.text):
             if name in own:
                 continue

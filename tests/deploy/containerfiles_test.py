@@ -15,6 +15,8 @@ from manifests import ROOT
 
 CONTAINERS = ROOT / "deploy/containers"
 FILES = sorted(CONTAINERS.glob("*.Containerfile"))
+BIN = {"server": "/usr/bin", "worker": "/usr/bin", "python": "/opt/venv/bin"}
+RUNS = {"server": "cohort-server", "worker": "cohort-worker", "python": "python3"}
 LABELS = ("title", "description", "licenses", "version", "revision")
 
 
@@ -54,8 +56,8 @@ class ContainerfilesTest(unittest.TestCase):
         def check(path, stage):
             program = program_of(path)
             self.assertEqual(json.loads(self.one(stage, "ENTRYPOINT")),
-                             ["/usr/bin/cohortctl", "supervise", "--",
-                              f"/usr/bin/cohort-{program}"])
+                             [f"{BIN[program]}/cohortctl", "supervise", "--",
+                              f"{BIN[program]}/{RUNS[program]}"])
             self.assertRegex(self.one(stage, "USER"), r"^[1-9]\d{3,}:\d+$")
             self.assertEqual(self.one(stage, "STOPSIGNAL"), "SIGTERM")
         self.check_all(check)
@@ -64,8 +66,9 @@ class ContainerfilesTest(unittest.TestCase):
         def check(path, stage):
             text = self.one(stage, "HEALTHCHECK")
             command = json.loads(text[text.index("["):])
-            self.assertEqual(command[:2], ["/usr/bin/cohortctl", "health"])
-            if program_of(path) == "worker":
+            self.assertEqual(command[:2], [
+                f"{BIN[program_of(path)]}/cohortctl", "health"])
+            if program_of(path) != "server":
                 self.assertIn("--ops=127.0.0.1:7072", command)
                 self.assertIn("COHORT_OPS_LISTEN=127.0.0.1:7072",
                               self.one(stage, "ENV"))
@@ -103,8 +106,16 @@ class ContainerfilesTest(unittest.TestCase):
                 if word == "ENV":
                     self.assertEqual(
                         set(re.findall(r"\b(COHORT_\w+)=", rest)) -
-                        manifests.variables_of(program_of(path)), set())
+                        manifests.variables_of(
+                            "server" if program_of(path) == "server"
+                            else "worker"), set())
         self.check_all(check)
+
+    def test_a_user_without_a_name_has_what_torch_reads(self):
+        environment = self.one(
+            last_stage(CONTAINERS / "python.Containerfile"), "ENV")
+        self.assertIn("HOME=/tmp ", environment)
+        self.assertRegex(environment, r"\bUSER=\w")
 
     def test_what_the_build_needs_is_sent(self):
         kept = re.findall(r"^!(\S+)$", (ROOT / ".containerignore").read_text(

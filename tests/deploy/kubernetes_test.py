@@ -15,7 +15,8 @@ INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 COMPONENT = "app.kubernetes.io/component"
 RUN = "app.kubernetes.io/instance"
 # The nameSuffix of each overlay.
-SUFFIXES = {"cpu": "", "example": "-first", "gpu": "", "monitoring": ""}
+SUFFIXES = {"cpu": "", "example": "-first", "gpu": "", "monitoring": "",
+            "python": ""}
 
 
 def unsafe(pod: Pod) -> list[str]:
@@ -216,6 +217,14 @@ class ManifestsTest(unittest.TestCase):
             self.assertEqual(pod.spec.get("affinity"), wanted
                              if pod.program == "server" else None)
 
+    def test_base_leaves_to_a_script_what_it_states(self):
+        stated = manifests.stated_by_scripts()
+        self.assertIn("COHORT_LEARNING_RATE", stated)
+        self.assertIn("COHORT_SCHEDULE", stated)
+        text = (KUBERNETES / "base/server.env").read_text(encoding="utf-8")
+        given = set(re.findall(r"^(COHORT_\w+)=", text, re.M))
+        self.assertEqual(given & stated, set())
+
     def test_base_counts_its_workers_alike(self):
         worker, = (document for document in
                    manifests.load(KUBERNETES / "base/worker.yaml"))
@@ -308,6 +317,31 @@ class RenderedTest(unittest.TestCase):
                     server["spec"]["selector"]["matchLabels"],
                     budget["cohort-server"]["spec"]["selector"]["matchLabels"]):
                 self.assertLessEqual(selector.items(), labels.items())
+
+    def test_a_script_has_what_torch_needs(self):
+        worker, = (pod for pod in manifests.pods(manifests.render("python"))
+                   if pod.program == "worker")
+        mounts = {mount["name"]: mount["mountPath"]
+                  for mount in worker.container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in worker.spec["volumes"]}
+        self.assertEqual(mounts.keys(), volumes.keys())
+        self.assertEqual(mounts["shm"], "/dev/shm")
+        self.assertEqual(volumes["shm"]["emptyDir"]["medium"], "Memory")
+        self.assertEqual(mounts["tmp"], "/tmp")
+        self.assertEqual(volumes["tmp"]["emptyDir"], {"sizeLimit": "4Gi"})
+        self.assertEqual(worker.container["resources"]["limits"]["memory"], "4Gi")
+        self.assertEqual(worker.environment["OMP_NUM_THREADS"],
+                         "$(COHORT_THREADS)")
+        self.assertIn("COHORT_THREADS", worker.environment)
+        script = self.of_kind("python", "ConfigMap")[
+            volumes["script"]["configMap"]["name"]]
+        self.assertEqual([f"{mounts['script']}/{name}"
+                          for name in script["data"]],
+                         worker.container["args"])
+        server, = (pod for pod in manifests.pods(manifests.render("python"))
+                   if pod.program == "server")
+        self.assertEqual(manifests.stated_by_scripts() &
+                         server.environment.keys(), set())
 
     def test_nothing_is_open_but_what_training_needs(self):
         for overlay in OVERLAYS:

@@ -17,7 +17,7 @@ except ImportError:
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
-OVERLAYS = ("cpu", "example", "gpu", "monitoring")
+OVERLAYS = ("cpu", "example", "gpu", "monitoring", "python")
 NO_YAML = "no yaml module for Python (apt-get install python3-yaml)"
 
 FLAG = re.compile(r"^COHORT_(?:FLAG|SETTING|TEXT_SETTING)\(\s*[\w:]+,\s*(\w+),", re.M)
@@ -30,6 +30,15 @@ def variables_of(program: str) -> set[str]:
     table = ROOT / f"common/flags/{program}_flags.inc"
     text = table.read_text(encoding="utf-8")
     return {f"COHORT_{name.upper()}" for name in FLAG.findall(text)}
+
+
+def stated_by_scripts() -> set[str]:
+    """Returns the variables of the server that have precedence over a script's
+    optimizer and schedule."""
+    text = (ROOT / "common/flags/server_flags.inc").read_text(encoding="utf-8")
+    return {f"COHORT_{name.upper()}" for subject in re.findall(
+        r"COHORT_FLAG_SUBJECT\((?:optimizer|schedule),.*?(?=COHORT_FLAG_SUBJECT)",
+        text, re.S) for name in FLAG.findall(subject)}
 
 
 def default_of(program: str, flag: str) -> str:

@@ -9,6 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
@@ -37,6 +38,7 @@
 #include "worker/python/loader_process.h"
 #include "worker/python/moving_buffers.h"
 #include "worker/python/values.h"
+#include "worker/python/worker_flag.h"
 #include "worker/session/host_model.h"
 #include "worker/session/worker_session.h"
 #include "worker/telemetry/observed_worker.h"
@@ -162,16 +164,37 @@ struct ScriptMemory {
   HostModel model;
 };
 
+// The operations port and the timeline of a process. The port answers before
+// the worker joins and after it has left, because the script has work to do
+// then.
+class Observation {
+ public:
+  explicit Observation(const ObservedWorkerOptions& options)
+      : worker_(Take(ObservedWorker::Start(options))) {}
+  // A forked child has this object, but none of its threads.
+  ~Observation() {
+    if (getpid() != pid_) static_cast<void>(worker_.release());
+  }
+  Observation(const Observation&) = delete;
+  Observation& operator=(const Observation&) = delete;
+
+  ObservedWorker& worker() { return *worker_; }
+
+ private:
+  const pid_t pid_ = getpid();
+  std::unique_ptr<ObservedWorker> worker_;
+};
+
 // One joined worker, with what computes its batch norm.
 class Worker {
  public:
-  Worker(const ClientOptions& client, const ObservedWorkerOptions& observed,
+  Worker(const ClientOptions& client, std::shared_ptr<Observation> observation,
          int32_t threads)
-      : observed_(Take(ObservedWorker::Start(observed))),
-        client_(*Take(observed_->Connect(client))),
+      : observation_(std::move(observation)),
+        client_(*Take(observed().Connect(client))),
         session_(std::make_unique<WorkerSession>(
-            client_, WorkerSession::Options{.observer = &observed_->telemetry(),
-                                            .timeline = observed_->trace(),
+            client_, WorkerSession::Options{.observer = &observed().telemetry(),
+                                            .timeline = observed().trace(),
                                             .with_statistics = true})) {
     if (threads > 1) {
       fork_join_ = std::make_unique<ForkJoin>(threads);
@@ -184,8 +207,13 @@ class Worker {
 
   // A forked child has this object, but none of its threads.
   ~Worker() {
-    if (getpid() == pid_) return;
-    static_cast<void>(observed_.release());
+    if (getpid() == pid_) {
+      batch_norms_.reset();
+      memory_.reset();
+      session_.reset();
+      observed().Disconnect();
+      return;
+    }
     static_cast<void>(session_.release());
     static_cast<void>(memory_.release());
     static_cast<void>(fork_join_.release());
@@ -254,8 +282,10 @@ class Worker {
     memory_->gradients.assign(memory_->gradients.size(), {});
   }
 
+  ObservedWorker& observed() { return observation_->worker(); }
+
   const pid_t pid_ = getpid();
-  std::unique_ptr<ObservedWorker> observed_;
+  const std::shared_ptr<Observation> observation_;
   Client& client_;
   std::unique_ptr<WorkerSession> session_;
   // Set by Register.
@@ -307,6 +337,28 @@ Moments MomentsAt(uintptr_t address, int64_t count, size_t channels) {
           .second = {second, second + channels}};
 }
 
+void DefineObservation(nb::module_& m) {
+  nb::class_<Observation>(m, "Observation")
+      .def(
+          "__init__",
+          [](Observation* self, const std::string& trace,
+             const std::string& ops_listen, bool insecure,
+             const std::string& tls_cert, const std::string& tls_key,
+             const std::string& tls_ca) {
+            new (self) Observation(
+                {.trace = trace,
+                 .ops_listen = ops_listen,
+                 .insecure = insecure,
+                 .tls = {.cert = tls_cert, .key = tls_key, .ca = tls_ca}});
+          },
+          "trace"_a, "ops_listen"_a, "insecure"_a, "tls_cert"_a, "tls_key"_a,
+          "tls_ca"_a);
+  m.def("parse_worker_flag",
+        [](const std::string& name, const std::string& text) {
+          return Take(ParseWorkerFlag(name, text));
+        });
+}
+
 void DefineWorker(nb::module_& m) {
   using Released = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Worker>(m, "Worker")
@@ -315,26 +367,20 @@ void DefineWorker(nb::module_& m) {
           [](Worker* self, const std::string& server, int32_t rank,
              int64_t batch_size, double server_timeout_s,
              const std::string& fingerprint, const std::string& description,
-             const std::string& trace, const std::string& ops_listen,
-             bool insecure, const std::string& tls_cert,
-             const std::string& tls_key, const std::string& tls_ca,
-             int32_t threads, const std::string& local) {
+             const std::string& tls_cert, const std::string& tls_key,
+             const std::string& tls_ca, int32_t threads,
+             const std::string& local,
+             std::shared_ptr<Observation> observation) {
             ClientOptions client =
                 MakeClientOptions(server, rank, batch_size, server_timeout_s,
                                   fingerprint, description);
             client.tls = {.cert = tls_cert, .key = tls_key, .ca = tls_ca};
             client.local = LocalModeNamed(local);
-            new (self) Worker(client,
-                              {.trace = trace,
-                               .ops_listen = ops_listen,
-                               .insecure = insecure,
-                               .tls = client.tls},
-                              threads);
+            new (self) Worker(client, std::move(observation), threads);
           },
           "server"_a, "rank"_a, "batch_size"_a, "server_timeout_s"_a,
-          "fingerprint"_a, "description"_a, "trace"_a, "ops_listen"_a,
-          "insecure"_a, "tls_cert"_a, "tls_key"_a, "tls_ca"_a, "threads"_a,
-          "local"_a)
+          "fingerprint"_a, "description"_a, "tls_cert"_a, "tls_key"_a,
+          "tls_ca"_a, "threads"_a, "local"_a, "observation"_a)
       .def(
           "join", [](Worker& w) { return Take(w.session().Join()); },
           Released())
@@ -682,6 +728,7 @@ NB_MODULE(_core, m) {
       },
       nullptr);
   cohort::DefineValues(m);
+  cohort::DefineObservation(m);
   cohort::DefineWorker(m);
   cohort::DefineExitCodes(m);
   m.def("raise_status_as",

@@ -54,6 +54,12 @@ absl::StatusOr<Client*> ObservedWorker::Connect(ClientOptions options) {
   return exchange_log_.get();
 }
 
+void ObservedWorker::Disconnect() {
+  exchange_log_.reset();
+  client_.reset();
+  trace_.reset();
+}
+
 absl::Status ObservedWorker::trace_status() const {
   return trace_ == nullptr ? absl::OkStatus() : trace_->status();
 }

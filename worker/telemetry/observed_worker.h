@@ -51,6 +51,9 @@ class ObservedWorker {
   // Errors: those of MakeGrpcClient; FailedPrecondition (the log of the
   //   exchange cannot be written).
   absl::StatusOr<Client*> Connect(ClientOptions options);
+  // Ends the client's connections and completes the timeline; nothing may use
+  // them any more. The operations port stays open. Once, after Connect.
+  void Disconnect();
   // OK unless the timeline could not be written.
   absl::Status trace_status() const;
 

@@ -249,7 +249,9 @@ std::vector<std::string> LocalCluster::WorkerCommand(int32_t rank) const {
   if (!spec_.worker_command.empty()) {
     std::vector<std::string> command = {
         "/usr/bin/env", absl::StrCat("COHORT_SERVER=", address_),
-        absl::StrCat("COHORT_RANK=", rank)};
+        absl::StrCat("COHORT_RANK=", rank),
+        // What the environment names is the server's.
+        "COHORT_OPS_LISTEN=", "COHORT_TRACE="};
     AddTls(CertificateOf(rank), kTlsVariables, command);
     command.insert(command.end(), spec_.worker_command.begin(),
                    spec_.worker_command.end());

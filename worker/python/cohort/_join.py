@@ -1,5 +1,6 @@
 """Joining a run: what is checked, and which server it is."""
 
+import atexit
 import contextlib
 import functools
 import os
@@ -20,8 +21,14 @@ from cohort._run import Run
 from cohort._scaler import loss_scale_of
 from cohort._schedulers import Schedulers
 
-# Seconds to wait for an unreachable server, unless the script says how long.
+# Seconds to wait for an unreachable server, unless the script or the environment
+# says how long.
 _TIMEOUT = 300.0
+
+# The operations port and the timeline of the job of this process, or of its last
+# one. The port answers until the process ends: the script may score the model after
+# the run.
+_observation: "_core.Observation | None" = None
 
 # The run that this process has joined last.
 _newest: Callable[[], Run | None] = lambda: None
@@ -33,14 +40,59 @@ def _fingerprint(device: torch.device, threads: int) -> str:
     return f"torch {torch.__version__}, {name}"
 
 
-def _connect(rank: int | None, server_timeout: float, insecure: bool,
-             tls: _server.TlsFiles, model: RegisteredModel, batch_size: int,
+def _given(name: str) -> Any:
+    """What COHORT_NAME says, with the type and the limits of that flag of
+    cohort-worker; a duration in seconds. None: nothing.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    text = os.environ.get(f"COHORT_{name.upper()}")
+    if not text:
+        return None
+    try:
+        return _core.parse_worker_flag(name, text)
+    except _errors.StatusError as error:
+        _errors.raise_from(error)
+
+
+def _close_observation() -> None:
+    global _observation
+    _observation = None
+
+
+atexit.register(_close_observation)
+
+
+def _observe(trace: str, ops_listen: str, insecure: bool,
+             tls: _server.TlsFiles) -> None:
+    """Opens the operations port and the timeline; the arguments are `join`'s.
+
+    Raises:
+        ConfigurationError: they cannot be used as they are.
+        TrainingError: the port is in use.
+    """
+    global _observation
+    # The last job's may have the same port.
+    _close_observation()
+    try:
+        _observation = _core.Observation(
+            trace=trace, ops_listen=ops_listen, insecure=insecure,
+            tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca)
+    except _errors.StatusError as error:
+        kind = (_errors.TrainingError if _errors.code_of(error) == "UNAVAILABLE"
+                else _errors.ConfigurationError)
+        raise kind(str(error.args[1])) from None
+
+
+def _connect(rank: int | None, server_timeout: float, tls: _server.TlsFiles,
+             model: RegisteredModel, batch_size: int,
              **options: str) -> "_core.Worker":
     """A worker that has not joined yet. `options` are those of _core.Worker; the
     other arguments are `join`'s.
 
     Raises:
-        StatusError: the address or the metrics' port cannot be used.
+        StatusError: the address cannot be used.
     """
     if rank is None and os.environ.get("COHORT_RANK"):
         rank = _torchrun.number("COHORT_RANK", os.environ["COHORT_RANK"])
@@ -52,8 +104,8 @@ def _connect(rank: int | None, server_timeout: float, insecure: bool,
         server_timeout_s=float(server_timeout),
         fingerprint=_fingerprint(model.device, threads),
         description=f"{socket.gethostname()}, process {os.getpid()}",
-        insecure=bool(insecure), tls_cert=tls.cert, tls_key=tls.key,
-        tls_ca=tls.ca, threads=threads, **options)
+        tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca, threads=threads,
+        observation=_observation, **options)
 
 
 def _local_mode(given: str | None) -> str:
@@ -136,8 +188,8 @@ def join(model: nn.Module,
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
          server_flags: Mapping[str, Any] | None = None,
-         server_timeout: float = _TIMEOUT, trace: str = "", ops_listen: str = "",
-         insecure: bool = False,
+         server_timeout: float | None = None, trace: str | None = None,
+         ops_listen: str | None = None, insecure: bool | None = None,
          tls_cert: str | None = None, tls_key: str | None = None,
          tls_ca: str | None = None, local: str | None = None,
          log_level: str = "info") -> Job:
@@ -146,6 +198,9 @@ def join(model: nn.Module,
     The model's batch norm becomes the cohort's, in place. The run is joined,
     and the model registered, when `job.data` is first iterated. After that the
     weights, the optimizer's state and the moving statistics are the server's.
+    COHORT_THREADS is the number of torch's threads, and
+    COHORT_STOPPED_EXIT_CODE, in place of 75, the exit code of a script that was
+    stopped or drained.
 
     Args:
         model: float32 parameters on the CPU or on one GPU. Its present values
@@ -182,11 +237,15 @@ def join(model: nn.Module,
             "0.0.0.0:7070"}, or COHORT_LISTEN on all machines, is another port.
             With "checkpoint_dir" a restarted job continues.
         server_timeout: seconds to wait for an unreachable server; by default
-            300, or 15 where this process has finished a run already.
-        trace: file for the timeline of this worker.
-        ops_listen: HOST:PORT for Prometheus metrics of this worker.
+            COHORT_SERVER_TIMEOUT ("5m"), or 300, or 15 where this process has
+            finished a run already.
+        trace: file for the timeline of this worker; by default COHORT_TRACE,
+            unless this process starts a server, which reads that itself.
+        ops_listen: HOST:PORT for /metrics, /livez and /readyz of this worker,
+            from now until the process ends; by default COHORT_OPS_LISTEN.
         insecure: allow plaintext on an address that others can reach: there,
-            and of a server that rank 0 starts for several machines.
+            and of a server that rank 0 starts for several machines; by default
+            COHORT_INSECURE.
         tls_cert: file of this worker's certificate, PEM; by default
             COHORT_TLS_CERT. A server with certificates needs it.
         tls_key: file of its private key; by default COHORT_TLS_KEY.
@@ -219,19 +278,34 @@ def join(model: nn.Module,
     _core.start_log(log_level)
     _core.keep_freed_memory()
     planned = Schedulers(optimizers, schedulers, epoch_schedulers, scale)
+    insecure = bool(_given("insecure") if insecure is None else insecure)
+    stopped_exit_code = _given("stopped_exit_code")
+    threads = _given("threads")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if server_timeout is None:
+        server_timeout = _given("server_timeout")
     reached = _server.reach(server, serve, server_flags, insecure)
     # A server of this process alone listens on loopback, in plaintext.
     tls = (_server.TlsFiles("", "", "") if reached.alone
            else _server.tls_files(tls_cert, tls_key, tls_ca))
     # Such a server may be gone for good.
-    if (server_timeout == _TIMEOUT and serve is None and
-            reached.address in _server.finished_runs):
-        server_timeout = _server.AGAIN_TIMEOUT
-    connect = functools.partial(
-        _connect, rank, server_timeout, insecure, tls, server=reached.address,
-        trace=trace, ops_listen=ops_listen, local=_local_mode(local))
+    if server_timeout is None:
+        server_timeout = (
+            _server.AGAIN_TIMEOUT if serve is None and
+            reached.address in _server.finished_runs else _TIMEOUT)
     try:
-        run = Run(model, optimizers, planned, reached, connect, keep)
+        # A server of this process writes its own to the file of that variable.
+        if trace is None and reached.own is None:
+            trace = _given("trace")
+        if ops_listen is None:
+            ops_listen = _given("ops_listen")
+        connect = functools.partial(
+            _connect, rank, server_timeout, tls, server=reached.address,
+            local=_local_mode(local))
+        _observe(trace or "", ops_listen or "", insecure, tls)
+        run = Run(model, optimizers, planned, reached, connect,
+                  stopped_exit_code, keep)
     except BaseException:
         if reached.own is not None:
             reached.own.close()

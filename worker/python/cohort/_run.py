@@ -30,12 +30,15 @@ class Run:
         schedulers: of the optimizers.
         reached: the run's server.
         connect: makes a worker that has not joined yet, of a batch size.
+        stopped_exit_code: of a script that was stopped or drained; None: that
+            of the table.
         keep: see `cohort.join`.
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizers,
                  schedulers: Schedulers, reached: _server.Reached,
                  connect: "Callable[[RegisteredModel, int], _core.Worker]",
+                 stopped_exit_code: int | None,
                  keep: "_kept.Keep" = ()) -> None:
         self.model = RegisteredModel(model, keep)
         self.kept = self.model.kept
@@ -46,6 +49,9 @@ class Run:
                          for optimizer in optimizers]
         self._reached = reached
         self._connect = connect
+        self._stopped_exit_code = (
+            int(_core.ExitCode.LEFT.value) if stopped_exit_code is None
+            else stopped_exit_code)
         self._pid = os.getpid()
         self.evaluator: _evaluation.Evaluator | None = None
         # Set once the run is joined.
@@ -218,7 +224,7 @@ class Run:
         if assignment.unfinished:
             _core.log("warning", f"left before the run was done: "
                       f"{assignment.reason}")
-            raise _errors.Stopped(_core.ExitCode.LEFT.value)
+            raise _errors.Stopped(self._stopped_exit_code)
 
     def end_of_data(self) -> None:
         """The iterable of own data has ended: so does the run."""
@@ -270,7 +276,7 @@ class Run:
         self.leave("stopped by a signal")
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise _errors.Stopped(_core.ExitCode.LEFT.value)
+        raise _errors.Stopped(self._stopped_exit_code)
 
     # ---- assignments
 

@@ -67,6 +67,10 @@ class MovingStatistics:
             buffers.adopt()
         self._attach()
 
+    def detach(self) -> None:
+        """The worker, which owns connections and a port, is no longer used."""
+        self._worker = None
+
     def _attach(self) -> None:
         self._worker.attach_statistics(
             [buffers.addresses() for buffers in self._buffers])

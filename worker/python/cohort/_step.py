@@ -124,6 +124,7 @@ class Step:
     def detach(self) -> None:
         """The model is the script's alone again."""
         self.gradients.detach()
+        self._model.statistics.detach()
         for _, layer in self._model.layers:
             _batch_norm.restore(layer)
         _doors.close_doors(self)
