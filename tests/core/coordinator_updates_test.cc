@@ -139,6 +139,28 @@ TEST(CoordinatorUpdatesTest, AReplacementBetweenUpdatesBeginsTheStepAgain) {
             WeightChecksums(*undisturbed.snapshot()));
 }
 
+// Its connection broke before the weights came; the others have them.
+TEST(CoordinatorUpdatesTest,
+     AMemberThatRepeatsAnUpdateThatIsOverIsNotLeftWaiting) {
+  StartedCohort cohort(Long(SmallSetup()));
+  for (const Rank rank : {kRank0, kRank1}) SendW(cohort, rank, 1);
+  ExpectOk(cohort.Open(kRank1, {.continues = true}));
+  SendB(cohort, kRank0, 1);
+  EXPECT_EQ(cohort.told(kRank1).attempt, Attempt(0));
+  ExpectOk(cohort.Gradient(kRank1, 0, {1, 0}));
+  EXPECT_EQ(cohort.told(kRank1).attempt, Attempt(1));
+  // One that has gone on repeats nothing that it lacks.
+  for (const Rank rank : {kRank0, kRank1}) SendW(cohort, rank, 1);
+  const PushKey first = cohort.key(kRank1);
+  SendB(cohort, kRank1, 1);
+  Effects out;
+  ASSERT_TRUE(cohort.core()
+                  .Gradient(cohort.sender(kRank1), first,
+                            {.partition = 0, .bytes = 8}, cohort.now(), out)
+                  .ok());
+  EXPECT_TRUE(IsForgotten(out));
+}
+
 TEST(CoordinatorUpdatesTest, AnUpdateThatIsNotFiniteSkipsTheWholeStep) {
   for (const double clip_norm : {0.0, 1.0}) {
     FakeSetup setup = Long(SmallSetup());

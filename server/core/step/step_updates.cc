@@ -30,10 +30,7 @@ absl::StatusOr<bool> EnterUpdate(const RunParts& parts, Round& round, Rank rank,
   }
   Round::Progress& progress = round.progress;
   if (key.update < round.update()) {
-    // The weights that it would get are those of a later update by now.
-    progress.repeat_because = absl::StrCat(
-        "rank ", rank.value(), " begins the step again, which is at update ",
-        round.update());
+    NoteBehind(round, rank);
     return false;
   }
   if (key.update == round.update() + 1 && round.UpdateDone()) {
@@ -56,6 +53,12 @@ absl::StatusOr<bool> EnterUpdate(const RunParts& parts, Round& round, Rank rank,
                    ", and that of other ranks ", UpdateText(*other),
                    "; all workers must step the same optimizers, in one order");
   return false;
+}
+
+void NoteBehind(Round& round, Rank rank) {
+  round.progress.repeat_because = absl::StrCat(
+      "rank ", rank.value(), " begins the step again, which is at update ",
+      round.update());
 }
 
 PushKey KeyOf(const Round& round, const Worker& worker) {

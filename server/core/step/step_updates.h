@@ -29,6 +29,10 @@ absl::StatusOr<bool> EnterUpdate(const RunParts& parts, Round& round, Rank rank,
                                  const PushKey& key,
                                  const PushOpening& opening);
 
+// `rank` repeats what it has sent of an earlier update, whose weights it lacks:
+// those that it would get are of a later one by now. The attempt ends.
+void NoteBehind(Round& round, Rank rank);
+
 // Of the gradients of `worker` in the update in progress.
 PushKey KeyOf(const Round& round, const Worker& worker);
 

@@ -67,6 +67,7 @@ class SyncRounds final : public StepDriver {
   int32_t update() const override {
     return round_.has_value() ? round_->update() : 0;
   }
+  void NoteBehind(Rank rank) override { cohort::NoteBehind(*round_, rank); }
   bool Discards() const override { return round_->progress.discards; }
   ArrivedPush::Arrival EnterOpening(Worker& worker, const PushKey& key,
                                     const PushOpening& opening) override;
