@@ -43,7 +43,7 @@ TWO_RUNS = """
         with urllib.request.urlopen(
                 f"http://{os.environ['COHORT_OPS_LISTEN']}/livez") as answer:
             print("run", run, answer.read().decode(), end="", flush=True)
-        for batch in job.data(networks.Shapes(16), batch_size=4, num_workers=1):
+        for batch in job.data(networks.Shapes(16), batch_size=4):
             networks.step(model, job, batch)
     """
 

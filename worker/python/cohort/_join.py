@@ -99,6 +99,7 @@ def _connect(rank: int | None, server_timeout: float, tls: _server.TlsFiles,
     if rank is None and (gang := _torchrun.gang()) is not None:
         rank = gang.rank
     threads = torch.get_num_threads()
+    assert _observation is not None
     return _core.Worker(
         rank=-1 if rank is None else int(rank), batch_size=batch_size,
         server_timeout_s=float(server_timeout),
