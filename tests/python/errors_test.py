@@ -166,7 +166,7 @@ class BeforeJoining(unittest.TestCase):
         model = three_batch_norms()
         job = cohort.join(model, sgd(model), server="127.0.0.1:1")
         for arguments, pattern in (
-                ({}, "want batch_size"),
+                ({}, "batch_size is missing"),
                 ({"batch_size": 0}, "got 0, want at least 1"),
                 ({"batch_size": 2, "shuffle": True}, "shuffle"),
                 ({"batch_size": 2, "accumulate": 0}, "accumulate")):

@@ -187,7 +187,7 @@ class Growing(Samples):
         return super().__len__() + self.extra
 
 
-@refused("UsageError", "data set", "samples now")
+@refused("UsageError", "data set", "when the run began")
 def a_data_set_that_grows(t):
     model = started(t)
     if t.rank is None:

@@ -178,7 +178,7 @@ def a_scaler_under_local_normalisation(t):
     joined_with(t, t.scaler())
 
 
-@refused("ConfigurationError", "scaler=", "same numbers")
+@refused("ConfigurationError", "scaler=", "same arguments")
 def scalers_that_differ_between_workers(t):
     joined_with(t, t.scaler(growth_interval=10 + t.rank))
 

@@ -608,7 +608,7 @@ class WithinAFunction(torch.autograd.Function):
         return x, None, *others
 
 
-@refused("UsageError", "backward pass of a function", "batch norm")
+@refused("UsageError", "backward pass of a custom", "batch norm")
 def a_layer_within_a_function(t):
     for model, x, y in steps(t):
         x = WithinAFunction.apply(model.conv1(x), model.norm1,
