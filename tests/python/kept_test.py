@@ -77,6 +77,32 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             optimizer.param_groups[0]["lr"])
 
 
+def train_until_data_ends(rank, address):
+    """Rank 1's data ends first, so that the last body of rank 0 is void."""
+    model, teacher = build()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      keep=[teacher], server=address, rank=rank,
+                      server_timeout=60, log_level="error")
+    criterion = nn.CrossEntropyLoss()
+    batches = [tuple(torch.stack(values) for values in zip(*(
+        Shapes(64)[8 * step + 4 * rank + i] for i in range(4))))
+        for step in range(8 if rank == 0 else 3)]
+    for x, y in job.data(iter(batches), batch_size=4):
+        with torch.no_grad():
+            for mine in teacher.parameters():
+                mine.mul_(0.5)
+        job.backward(criterion(model(x.to(DEVICE)), y.to(DEVICE)))
+        job.step()
+    return digest(model.state_dict()), digest(teacher.state_dict())
+
+
+class Ends(unittest.TestCase):
+    def test_a_void_body_at_the_end_leaves_no_trace(self):
+        with Server(2, "--max_steps=100") as server:
+            first, second = server.call(train_until_data_ends)
+        self.assertEqual(first, second)
+
+
 class Kills(unittest.TestCase):
     @classmethod
     def setUpClass(cls):

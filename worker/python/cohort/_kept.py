@@ -324,6 +324,10 @@ class Kept:
 
     def give_last(self, worker: "_core.Worker") -> None:
         """This worker begins no further step."""
+        if self._at is None and self._copied_at is not None:
+            # Its last body was void.
+            self._put(self._copy)
+            self._at = self._copied_at
         if self._at is None or self._moves_from is None:
             return
         if worker.hold_state(self._at, self._moves_from, True):
