@@ -69,6 +69,8 @@ class Data:
         self._next: "_core.Assignment | None" = None
         # Since `next_epoch`.
         self._iterated = True
+        # The caller need not be told that one loop goes through all epochs.
+        self._knows_epochs = False
 
     @property
     def dataset(self) -> Any:
@@ -117,12 +119,20 @@ class Data:
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         self._iterated = True
+        epoch: int | None = None
         while (assignment := self._next_to_train()) is not None:
             limit = run.epoch_limit
             if limit is not None and assignment.data_epoch > limit:
                 # The script may save the model, or score it.
                 run.load()
                 return
+            if epoch not in (None, assignment.data_epoch) and (
+                    not self._knows_epochs):
+                self._knows_epochs = True
+                _core.log("info", f"epoch {epoch} has ended, and the loop over "
+                          "job.data() goes on through all epochs; for what is done "
+                          "after each one: `for epoch in job.epochs():` around it")
+            epoch = int(assignment.data_epoch)
             self._next = None
             if run.read_weights(assignment):
                 yield from self._train(assignment)
@@ -145,6 +155,7 @@ class Data:
 
     def coming_epoch(self) -> int | None:
         """The same, for a loop over all epochs at once."""
+        self._knows_epochs = True
         assignment = self._next_to_train()
         return None if assignment is None else int(assignment.data_epoch)
 

@@ -364,7 +364,8 @@ class Run:
                 assignment.data_epoch,
                 assignment.version if assignment.members > 0 else None,
                 last is not None and last.counts and
-                last.version == self._state_version)
+                last.version == self._state_version,
+                one_loop=self._begun is not None and self.epoch_limit is None)
             self._state = schedulers.save()
         self._begun = int(assignment.version)
 
