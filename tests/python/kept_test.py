@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cohort
-from networks import DEVICE, Shapes, digest, three_batch_norms
+from networks import DEVICE, Shapes, digest, step, three_batch_norms
 from ranks import Rank, Server, await_true
 
 RUN = ("--epochs=2", "--seed=5")
@@ -65,6 +65,35 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             centre.lerp_(total, 0.2)
     return (digest(model.state_dict()), digest(teacher.state_dict()),
             digest({"centre": centre}))
+
+
+def scored(rank, address, names):
+    """With buffers that passes write, or a buffer that `keep` names; the error."""
+    torch.manual_seed(2)
+    model = three_batch_norms()
+    if names:
+        model.register_buffer("queue", torch.zeros(4))
+    else:
+        model[0] = nn.utils.spectral_norm(model[0])
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      keep={name: getattr(model, name) for name in names},
+                      server=address, rank=rank, log_level="error")
+    job.evaluate_with(Shapes(16), nn.CrossEntropyLoss(), batch_size=8)
+    try:
+        for batch in job.data(Shapes(32), batch_size=4):
+            step(model, job, batch)
+    except cohort.UsageError as error:
+        return f"after step {job.version}: {error}"
+    return "no error"
+
+
+class Scores(unittest.TestCase):
+    def test_workers_do_not_score_with_buffers_that_passes_write(self):
+        for names, buffers in (((), r"0\.weight_u"), (("queue",), "queue")):
+            with self.subTest(names), Server(2, "--epochs=1") as server:
+                for refusal in server.call(scored, names):
+                    self.assertRegex(refusal, "^after step 0: .*evaluate_with.*"
+                                     f"{buffers}.*rank 0")
 
 
 class Kills(unittest.TestCase):

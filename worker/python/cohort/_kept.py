@@ -324,16 +324,28 @@ class Kept:
 
     # ---- buffers that have not changed
 
-    def check(self, worker: "_core.Worker", assignment: "_core.Assignment"
-              ) -> None:
+    def check(self, worker: "_core.Worker", assignment: "_core.Assignment",
+              scored: bool) -> None:
         """Before a step is sent: buffers that it has written are kept from now
         on.
+
+        Args:
+            scored: all workers score the model.
 
         Raises:
             UsageError: they cannot be kept.
             StatusError: as `begin`.
         """
         changed = list(self._changed())
+        if scored and (changed or self._declared):
+            names = sorted({*changed, *self._declared})
+            raise _errors.UsageError(
+                f"job.evaluate_with(): the model has buffers that change with the "
+                f"steps ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}), "
+                "and a worker without a batch in the last step, or a replacement, "
+                "would score with those of another step. Remove this call, and "
+                "score the model in the script, on rank 0 in the body of `for epoch "
+                "in job.epochs()`, behind the loop over the data")
         if changed and not assignment.global_normalization:
             raise _errors.UsageError(
                 f"{changed[0]}: the script or the module writes this buffer, but "

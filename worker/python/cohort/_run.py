@@ -437,7 +437,8 @@ class Run:
         assert step.assignment is not None
         state = self.schedulers.advance(step.overflow)
         try:
-            self.kept.check(self.worker, step.assignment)
+            self.kept.check(self.worker, step.assignment,
+                            scored=self.evaluator is not None)
             self._last = step.close(state)
         except _errors.StatusError as error:
             self.ended_by(error)
