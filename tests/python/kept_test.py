@@ -87,6 +87,33 @@ def scored(rank, address, names):
     return "no error"
 
 
+def read_between_epochs(rank, address):
+    """With 60 samples rank 1 has no batch in the last step of an epoch, and lacks
+    the buffers that the step has written. It asks for them in the next epoch, which
+    rank 0 begins later: the attempt that rank 0 holds is void when it reads."""
+    model, _ = build()
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      server=address, rank=rank, log_level="error")
+    data = job.data(Shapes(60), batch_size=4)
+    versions = []
+    for epoch in job.epochs():
+        for x, y in data:
+            step(model, job, (x.to(DEVICE), y.to(DEVICE)))
+        if rank == 0 and epoch == 0:
+            while job._run.waiting.attempt == 0:
+                job.load()
+                time.sleep(0.01)
+        versions.append(job.load())
+    return versions
+
+
+class BetweenEpochs(unittest.TestCase):
+    def test_the_model_can_be_read_while_the_step_that_waits_becomes_void(self):
+        with Server(2, "--epochs=2") as server:
+            for versions in server.call(read_between_epochs):
+                self.assertEqual(versions, [8, 16], server.log())
+
+
 class Scores(unittest.TestCase):
     def test_workers_do_not_score_with_buffers_that_passes_write(self):
         for names, buffers in (((), r"0\.weight_u"), (("queue",), "queue")):

@@ -65,8 +65,6 @@ class Data:
         self._options = options
         self._reader: _data.RangeReader | None = None
         self._own: _data.OwnBatches | None = None
-        # Handed out and not begun, such as one of the next epoch.
-        self._next: "_core.Assignment | None" = None
         # Since `next_epoch`.
         self._iterated = True
         # The caller need not be told that one loop goes through all epochs.
@@ -133,7 +131,7 @@ class Data:
                           "job.data() goes on through all epochs; for what is done "
                           "after each one: `for epoch in job.epochs():` around it")
             epoch = int(assignment.data_epoch)
-            self._next = None
+            run.waiting = None
             if run.read_weights(assignment):
                 yield from self._train(assignment)
             if run.left:
@@ -167,16 +165,16 @@ class Data:
             return None
         self._start()
         run.step.check_trained()
-        if self._next is None:
+        if run.waiting is None:
             run.check_rates_kept()
         run.step.capture_statistics()
         while not run.finished:
-            if self._next is None:
-                self._next = run.next_assignment()
-            assignment = self._next
+            if run.waiting is None:
+                run.waiting = run.next_assignment()
+            assignment = run.waiting
             if assignment is None or assignment.kind == "train":
                 return assignment
-            self._next = None
+            run.waiting = None
             self._void_or_done(self._evaluate if assignment.kind == "evaluate"
                                else self._collect, assignment)
         return None

@@ -70,6 +70,8 @@ class Run:
         # The version at which the last step began.
         self._begun: int | None = None
         self._last: StepResult | None = None
+        # Handed out and not begun, such as one of the next epoch.
+        self.waiting: "_core.Assignment | None" = None
         # Set by the loop, if the batches are the script's own.
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.
@@ -312,11 +314,21 @@ class Run:
         if self.step.trains():
             raise _errors.UsageError(
                 "a step is in progress; call job.step() first")
-        self.model.await_weights()
-        try:
-            pulled = self.worker.read(None, True, "average" if averaged else "")
-        except _errors.StatusError as error:
-            _errors.raise_from(error)
+        pulled = None
+        while pulled is None:
+            if self.left:
+                return self._final_version or 0
+            self.model.await_weights()
+            try:
+                pulled = self.worker.read(None, True,
+                                          "average" if averaged else "")
+            except _errors.StatusError as error:
+                if _errors.code_of(error) not in _errors.VOID or self.finished:
+                    _errors.raise_from(error)
+                # The step that waits is repeated.
+                if self.waiting is None:
+                    self.check_rates_kept()
+                self.waiting = self.next_assignment()
         self.model.take_weights()
         if averaged:
             self.step.show_statistics(pulled)
