@@ -92,6 +92,8 @@ def read_between_epochs(rank, address):
     the buffers that the step has written. It asks for them in the next epoch, which
     rank 0 begins later: the attempt that rank 0 holds is void when it reads."""
     model, _ = build()
+    warnings = []
+    cohort._core.log = lambda *text: warnings.append(text)
     job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
                       server=address, rank=rank, log_level="error")
     data = job.data(Shapes(60), batch_size=4)
@@ -104,14 +106,18 @@ def read_between_epochs(rank, address):
                 job.load()
                 time.sleep(0.01)
         versions.append(job.load())
-    return versions
+    return versions, [text for kind, text in warnings if kind == "warning"]
 
 
 class BetweenEpochs(unittest.TestCase):
-    def test_the_model_can_be_read_while_the_step_that_waits_becomes_void(self):
+    def test_the_model_is_read_while_the_step_that_waits_becomes_void(self):
         with Server(2, "--epochs=2") as server:
-            for versions in server.call(read_between_epochs):
-                self.assertEqual(versions, [8, 16], server.log())
+            (versions, none), (second, warnings) = server.call(read_between_epochs)
+        self.assertEqual((versions, second), ([8, 16], [8, 16]), server.log())
+        # Rank 1 has older buffers then, and the weights of the version.
+        self.assertEqual((none, len(warnings)), ([], 2))
+        for warning, version in zip(warnings, versions):
+            self.assertRegex(warning, rf"0\.weight_u.* {version}\b")
 
 
 class Scores(unittest.TestCase):

@@ -69,6 +69,7 @@ class Kept:
         self._at: int | None = None
         self._copy: dict[str, torch.Tensor] = {}
         self._copied_at: int | None = None
+        self._warned_at: int | None = None
         # Of all of it, in the step in progress.
         self.digest = 0.0
 
@@ -304,6 +305,19 @@ class Kept:
                     tensor.lerp_(theirs[name].to(tensor), 1 - decay)
                 else:
                     tensor.copy_(theirs[name])
+
+    def warn_if_behind(self, version: int) -> None:
+        """Between steps the model got the weights of this version."""
+        if not self._moving or version in (self._at, self._copied_at,
+                                           self._warned_at):
+            return
+        self._warned_at = version
+        names = sorted(self._moving)
+        _core.log("warning", f"{', '.join(names[:3])}"
+                  f"{', ...' if len(names) > 3 else ''}: older than the weights of "
+                  f"version {version}, as this worker had no batch in the last "
+                  "step. Use and save this state on rank 0, which always has one; "
+                  "here it is brought up to date when the next batch comes")
 
     def give_last(self, worker: "_core.Worker") -> None:
         """This worker begins no further step."""

@@ -334,6 +334,7 @@ class Run:
             self.step.show_statistics(pulled)
         else:
             self.step.load_statistics()
+            self.kept.warn_if_behind(int(pulled.version))
         if pulled.front_end_state:
             self._take_state(bytes(pulled.front_end_state), int(pulled.version))
         return int(pulled.version)
