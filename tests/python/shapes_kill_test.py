@@ -41,6 +41,7 @@ ROWS = (
     "clip", "sums_between_layers", "penalty_through_sums", "kept_teacher",
     "kept_teacher_in_train_mode", "kept_byol", "kept_queue", "kept_centre",
     "kept_codebook", "kept_observer", "kept_average", "spectral_norm",
+    "wrapper_of_own_and_kept_tensors",
     "a_scaler_above_batch_norm", "a_scaler_with_adam_over_parts", "dcgan",
     "generator_every_other_batch", "wgan_gp", "actor_and_critic",
     "average_of_the_generator")
