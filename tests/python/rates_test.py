@@ -154,8 +154,11 @@ def rates_of_epochs(rank, address):
 
 def one_loop(rank, address, calls):
     """The loop over the data goes through all epochs, so that `calls`, made behind
-    it, would come after the run. The rates of the steps, or the error."""
+    it, would come after the run. The rates of the steps and how often the log names
+    the loop, or the error."""
     del rank
+    log = []
+    cohort._core.log = lambda *text: log.append(text)
     model = three_batch_norms()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.08)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -170,7 +173,7 @@ def one_loop(rank, address, calls):
             job.step()
     except cohort.UsageError as error:
         return f"{len(rates)} steps: {error}"
-    return sorted(set(rates))
+    return sorted(set(rates)), sum("job.epochs" in text for _, text in log)
 
 
 class Rates(unittest.TestCase):
@@ -235,8 +238,8 @@ class Rates(unittest.TestCase):
                     self.assertRegex(refusal,
                                      f"^{steps} steps: StepLR.*job.epochs")
         with Server(2, *FLAGS) as server:
-            for rates in server.call(one_loop, False):
-                self.assertEqual(rates, [0.02, 0.04, 0.08])
+            for found in server.call(one_loop, False):
+                self.assertEqual(found, ([0.02, 0.04, 0.08], 1))
 
     def test_a_replacement_before_the_first_call_of_a_scheduler_is_told_so(self):
         for how, at in (("scheduler by step", 1), ("scheduler by epoch", 6)):

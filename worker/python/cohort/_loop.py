@@ -67,7 +67,7 @@ class Data:
         self._own: _data.OwnBatches | None = None
         # Since `next_epoch`.
         self._iterated = True
-        # The caller need not be told that one loop goes through all epochs.
+        # The caller knows that one loop goes through all epochs.
         self._knows_epochs = False
 
     @property
@@ -128,8 +128,8 @@ class Data:
                     not self._knows_epochs):
                 self._knows_epochs = True
                 _core.log("info", f"epoch {epoch} has ended, and the loop over "
-                          "job.data() goes on through all epochs; for what is done "
-                          "after each one: `for epoch in job.epochs():` around it")
+                          "job.data() continues through all epochs; for what "
+                          "follows each one: `for epoch in job.epochs():` around it")
             epoch = int(assignment.data_epoch)
             run.waiting = None
             if run.read_weights(assignment):

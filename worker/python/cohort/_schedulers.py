@@ -170,9 +170,9 @@ class ScriptsScheduler:
         if not self.when and self._calls == 0:
             raise _errors.UsageError(
                 f"{type(self.scheduler).__name__}: an epoch has ended without a call "
-                "of scheduler.step(), and the loop over job.data() goes on through "
-                "all epochs. Write `for epoch in job.epochs():` around it, with "
-                "scheduler.step() behind it; or pass the scheduler to "
+                "of scheduler.step(), and the loop over job.data() continues "
+                "through all epochs. Write `for epoch in job.epochs():` around it, "
+                "with scheduler.step() behind it; or pass the scheduler to "
                 "cohort.join(epoch_schedulers=[...]) and remove the call; or remove "
                 "the scheduler if it is not used")
 
