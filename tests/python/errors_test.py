@@ -239,6 +239,8 @@ def misuse(rank, address, what):
             if what == "weights after backward":
                 model.load_state_dict(model.state_dict())
             job.step()
+            if what == "data":
+                model[0].weight.data = model[0].weight.data * 0.9
             if what == "buffer":
                 model.count += 1
             if what == "weights":
@@ -262,6 +264,7 @@ MISUSES = {
     "clip": r"its gradient was changed.*--clip_norm",
     "optimizer.step": r"call job.step\(\)",
     "scaler": r"GradScaler.*cohort.join\(scaler=.*job.backward\(loss\)",
+    "data": r"0\.weight: .*\.data .*keep=\[encoder\]",
     "weights": "0.weight: its values were changed",
     "weights before the pass": "0.weight: its values were changed",
     "weights after backward": "0.weight: its values were changed",

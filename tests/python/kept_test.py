@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cohort
-from networks import DEVICE, Shapes, digest, three_batch_norms
+from networks import DEVICE, Shapes, digest, step, three_batch_norms
 from ranks import Rank, Server, await_true
 
 RUN = ("--epochs=2", "--seed=5")
@@ -101,6 +101,68 @@ class Ends(unittest.TestCase):
         with Server(2, "--max_steps=100") as server:
             first, second = server.call(train_until_data_ends)
         self.assertEqual(first, second)
+
+
+def scored(rank, address, names):
+    """With buffers that passes write, or a buffer that `keep` names; the error."""
+    torch.manual_seed(2)
+    model = three_batch_norms()
+    if names:
+        model.register_buffer("queue", torch.zeros(4))
+    else:
+        model[0] = nn.utils.spectral_norm(model[0])
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      keep={name: getattr(model, name) for name in names},
+                      server=address, rank=rank, log_level="error")
+    job.evaluate_with(Shapes(16), nn.CrossEntropyLoss(), batch_size=8)
+    try:
+        for batch in job.data(Shapes(32), batch_size=4):
+            step(model, job, batch)
+    except cohort.UsageError as error:
+        return f"after step {job.version}: {error}"
+    return "no error"
+
+
+def read_between_epochs(rank, address):
+    """With 60 samples rank 1 has no batch in the last step of an epoch, and lacks
+    the buffers that the step has written. It asks for them in the next epoch, which
+    rank 0 begins later: the attempt that rank 0 holds is void when it reads."""
+    model, _ = build()
+    warnings = []
+    cohort._core.log = lambda *text: warnings.append(text)
+    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
+                      server=address, rank=rank, log_level="error")
+    data = job.data(Shapes(60), batch_size=4)
+    versions = []
+    for epoch in job.epochs():
+        for x, y in data:
+            step(model, job, (x.to(DEVICE), y.to(DEVICE)))
+        if rank == 0 and epoch == 0:
+            while job._run.waiting.attempt == 0:
+                job.load()
+                time.sleep(0.01)
+        versions.append(job.load())
+    return versions, [text for kind, text in warnings if kind == "warning"]
+
+
+class BetweenEpochs(unittest.TestCase):
+    def test_the_model_is_read_while_the_step_that_waits_becomes_void(self):
+        with Server(2, "--epochs=2") as server:
+            (versions, none), (second, warnings) = server.call(read_between_epochs)
+        self.assertEqual((versions, second), ([8, 16], [8, 16]), server.log())
+        # Rank 1 has older buffers then, and the weights of the version.
+        self.assertEqual((none, len(warnings)), ([], 2))
+        for warning, version in zip(warnings, versions):
+            self.assertRegex(warning, rf"0\.weight_u.* {version}\b")
+
+
+class Scores(unittest.TestCase):
+    def test_workers_do_not_score_with_buffers_that_passes_write(self):
+        for names, buffers in (((), r"0\.weight_u"), (("queue",), "queue")):
+            with self.subTest(names), Server(2, "--epochs=1") as server:
+                for refusal in server.call(scored, names):
+                    self.assertRegex(refusal, "^after step 0: .*evaluate_with.*"
+                                     f"{buffers}.*rank 0")
 
 
 class Kills(unittest.TestCase):

@@ -401,7 +401,21 @@ def load(file):
         return torch.load(file)
 
 
+def loaded_after_the_run(rank, address):
+    """What job.load() returns, and whether the model is what it was."""
+    del rank
+    model, job, data = begun(address)
+    for batch in data:
+        step(model, job, batch)
+    before = digest(model.state_dict())
+    return job.load(), job.version, before == digest(model.state_dict())
+
+
 class Copies(unittest.TestCase):
+    def test_the_last_version_can_be_loaded_after_the_run(self):
+        for found in run(loaded_after_the_run, 2, flags=["--max_steps=3"]):
+            self.assertEqual(found, (3, 3, True))
+
     def test_a_copy_takes_no_part_in_the_step(self):
         (kinds, same), _ = run(copies_in_a_step, 2, flags=["--max_steps=3"])
         self.assertEqual(kinds, ["torch.nn.modules.batchnorm.BatchNorm1d",

@@ -188,6 +188,30 @@ def rates_of_epochs(rank, address):
     return rates
 
 
+def one_loop(rank, address, calls):
+    """The loop over the data goes through all epochs, so that `calls`, made behind
+    it, would come after the run. The rates of the steps and how often the log names
+    the loop, or the error."""
+    del rank
+    log = []
+    cohort._core.log = lambda *text: log.append(text)
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.08)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    job = cohort.join(model, optimizer, server=address, log_level="error",
+                      epoch_schedulers=[] if calls else [scheduler])
+    rates = []
+    try:
+        # With 44 samples rank 1 has no batch in the last step of an epoch.
+        for x, y in job.data(Shapes(44), batch_size=5):
+            rates.append(optimizer.param_groups[0]["lr"])
+            job.backward(nn.functional.cross_entropy(model(x), y))
+            job.step()
+    except cohort.UsageError as error:
+        return f"{len(rates)} steps: {error}"
+    return sorted(set(rates)), sum("job.epochs" in text for _, text in log)
+
+
 class Rates(unittest.TestCase):
     def run_with(self, how, at):
         """The results of rank 1, which is killed in step `at`, and of rank 0, which
@@ -245,6 +269,17 @@ class Rates(unittest.TestCase):
         with Server(2, *FLAGS) as server:
             for rates in server.call(rates_of_epochs):
                 self.assertEqual(rates, [0.04, 0.02, 0.01])
+
+    def test_a_scheduler_behind_a_loop_over_all_epochs_is_refused(self):
+        for policy, steps in (("sync", "[45]"), ("async", "[0-9]+")):
+            with self.subTest(policy), Server(
+                    2, *FLAGS, "--aggregation=" + policy) as server:
+                for refusal in server.call(one_loop, True):
+                    self.assertRegex(refusal,
+                                     f"^{steps} steps: StepLR.*job.epochs")
+        with Server(2, *FLAGS) as server:
+            for found in server.call(one_loop, False):
+                self.assertEqual(found, ([0.02, 0.04, 0.08], 1))
 
     def test_a_replacement_before_the_first_call_of_a_scheduler_is_told_so(self):
         for how, at in (("scheduler by step", 1), ("scheduler by epoch", 6)):

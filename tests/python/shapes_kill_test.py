@@ -42,6 +42,7 @@ ROWS = (
     "kept_teacher_in_train_mode", "kept_byol", "kept_queue", "kept_centre",
     "kept_codebook", "kept_observer", "kept_average", "spectral_norm",
     "two_normalizers", "a_normalizer_and_void_steps", "a_normalizer_in_the_model",
+    "wrapper_of_own_and_kept_tensors",
     "a_scaler_above_batch_norm", "a_scaler_with_adam_over_parts", "dcgan",
     "generator_every_other_batch", "wgan_gp", "actor_and_critic",
     "average_of_the_generator")

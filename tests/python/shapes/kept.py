@@ -90,6 +90,32 @@ def kept_queue(t):
     t.same_state("encoder", encoder)
 
 
+class Around(torch.nn.Module):
+    """Registers tensors that are the model's, and one that is kept."""
+
+    def __init__(self, model, centre):
+        super().__init__()
+        self.weight = model.head.weight
+        self.register_buffer("queue", model.queue)
+        self.register_buffer("centre", centre)
+
+
+@row(survives=True)
+def wrapper_of_own_and_kept_tensors(t):
+    model = t.model(Contrast())
+    centre = torch.zeros(2, dtype=model.head.weight.dtype)
+    around = Around(model, centre)
+    t.join(model, sgd(model), keep={"centre": centre})
+    for x, y in t.data():
+        out = model(x)
+        around.queue.lerp_(t.sum(out.detach().sum(0)), 0.1)
+        train(t, error_of(F.linear(model.features(x).mean((2, 3)), around.weight),
+                          y + 0.1 * model.queue.mean(0) + centre))
+        around.centre.add_(0.1)
+    t.same("queue", model.queue)
+    t.same("centre", centre)
+
+
 @row(survives=True)
 def kept_centre(t):
     """DINO: the mean of the teacher's outputs over all workers, in a tensor."""

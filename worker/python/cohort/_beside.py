@@ -26,11 +26,12 @@ class ModulesBeside:
     twice, and a replacement of this process does not have them.
 
     Args:
-        model: the modules in it are none of these.
+        model: its modules and tensors are none of these.
         kept: gives the ids of what the script keeps, which is none of these.
     """
 
     def __init__(self, model: nn.Module, kept: Callable[[], set[int]]) -> None:
+        self._model = model
         self._kept = kept
         self._own = {id(thing) for thing in (*model.modules(),
                                              *model.parameters())}
@@ -76,6 +77,8 @@ class ModulesBeside:
     def _find(self) -> None:
         optimizers = []
         kept = self._kept()
+        # Another module may register them, too.
+        known = kept | self._own | set(map(id, self._model.buffers()))
         for thing in gc.get_objects():
             if type(thing) is torch.Tensor:
                 if thing.dim() == 1:
@@ -83,9 +86,10 @@ class ModulesBeside:
             elif _is(thing, torch.optim.Optimizer):
                 optimizers.append(thing)
             elif _is(thing, nn.Module) and (
-                    id(thing) not in self._own and id(thing) not in kept):
+                    id(thing) not in known):
                 for name, tensor in _state_of(thing):
-                    self._watch(f"{type(thing).__name__}.{name}", tensor)
+                    if id(tensor) not in known:
+                        self._watch(f"{type(thing).__name__}.{name}", tensor)
         # Last, as a module has a better name.
         for optimizer in optimizers:
             for group in optimizer.param_groups:

@@ -357,7 +357,8 @@ class Job:
     # ---- the model
 
     def load(self) -> int:
-        """Loads the newest weights and moving statistics into the model.
+        """Loads the newest weights and moving statistics into the model, which
+        has them already once the job has left its run.
 
         Returns:
             Their version.
@@ -373,6 +374,8 @@ class Job:
                 --ema_decay. After the run: those of its last version.
         """
         run = self._run
+        if not run.left:
+            run.load(averaged)
         if averaged and run.left:
             if run.last_averages is None:
                 raise _errors.UsageError(
@@ -380,8 +383,6 @@ class Job:
                     "was left before its end; start the server with "
                     "--ema_decay=0.999")
             return dict(run.last_averages)
-        if not run.left:
-            run.load(averaged)
         state = run.model.copy()
         if averaged:
             run.load()

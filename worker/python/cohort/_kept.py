@@ -71,6 +71,7 @@ class Kept:
         self._at: int | None = None
         self._copy: dict[str, torch.Tensor] = {}
         self._copied_at: int | None = None
+        self._warned_at: int | None = None
         # Of all of it, in the step in progress.
         self.digest = 0.0
 
@@ -322,6 +323,19 @@ class Kept:
                 else:
                     tensor.copy_(theirs[name])
 
+    def warn_if_behind(self, version: int) -> None:
+        """Between steps the model got the weights of this version."""
+        if not self._moving or version in (self._at, self._copied_at,
+                                           self._warned_at):
+            return
+        self._warned_at = version
+        names = sorted(self._moving)
+        _core.log("warning", f"{', '.join(names[:3])}"
+                  f"{', ...' if len(names) > 3 else ''}: older than the weights of "
+                  f"version {version}, as this worker had no batch in the last "
+                  "step. Use and save this state on rank 0, which always has one; "
+                  "here it is brought up to date when the next batch comes")
+
     def give_last(self, worker: "_core.Worker") -> None:
         """This worker begins no further step."""
         if self._at is None and self._copied_at is not None:
@@ -345,16 +359,28 @@ class Kept:
 
     # ---- buffers that have not changed
 
-    def check(self, worker: "_core.Worker", assignment: "_core.Assignment"
-              ) -> None:
+    def check(self, worker: "_core.Worker", assignment: "_core.Assignment",
+              scored: bool) -> None:
         """Before a step is sent: buffers that it has written are kept from now
         on.
+
+        Args:
+            scored: all workers score the model.
 
         Raises:
             UsageError: they cannot be kept.
             StatusError: as `begin`.
         """
         changed = list(self._changed())
+        if scored and (changed or self._declared):
+            names = sorted({*changed, *self._declared})
+            raise _errors.UsageError(
+                f"job.evaluate_with(): the model has buffers that change with the "
+                f"steps ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''}), "
+                "and a worker without a batch in the last step, or a replacement, "
+                "would score with those of another step. Remove this call, and "
+                "score the model in the script, on rank 0 in the body of `for epoch "
+                "in job.epochs()`, behind the loop over the data")
         if changed and not assignment.global_normalization:
             raise _errors.UsageError(
                 f"{changed[0]}: the script or the module writes this buffer, but "

@@ -65,10 +65,10 @@ class Data:
         self._options = options
         self._reader: _data.RangeReader | None = None
         self._own: _data.OwnBatches | None = None
-        # Handed out and not begun, such as one of the next epoch.
-        self._next: "_core.Assignment | None" = None
         # Since `next_epoch`.
         self._iterated = True
+        # The caller knows that one loop goes through all epochs.
+        self._knows_epochs = False
 
     @property
     def dataset(self) -> Any:
@@ -117,13 +117,21 @@ class Data:
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         self._iterated = True
+        epoch: int | None = None
         while (assignment := self._next_to_train()) is not None:
             limit = run.epoch_limit
             if limit is not None and assignment.data_epoch > limit:
                 # The script may save the model, or score it.
                 run.load()
                 return
-            self._next = None
+            if epoch not in (None, assignment.data_epoch) and (
+                    not self._knows_epochs):
+                self._knows_epochs = True
+                _core.log("info", f"epoch {epoch} has ended, and the loop over "
+                          "job.data() continues through all epochs; for what "
+                          "follows each one: `for epoch in job.epochs():` around it")
+            epoch = int(assignment.data_epoch)
+            run.waiting = None
             if run.read_weights(assignment):
                 yield from self._train(assignment)
             if run.left:
@@ -145,6 +153,7 @@ class Data:
 
     def coming_epoch(self) -> int | None:
         """The same, for a loop over all epochs at once."""
+        self._knows_epochs = True
         assignment = self._next_to_train()
         return None if assignment is None else int(assignment.data_epoch)
 
@@ -156,16 +165,16 @@ class Data:
             return None
         self._start()
         run.step.check_trained()
-        if self._next is None:
+        if run.waiting is None:
             run.check_rates_kept()
         run.step.capture_statistics()
         while not run.finished:
-            if self._next is None:
-                self._next = run.next_assignment()
-            assignment = self._next
+            if run.waiting is None:
+                run.waiting = run.next_assignment()
+            assignment = run.waiting
             if assignment is None or assignment.kind == "train":
                 return assignment
-            self._next = None
+            run.waiting = None
             self._void_or_done(self._evaluate if assignment.kind == "evaluate"
                                else self._collect, assignment)
         return None

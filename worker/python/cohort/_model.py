@@ -205,9 +205,11 @@ class RegisteredModel:
                 self._weight_prints, self._addresses):
             if parameter.data_ptr() != address:
                 raise _errors.UsageError(
-                    f"{name}: the parameter was moved, or its layout in memory was changed, "
-                    "after the run was joined; call model.to() before job.data() "
-                    "is iterated")
+                    f"{name}: the parameter was moved, its .data was assigned, or "
+                    "its layout in memory was changed, after the run was joined; "
+                    "call model.to() before job.data() is iterated, and keep a "
+                    "momentum encoder out of the model, in "
+                    "cohort.join(keep=[encoder])")
             if parameter._version != version or content and not _devices.same(
                     printed, _devices.fingerprint(parameter)):
                 raise _errors.UsageError(

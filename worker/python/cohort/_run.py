@@ -76,6 +76,8 @@ class Run:
         # The version at which the last step began.
         self._begun: int | None = None
         self._last: StepResult | None = None
+        # Handed out and not begun, such as one of the next epoch.
+        self.waiting: "_core.Assignment | None" = None
         # Set by the loop, if the batches are the script's own.
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.
@@ -322,16 +324,27 @@ class Run:
         if self.step.trains():
             raise _errors.UsageError(
                 "a step is in progress; call job.step() first")
-        self.model.await_weights()
-        try:
-            pulled = self.worker.read(None, True, "average" if averaged else "")
-        except _errors.StatusError as error:
-            _errors.raise_from(error)
+        pulled = None
+        while pulled is None:
+            if self.left:
+                return self._final_version or 0
+            self.model.await_weights()
+            try:
+                pulled = self.worker.read(None, True,
+                                          "average" if averaged else "")
+            except _errors.StatusError as error:
+                if _errors.code_of(error) not in _errors.VOID or self.finished:
+                    _errors.raise_from(error)
+                # The step that waits is repeated.
+                if self.waiting is None:
+                    self.check_rates_kept()
+                self.waiting = self.next_assignment()
         self.model.take_weights()
         if averaged:
             self.step.show_statistics(pulled)
         else:
             self.step.load_statistics()
+            self.kept.warn_if_behind(int(pulled.version))
         if pulled.front_end_state:
             self._take_state(bytes(pulled.front_end_state), int(pulled.version))
         return int(pulled.version)
@@ -376,7 +389,8 @@ class Run:
                 assignment.data_epoch,
                 assignment.version if assignment.members > 0 else None,
                 last is not None and last.counts and
-                last.version == self._state_version)
+                last.version == self._state_version,
+                one_loop=self._begun is not None and self.epoch_limit is None)
             self._state = schedulers.save()
         self._begun = int(assignment.version)
 
@@ -449,7 +463,8 @@ class Run:
         self._normalizers.sync()
         state = self.schedulers.advance(step.overflow)
         try:
-            self.kept.check(self.worker, step.assignment)
+            self.kept.check(self.worker, step.assignment,
+                            scored=self.evaluator is not None)
             self._last = step.close(state)
         except _errors.StatusError as error:
             self.ended_by(error)

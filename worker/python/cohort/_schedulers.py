@@ -111,6 +111,18 @@ class ScriptsScheduler:
         self._calls = 0
         self._may_call = True
 
+    def refuse_one_loop(self) -> None:
+        """An epoch has ended within one loop over the data. Raises UsageError if
+        the script would have called step() after it."""
+        if not self.when and self._calls == 0:
+            raise _errors.UsageError(
+                f"{type(self.scheduler).__name__}: an epoch has ended without a call "
+                "of scheduler.step(), and the loop over job.data() continues "
+                "through all epochs. Write `for epoch in job.epochs():` around it, "
+                "with scheduler.step() behind it; or pass the scheduler to "
+                "cohort.join(epoch_schedulers=[...]) and remove the call; or remove "
+                "the scheduler if it is not used")
+
     def continue_step(self, turns: int, version: int | None) -> None:
         """A step begins after one that counts: checks the calls.
 
@@ -257,8 +269,8 @@ class Schedulers:
             "0.1 * 0.5 ** job.epoch in it. Or pass a scheduler to "
             "cohort.join(schedulers=...) or (epoch_schedulers=...)")
 
-    def begin_step(self, epoch: int, version: int | None,
-                   continues: bool) -> None:
+    def begin_step(self, epoch: int, version: int | None, continues: bool,
+                   one_loop: bool) -> None:
         """A step of this epoch begins: epoch schedulers catch up.
 
         Args:
@@ -266,9 +278,13 @@ class Schedulers:
             version: of its weights, if all workers make the step together.
             continues: after a step of this process that counts, and not from a
                 state of the server's.
+            one_loop: the last epoch ended in the loop over the data that this
+                step is in.
         """
         if self._scripts is not None:
             turns = epoch - self._epoch
+            if turns > 0 and one_loop:
+                self._scripts.refuse_one_loop()
             if continues:
                 self._scripts.continue_step(turns, version)
             else:
