@@ -304,7 +304,7 @@ def clipped_between_two_passes(t):
         t.backward(fake(judge(x)), optimizer=opt_d)
 
 
-@refused("UsageError", "do not all meet", flags=["--aggregation=async"])
+@refused("UsageError", "do not synchronise", flags=["--aggregation=async"])
 def several_optimizers_without_meetings(t):
     judge, _, opt_d, _ = started(t)
     for x, _ in t.data():

@@ -208,7 +208,7 @@ def group_norm_under_local_normalisation(t):
     trained(t, Net(lambda channels: nn.GroupNorm(1, channels)))
 
 
-@refused("UsageError", "job.share", "meet", flags=LOCAL)
+@refused("UsageError", "job.share", "do not synchronise", flags=LOCAL)
 def two_means_under_local_normalisation(t):
     for model, x, y in steps(t, Net(lambda channels: nn.GroupNorm(1, channels))):
         loss = t.job.share(error_of(model(x), y)) if t.rank is not None else (

@@ -151,7 +151,7 @@ def samples_after_the_step(t):
         targets.update(y)
 
 
-@refused("UsageError", "targets.update()", "another thread")
+@refused("UsageError", "targets.update()", "outside the loop's thread")
 def samples_in_another_thread(t):
     _, targets = with_normalizer(t)
     for _, y in t.data():
