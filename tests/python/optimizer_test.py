@@ -138,7 +138,7 @@ class SchedulerState(unittest.TestCase):
     def test_a_state_continues_as_the_original(self):
         _, original = self.make()
         for step in range(10):
-            original.begin_step(step // 4, step, step > 0)
+            original.begin_step(step // 4, step, step > 0, one_loop=False)
             original.advance()
         saved = original.save()
         _, other = self.make()
@@ -146,7 +146,8 @@ class SchedulerState(unittest.TestCase):
         self.assertEqual(other.save(), saved)
         for step in range(10, 30):
             for schedulers in (original, other):
-                schedulers.begin_step(step // 4, step, True)
+                schedulers.begin_step(step // 4, step, True,
+                                      one_loop=False)
                 schedulers.advance()
             self.assertEqual(original.numbers.now(), other.numbers.now())
 
@@ -166,7 +167,7 @@ class SchedulerState(unittest.TestCase):
         with self.assertRaisesRegex(cohort.UsageError, "after each job.step"):
             mine.step()
         for version in range(5):
-            schedulers.begin_step(0, version, version > 0)
+            schedulers.begin_step(0, version, version > 0, one_loop=False)
             self.assertEqual(schedulers.numbers.of_step(True).rates,
                              [other.param_groups[0]["lr"]])
             unrelated.step()
@@ -175,11 +176,11 @@ class SchedulerState(unittest.TestCase):
             mine.step()
         # As sent with the last step, the call behind it included.
         self.assertEqual(schedulers.save(), state)
-        schedulers.begin_step(0, 5, True)
+        schedulers.begin_step(0, 5, True, one_loop=False)
         schedulers.advance()
         schedulers.end_step()
         with self.assertRaisesRegex(cohort.UsageError, "after each job.step"):
-            schedulers.begin_step(0, 6, True)
+            schedulers.begin_step(0, 6, True, one_loop=False)
         schedulers.detach()
         self.assertIs(type(mine), kind)
 
@@ -198,7 +199,7 @@ class SchedulerState(unittest.TestCase):
 
     def test_a_step_back_and_again_is_the_same(self):
         _, schedulers = self.make()
-        schedulers.begin_step(0, 0, False)
+        schedulers.begin_step(0, 0, False, one_loop=False)
         before = schedulers.save()
         schedulers.advance()
         after = schedulers.save()
