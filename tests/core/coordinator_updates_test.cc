@@ -149,16 +149,18 @@ TEST(CoordinatorUpdatesTest,
   EXPECT_EQ(cohort.told(kRank1).attempt, Attempt(0));
   ExpectOk(cohort.Gradient(kRank1, 0, {1, 0}));
   EXPECT_EQ(cohort.told(kRank1).attempt, Attempt(1));
-  // One that has gone on repeats nothing that it lacks.
+  // Also if a message of its former connection has opened the next one since.
   for (const Rank rank : {kRank0, kRank1}) SendW(cohort, rank, 1);
-  const PushKey first = cohort.key(kRank1);
-  SendB(cohort, kRank1, 1);
+  PushKey first = cohort.key(kRank1);
+  ExpectOk(cohort.Open(kRank1, {.continues = true}));
+  ExpectOk(cohort.Open(kRank1, {.update = 1, .optimizer = 1}));
+  first.update = 0;
   Effects out;
   ASSERT_TRUE(cohort.core()
                   .Gradient(cohort.sender(kRank1), first,
                             {.partition = 0, .bytes = 8}, cohort.now(), out)
                   .ok());
-  EXPECT_TRUE(IsForgotten(out));
+  EXPECT_EQ(cohort.counter("steps_aborted"), 2);
 }
 
 TEST(CoordinatorUpdatesTest, AnUpdateThatIsNotFiniteSkipsTheWholeStep) {

@@ -56,7 +56,7 @@ absl::StatusOr<Admission> StepDriver::Gradient(Worker& worker,
                                                Turn& turn) {
   const ArrivedPush& push = *PushOf(worker.rank);
   if (key.update < update()) {
-    if (!push.opened()) NoteBehind(worker.rank);
+    NoteBehind(worker.rank);
     TakeGradient(worker, key, gradient, /*fresh=*/false, turn);
     return Admission::kTaken;
   }

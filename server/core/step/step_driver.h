@@ -135,7 +135,7 @@ class StepDriver {
   // Whether the opening belongs to the update in progress; see step_updates.h.
   virtual absl::StatusOr<bool> TakesUpdate(Rank rank, const PushKey& key,
                                            const PushOpening& opening) = 0;
-  // A rank that has not opened that update repeats an earlier one.
+  // A rank repeats an earlier update, whatever has come of it since.
   virtual void NoteBehind(Rank) {}
   // The push will change nothing: its gradients are taken and discarded.
   virtual bool Discards() const { return false; }
