@@ -257,8 +257,15 @@ absl::Status Coordinator::Open(const Sender& sender, const PushKey& key,
   COHORT_ASSIGN_OR_RETURN(Worker * worker,
                           run_.roster.CheckRegistered(sender, now));
   COHORT_ASSIGN_OR_RETURN(const bool under_way, IsUnderWay(run_, *worker, key));
-  if (!under_way) return absl::OkStatus();
   Turn turn{.now = now, .out = out};
+  if (!under_way) {
+    // No weights answer this update of a push that is decided.
+    if (opening.continues) {
+      AnswerOldPush(run_, *run_.driver, *worker, key, turn);
+      Settle(turn);
+    }
+    return absl::OkStatus();
+  }
   COHORT_RETURN_IF_ERROR(run_.driver->Open(*worker, key, opening, turn));
   worker->work.NotePart(worker->incarnation, key, RankWork::kOpening, now);
   Settle(turn);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <variant>
 #include <vector>
 
 #include "server/core/coordinator.h"
@@ -161,6 +162,23 @@ TEST(CoordinatorUpdatesTest,
                             {.partition = 0, .bytes = 8}, cohort.now(), out)
                   .ok());
   EXPECT_EQ(cohort.counter("steps_aborted"), 2);
+}
+
+// The sender's connection broke before the verdict came.
+TEST(CoordinatorUpdatesTest, AnUpdateOfADecidedPushIsAnsweredByItsVerdict) {
+  StartedCohort cohort(Long(SmallSetup()));
+  const PushKey key = cohort.key(kRank1);
+  for (const Rank rank : {kRank0, kRank1}) SendW(cohort, rank, 1);
+  Finish(cohort, 1);
+  Effects out;
+  ExpectOk(cohort.core().Open(cohort.sender(kRank1), key,
+                              {.samples = 1, .continues = true}, cohort.now(),
+                              out));
+  ASSERT_THAT(out, SizeIs(1));
+  const auto& sent = std::get<effect::SendVerdict>(out.front());
+  EXPECT_EQ(sent.key, key);
+  EXPECT_TRUE(sent.verdict.duplicate);
+  EXPECT_EQ(sent.verdict.version, Version(1));
 }
 
 TEST(CoordinatorUpdatesTest, AnUpdateThatIsNotFiniteSkipsTheWholeStep) {
