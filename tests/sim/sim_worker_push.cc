@@ -66,7 +66,7 @@ void SimWorker::Backward() {
   if (!step.opening.continues) return ClosePush();
   step.phase = Phase::kAwaitingUpdate;
   if (world_.random.Uniform() < world_.scenario.duplicates) RepeatGradients();
-  if (step.aborted) {
+  if (step.aborted || step.verdict.has_value()) {
     Abandon();
     return Proceed();
   }
