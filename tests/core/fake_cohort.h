@@ -181,7 +181,7 @@ class FakeCohort {
 
   // The newest assignment sent to the rank, by any effect.
   const Assignment& told(Rank rank) { return told_[rank]; }
-  // Of the update that the rank opened last.
+  // The key of the update that the rank opened last.
   PushKey key(Rank rank) {
     const PushKey whole = KeyOf(told_[rank]);
     return opened_[rank].Whole() == whole ? opened_[rank] : whole;

@@ -110,7 +110,7 @@ class RendezvousTable {
   void NoteClosed(Rank rank);
   // Resets the state of its push, but keeps its contributions.
   void NoteReopened(Rank rank) { SetAtRest(rank, false); }
-  // `rank` contributes nothing for now: it waits for something else.
+  // `rank` waits for something else, and contributes nothing before it has it.
   void SetAtRest(Rank rank, bool rests);
   // `rank` is lost: it waits for nothing any more. What it contributed stays.
   void Forget(Rank rank);

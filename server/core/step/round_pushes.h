@@ -26,7 +26,7 @@ class RoundPushes {
   RoundPushes() = default;
   // The model's partitions, and those of them that have a gradient.
   RoundPushes(int32_t partitions, int32_t trainable);
-  // Of the same ranks, before anything has come.
+  // Pushes of the same ranks, before anything has come.
   RoundPushes Renewed() const;
 
   void Add(Rank rank) {
@@ -53,7 +53,7 @@ class RoundPushes {
     return pushes_.at(rank).TakeMoments();
   }
   ArrivedPush::Arrival Close(Rank rank, PushClosing closing, Instant now);
-  // Of one that was opened; null: none was.
+  // The opening of any push; null: none was opened.
   const PushOpening* AnyOpening() const {
     return first_.has_value() ? &pushes_.at(*first_).opening() : nullptr;
   }

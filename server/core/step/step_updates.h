@@ -33,7 +33,7 @@ absl::StatusOr<bool> EnterUpdate(const RunParts& parts, Round& round, Rank rank,
 // those that it would get are of a later one by now. The attempt ends.
 void NoteBehind(Round& round, Rank rank);
 
-// Of the gradients of `worker` in the update in progress.
+// The key of what `worker` sends in the update in progress.
 PushKey KeyOf(const Round& round, const Worker& worker);
 
 // `rank` has sent what it can of an update that another one follows, and waits

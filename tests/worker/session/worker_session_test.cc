@@ -115,7 +115,7 @@ TEST_F(WorkerSessionTest, AStepMovesTheWeightsToTheVersionOfItsVerdict) {
   EXPECT_EQ(client_.pushes[0].closing.contributions, 2);
 }
 
-// What the memory holds after an update is no version.
+// After an update the memory holds no version.
 TEST_F(WorkerSessionTest, AnUpdateMovesTheWeightsUntilTheStepIsVoid) {
   Begin();
   ASSERT_TRUE(

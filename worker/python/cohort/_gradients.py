@@ -173,11 +173,6 @@ class Gradients:
         if self._queue is not None:
             self._queue.finish()
 
-    def end_update(self) -> None:
-        """Called when an update is over that another one follows."""
-        self._left = self._present()
-        self._sent = {}
-
     def hold(self) -> None:
         """Called after the pass of a part that another one follows."""
         self._held = self._present()
@@ -204,7 +199,7 @@ class Gradients:
         return grad is left and grad._version == version
 
     def clear(self) -> None:
-        """Called when the step is over."""
+        """Called when the step is over, or an update of it."""
         self._left = self._present()
         self._sent = {}
         if self._queue is not None:

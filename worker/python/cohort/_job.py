@@ -208,24 +208,21 @@ class Job:
         step.check_in_progress("job.backward()")
         position = step.updates.position_of(optimizer, "job.backward()")
         numbers = run.numbers()
+        pairs: list[tuple[torch.Tensor, float | None]]
         if isinstance(loss, list):
             _check_pairs(loss, weight)
-            for one, _ in loss:
-                _graph_check.check(one)
-            run.model.check_weights(content=False)
-            if step.updates.several:
-                step.backward_update(position, list(loss), reduction, numbers)
-            else:
-                step.backward_each(loss, reduction, numbers)
-        elif step.updates.several:
-            step.check_samples("job.backward", weight)
-            _graph_check.check(loss)
-            run.model.check_weights(content=False)
-            step.backward_update(position, [(loss, weight)], reduction, numbers)
+            pairs = list(loss)
         else:
             step.check_samples("job.backward", weight)
-            _graph_check.check(loss)
-            run.model.check_weights(content=False)
+            pairs = [(loss, weight)]
+        for one, _ in pairs:
+            _graph_check.check(one)
+        run.model.check_weights(content=False)
+        if step.updates.several:
+            step.backward_update(position, pairs, reduction, numbers)
+        elif isinstance(loss, list):
+            step.backward_each(loss, reduction, numbers)
+        else:
             step.backward(loss, weight, reduction, numbers)
         step.count(int(correct), int(labels))
 

@@ -213,7 +213,7 @@ def join(model: nn.Module,
             the loop's body steps them: job.backward(loss, optimizer=opt_d), then
             job.step(opt_d). `model` then has the parameters of all of them, such
             as nn.ModuleList([discriminator, generator]).
-        schedulers: schedulers of the optimizer, advanced by each job.step(). A
+        schedulers: schedulers of the optimizer, advanced once a batch. A
             single one that the script steps itself is not passed.
         epoch_schedulers: the same, advanced at the end of each epoch.
         keep: what the script changes with the steps beside the model, equal on

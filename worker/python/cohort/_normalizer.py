@@ -90,7 +90,7 @@ class RunningNormalizer(nn.Module):
         self.register_buffer("variance", torch.ones_like(zeros))
         self._name = "RunningNormalizer"
         self._run: Run | None = None
-        # Of this worker's samples in the step, since the last exchange.
+        # This worker's samples in the step, since the last exchange.
         self._own = self._none()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Plateau:
         self._class = type(scheduler)
         self._numbers = numbers
         self._advance = advance
-        # Of the last call.
+        # As the last call gave it.
         self._measure: float | None = None
         self._tensor = torch.empty(0, dtype=torch.uint8)
         # Older versions of torch have it after the first step only.

@@ -29,7 +29,7 @@ _KINDS = tuple(getattr(lr_scheduler, name)
                if hasattr(lr_scheduler, name))
 
 _INSTEAD = ("pass the scheduler to cohort.join(schedulers=[...]), which advances it "
-            "with each step, or (epoch_schedulers=[...]), and remove this call")
+            "once a batch, or (epoch_schedulers=[...]), and remove this call")
 
 
 def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:

@@ -614,6 +614,14 @@ class Step:
                 "or combine the losses into one and call job.backward(loss, "
                 "weight=...)")
         self._prepare()
+        self._differentiate(self._each_root(what, losses, weights, reduction),
+                            weights[0])
+
+    def _each_root(self, what: str, losses: list[torch.Tensor],
+                   weights: list[float], reduction: str
+                   ) -> list[tuple[torch.Tensor, float]]:
+        """The gradients at losses that have a weight each. The step's loss grows
+        by their sum."""
         totals, met = self._meet_weights(what, weights)
         self.check_met(what, met)
         # Each member's loss is as many times its part of the union's as there
@@ -621,9 +629,9 @@ class Step:
         self._weight, self._total = 1.0, float(met)
         roots = [(weight if reduction == "mean" else 1.0) / total if total > 0
                  else 0.0 for weight, total in zip(weights, totals)]
-        self._differentiate(list(zip(losses, roots)), weights[0])
-        self._loss = sum(float(loss.detach()) * root * met
-                         for loss, root in zip(losses, roots) if root > 0)
+        self._loss += sum(float(loss.detach()) * root * met
+                          for loss, root in zip(losses, roots) if root > 0)
+        return list(zip(losses, roots))
 
     # ---- updates of several optimizers
 
@@ -649,12 +657,7 @@ class Step:
         trained = self._model.trained_by[optimizer]
         self.gradients.watch()
         self.gradients.prepare_update(trained, self.updates.begin_pass(optimizer))
-        totals, met = self._meet_weights(what, weights)
-        self.check_met(what, met)
-        # As in backward_each.
-        self._weight, self._total = 1.0, float(met)
-        roots = [(weight if reduction == "mean" else 1.0) / total if total > 0
-                 else 0.0 for weight, total in zip(weights, totals)]
+        roots = self._each_root(what, losses, weights, reduction)
         self._end_forward()
         self.passes += 1
         inputs = [parameter for parameter in
@@ -664,16 +667,15 @@ class Step:
         try:
             with self.phase("backward"):
                 if inputs:
-                    self._visit(list(zip(losses, roots)), inputs)
+                    self._visit(roots, inputs)
             self.gradients.end_pass(trained)
         finally:
             self.gradients.expected = self._in_backward = False
-            # What this pass has visited is released; the rest is another's.
+            # Autograd has released the nodes of this pass; others are kept for
+            # the passes of other optimizers.
             visited = nodes_before(self._roots, inputs)
             self._roots = [root for root in self._roots
                            if root.grad_fn not in visited]
-        self._loss += sum(float(loss.detach()) * root * met
-                          for loss, root in zip(losses, roots) if root > 0)
 
     def send_update(self, optimizer: int, continues: bool) -> None:
         """Opens the update of an optimizer and sends its gradients, if it has
@@ -697,7 +699,7 @@ class Step:
         self._model.await_weights()
         if self.worker.end_update():
             self._model.take_update(self._model.trained_by[optimizer])
-        self.gradients.end_update()
+        self.gradients.clear()
         self.updates.end()
         self.passes = 0
         # Other losses than this optimizer's depend on them only through what
