@@ -213,9 +213,7 @@ void BatchNormCalls::Normalize(const ForwardArgs& call,
   backend_.Normalize(tensors);
 }
 
-std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
-    absl::Span<const BackwardArgs> calls) {
-  std::vector<AffineGradients> gradients;
+void BatchNormCalls::Backward(absl::Span<const BackwardArgs> calls) {
   std::vector<LocalSums> met;
   for (const BackwardArgs& call : calls) {
     const kernels::BackwardElementwiseArgs& tensors = call.tensors;
@@ -225,8 +223,9 @@ std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
                                             .x = tensors.x,
                                             .dy = tensors.dy,
                                             .mean = by.mean.data()});
-    gradients.push_back(
-        {.gamma = ScaleGradient(local, by), .beta = local.first});
+    const std::vector<double> gamma = ScaleGradient(local, by);
+    std::copy(local.first.begin(), local.first.end(),
+              std::copy(gamma.begin(), gamma.end(), call.affine));
     if (!call.needs_dx) continue;
     met.push_back(
         {.saved = call.saved, .path = call.path, .sums = std::move(local)});
@@ -236,7 +235,6 @@ std::vector<BatchNormCalls::AffineGradients> BatchNormCalls::Backward(
   for (const BackwardArgs& call : calls) {
     if (call.needs_dx) InputGradient(call, *next++);
   }
-  return gradients;
 }
 
 std::vector<Moments> BatchNormCalls::MeetBackward(

@@ -70,15 +70,11 @@ class BatchNormCalls {
     std::vector<int32_t> path;
     // Without mean, deviation and sums, which are set here.
     kernels::BackwardElementwiseArgs tensors;
+    // [2, channels]: where the gradients of scale and shift go.
+    double* affine = nullptr;
     // Whether the input's gradient is needed. This is a property of the model,
     // so all members agree on whether the rendezvous takes place.
     bool needs_dx = false;
-  };
-
-  // Gradients of scale and shift, [channels].
-  struct AffineGradients {
-    std::vector<double> gamma;
-    std::vector<double> beta;
   };
 
   // Both must outlive this object.
@@ -106,7 +102,7 @@ class BatchNormCalls {
   //   same moments.
   absl::StatusOr<SharedCall> Repeat(const ForwardArgs& call);
   // The backward passes of calls, in one rendezvous request.
-  std::vector<AffineGradients> Backward(absl::Span<const BackwardArgs> calls);
+  void Backward(absl::Span<const BackwardArgs> calls);
 
   // ---- the same, computed by the caller
 

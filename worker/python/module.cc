@@ -521,12 +521,7 @@ void DefineWorker(nb::module_& m) {
           "backward",
           [](Worker& w,
              const std::vector<BatchNormCalls::BackwardArgs>& calls) {
-            std::vector<std::pair<std::vector<double>, std::vector<double>>>
-                gradients;
-            for (auto& one : w.batch_norms().Backward(calls)) {
-              gradients.emplace_back(std::move(one.gamma), std::move(one.beta));
-            }
-            return gradients;
+            w.batch_norms().Backward(calls);
           },
           Released())
       // Calls that are computed elsewhere. Two rows of `channels` float64

@@ -66,7 +66,7 @@ void DefineBatchNormCalls(nb::module_& m) {
            [](Backward* self, const KeptCall& saved, std::vector<int32_t> path,
               const std::vector<int64_t>& shape, const std::string& type,
               uintptr_t x, uintptr_t dy, const std::string& affine_type,
-              uintptr_t gamma, bool needs_dx, uintptr_t dx) {
+              uintptr_t gamma, uintptr_t affine, bool needs_dx, uintptr_t dx) {
              new (self)
                  Backward{.saved = saved.call,
                           .path = std::move(path),
@@ -77,6 +77,7 @@ void DefineBatchNormCalls(nb::module_& m) {
                                       .parameter_type = TypeNamed(affine_type),
                                       .gamma = Pointer<void>(gamma),
                                       .dx = Pointer<void>(dx)},
+                          .affine = Pointer<double>(affine),
                           .needs_dx = needs_dx};
            });
   // `momentum` is NaN for the cumulative average.

@@ -286,16 +286,16 @@ def _forward_on_host(step: Step,
 def _backward_on_host(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
     results = [torch.empty_like(call.x) if call.needs_dx else None
                for call in calls]
+    affine = [torch.empty(2, call.x.shape[1], dtype=torch.float64)
+              for call in calls]
     for call in calls:
         call.dy = step.finite(call.dy)
-    affine = step.worker.backward([_core.NormGradient(
+    step.worker.backward([_core.NormGradient(
         call.kept.call, list(call.path), _shape_of(call.x), TYPES[call.x.dtype],
         call.x.data_ptr(), call.dy.data_ptr(), _affine_type(call.weight),
-        _address(call.weight), call.needs_dx, _address(dx))
-        for call, dx in zip(calls, results)])
-    return [(dx, torch.tensor(gamma, dtype=torch.float64),
-             torch.tensor(beta, dtype=torch.float64))
-            for dx, (gamma, beta) in zip(results, affine)]
+        _address(call.weight), _address(own), call.needs_dx, _address(dx))
+        for call, dx, own in zip(calls, results, affine)])
+    return [(dx, gamma, beta) for dx, (gamma, beta) in zip(results, affine)]
 
 
 # ---- on a device, by torch's kernels
