@@ -44,7 +44,7 @@ std::string ShortHelp() {
       "\nExamples:\n"
       "  cohortctl run --workers=4\n"
       "  cohortctl watch --server=127.0.0.1:7070\n"
-      "  cohortctl policy set --aggregation=async --normalization=local\n\n",
+      "  cohortctl policy set --aggregation=async\n\n",
       VerbList(),
       "\n`cohortctl help` lists flags and exit codes, `cohortctl help VERB` "
       "explains a verb.\n");
@@ -57,7 +57,7 @@ std::string FullHelp() {
       "  cohortctl run --workers=4 --epochs=3 --model=resnet20\n"
       "  cohortctl watch --server=127.0.0.1:7070\n"
       "  cohortctl doctor\n"
-      "  cohortctl policy set --aggregation=async --normalization=local\n"
+      "  cohortctl policy set --aggregation=async\n"
       "  cohortctl policy set --learning_rate=0.01 --dry_run\n"
       "  cohortctl workers evict --rank=1\n\n",
       VerbList(), "\nFlags of all verbs:\n");

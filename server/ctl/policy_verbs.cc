@@ -345,7 +345,7 @@ Verb PolicySetVerb() {
           .flags = ChangeFlags(),
           .takes_settings = true,
           .examples = {"cohortctl policy set --aggregation=async "
-                       "--normalization=local --reason='one slow node'",
+                       "--reason='one slow node'",
                        "cohortctl policy set --learning_rate=0.01 --dry_run"},
           .run = &RunPolicySet};
 }
