@@ -37,6 +37,16 @@ TEST(ChangeHeadlineTest, NormalisationOnAutoFollowsTheAggregation) {
       "async -> bounded");
 }
 
+TEST(ChangeHeadlineTest, AutoThatKeepsItsMeaningIsShownAsASetting) {
+  const std::map<std::string, std::string> before = {{"aggregation", "async"},
+                                                     {"normalization", "auto"}};
+  EXPECT_EQ(ChangeHeadline(before, {{"normalization", "local"}}),
+            "normalization auto -> local");
+  EXPECT_EQ(ChangeHeadline(before, {{"aggregation", "bounded"},
+                                    {"normalization", "local"}}),
+            "async -> bounded, normalization auto -> local");
+}
+
 // The record was written by a release that did not have the setting.
 TEST(ChangeHeadlineTest, AValueThatWasNotThereIsSaidToBeUnset) {
   EXPECT_EQ(ChangeHeadline({}, {{"lease", "5s"}}), "lease (unset) -> 5s");
