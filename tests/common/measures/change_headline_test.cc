@@ -35,16 +35,9 @@ TEST(ChangeHeadlineTest, NormalisationOnAutoFollowsTheAggregation) {
       ChangeHeadline({{"aggregation", "async"}, {"normalization", "auto"}},
                      {{"aggregation", "bounded"}}),
       "async -> bounded");
-}
-
-TEST(ChangeHeadlineTest, AutoThatKeepsItsMeaningIsShownAsASetting) {
-  const std::map<std::string, std::string> before = {{"aggregation", "async"},
-                                                     {"normalization", "auto"}};
-  EXPECT_EQ(ChangeHeadline(before, {{"normalization", "local"}}),
-            "normalization auto -> local");
-  EXPECT_EQ(ChangeHeadline(before, {{"aggregation", "bounded"},
-                                    {"normalization", "local"}}),
-            "async -> bounded, normalization auto -> local");
+  EXPECT_EQ(ChangeHeadline({{"aggregation", "sync"}, {"normalization", "auto"}},
+                           {{"normalization", "global"}}),
+            "normalization auto -> global");
 }
 
 // The record was written by a release that did not have the setting.
