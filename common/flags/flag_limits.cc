@@ -29,7 +29,7 @@ std::optional<double> NumberIn(absl::string_view value) {
 }
 
 // Whole numbers without an exponent: "1048576".
-std::string NumberText(double value) { return absl::StrFormat("%.15g", value); }
+std::string NumberText(double value) { return absl::StrFormat("%.16g", value); }
 
 std::string BoundsText(const FlagLimits& limits) {
   const bool has_most = std::isfinite(limits.most);

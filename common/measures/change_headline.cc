@@ -35,22 +35,19 @@ std::string ChangeHeadline(const std::map<std::string, std::string>& before,
   Settings after = changed;
   after.insert(before.begin(), before.end());
   const std::string normalization = NormalizationOf(after);
+  // With auto, normalisation changes with the aggregation. A change between
+  // auto and its present meaning is shown like any other setting.
+  const bool other = normalization != NormalizationOf(before);
   // The policy itself comes first, without the setting's name.
   std::vector<std::string> parts;
   for (const auto& change : changed) {
     if (change.first == "aggregation") {
       parts.insert(parts.begin(), arrow(change));
-    } else if (change.first == "normalization") {
-      parts.push_back(absl::StrCat(normalization, " normalisation"));
-    } else {
+    } else if (change.first != "normalization" || !other) {
       parts.push_back(absl::StrCat(change.first, " ", arrow(change)));
     }
   }
-  // With auto, normalisation changes with the aggregation.
-  if (!changed.contains("normalization") &&
-      normalization != NormalizationOf(before)) {
-    parts.push_back(absl::StrCat(normalization, " normalisation"));
-  }
+  if (other) parts.push_back(absl::StrCat(normalization, " normalisation"));
   return absl::StrJoin(parts, ", ");
 }
 

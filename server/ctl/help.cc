@@ -16,7 +16,7 @@ void AddFlags(absl::Span<const FlagSpec> flags, std::string& text) {
   for (const FlagSpec& flag : flags) {
     const std::string spelled = absl::StrCat(
         "--", flag.name, flag.value.empty() ? "" : "=", flag.value);
-    absl::StrAppendFormat(&text, "  %-18s %s\n", spelled, flag.help);
+    absl::StrAppendFormat(&text, "  %-17s  %s\n", spelled, flag.help);
   }
 }
 
@@ -44,7 +44,7 @@ std::string ShortHelp() {
       "\nExamples:\n"
       "  cohortctl run --workers=4\n"
       "  cohortctl watch --server=127.0.0.1:7070\n"
-      "  cohortctl policy set --aggregation=async --normalization=local\n\n",
+      "  cohortctl policy set --aggregation=async\n\n",
       VerbList(),
       "\n`cohortctl help` lists flags and exit codes, `cohortctl help VERB` "
       "explains a verb.\n");
@@ -57,7 +57,7 @@ std::string FullHelp() {
       "  cohortctl run --workers=4 --epochs=3 --model=resnet20\n"
       "  cohortctl watch --server=127.0.0.1:7070\n"
       "  cohortctl doctor\n"
-      "  cohortctl policy set --aggregation=async --normalization=local\n"
+      "  cohortctl policy set --aggregation=async --reason='one slow node'\n"
       "  cohortctl policy set --learning_rate=0.01 --dry_run\n"
       "  cohortctl workers evict --rank=1\n\n",
       VerbList(), "\nFlags of all verbs:\n");
@@ -94,19 +94,20 @@ std::string VerbHelp(const Verb& verb) {
   absl::StrAppend(&text, "\nFlags:\n");
   AddFlags(verb.flags, text);
   if (verb.takes_settings) {
-    absl::StrAppendFormat(&text, "  %-18s %s\n", "--SETTING=VALUE",
+    absl::StrAppendFormat(&text, "  %-17s  %s\n", "--SETTING=VALUE",
                           "a setting of the run, by the name of the server's "
                           "flag");
   }
   if (verb.takes_program_flags) {
     absl::StrAppendFormat(
-        &text, "  %-18s %s\n  %-18s %s\n", "--FLAG=VALUE",
+        &text, "  %-17s  %s\n  %-17s  %s\n", "--FLAG=VALUE",
         "a flag of cohort-server or cohort-worker, whose --help lists them;",
         "", "a flag of both goes to the server, after -- to the workers");
   }
   for (const FlagSpec& flag : CommonFlags()) {
-    if (verb.local && flag.name == "server") continue;
-    if (verb.takes_program_flags && IsCredential(flag.name)) continue;
+    const bool reaches_server =
+        flag.name == "server" || IsCredential(flag.name);
+    if (verb.local && reaches_server) continue;
     AddFlags({flag}, text);
   }
   return text;

@@ -61,7 +61,7 @@ absl::Status CheckNames(const Settings& settings,
   if (settings.empty()) {
     return absl::NotFoundError(
         "got no setting, want one such as --aggregation=async\n`cohortctl "
-        "policy get` lists them with their values");
+        "policy get` lists those that can be changed live");
   }
   std::vector<std::string> known = {"dry_run", "nowait", "reason"};
   for (const auto& [name, value] : Sorted(policy.settings())) {
@@ -73,7 +73,7 @@ absl::Status CheckNames(const Settings& settings,
     return absl::NotFoundError(absl::StrCat(
         "unknown setting --", name, nearest.empty() ? "" : "; did you mean --",
         nearest, nearest.empty() ? "" : "?",
-        "\n`cohortctl policy get` lists the settings and their values"));
+        "\n`cohortctl policy get` lists those that can be changed live"));
   }
   return absl::OkStatus();
 }
@@ -131,8 +131,8 @@ absl::Status AwaitChange(Context& context, const v1::GetPolicyReply& before,
                          v1::SetPolicyRequest request, v1::SetPolicyReply reply,
                          Instant start) {
   constexpr absl::string_view kStays =
-      "\nThe change stays asked for; `cohortctl policy get` tells when it is in"
-      " force";
+      "\nThe change is still pending; `cohortctl policy get` shows whether it "
+      "is in force";
   CtlIo& io = context.io;
   Instant word_due = start + kFirstWord;
   Instant answer_due = start + absl::Milliseconds(request.wait_ms());
@@ -265,7 +265,7 @@ absl::Status RunPolicySet(Context& context) {
   } else if (request.dry_run()) {
     PrintAccepted(context, *reply, "would change ");
   } else if (!waits) {
-    PrintAccepted(context, *reply, "asked for: ");
+    PrintAccepted(context, *reply, "requested: ");
   } else {
     return AwaitChange(context, before, request, *reply, start);
   }
@@ -345,7 +345,7 @@ Verb PolicySetVerb() {
           .flags = ChangeFlags(),
           .takes_settings = true,
           .examples = {"cohortctl policy set --aggregation=async "
-                       "--normalization=local --reason='one slow node'",
+                       "--reason='one slow node'",
                        "cohortctl policy set --learning_rate=0.01 --dry_run"},
           .run = &RunPolicySet};
 }

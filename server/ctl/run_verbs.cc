@@ -161,7 +161,7 @@ Verb CheckpointSaveVerb() {
 Verb StatisticsCollectVerb() {
   return {
       .name = "statistics collect",
-      .summary = "collects the moving statistics `after` over fixed weights",
+      .summary = "computes the `after` moving statistics over fixed weights",
       .examples = {"cohortctl statistics collect"},
       .run = &RunStatisticsCollect};
 }

@@ -61,7 +61,7 @@ std::string OverviewText(const Overview& overview, bool bold) {
   const StalenessCounts staleness(status.staleness_versions().begin(),
                                   status.staleness_versions().end());
   if (!staleness.empty()) {
-    line("staleness", absl::StrCat("steps ", StalenessText(staleness)));
+    line("staleness", absl::StrCat("steps: ", StalenessText(staleness)));
   }
   if (!status.policy().pending().empty()) {
     line("change to", PendingText(status.policy()));

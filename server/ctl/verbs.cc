@@ -9,7 +9,7 @@ absl::Span<const FlagSpec> CommonFlags() {
       {"server", "ADDRESS",
        "address of the server, HOST:PORT or unix:/path (default: "
        "COHORT_SERVER, or 127.0.0.1:7070)"},
-      {"tls_cert", "FILE", "own certificate, PEM (default: COHORT_TLS_CERT)"},
+      {"tls_cert", "FILE", "your certificate, PEM (default: COHORT_TLS_CERT)"},
       {"tls_key", "FILE", "private key of --tls_cert, PEM"},
       {"tls_ca", "FILE",
        "authorities of the server's certificate, PEM; without it the "

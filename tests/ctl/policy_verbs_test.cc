@@ -112,7 +112,7 @@ TEST(PolicySetTest, CtrlCLeavesTheChangeAskedFor) {
   TakeEffectAfter(ctl, absl::Seconds(10));
   ctl.interrupt_at = absl::Seconds(1);
   EXPECT_THAT(ctl.Run(kSetAsync),
-              PrintsError(1, "interrupted\nThe change stays asked for"));
+              PrintsError(1, "interrupted\nThe change is still pending"));
 }
 
 TEST(PolicySetTest, DryRunAndNowaitReturnAtOnce) {
@@ -121,7 +121,7 @@ TEST(PolicySetTest, DryRunAndNowaitReturnAtOnce) {
   EXPECT_EQ(ctl.Run("policy set --aggregation=async --dry_run").out,
             "would change aggregation sync -> async\n");
   EXPECT_EQ(ctl.Run("policy set --aggregation=async --nowait").out,
-            "asked for: aggregation sync -> async\n");
+            "requested: aggregation sync -> async\n");
   EXPECT_EQ(ctl.Run("policy set --aggregation=async --nowait --json").out,
             R"({"policy_epoch":2,"version":1230,)"
             R"("text":"aggregation sync -> async","in_force":false})"

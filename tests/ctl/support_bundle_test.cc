@@ -106,8 +106,8 @@ TEST_F(SupportBundleTest, HoldsWhatTheServerTellsAndTheEndsOfLogs) {
   EXPECT_EQ(ReadText(File("history.csv")), "version,epoch\n");
   EXPECT_FALSE(fs::exists(File("model.safetensors")));
   const std::string contents = ReadText(File("contents.txt"));
-  EXPECT_THAT(contents, HasSubstr("  logs/server.log          the end of a "
-                                  "log\n"));
+  EXPECT_THAT(contents, HasSubstr("  logs/server.log          end of the "
+                                  "log, up to 1 MiB\n"));
   EXPECT_THAT(contents, HasSubstr("\nMissing:\n  metrics.txt  "));
   // No other file is left beside it, and only its owner may read it.
   for (const auto& entry : fs::directory_iterator(dir_.path())) {

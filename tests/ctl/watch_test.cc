@@ -67,7 +67,7 @@ policy     async, local normalisation, async statistics, since step 1234
 learn rate 0.05
 pushes     applied 300, dropped 3
 events     workers lost 1
-staleness  steps 0: 75 %, 2-3: 25 %
+staleness  steps: 0: 75 %, 2-3: 25 %
 late       worker 1: not there yet
 
 rank  state   batch  heard from  own work  waits  process

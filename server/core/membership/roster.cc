@@ -323,8 +323,9 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
           settings_.waits_for_lost()
               ? absl::StrCat(
                     "; waiting for its replacement (cohort-worker --rank=",
-                    rank.value(), "), gives up in ",
-                    SecondsText(options.replacement_deadline))
+                    rank.value(), "), time limit: ",
+                    phase_.started() ? SecondsText(options.replacement_deadline)
+                                     : "none before training starts")
               : "; the others continue without it"),
       worker.process());
 }

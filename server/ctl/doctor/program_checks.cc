@@ -58,8 +58,8 @@ Check CheckPrograms(absl::string_view own,
   }
   if (check.result == Check::Result::kWarning) {
     check.fix =
-        "install one build of all programs: an older one passes over what it "
-        "does not know";
+        "install one build of all programs: an older one ignores settings that "
+        "it does not know";
   }
   if (!runs) {
     check.result = Check::Result::kWarning;

@@ -221,7 +221,7 @@ absl::Status RunCluster(Context& context) {
 Verb RunVerb() {
   return {
       .name = "run",
-      .summary = "trains on this machine: starts a server and its workers",
+      .summary = "trains on this machine with a server and its workers",
       .flags =
           {{"workers", "N",
             "number of workers (default 2); MIN:MAX: an elastic cohort, "

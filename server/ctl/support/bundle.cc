@@ -123,8 +123,7 @@ absl::StatusOr<std::string> EndOfFile(const std::string& path,
 
 std::string ContentsText(absl::Span<const BundlePart> parts) {
   std::string text =
-      "What cohortctl support-bundle gathered, for who is asked for help.\n\n"
-      "In it:\n";
+      "Made by cohortctl support-bundle for a bug report.\n\nContents:\n";
   const auto add = [&text](const BundlePart& part, const std::string& what) {
     absl::StrAppendFormat(&text, "  %-24s %s\n", part.name, what);
   };
@@ -138,10 +137,10 @@ std::string ContentsText(absl::Span<const BundlePart> parts) {
     if (!part.problem.empty()) add(part, part.problem);
   }
   text +=
-      "\nNot in it: weights, data, and variables of the environment other than "
-      "COHORT_*.\nValues behind names that speak of secrets (token, password "
-      "and their like) read\n[redacted]; look through the logs before you give "
-      "this away. Addresses, paths and\nnames of data sets are in it.\n";
+      "\nNot included: weights, data, and variables other than COHORT_*.\n"
+      "Values of names such as token or password are [redacted]; other\n"
+      "secrets are not recognised, so check the logs before you share\n"
+      "this. Addresses, paths and names of data sets are included.\n";
   return text;
 }
 

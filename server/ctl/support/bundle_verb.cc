@@ -52,9 +52,8 @@ struct Question {
 constexpr Question kQuestions[] = {
     {"status.json", "state, progress and workers of the run", "status"},
     {"policy.json", "the settings in force", "policy get"},
-    {"policy-history.json", "every change of them", "policy history"},
-    {"workers.json", "who holds which rank, and their steps' phases",
-     "workers list"},
+    {"policy-history.json", "all changes of the settings", "policy history"},
+    {"workers.json", "ranks, workers and phases of steps", "workers list"},
     {"doctor.json", "what cohortctl doctor finds", "doctor", nullptr, nullptr,
      false},
     {"checkpoints.json", "the checkpoints of --checkpoint_dir, by name",
@@ -69,9 +68,9 @@ class Gatherer {
 
   // Errors: Cancelled at Ctrl-C.
   absl::StatusOr<std::vector<BundlePart>> Gather() {
-    Add("version.txt", "of the cohortctl that gathered this",
+    Add("version.txt", "version of the cohortctl that made this bundle",
         VersionText("cohortctl") + "\n");
-    Add("environment.txt", "the variables COHORT_* that it had",
+    Add("environment.txt", "COHORT_* variables of its environment",
         RedactedVariables(Environment()));
     for (const Question& question : kQuestions) {
       COHORT_RETURN_IF_ERROR(Interrupted());
@@ -80,12 +79,12 @@ class Gatherer {
     COHORT_RETURN_IF_ERROR(Interrupted());
     AddMetrics();
     if (const auto results = context_.arguments.Value("results_dir")) {
-      AddFile("history.csv", "the run's course, from --results_dir",
+      AddFile("history.csv", "loss and scores over the run, from --results_dir",
               absl::StrCat(*results, "/history.csv"));
     }
     for (const std::string& log : context_.words) {
       COHORT_RETURN_IF_ERROR(Interrupted());
-      AddFile(LogName(log), "the end of a log", log);
+      AddFile(LogName(log), "end of the log, up to 1 MiB", log);
     }
     parts_.insert(parts_.begin(),
                   {.name = "contents.txt", .about = "this list"});
@@ -242,10 +241,9 @@ absl::Status RunSupportBundle(Context& context) {
   }
   context.io.out << table.ToString(context.io.color) << out << ": "
                  << ByteCountText(bytes) << "\n";
-  context.io.err
-      << "look through its logs before you give it away: secrets are "
-         "taken out by their names only"
-      << std::endl;
+  context.io.err << "check its logs before you share it: secrets are "
+                    "recognised by their names only"
+                 << std::endl;
   return absl::OkStatus();
 }
 

@@ -181,7 +181,7 @@ void AddVerdicts(const v1::Status& status, Frame& frame) {
   const StalenessCounts staleness(status.staleness_versions().begin(),
                                   status.staleness_versions().end());
   if (!staleness.empty()) {
-    frame.Value("staleness", absl::StrCat("steps ", StalenessText(staleness)));
+    frame.Value("staleness", absl::StrCat("steps: ", StalenessText(staleness)));
   }
 }
 

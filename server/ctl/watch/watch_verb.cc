@@ -233,7 +233,7 @@ absl::Status RunWatch(Context& context) {
 Verb WatchVerb() {
   return {
       .name = "watch",
-      .summary = "shows a live view, with keys, until the run is over",
+      .summary = "shows a live view, steered by keys, until the run is over",
       .flags = {{"interval", "T",
                  "time between updates (default 1s; 10s without a terminal)"}},
       .examples = {"cohortctl watch", "cohortctl watch --json --interval=5s"},

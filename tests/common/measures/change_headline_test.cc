@@ -35,6 +35,9 @@ TEST(ChangeHeadlineTest, NormalisationOnAutoFollowsTheAggregation) {
       ChangeHeadline({{"aggregation", "async"}, {"normalization", "auto"}},
                      {{"aggregation", "bounded"}}),
       "async -> bounded");
+  EXPECT_EQ(ChangeHeadline({{"aggregation", "sync"}, {"normalization", "auto"}},
+                           {{"normalization", "global"}}),
+            "normalization auto -> global");
 }
 
 // The record was written by a release that did not have the setting.
