@@ -207,7 +207,8 @@ TEST_F(RetryingClientTest, JoinIsRepeatedAfterGrowingPauses) {
   EXPECT_EQ(once_->calls.size(), 9u);
   EXPECT_EQ(hooks_.methods, std::vector<std::string>(8, "Session"));
   // Reported once, since the text stays the same.
-  EXPECT_THAT(told_, ElementsAre("waiting to join: host:1: away"));
+  EXPECT_THAT(told_, ElementsAre("waiting to join: host:1: away",
+                                 "joined as rank 2, at step 0"));
 }
 
 TEST_F(RetryingClientTest, JoinGivesUpWhenPatienceEnds) {
@@ -268,7 +269,8 @@ TEST_F(RetryingClientTest, ALostConnectionIsBuiltAnewForTheNextAssignment) {
               ElementsAre("NextAssignment", "Join", "Join", "NextAssignment"));
   EXPECT_THAT(sleeper_.waits, ElementsAre(UpTo(50)));
   EXPECT_THAT(told_, ElementsAre("reconnecting: host:1: away",
-                                 "waiting to join: host:1: away"));
+                                 "waiting to join: host:1: away",
+                                 "joined as rank 2, at step 0"));
 }
 
 TEST_F(RetryingClientTest, AnEndedIncarnationIsFollowedByANewOneWithoutAPause) {

@@ -193,7 +193,7 @@ class Signals(unittest.TestCase):
             script.after_steps(1)
             script.process.send_signal(signal.SIGINT)
             for line in script.process.stderr:
-                if "finishing the step" in line:
+                if "leaving after" in line:
                     break
             script.process.send_signal(signal.SIGINT)
             code, _, error = script.end()

@@ -147,7 +147,14 @@ absl::StatusOr<Membership> RetryingClient::Connect() {
   for (;;) {
     absl::StatusOr<Membership> membership = once_->Join();
     const absl::Status& status = membership.status();
-    if (status.ok()) joined_ = true;
+    if (status.ok()) {
+      // A wait that was reported ends with a report.
+      if (joined_ || !reason.empty()) {
+        Observe(absl::StrCat("joined as rank ", membership->rank.value(),
+                             ", at step ", membership->version.value()));
+      }
+      joined_ = true;
+    }
     if (!IsReconnectable(status)) return membership;
     const bool patient = clock_.Now() < deadline;
     // An attempt that the deadline cut short knows less than the earlier ones.

@@ -337,7 +337,8 @@ int Train(const Task& task) {
   std::unique_ptr<PeriodicTask> hand_back;
   const SignalWatcher watcher([&](int signal) {
     Log(LogLevel::kInfo,
-        absl::StrCat("signal ", signal, ": finishing the step, then leaving"));
+        absl::StrCat("signal ", signal,
+                     ": leaving after the step in progress, if there is one"));
     trainer.RequestStop();
     hand_back = std::make_unique<PeriodicTask>(
         "hand-back", kStopGrace, [&client] { (*client)->RequestStop(); });

@@ -264,7 +264,7 @@ class Run:
         if worker is None:
             return True
         if patience:
-            _core.log("info", f"signal {number}: finishing the step, then leaving")
+            _core.log("info", f"signal {number}: leaving after the step in progress, if there is one")
             if self.step.trains():
                 return False
         worker.request_stop()
