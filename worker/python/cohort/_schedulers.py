@@ -93,7 +93,8 @@ class ScriptsScheduler:
             "scheduler.step(): want one call without arguments after each "
             "job.step(), or one after each epoch, in the body of `for epoch in "
             "job.epochs()` after the loop over the data, with --aggregation=sync. "
-            f"Otherwise {_INSTEAD}")
+            "A schedule that begins later is a function of the step or epoch "
+            f"(LambdaLR, SequentialLR). Otherwise {_INSTEAD}")
 
     def advance(self) -> None:
         """One call."""
