@@ -70,6 +70,11 @@ class Epochs(unittest.TestCase):
             Rank(epochs_of, 0, server.address, 0).result()
             self.assertEqual(Rank(epochs_of, 0, server.address, 0).result(), [])
 
+    def test_an_endless_loop_around_the_data_is_refused_after_the_run(self):
+        with Server(1, "--epochs=2") as server:
+            self.assertRegex(Rank(endless, 0, server.address).result(),
+                             r"^16 steps: .*job\.finished")
+
     def test_an_epoch_that_was_left_early_comes_again_with_its_rest(self):
         with Server(1, "--epochs=2") as server:
             turns = Rank(left_early, 0, server.address).result()
@@ -88,6 +93,19 @@ class Epochs(unittest.TestCase):
             # list() and tqdm go on without.
             self.assertEqual(hint, -1)
             self.assertEqual((inside, seen), (4, 4))
+
+
+def endless(rank, address):
+    del rank
+    model, job, data = begun(address)
+    steps = 0
+    try:
+        while True:
+            for batch in data:
+                step(model, job, batch)
+                steps += 1
+    except cohort.UsageError as error:
+        return f"{steps} steps: {error}"
 
 
 def left_early(rank, address):

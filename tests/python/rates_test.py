@@ -170,9 +170,9 @@ def attempt(rank, address, how, at=-1, marker=None):
         return f"{type(error).__name__}: {error}"
 
 
-def rates_of_epochs(rank, address):
-    """With 44 samples rank 1 has no batch in the last step of an epoch."""
-    del rank
+def rates_of_epochs(rank, address, marker=None):
+    """With 44 samples rank 1 has no batch in the last step of an epoch. With a
+    marker it dies behind its third step."""
     model = three_batch_norms()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.08)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -183,6 +183,8 @@ def rates_of_epochs(rank, address):
         for x, y in data:
             job.backward(nn.functional.cross_entropy(model(x), y))
             job.step()
+            if marker is not None and job.step_number == 3:
+                die(rank, marker)
         scheduler.step()
         rates.append(optimizer.param_groups[0]["lr"])
     return rates
@@ -269,6 +271,16 @@ class Rates(unittest.TestCase):
         with Server(2, *FLAGS) as server:
             for rates in server.call(rates_of_epochs):
                 self.assertEqual(rates, [0.04, 0.02, 0.01])
+
+    def test_a_replacement_in_the_first_epoch_sees_its_end(self):
+        with tempfile.TemporaryDirectory() as folder, Server(
+                2, *FLAGS, "--lease=2s") as server:
+            marker = pathlib.Path(folder) / "marker"
+            ranks = server.ranks(rates_of_epochs, marker)
+            ranks[1].process.join()
+            ranks[1] = Rank(rates_of_epochs, 1, server.address, marker)
+            for rank in reversed(ranks):
+                self.assertEqual(rank.result(), [0.04, 0.02, 0.01])
 
     def test_a_scheduler_behind_a_loop_over_all_epochs_is_refused(self):
         for policy, steps in (("sync", "[45]"), ("async", "[0-9]+")):

@@ -67,6 +67,14 @@ def two_normalisers_one_of_which_is_0(t):
 
 
 @row()
+def sum_with_a_worker_without_a_batch(t):
+    """A plain sum, no mean."""
+    model = started(t, lr=0.01)
+    for x, y in t.indexed(19):
+        train(t, t.sum((model(x) - y).square().sum()))
+
+
+@row()
 def numbered_samples_with_two_normalisers(t):
     model = started(t)
     for x, y in t.indexed(22):

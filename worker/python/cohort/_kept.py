@@ -89,7 +89,10 @@ class Kept:
         if any(id(one) in own for one in tensors):
             raise _errors.ConfigurationError(
                 f"keep: {name}: got parameters of the model, which the server "
-                "holds; keep a copy of them, such as copy.deepcopy(model)")
+                "holds; keep a copy of them, such as copy.deepcopy(model). Where one "
+                "module has both what is trained and what follows it, pass the "
+                "trained part alone to the optimizer and to cohort.join(), such as "
+                "cohort.join(model.encoder, optimizer, keep=[model.target])")
         for one in tensors:
             if (one.layout is not torch.strided or one.is_quantized or
                     one.is_inference()):

@@ -9,6 +9,9 @@ from cohort import _batches, _core, _data, _devices, _errors, _sampler
 from cohort._run import Run
 from cohort._step import Mode
 
+# Iterations of a run that is over, after which the script will not end by itself.
+_EMPTY_MAX = 1 << 20
+
 
 class Data:
     """The batches of one worker; see `Job.data`.
@@ -67,6 +70,8 @@ class Data:
         self._own: _data.OwnBatches | None = None
         # Since `next_epoch`.
         self._iterated = True
+        # Iterations since the run is over.
+        self._empty = 0
         # The caller knows that one loop goes through all epochs.
         self._knows_epochs = False
 
@@ -117,6 +122,13 @@ class Data:
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         self._iterated = True
+        self._empty += run.finished
+        if self._empty > _EMPTY_MAX:
+            raise _errors.UsageError(
+                f"job.data(): the run is over, and the data was iterated {_EMPTY_MAX} "
+                "times since; a loop such as `while True:` around it never ends: "
+                "write `while not job.finished:`, or leave it out, as one loop over "
+                "the data goes through all epochs")
         epoch: int | None = None
         while (assignment := self._next_to_train()) is not None:
             limit = run.epoch_limit

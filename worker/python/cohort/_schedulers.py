@@ -77,8 +77,9 @@ class ScriptsScheduler:
         # Since job.step().
         self._calls = 0
         self._may_call = False
-        # It has made the first step of the run, and the one after.
-        self._from_start = False
+        # It has been there from a version on at which a script that calls step()
+        # by step has done so. What follows an epoch is then known at its end.
+        self._sees_epoch = False
         # Since a state of the server's was loaded.
         self.calls_since_load = 0
         replace_step(scheduler, self._called)
@@ -92,7 +93,8 @@ class ScriptsScheduler:
             "scheduler.step(): want one call without arguments after each "
             "job.step(), or one after each epoch, in the body of `for epoch in "
             "job.epochs()` after the loop over the data, with --aggregation=sync. "
-            f"Otherwise {_INSTEAD}")
+            "A schedule that begins later is a function of the step or epoch "
+            f"(LambdaLR, SequentialLR). Otherwise {_INSTEAD}")
 
     def advance(self) -> None:
         """One call."""
@@ -132,7 +134,7 @@ class ScriptsScheduler:
                 calls of one are not those of all.
         """
         calls = self._calls
-        self._from_start = self._from_start or version == 1
+        self._sees_epoch = self._sees_epoch or version == 1
         if not self.when and version is not None:
             if calls == 1 and turns == 1:
                 self.when = "epoch"
@@ -151,17 +153,19 @@ class ScriptsScheduler:
             UsageError: it is not known whether one is.
         """
         # An epoch's last steps may have had no batch for this worker.
-        if not self.when and self._from_start and turns == 1:
+        if not self.when and self._sees_epoch and turns == 1:
             self.when = "epoch" if self._calls == 1 else "never"
         if self.when == "epoch":
             for _ in range(turns - self.calls_since_load):
                 self.advance()
-        elif not self.when and version and (turns > 0 or version == 1):
-            raise _errors.UsageError(
-                f"{self._class.__name__}: this process continues at step "
-                f"{version}, after the script's first call of step(), so it does "
-                "not know whether the script calls it by step or by epoch; "
-                f"{_INSTEAD}")
+        elif not self.when and version:
+            if turns > 0 or version == 1:
+                raise _errors.UsageError(
+                    f"{self._class.__name__}: this process continues at step "
+                    f"{version}, after the script's first call of step(), so it "
+                    "does not know whether the script calls it by step or by "
+                    f"epoch; {_INSTEAD}")
+            self._sees_epoch = True
 
     def begin_step(self) -> None:
         """From here to job.step() the script may not call step()."""
