@@ -12,7 +12,7 @@ namespace cohort {
 
 // Whether the run can continue with `target`.
 // Errors: InvalidArgument (combination), FailedPrecondition (no room for
-//   gradients, optimizer slots that do not fit).
+//   gradients, optimizer slots that do not fit, shares beyond a worker's most).
 absl::Status CheckChange(const CoordinatorOptions& before,
                          const CoordinatorOptions& target,
                          const ModelStore& model, const RankTable& ranks,

@@ -29,6 +29,8 @@ struct ParityCase {
   std::string name;
   std::vector<int64_t> batch_sizes;
   OptimizerKind optimizer = OptimizerKind::kMomentum;
+  // Weights by rank, as --shares.
+  std::vector<int64_t> shares = {};
 };
 
 void PrintTo(const ParityCase& c, std::ostream* os) { *os << c.name; }
@@ -39,6 +41,7 @@ RunSummary TrainCohort(const ParityCase& c, const std::string& model,
       .batch_sizes = c.batch_sizes, .model = model, .dataset = &dataset};
   options.server.coordinator.epochs = 1;
   options.server.coordinator.optimizer.kind = c.optimizer;
+  options.server.coordinator.policy.shares.weights = c.shares;
   absl::StatusOr<RunSummary> summary = RunCluster(options);
   EXPECT_TRUE(summary.ok()) << summary.status();
   return *std::move(summary);
@@ -121,6 +124,9 @@ INSTANTIATE_TEST_SUITE_P(
                                .batch_sizes = {4, 4, 4, 4, 4, 4, 4, 4}},
                     ParityCase{.name = "EightUneven",
                                .batch_sizes = {9, 7, 5, 4, 3, 2, 1, 1}},
+                    ParityCase{.name = "TwoEvenShared1To3",
+                               .batch_sizes = {16, 16},
+                               .shares = {1, 3}},
                     ParityCase{.name = "Nesterov",
                                .batch_sizes = {20, 12},
                                .optimizer = OptimizerKind::kNesterov},

@@ -83,6 +83,17 @@ struct StalenessOptions {
                          const StalenessOptions&) = default;
 };
 
+// How the samples of a step are divided among the workers.
+struct ShareOptions {
+  // The server changes the weights as the workers' speeds require.
+  bool automatic = false;
+  // By rank, whole numbers above 0; empty: by the batch sizes.
+  std::vector<int64_t> weights;
+
+  bool given() const { return automatic || !weights.empty(); }
+  friend bool operator==(const ShareOptions&, const ShareOptions&) = default;
+};
+
 // How pushes are combined. Changed as one, at an exact version.
 struct PolicyOptions {
   AggregationKind aggregation = AggregationKind::kSync;
@@ -93,6 +104,8 @@ struct PolicyOptions {
   // Samples of a step, or of one push of each worker if pushes are applied one
   // by one; 0: what the workers' batches add up to.
   int64_t global_batch = 0;
+  // Sync, with statistics of all workers.
+  ShareOptions shares;
   StalenessOptions staleness;
   NormalizationKind normalization = NormalizationKind::kAuto;
   // Global normalisation: members that share their moments, consecutive ones;
@@ -177,7 +190,8 @@ PolicyOptions Resolve(const PolicyOptions& policy);
 bool RoundsChanges(const PolicyOptions& policy);
 
 // Takes the settings that others imply and that were not given: an elastic
-// cohort does not wait for a lost worker.
+// cohort does not wait for a lost worker, and shares that were found for a
+// cohort of another size are forgotten.
 void TakeImplied(CoordinatorOptions& options);
 
 // "4", or "2:8" for an elastic cohort.
