@@ -56,7 +56,7 @@ void AutomaticShares::Note(Rank rank, const PhaseSeconds& phases) {
 void AutomaticShares::Propose(Run& run, Turn& turn) {
   const RunSettings& settings = run.settings;
   const CoordinatorOptions& options = settings.options();
-  if (!options.policy.shares.automatic ||
+  if (!options.policy.shares.automatic || !options.planned.empty() ||
       !run.phase.started() || run.phase.ended() || run.phase.draining() ||
       settings.pending().has_value()) {
     return;

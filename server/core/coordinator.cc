@@ -82,6 +82,7 @@ bool Coordinator::Advance(Turn& turn) {
     Expel(run_, fencing.rank, VacancyReason::kMismatch, fencing.reason, turn);
     return true;
   }
+  if (RequestPlanned(run_, turn)) return true;
   // First: a cohort of another size is not to be waited for.
   if (TryChange(turn)) return true;
   if (!run_.phase.started()) {

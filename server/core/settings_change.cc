@@ -193,6 +193,30 @@ void RequestChange(Run& run, const CoordinatorOptions& target,
   }
 }
 
+bool RequestPlanned(Run& run, Turn& turn) {
+  const RunSettings& settings = run.settings;
+  if (!run.phase.started() || settings.pending().has_value()) return false;
+  const PlannedChange* const due =
+      run.settings.TakePlanned(run.model.version());
+  if (due == nullptr) return false;
+  absl::StatusOr<CoordinatorOptions> target = settings.TargetOf(due->values);
+  absl::Status status = target.status();
+  if (status.ok()) {
+    status = CheckChange(settings.options(), *target, run.model, run.ranks,
+                         run.ledger);
+  }
+  if (status.ok()) {
+    RequestChange(run, *target, {.reason = "recorded, --policy_from"}, turn);
+  } else {
+    turn.end = {.outcome = RunOutcome::kModelMismatch,
+                .reason = absl::StrCat(
+                    "--policy_from: the change at step ", due->version.value(),
+                    " does not fit this run: ", status.message())};
+  }
+  turn.changed = true;
+  return true;
+}
+
 void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,
                            const RunPlan& plan, Turn& turn) {
   const std::string kept = KeptText(run.settings.options(), target, plan);

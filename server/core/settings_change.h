@@ -27,6 +27,10 @@ std::string PauseText(const CoordinatorOptions& target, int32_t present);
 void RequestChange(Run& run, const CoordinatorOptions& target,
                    const ChangeNote& note, Turn& turn);
 
+// Requests the next planned change if it is due. If it cannot be made, the run
+// ends, for it would not be the recorded one. False: none is due.
+bool RequestPlanned(Run& run, Turn& turn);
+
 // The settings once `target` is what the workers' optimizer makes of them; see
 // TakeWorkersOptimizer. Entered into the history if `plan` names any setting.
 void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,

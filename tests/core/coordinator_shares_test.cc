@@ -184,5 +184,70 @@ TEST(AutomaticSharesTest, WeightsByHandEndThem) {
   EXPECT_EQ(cohort.State()->settings.at("shares"), "1,1");
 }
 
+// ---- recorded changes
+
+FakeSetup Planned(FakeSetup setup, std::vector<PlannedChange> planned) {
+  setup.options.planned = std::move(planned);
+  return setup;
+}
+
+TEST(PlannedChangeTest, TakesEffectAtItsVersion) {
+  FakeCohort cohort(Planned(
+      Pair(), {{.version = Version(1), .values = {{"shares", "3,1"}}},
+               {.version = Version(1), .values = {{"learning_rate", "0.25"}}},
+               {.version = Version(2), .values = {{"shares", "none"}}}}));
+  cohort.Start();
+  ExpectRanges(cohort, {.begin = 0, .end = 4}, {.begin = 4, .end = 8});
+  cohort.PushBoth(PushOf(1));
+  ExpectRanges(cohort, {.begin = 8, .end = 14}, {.begin = 14, .end = 16});
+  cohort.PushBoth(PushOf(1));
+  EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{.begin = 16, .end = 20}));
+  std::vector<Version> versions;
+  const RunState state = OkValue(cohort.State());
+  for (const PolicyRecord& record : state.policy_history) {
+    versions.push_back(record.version);
+  }
+  EXPECT_EQ(versions,
+            (std::vector{Version(0), Version(1), Version(1), Version(2)}));
+}
+
+TEST(PlannedChangeTest, ARestoredRunMakesTheRest) {
+  const FakeSetup setup = Checkpointing(Planned(
+      Pair(), {{.version = Version(0), .values = {{"shares", "1,1"}}},
+               {.version = Version(1), .values = {{"shares", "3,1"}}}}));
+  FakeCohort cohort(setup);
+  cohort.Start();
+  cohort.PushBoth(PushOf(1));
+  const RunState state = OkValue(cohort.State());
+  FakeCohort again(setup, &state);
+  again.Start();
+  ExpectRanges(again, {.begin = 8, .end = 14}, {.begin = 14, .end = 16});
+}
+
+TEST(PlannedChangeTest, OneThatDoesNotFitEndsTheRun) {
+  FakeSetup setup = Pair();
+  setup.batch_sizes_max = {4, 4};
+  FakeCohort cohort(
+      Planned(setup, {{.version = Version(1), .values = {{"shares", "3,1"}}}}));
+  cohort.Start();
+  cohort.PushBoth(PushOf(1));
+  const std::vector<effect::RunEnded> ended = cohort.All<effect::RunEnded>();
+  ASSERT_EQ(ended.size(), 1U);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
+}
+
+TEST(PlannedChangeTest, ReplacesWhatAutoWouldPropose) {
+  FakeCohort cohort(
+      Planned(With(Pair(), {.automatic = true}),
+              {{.version = Version(1), .values = {{"shares", "auto:5,3"}}}}));
+  cohort.Start();
+  Report(cohort, 1, 3);
+  cohort.PushBoth(PushOf(1));
+  ExpectRanges(cohort, {.begin = 8, .end = 13}, {.begin = 13, .end = 16});
+  Report(cohort, 1, 3);
+  cohort.PushBoth(PushOf(1));
+  EXPECT_EQ(cohort.State()->settings.at("shares"), "auto:5,3");
+}
+
 }  // namespace
 }  // namespace cohort

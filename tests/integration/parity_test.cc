@@ -29,8 +29,9 @@ struct ParityCase {
   std::string name;
   std::vector<int64_t> batch_sizes;
   OptimizerKind optimizer = OptimizerKind::kMomentum;
-  // Weights by rank, as --shares.
+  // Weights by rank, as --shares, and later ones by version.
   std::vector<int64_t> shares = {};
+  std::vector<PlannedChange> changes = {};
 };
 
 void PrintTo(const ParityCase& c, std::ostream* os) { *os << c.name; }
@@ -42,6 +43,7 @@ RunSummary TrainCohort(const ParityCase& c, const std::string& model,
   options.server.coordinator.epochs = 1;
   options.server.coordinator.optimizer.kind = c.optimizer;
   options.server.coordinator.policy.shares.weights = c.shares;
+  options.server.coordinator.planned = c.changes;
   absl::StatusOr<RunSummary> summary = RunCluster(options);
   EXPECT_TRUE(summary.ok()) << summary.status();
   return *std::move(summary);
@@ -127,6 +129,13 @@ INSTANTIATE_TEST_SUITE_P(
                     ParityCase{.name = "TwoEvenShared1To3",
                                .batch_sizes = {16, 16},
                                .shares = {1, 3}},
+                    ParityCase{.name = "ThreeWhoseSharesChange",
+                               .batch_sizes = {12, 10, 10},
+                               .shares = {5, 2, 9},
+                               .changes = {{.version = Version(4),
+                                            .values = {{"shares", "1,30,1"}}},
+                                           {.version = Version(11),
+                                            .values = {{"shares", "none"}}}}},
                     ParityCase{.name = "Nesterov",
                                .batch_sizes = {20, 12},
                                .optimizer = OptimizerKind::kNesterov},

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -124,6 +125,14 @@ struct PolicyOptions {
   friend bool operator==(const PolicyOptions&, const PolicyOptions&) = default;
 };
 
+// Settings that an earlier run had changed when it reached a version.
+struct PlannedChange {
+  Version version;
+  std::map<std::string, std::string> values;
+
+  friend bool operator==(const PlannedChange&, const PlannedChange&) = default;
+};
+
 struct CoordinatorOptions {
   std::string run_id;
   // Name of the run, a DNS label. Empty: not chosen yet.
@@ -140,6 +149,9 @@ struct CoordinatorOptions {
   // Names of the settings that were given explicitly, by a flag or a change;
   // they are kept whatever the workers register. Not a setting.
   std::set<std::string> given;
+  // Changes that are made again at their versions, ascending. With any,
+  // automatic shares stay as these set them. Not a setting.
+  std::vector<PlannedChange> planned;
   int64_t epochs = 5;
   // Versions after which training ends, if the epochs do not end before; 0:
   // none.
