@@ -82,6 +82,7 @@ bool Coordinator::Advance(Turn& turn) {
     Expel(run_, fencing.rank, VacancyReason::kMismatch, fencing.reason, turn);
     return true;
   }
+  if (RequestPlanned(run_, turn)) return true;
   // First: a cohort of another size is not to be waited for.
   if (TryChange(turn)) return true;
   if (!run_.phase.started()) {
@@ -147,6 +148,8 @@ absl::Status Coordinator::Join(SessionId session, const JoinRequest& request,
 void Coordinator::Heartbeat(SessionId session, Instant now,
                             const WorkerReport& report) {
   run_.roster.Hear(session, report, now);
+  const Worker* const worker = run_.ranks.BySession(session);
+  if (worker != nullptr) shares_.Note(worker->rank, report.phases);
 }
 
 void Coordinator::DataEnded(SessionId session, Instant now, Effects& out) {
@@ -545,6 +548,7 @@ void Coordinator::Tick(Instant now, Effects& out) {
   }
   LoseOverdue(run_, turn);
   if (run_.phase.started()) run_.driver->Tick(turn);
+  shares_.Propose(run_, turn);
   Settle(turn);
   if (!run_.phase.started() || run_.phase.ended()) return;
   // Only now, because work that was given out above counts as progress.

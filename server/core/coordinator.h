@@ -15,6 +15,7 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "common/worker_report.h"
+#include "server/core/automatic_shares.h"
 #include "server/core/describe_status.h"
 #include "server/core/events/effects.h"
 #include "server/core/events/requests.h"
@@ -195,6 +196,7 @@ class Coordinator {
   // The run was over when it was restored: why. Until the first Tick.
   std::optional<std::string> over_;
   Run run_;
+  AutomaticShares shares_;
 };
 
 }  // namespace cohort

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -78,6 +79,46 @@ std::string KeptText(const CoordinatorOptions& options,
       text);
 }
 
+// Whether the workers that are there can take other shares.
+absl::Status CheckSharesFit(const CoordinatorOptions& before,
+                            const CoordinatorOptions& target,
+                            const RankTable& ranks) {
+  const ShareOptions& shares = target.policy.shares;
+  // Those in force are limited to what the workers take.
+  if (!shares.given() || shares == before.policy.shares) {
+    return absl::OkStatus();
+  }
+  const std::vector<Rank> members =
+      ranks.Where([&target](const Worker& worker) {
+        return worker.batch_size > 0 && worker.rank.value() < target.workers;
+      });
+  std::vector<int64_t> batch_sizes;
+  for (const Rank rank : members) {
+    const Worker& worker = ranks[rank];
+    batch_sizes.push_back(worker.batch_size);
+    if (!shares.automatic || worker.batch_size_max > 0) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--shares: got auto, but rank ", rank.value(),
+        " has no --batch_size_max (in a script job.data(batch_size_max=...)), "
+        "and a larger share needs more memory; start it with one first"));
+  }
+  if (shares.weights.empty() || members.empty()) return absl::OkStatus();
+  const ShareRule rule = ranks.ShareRuleOf(shares.weights, members);
+  const StepShares wanted =
+      ShareStep(batch_sizes, target.policy.global_batch,
+                {.weights = rule.weights,
+                 .batch_sizes_max = std::vector<int64_t>(members.size())});
+  for (size_t i = 0; i < members.size(); ++i) {
+    const int64_t most = rule.batch_sizes_max[i] * wanted.batches;
+    if (most == 0 || wanted.samples[i] <= most) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--shares: got ", SettingText("shares", target), ", ",
+        wanted.samples[i], " samples a step for rank ", members[i].value(),
+        ", want at most ", most, " (its --batch_size_max)"));
+  }
+  return absl::OkStatus();
+}
+
 void ResizeCohort(Run& run, int32_t workers, Turn& turn) {
   for (const Worker& worker : run.ranks.all()) {
     if (worker.rank.value() < workers) continue;
@@ -105,6 +146,7 @@ absl::Status CheckChange(const CoordinatorOptions& before,
     COHORT_RETURN_IF_ERROR(
         CheckStepBatches(target.policy.global_batch, worker.batch_size));
   }
+  COHORT_RETURN_IF_ERROR(CheckSharesFit(before, target, ranks));
   if (!model.registered()) return absl::OkStatus();
   if (target.optimizer.kind == OptimizerKind::kAuto) {
     return absl::InvalidArgumentError(
@@ -149,6 +191,30 @@ void RequestChange(Run& run, const CoordinatorOptions& target,
   if (settings.pending().has_value()) {
     WithdrawFromLost(run, "the policy changes", turn);
   }
+}
+
+bool RequestPlanned(Run& run, Turn& turn) {
+  const RunSettings& settings = run.settings;
+  if (!run.phase.started() || settings.pending().has_value()) return false;
+  const PlannedChange* const due =
+      run.settings.TakePlanned(run.model.version());
+  if (due == nullptr) return false;
+  absl::StatusOr<CoordinatorOptions> target = settings.TargetOf(due->values);
+  absl::Status status = target.status();
+  if (status.ok()) {
+    status = CheckChange(settings.options(), *target, run.model, run.ranks,
+                         run.ledger);
+  }
+  if (status.ok()) {
+    RequestChange(run, *target, {.reason = "recorded, --policy_from"}, turn);
+  } else {
+    turn.end = {.outcome = RunOutcome::kModelMismatch,
+                .reason = absl::StrCat(
+                    "--policy_from: the change at step ", due->version.value(),
+                    " does not fit this run: ", status.message())};
+  }
+  turn.changed = true;
+  return true;
 }
 
 void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,

@@ -12,7 +12,7 @@ namespace cohort {
 
 // Whether the run can continue with `target`.
 // Errors: InvalidArgument (combination), FailedPrecondition (no room for
-//   gradients, optimizer slots that do not fit).
+//   gradients, optimizer slots that do not fit, shares beyond a worker's most).
 absl::Status CheckChange(const CoordinatorOptions& before,
                          const CoordinatorOptions& target,
                          const ModelStore& model, const RankTable& ranks,
@@ -26,6 +26,10 @@ std::string PauseText(const CoordinatorOptions& target, int32_t present);
 // Puts in force what acts at once, and makes the rest pending.
 void RequestChange(Run& run, const CoordinatorOptions& target,
                    const ChangeNote& note, Turn& turn);
+
+// Requests the next planned change if it is due. If it cannot be made, the run
+// ends, for it would not be the recorded one. False: none is due.
+bool RequestPlanned(Run& run, Turn& turn);
 
 // The settings once `target` is what the workers' optimizer makes of them; see
 // TakeWorkersOptimizer. Entered into the history if `plan` names any setting.

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -35,6 +36,7 @@
 #include "server/main/data_server.h"
 #include "server/main/server.h"
 #include "server/main/server_options.h"
+#include "server/records/recorded_policy.h"
 #include "server/rpc/handshake_log.h"
 #include "server/streams/fault.h"
 
@@ -92,6 +94,13 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   run.max_steps = absl::GetFlag(FLAGS_max_steps);
   run.given = given;
   TakeImplied(run);
+  const std::string policy_from = absl::GetFlag(FLAGS_policy_from);
+  if (!policy_from.empty()) {
+    COHORT_ASSIGN_OR_RETURN(RecordedPolicy recorded,
+                            ReadPolicyTable(policy_from));
+    COHORT_ASSIGN_OR_RETURN(run.planned,
+                            PlanRecorded(std::move(recorded), run));
+  }
   run.seed = absl::GetFlag(FLAGS_seed);
   run.run_name = absl::GetFlag(FLAGS_run_name);
   run.partition_bytes = absl::GetFlag(FLAGS_partition_kib) * kKib;

@@ -360,6 +360,7 @@ absl::StatusOr<CoordinatorOptions> ContinuedOptions(
                        "; another release of Cohort wrote it"));
     }
   }
+  TakeImplied(continued);
   return continued;
 }
 

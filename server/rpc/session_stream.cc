@@ -46,6 +46,7 @@ absl::StatusOr<JoinRequest> JoinFrom(const v1::Join& proto) {
   JoinRequest request{.run_id = proto.run_id(),
                       .incarnation = Incarnation(proto.incarnation()),
                       .batch_size = proto.batch_size(),
+                      .batch_size_max = proto.batch_size_max(),
                       .fingerprint = Printable(proto.fingerprint()),
                       .description = Printable(proto.description()),
                       .build = Printable(proto.build())};

@@ -125,6 +125,17 @@ def backup(options):
     duel(("global", "local"), ("2 alone", "with slow"), options.pairs, costs)
 
 
+def shares(options):
+    print("steps of cnn by 2 workers, 16 images a worker, that also wait 2 ms "
+          "for each image,\nthe second 6 ms (medians of "
+          f"{options.pairs} pairs)")
+    duel(("1:3",), ("equal", "--shares=3,1"), options.pairs,
+         lambda _, side: {"s/step": measure(
+             "training", workers=2, batch_size=16, sample_pause_s=0.002,
+             rounds=options.training_steps,
+             **({} if side == "equal" else {"shares": "3,1"}))["step"]})
+
+
 def batch_norm(options):
     """One thread. 3 and 5 sweeps over the tensor are the minimum for forward and
     backward passes with statistics of a whole cohort."""
@@ -208,8 +219,8 @@ def core(options):
 
 TABLES = {"exchange": exchange, "rendezvous": rendezvous, "tls": tls,
           "local": local_way, "wire": wire, "training": training,
-          "overlap": overlap, "backup": backup, "batch_norm": batch_norm,
-          "fold": fold, "scrape": scrape, "core": core, "peers": peers.table}
+          "overlap": overlap, "backup": backup, "shares": shares,
+          "batch_norm": batch_norm, "fold": fold, "scrape": scrape, "core": core, "peers": peers.table}
 
 
 def positive(text):
@@ -232,7 +243,7 @@ def read_options():
             ("rounds", 5000, "timed rendezvous"),
             ("channels", 64, "of the rendezvous"),
             ("training_steps", 40, "timed training steps"),
-            ("pairs", 3, "turns of tls, local, wire, overlap, backup and peers"),
+            ("pairs", 3, "turns of tls, local, wire, overlap, backup, shares and peers"),
             ("kernel_rounds", 21, "timed turns of each kernel"),
             ("core_steps", 5, "timed steps of the core"),
             ("core_workers", 1000, "the largest cohort of the core's table"),

@@ -8,8 +8,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "common/check.h"
 #include "common/cli/command_line.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
@@ -31,6 +33,9 @@ ABSL_FLAG(int64_t, batch_size, 64, "training: images of a worker and step");
 ABSL_FLAG(bool, local, false, "training: local normalisation");
 ABSL_FLAG(int32_t, min_pushes, 0, "training: pushes that a step needs");
 ABSL_FLAG(double, pause_s, 0, "training: of the last rank before each step");
+ABSL_FLAG(double, sample_pause_s, 0,
+          "training: of each rank for each sample; of the last three times");
+ABSL_FLAG(std::vector<std::string>, shares, {}, "training: weights by rank");
 ABSL_FLAG(bool, send_after, false,
           "training: hold gradients back until the backward pass is over");
 ABSL_FLAG(int64_t, images, 1, "batch_norm: of the tensor");
@@ -69,18 +74,26 @@ absl::Status MeasureMachine(const std::string& what) {
 }
 
 absl::Status MeasureTraining() {
+  ShareOptions shares;
+  for (const std::string& weight : absl::GetFlag(FLAGS_shares)) {
+    COHORT_CHECK(absl::SimpleAtoi(weight, &shares.weights.emplace_back()),
+                 weight);
+  }
   COHORT_ASSIGN_OR_RETURN(
       const TrainingSeconds seconds,
-      TimeTraining({.workers = absl::GetFlag(FLAGS_workers),
-                    .model = absl::GetFlag(FLAGS_model),
-                    .batch_size = absl::GetFlag(FLAGS_batch_size),
-                    .steps = absl::GetFlag(FLAGS_rounds),
-                    .policy = {.pushes_min = absl::GetFlag(FLAGS_min_pushes),
-                               .normalization = absl::GetFlag(FLAGS_local)
-                                                    ? NormalizationKind::kLocal
-                                                    : NormalizationKind::kAuto},
-                    .pause = absl::Seconds(absl::GetFlag(FLAGS_pause_s)),
-                    .send_after_backward = absl::GetFlag(FLAGS_send_after)}));
+      TimeTraining(
+          {.workers = absl::GetFlag(FLAGS_workers),
+           .model = absl::GetFlag(FLAGS_model),
+           .batch_size = absl::GetFlag(FLAGS_batch_size),
+           .steps = absl::GetFlag(FLAGS_rounds),
+           .policy = {.pushes_min = absl::GetFlag(FLAGS_min_pushes),
+                      .shares = shares,
+                      .normalization = absl::GetFlag(FLAGS_local)
+                                           ? NormalizationKind::kLocal
+                                           : NormalizationKind::kAuto},
+           .pause = absl::Seconds(absl::GetFlag(FLAGS_pause_s)),
+           .sample_pause = absl::Seconds(absl::GetFlag(FLAGS_sample_pause_s)),
+           .send_after_backward = absl::GetFlag(FLAGS_send_after)}));
   Print("step", seconds.step);
   Print("exposed", seconds.exposed);
   return absl::OkStatus();

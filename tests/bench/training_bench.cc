@@ -29,22 +29,23 @@ struct PushTimes {
   std::vector<Steady::time_point> answered;
 };
 
-// Records the times of one worker. If configured, pauses before each assignment
-// and holds gradients back.
+// Records the times of one worker. If configured, pauses before each
+// assignment, also for each of its samples, and holds gradients back.
 class TimingClient final : public OwningClient {
  public:
   TimingClient(std::unique_ptr<Client> client, PushTimes* times,
-               absl::Duration pause, bool hold)
+               absl::Duration pause, absl::Duration sample_pause, bool hold)
       : OwningClient(std::move(client)),
         times_(times),
         pause_(pause),
+        sample_pause_(sample_pause),
         hold_(hold) {}
 
   absl::StatusOr<Assignment> NextAssignment() override {
     absl::StatusOr<Assignment> told = next().NextAssignment();
     if (told.ok() && told->kind == AssignmentKind::kTrain) {
       MutexLock lock(mu_);
-      never_.WaitFor(mu_, pause_);
+      never_.WaitFor(mu_, pause_ + told->range.size() * sample_pause_);
     }
     return told;
   }
@@ -78,6 +79,7 @@ class TimingClient final : public OwningClient {
 
   PushTimes* const times_;
   const absl::Duration pause_;
+  const absl::Duration sample_pause_;
   const bool hold_;
   std::vector<Held> held_;
   Mutex mu_;
@@ -102,10 +104,11 @@ absl::StatusOr<TrainingSeconds> TimeTraining(const TrainingSetup& setup) {
   options.server.coordinator.epochs = 1;
   options.server.coordinator.policy = setup.policy;
   options.wrap = [&](std::unique_ptr<Client> client, Rank rank) {
-    const bool paused = rank.value() == setup.workers - 1;
+    const bool slow = rank.value() == setup.workers - 1;
     return std::make_unique<TimingClient>(
         std::move(client), rank == Rank(0) ? &times : nullptr,
-        paused ? setup.pause : absl::ZeroDuration(), setup.send_after_backward);
+        slow ? setup.pause : absl::ZeroDuration(),
+        (slow ? 3 : 1) * setup.sample_pause, setup.send_after_backward);
   };
   COHORT_RETURN_IF_ERROR(RunCluster(std::move(options)).status());
   std::vector<double> exposed;

@@ -18,6 +18,9 @@ struct TrainingSetup {
   PolicyOptions policy;
   // How long the worker of the highest rank pauses before each step.
   absl::Duration pause;
+  // How long every worker pauses for each sample of a step; that of the highest
+  // rank three times as long.
+  absl::Duration sample_pause;
   // If true, gradients are held back until the backward pass is over.
   bool send_after_backward = false;
 };

@@ -38,6 +38,18 @@ TEST(DataCursorTest, LastRangesOfAnEpochAreShortOrEmpty) {
   EXPECT_EQ(cursor.position(), 0);
 }
 
+// The rest of an epoch is divided as a whole step is.
+TEST(DataCursorTest, SharesDivideTheRestOfAnEpoch) {
+  DataCursor cursor(12, 2);
+  const ShareRule rule{.weights = {3, 1}, .batch_sizes_max = {0, 0}};
+  const StepCut first = cursor.Cut({4, 4}, 0, rule);
+  EXPECT_EQ(first.ranges, (std::vector<IndexRange>{{0, 6}, {6, 8}}));
+  EXPECT_FALSE(cursor.Take(first));
+  const StepCut last = cursor.Cut({4, 4}, 0, rule);
+  EXPECT_EQ(last.ranges, (std::vector<IndexRange>{{8, 11}, {11, 12}}));
+  EXPECT_TRUE(cursor.Take(last));
+}
+
 TEST(DataCursorTest, IsExhaustedAfterTheLastEpoch) {
   DataCursor cursor(4, 2);
   EXPECT_TRUE(cursor.Take(cursor.Cut({4})));

@@ -298,6 +298,10 @@ absl::Status FakeCohort::Join(Rank rank, Incarnation incarnation) {
       {.rank = rank,
        .incarnation = incarnation,
        .batch_size = setup_.batch_sizes[static_cast<size_t>(rank.value())],
+       .batch_size_max =
+           setup_.batch_sizes_max.empty()
+               ? 0
+               : setup_.batch_sizes_max[static_cast<size_t>(rank.value())],
        .fingerprint = "same",
        .description = absl::StrCat("host", rank.value())},
       now_, out);

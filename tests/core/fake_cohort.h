@@ -35,6 +35,8 @@ struct FakeSetup {
   ModelLayout layout;
   RunPlan plan;
   std::vector<int64_t> batch_sizes;
+  // By rank, or none.
+  std::vector<int64_t> batch_sizes_max = {};
 };
 
 // Two workers with batches of 3 and 1; 8 training samples, so that an epoch

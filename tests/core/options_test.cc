@@ -43,6 +43,44 @@ TEST(OptionsTest, AStepHasASampleForEachWorker) {
   EXPECT_TRUE(Validate({.workers = 8, .policy = {.global_batch = 8}}).ok());
 }
 
+TEST(OptionsTest, SharesHaveAWeightForEachRank) {
+  ExpectRefused({.workers = 3, .policy = {.shares = {.weights = {1, 3}}}},
+                "--shares: got 1,3, want none, or 3 weights");
+  EXPECT_TRUE(
+      Validate({.workers = 2, .policy = {.shares = {.weights = {1, 3}}}}).ok());
+  EXPECT_TRUE(
+      Validate({.workers = 3, .policy = {.shares = {.automatic = true}}}).ok());
+}
+
+TEST(OptionsTest, SharesAreRefusedWhereResultsDependOnThem) {
+  for (const auto& [policy, obstacle] :
+       std::vector<std::pair<PolicyOptions, std::string>>{
+           {{.aggregation = AggregationKind::kAsync}, "--aggregation=async"},
+           {{.aggregation = AggregationKind::kBounded},
+            "--aggregation=bounded"},
+           {{.normalization = NormalizationKind::kLocal},
+            "--normalization=local"},
+           {{.normalization_group = 2}, "--normalization_group=2"},
+           {{.pushes_min = 1}, "--min_pushes=1"},
+           {{.mixture_variance = true}, "--bn_mixture_variance"},
+           {{.statistics = {StatisticsKind::kSync, StatisticsKind::kChief}},
+            "--bn_statistics=chief"}}) {
+    PolicyOptions given = policy;
+    given.shares.weights = {1, 3};
+    ExpectRefused({.policy = given}, "none with " + obstacle);
+    given.shares = {.automatic = true};
+    ExpectRefused({.policy = given}, "--shares: got auto, want none");
+  }
+}
+
+TEST(OptionsTest, ACohortOfAnotherSizeForgetsAutomaticShares) {
+  CoordinatorOptions options{
+      .workers = 3,
+      .policy = {.shares = {.automatic = true, .weights = {1, 3}}}};
+  TakeImplied(options);
+  EXPECT_EQ(options.policy.shares, ShareOptions{.automatic = true});
+}
+
 TEST(OptionsTest, RefusesNumbersThatTheOptimizerCannotUse) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   ExpectRefused({.optimizer = {.learning_rate = 0}},

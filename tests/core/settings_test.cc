@@ -44,6 +44,7 @@ TEST(SettingsTest, ReadingAllBackGivesEqualOptions) {
   options.lease = absl::Milliseconds(1500);
   options.on_worker_loss = OnWorkerLoss::kContinue;
   options.policy.global_batch = 96;
+  options.policy.shares = {.automatic = true, .weights = {3, 1}};
   CoordinatorOptions read;
   ExpectOk(SetSettings(SettingsOf(options), read));
   EXPECT_EQ(read, options);
@@ -140,6 +141,10 @@ TEST(SettingsTest, BadValueIsNamedAndChangesNothing) {
         Case{"learning_rate", "nan", "a number"},
         Case{"global_batch", "all", "sum or a whole number"},
         Case{"global_batch", "0", "1 or more"},
+        Case{"shares", "1,0", "whole numbers from 1 to 1048576"},
+        Case{"shares", "1,", "none, auto"},
+        Case{"shares", "auto,1", "none, auto"},
+        Case{"shares", "", "none, auto"},
         Case{"staleness_free", "-", "auto or a whole number"},
         Case{"compensation_adaptive", "maybe", "true or false"},
         Case{"lease", "10", "a duration such as 10s"},
@@ -152,6 +157,14 @@ TEST(SettingsTest, BadValueIsNamedAndChangesNothing) {
         AllOf(HasSubstr(absl::StrCat("--", c.name)),
               HasSubstr(absl::StrCat("'", c.value, "'")), HasSubstr(c.wanted)));
     EXPECT_EQ(options, CoordinatorOptions());
+  }
+}
+
+TEST(SettingsTest, SharesAreWeightsOrAuto) {
+  for (const char* text : {"none", "auto", "1,3", "auto:1,3"}) {
+    CoordinatorOptions options;
+    ExpectOk(SetSetting("shares", text, options));
+    EXPECT_EQ(SettingText("shares", options), text);
   }
 }
 

@@ -29,6 +29,9 @@ struct ParityCase {
   std::string name;
   std::vector<int64_t> batch_sizes;
   OptimizerKind optimizer = OptimizerKind::kMomentum;
+  // Weights by rank, as --shares, and later ones by version.
+  std::vector<int64_t> shares = {};
+  std::vector<PlannedChange> changes = {};
 };
 
 void PrintTo(const ParityCase& c, std::ostream* os) { *os << c.name; }
@@ -39,6 +42,8 @@ RunSummary TrainCohort(const ParityCase& c, const std::string& model,
       .batch_sizes = c.batch_sizes, .model = model, .dataset = &dataset};
   options.server.coordinator.epochs = 1;
   options.server.coordinator.optimizer.kind = c.optimizer;
+  options.server.coordinator.policy.shares.weights = c.shares;
+  options.server.coordinator.planned = c.changes;
   absl::StatusOr<RunSummary> summary = RunCluster(options);
   EXPECT_TRUE(summary.ok()) << summary.status();
   return *std::move(summary);
@@ -121,6 +126,16 @@ INSTANTIATE_TEST_SUITE_P(
                                .batch_sizes = {4, 4, 4, 4, 4, 4, 4, 4}},
                     ParityCase{.name = "EightUneven",
                                .batch_sizes = {9, 7, 5, 4, 3, 2, 1, 1}},
+                    ParityCase{.name = "TwoEvenShared1To3",
+                               .batch_sizes = {16, 16},
+                               .shares = {1, 3}},
+                    ParityCase{.name = "ThreeWhoseSharesChange",
+                               .batch_sizes = {12, 10, 10},
+                               .shares = {5, 2, 9},
+                               .changes = {{.version = Version(4),
+                                            .values = {{"shares", "1,30,1"}}},
+                                           {.version = Version(11),
+                                            .values = {{"shares", "none"}}}}},
                     ParityCase{.name = "Nesterov",
                                .batch_sizes = {20, 12},
                                .optimizer = OptimizerKind::kNesterov},

@@ -36,6 +36,12 @@ BEFORE_A_RUN = [
     (3, "cohort-server --workers=2:8 --global_batch=7",
      "--global_batch 7 sum 8"),
     (3, "cohort-server --global_batch=all", "--global_batch all sum"),
+    (3, "cohort-server --shares=1,3,5", "--shares 1,3,5 none 2 --workers"),
+    (3, "cohort-server --shares=1,3 --normalization=local",
+     "--shares 1,3 none --normalization=local --aggregation=sync"),
+    (3, f"{SERVER} --policy_from=DIR/nothing", "--policy_from DIR/nothing"),
+    (3, f"{WORKER} --batch_size=8 --batch_size_max=4",
+     "--batch_size_max 4 8 --batch_size"),
     (3, "cohort-server --learning_rate=-1", "--learning_rate -1 0 1000"),
     (3, "cohort-server --aggregation=async --normalization=global",
      "--normalization global local auto --aggregation=async "

@@ -165,6 +165,37 @@ SettingValues MakeChange(const CoordinatorOptions& run, SplitMix64& random) {
   return values;
 }
 
+// Weights that differ from rank to rank, if this run may have some.
+void GiveShares(RunSpec& spec) {
+  ShareOptions& shares = spec.coordinator.policy.shares;
+  shares = {};
+  if (!spec.extras.shares || spec.extras.own_data) return;
+  for (int32_t rank = 0; rank < spec.coordinator.workers; ++rank) {
+    shares.weights.push_back(1 + (3 * rank + spec.number) % 5);
+  }
+  if (!Validate(spec.coordinator).ok()) shares = {};
+}
+
+// Shares change too, but are not in the way of another policy or size; some of
+// the changes are refused.
+void ChangeShares(Scenario& scenario, SplitMix64& random) {
+  if (!scenario.run.extras.shares) return;
+  CoordinatorOptions& o = scenario.run.coordinator;
+  for (ChangeAt& change : scenario.changes) {
+    std::vector<int64_t> weights;
+    for (int32_t rank = 0; rank < o.workers; ++rank) {
+      weights.push_back(1 + static_cast<int64_t>(random.Below(9)));
+    }
+    const bool other = change.values.contains("aggregation") ||
+                       change.values.contains("workers");
+    change.values["shares"] =
+        other || random.Below(4) == 0 ? "none" : absl::StrJoin(weights, ",");
+  }
+  if (random.Below(3) == 0 && o.policy.shares.given()) {
+    o.policy.shares = {.automatic = true};
+  }
+}
+
 void AddExtras(const RunExtras& extras, RunSpec& spec) {
   spec.extras = extras;
   Widen(extras, spec);
@@ -174,6 +205,7 @@ void AddExtras(const RunExtras& extras, RunSpec& spec) {
       o.policy.aggregation == AggregationKind::kSync ? 1 : o.workers;
   if (extras.averages) o.optimizer.ema_decay = 0.9;
   if (extras.few_steps) o.max_steps = (3 * o.epochs + 1) * versions;
+  GiveShares(spec);
   if (!extras.own_data) return;
   if (!extras.few_steps) o.max_steps = 5 * o.epochs * versions;
   spec.plan.dataset = "own";
@@ -193,6 +225,7 @@ RunExtras MakeExtras(uint64_t seed) {
   extras.few_steps = random.Below(4) == 0;
   extras.states = static_cast<FrontEndStates>(random.Below(3));
   extras.averages = random.Below(3) == 0;
+  extras.shares = random.Below(3) == 0;
   return extras;
 }
 
@@ -323,6 +356,7 @@ Scenario MakeScenario(uint64_t seed) {
         {.at = within * random.Uniform(),
          .values = MakeChange(scenario.run.coordinator, random)});
   }
+  ChangeShares(scenario, random);
   return scenario;
 }
 
@@ -378,6 +412,7 @@ Scenario MakeElastic(uint64_t seed) {
                           static_cast<uint64_t>(std::min(o.workers, 4))));
   o.on_worker_loss = OnWorkerLoss::kContinue;
   FitTo(o.workers, o.policy);
+  GiveShares(run);
   while (static_cast<int32_t>(run.batch_sizes.size()) < o.workers) {
     run.batch_sizes.push_back(1 + static_cast<int64_t>(random.Below(3)));
   }
@@ -456,6 +491,7 @@ std::string Describe(const Scenario& scenario) {
       OptimizerName(o.optimizer.kind),
       scenario.run.extras.skips ? ", skips" : "",
       scenario.run.extras.updates ? ", updates" : "",
+      scenario.run.extras.shares ? ", shares" : "",
       scenario.in_order ? " in order" : "",
       scenario.run.extras.own_data ? ", own data" : "",
       o.max_steps > 0 ? absl::StrCat(", at most ", o.max_steps, " steps") : "",

@@ -43,6 +43,8 @@ struct RunExtras {
   bool skips = false;
   // Some steps have several updates.
   bool updates = false;
+  // Shares differ from the batch sizes, where the policy allows it.
+  bool shares = false;
 
   friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
 };
@@ -56,6 +58,12 @@ struct RunSpec {
   RunPlan plan;
   // By rank, including the ranks of a larger cohort.
   std::vector<int64_t> batch_sizes;
+
+  // The most samples in a batch of `rank`.
+  int64_t BatchMax(Rank rank) const {
+    return (extras.shares ? 2 : 1) *
+           batch_sizes[static_cast<size_t>(rank.value())];
+  }
 };
 
 // The first that server process number `start` gives out.

@@ -90,7 +90,11 @@ void SimServer::Change(const SettingValues& values) {
 }
 
 void SimServer::Heartbeat(const SharedConnection& connection) {
-  core_->Heartbeat(connection->session, world_.scheduler.now());
+  // The speed of a rank differs from that of the next, and from time to time.
+  const double seconds =
+      0.1 * static_cast<double>(1 + (connection->session.value() * 7) % 5);
+  core_->Heartbeat(connection->session, world_.scheduler.now(),
+                   {.phases = {{"forward", seconds}}});
 }
 
 void SimServer::Leave(const SharedConnection& connection) {

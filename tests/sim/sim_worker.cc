@@ -76,7 +76,8 @@ void SimWorker::Connect() {
       .rank = rank_,
       .incarnation = incarnation_,
       .batch_size =
-          world_.scenario.run.batch_sizes[static_cast<size_t>(rank_.value())]};
+          world_.scenario.run.batch_sizes[static_cast<size_t>(rank_.value())],
+      .batch_size_max = world_.scenario.run.BatchMax(rank_)};
   if (incarnation_ != Incarnation()) {
     request.run_id = world_.scenario.run.coordinator.run_id;
   }
@@ -267,8 +268,7 @@ void SimWorker::Compute(const Assignment& assignment) {
   step_->key = {.sequence = assignment.sequence, .attempt = assignment.attempt};
   const IndexRange range =
       HasOwnData() ? BatchOf(own_, batch_) : assignment.range;
-  const int64_t batch_size =
-      world_.scenario.run.batch_sizes[static_cast<size_t>(rank_.value())];
+  const int64_t batch_size = world_.scenario.run.BatchMax(rank_);
   if (!HasOwnData() && range.size() > assignment.batches * batch_size) {
     world_.checker.Fail(absl::StrCat(
         "rank ", rank_.value(), " is given ", range.size(), " samples in ",

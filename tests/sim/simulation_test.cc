@@ -61,7 +61,8 @@ bool MustBeIdentical(const Scenario& scenario, const Outcome& outcome) {
   const CoordinatorOptions& o = scenario.run.coordinator;
   // Under other policies the order of arrival is part of the result.
   if (o.policy.aggregation != AggregationKind::kSync ||
-      o.policy.pushes_min != 0 || !scenario.changes.empty() || o.elastic()) {
+      o.policy.pushes_min != 0 || !scenario.changes.empty() || o.elastic() ||
+      o.policy.shares.automatic) {
     return false;
   }
   // A rank that was lost while it registered was followed by the next.

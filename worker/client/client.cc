@@ -28,6 +28,12 @@ absl::StatusOr<std::unique_ptr<Client>> MakeGrpcClient(
     return absl::InvalidArgumentError(absl::StrCat(
         "batch_size: got ", options.batch_size, ", want at least 1"));
   }
+  if (options.batch_size_max != 0 &&
+      options.batch_size_max < options.batch_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "batch_size_max: got ", options.batch_size_max, ", want at least ",
+        options.batch_size, ", the batch size, or 0 (not stated)"));
+  }
   if (options.server_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "server_timeout: got ", absl::FormatDuration(options.server_timeout),

@@ -33,6 +33,9 @@ struct ClientOptions {
   // If absent, the lowest vacant rank.
   std::optional<Rank> rank;
   int64_t batch_size = 0;
+  // The most samples of one batch, where the server's --shares gives more; 0:
+  // not stated.
+  int64_t batch_size_max = 0;
   std::string fingerprint;
   std::string description;
   // Version and commit of the program, for people.

@@ -489,6 +489,7 @@ v1::Join GrpcClient::MakeJoin() const {
   if (membership_.has_value()) join.set_run_id(membership_->run_id);
   join.set_incarnation(return_to_.value());
   join.set_batch_size(options_.batch_size);
+  join.set_batch_size_max(options_.batch_size_max);
   join.set_fingerprint(options_.fingerprint);
   join.set_description(options_.description);
   join.set_build(options_.build);

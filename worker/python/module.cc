@@ -296,12 +296,14 @@ class Worker {
 };
 
 ClientOptions MakeClientOptions(const std::string& server, int32_t rank,
-                                int64_t batch_size, double server_timeout_s,
+                                int64_t batch_size, int64_t batch_size_max,
+                                double server_timeout_s,
                                 const std::string& fingerprint,
                                 const std::string& description) {
   ClientOptions options{
       .server = server,
       .batch_size = batch_size,
+      .batch_size_max = batch_size_max,
       .fingerprint = absl::StrCat(fingerprint, ", ",
                                   std::string(kernels::CpuBackend().name())),
       .description = description,
@@ -365,22 +367,22 @@ void DefineWorker(nb::module_& m) {
       .def(
           "__init__",
           [](Worker* self, const std::string& server, int32_t rank,
-             int64_t batch_size, double server_timeout_s,
-             const std::string& fingerprint, const std::string& description,
-             const std::string& tls_cert, const std::string& tls_key,
-             const std::string& tls_ca, int32_t threads,
-             const std::string& local,
+             int64_t batch_size, int64_t batch_size_max,
+             double server_timeout_s, const std::string& fingerprint,
+             const std::string& description, const std::string& tls_cert,
+             const std::string& tls_key, const std::string& tls_ca,
+             int32_t threads, const std::string& local,
              std::shared_ptr<Observation> observation) {
             ClientOptions client =
-                MakeClientOptions(server, rank, batch_size, server_timeout_s,
-                                  fingerprint, description);
+                MakeClientOptions(server, rank, batch_size, batch_size_max,
+                                  server_timeout_s, fingerprint, description);
             client.tls = {.cert = tls_cert, .key = tls_key, .ca = tls_ca};
             client.local = LocalModeNamed(local);
             new (self) Worker(client, std::move(observation), threads);
           },
-          "server"_a, "rank"_a, "batch_size"_a, "server_timeout_s"_a,
-          "fingerprint"_a, "description"_a, "tls_cert"_a, "tls_key"_a,
-          "tls_ca"_a, "threads"_a, "local"_a, "observation"_a)
+          "server"_a, "rank"_a, "batch_size"_a, "batch_size_max"_a,
+          "server_timeout_s"_a, "fingerprint"_a, "description"_a, "tls_cert"_a,
+          "tls_key"_a, "tls_ca"_a, "threads"_a, "local"_a, "observation"_a)
       .def(
           "join", [](Worker& w) { return Take(w.session().Join()); },
           Released())

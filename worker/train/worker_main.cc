@@ -95,6 +95,12 @@ absl::Status Validate() {
         absl::StrCat("--accumulate: got ", parts, ", want 1 to ", samples,
                      " (--batch_size times --share)"));
   }
+  const int64_t most = absl::GetFlag(FLAGS_batch_size_max);
+  if (most != 0 && most < samples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--batch_size_max: got ", most, ", want 0 or at least ",
+                     samples, " (--batch_size times --share)"));
+  }
   COHORT_RETURN_IF_ERROR(ParseDevice(absl::GetFlag(FLAGS_device)).status());
   return ParsePrecision(absl::GetFlag(FLAGS_precision)).status();
 }
@@ -159,6 +165,7 @@ ClientOptions ClientOptionsFromFlags(int64_t samples,
   ClientOptions options{.server = absl::GetFlag(FLAGS_server),
                         .tls = TlsFromFlags(),
                         .batch_size = samples,
+                        .batch_size_max = absl::GetFlag(FLAGS_batch_size_max),
                         .server_timeout = absl::GetFlag(FLAGS_server_timeout),
                         .local = LocalModeNamed(absl::GetFlag(FLAGS_local)),
                         .backoff_seed = static_cast<uint64_t>(getpid())};

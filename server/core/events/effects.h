@@ -157,7 +157,8 @@ enum class RunOutcome {
   kWorkerLost,
   // Too many non-finite steps in a row.
   kNonfinite,
-  // The workers' models disagree within a step.
+  // The workers' models disagree within a step, or with a recorded change of
+  // settings.
   kModelMismatch,
 };
 

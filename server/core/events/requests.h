@@ -23,6 +23,8 @@ struct JoinRequest {
   std::string run_id;
   Incarnation incarnation;
   int64_t batch_size = 0;
+  // 0: not given.
+  int64_t batch_size_max = 0;
   std::string fingerprint;
   std::string description;
   std::string build;

@@ -1,10 +1,10 @@
 #include "server/core/ledger/data_cursor.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "server/core/ledger/step_shares.h"
 
 namespace cohort {
 
@@ -29,7 +29,7 @@ void DataCursor::Restore(int64_t epoch, int64_t position) {
 }
 
 StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes,
-                        int64_t global_batch) const {
+                        int64_t global_batch, const ShareRule& rule) const {
   COHORT_CHECK(!exhausted(), "the last epoch is over");
   if (!has_ranges_) {
     return {.ranges = std::vector<IndexRange>(batch_sizes.size()),
@@ -39,18 +39,23 @@ StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes,
              .range = {.begin = position_, .end = samples_per_epoch_}};
   // One range a step: it may be of an earlier epoch, and a step has one epoch.
   if (!reissue_.empty()) rest = reissue_.front();
-  // A global batch is shared out among all members at the end of a range too.
-  // Without this limit the first members would get all that is left, in the
-  // batches of a whole step.
+  // Given as a number, or by weights, a step is shared out among all members at
+  // the end of a range too. Without this limit the first members would get all
+  // that is left, in the batches of a whole step.
+  int64_t samples = global_batch;
+  if (samples == 0 && !rule.weights.empty()) {
+    samples =
+        std::accumulate(batch_sizes.begin(), batch_sizes.end(), int64_t{0});
+  }
   const StepShares shares =
-      ShareStep(batch_sizes, std::min(global_batch, rest.range.size()));
+      ShareStep(batch_sizes, std::min(samples, rest.range.size()), rule);
   StepCut cut{.epoch = rest.epoch,
               .begin = rest.range.begin,
               .reissued = !reissue_.empty(),
               .batches = shares.batches};
   int64_t at = rest.range.begin;
-  for (int64_t samples : shares.samples) {
-    const int64_t end = std::min(at + samples, rest.range.end);
+  for (int64_t share : shares.samples) {
+    const int64_t end = std::min(at + share, rest.range.end);
     cut.ranges.push_back({.begin = at, .end = end});
     at = end;
   }

@@ -9,6 +9,7 @@
 #include "common/assignment.h"
 #include "common/ids.h"
 #include "server/core/events/effects.h"
+#include "server/core/ledger/step_shares.h"
 
 namespace cohort {
 
@@ -54,9 +55,9 @@ class DataCursor {
 
   // ---- sync: cut, then take it once the step is committed; a cut that is
   // never taken leaves no trace. Ranges to be issued again come first, one a
-  // step. `global_batch`: as in ShareStep. Must not be exhausted.
-  StepCut Cut(const std::vector<int64_t>& batch_sizes,
-              int64_t global_batch = 0) const;
+  // step. `global_batch` and `rule`: as in ShareStep. Must not be exhausted.
+  StepCut Cut(const std::vector<int64_t>& batch_sizes, int64_t global_batch = 0,
+              const ShareRule& rule = {}) const;
   // Returns true if this ended an epoch.
   bool Take(const StepCut& cut);
 

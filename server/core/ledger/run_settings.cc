@@ -18,6 +18,12 @@ RunSettings::RunSettings(const CoordinatorOptions& options,
                  .by_flags = true}};
     return;
   }
+  // Those of the present version may not be in the checkpoint.
+  const Version version = restored->snapshot->version;
+  while (planned_next_ < options_.planned.size() &&
+         options_.planned[planned_next_].version < version) {
+    ++planned_next_;
+  }
   policy_epoch_ = restored->policy_epoch;
   history_ = restored->policy_history;
   // A setting that the checkpoint does not have is not a change.
@@ -141,6 +147,14 @@ void RunSettings::AdoptPending() {
   options_.given = std::move(pending_->target.given);
   policy_ = Resolve(options_.policy);
   pending_.reset();
+}
+
+const PlannedChange* RunSettings::TakePlanned(Version version) {
+  if (planned_next_ == options_.planned.size()) return nullptr;
+  const PlannedChange& next = options_.planned[planned_next_];
+  if (version < next.version) return nullptr;
+  ++planned_next_;
+  return &next;
 }
 
 const PolicyRecord& RunSettings::Record(SettingValues changed, std::string text,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -91,6 +92,9 @@ class RunSettings {
   void AdoptOptimizer(const CoordinatorOptions& target);
   // Puts the pending request in force. There must be one.
   void AdoptPending();
+  // The next planned change that is due at `version`, which is then no longer
+  // planned; null: none is.
+  const PlannedChange* TakePlanned(Version version);
 
   // Enters a change that has taken effect into the history, under a new policy
   // epoch.
@@ -107,6 +111,7 @@ class RunSettings {
   PolicyOptions policy_;
   int64_t policy_epoch_ = 1;
   std::optional<Pending> pending_;
+  size_t planned_next_ = 0;
   std::vector<PolicyRecord> history_;
 };
 

@@ -8,6 +8,15 @@
 
 namespace cohort {
 
+// How --shares divides a step; without weights it goes by the batch sizes.
+struct ShareRule {
+  // One entry for each worker, all above 0; or empty.
+  std::vector<int64_t> weights;
+  // The most samples in one batch of each worker, not below its batch size; 0:
+  // no limit.
+  std::vector<int64_t> batch_sizes_max;
+};
+
 // How the samples of a step are shared out.
 struct StepShares {
   // One entry for each worker.
@@ -24,8 +33,12 @@ struct StepShares {
 // The shares add up to `global_batch`, and go by the batch sizes. No share is
 // more than `batches` batches of its worker, with the fewest batches that allow
 // it. Each worker has a sample if there are as many samples as workers.
+//
+// With weights, samples and batches of the step stay the same, and the shares
+// go by the weights, rounded by the largest remainder (of equal ones, the lower
+// worker's). What exceeds a worker's most goes to the others.
 StepShares ShareStep(const std::vector<int64_t>& batch_sizes,
-                     int64_t global_batch);
+                     int64_t global_batch, const ShareRule& rule = {});
 
 // Samples in one batch of worker `i`, at least one.
 int64_t SamplesOfBatch(const StepShares& shares, size_t i);

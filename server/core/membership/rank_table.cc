@@ -49,6 +49,18 @@ void RankTable::RestoreSequences(const std::vector<Sequence>& next_sequences) {
   }
 }
 
+ShareRule RankTable::ShareRuleOf(const std::vector<int64_t>& weights,
+                                 const std::vector<Rank>& members) const {
+  ShareRule rule;
+  for (const Rank rank : members) {
+    if (!weights.empty()) {
+      rule.weights.push_back(weights[static_cast<size_t>(rank.value())]);
+    }
+    rule.batch_sizes_max.push_back((*this)[rank].batch_size_max);
+  }
+  return rule;
+}
+
 void RankTable::BindSession(Worker& worker, SessionId session) {
   sessions_.erase(worker.session);
   worker.session = session;

@@ -11,6 +11,7 @@
 #include "common/ids.h"
 #include "common/worker_report.h"
 #include "server/core/events/effects.h"
+#include "server/core/ledger/step_shares.h"
 #include "server/core/membership/rank_work.h"
 
 namespace cohort {
@@ -55,6 +56,8 @@ struct Worker {
   // Why its present incarnation leaves after what it is at; absent: it stays.
   std::optional<std::string> leaves_because;
   int64_t batch_size = 0;
+  // The most samples that it takes in one batch; 0: no limit.
+  int64_t batch_size_max = 0;
   // The newest of each part, from its present incarnation.
   WorkerReport report;
   std::string fingerprint;
@@ -126,6 +129,10 @@ class RankTable {
   std::vector<Rank> InFlight() const {
     return Where([](const Worker& worker) { return worker.work.busy(); });
   }
+  // What divides a step of `members`: the weights of their ranks, or none, and
+  // the most that they take.
+  ShareRule ShareRuleOf(const std::vector<int64_t>& weights,
+                        const std::vector<Rank>& members) const;
   int32_t live() const;
   // Workers that take part in training: registered, and not known to be lost.
   int32_t present() const;

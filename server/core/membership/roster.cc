@@ -18,6 +18,35 @@ std::string IncarnationText(Incarnation incarnation) {
   return absl::StrCat(number >> 32, ".", (number & 0xFFFFFFFF) + 1);
 }
 
+// Whether the run can use batches as the worker states them.
+absl::Status CheckBatch(const JoinRequest& request,
+                        const RunSettings& settings) {
+  if (request.batch_size < 1 || request.batch_size > limits::kBatchSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join: got batch size ", request.batch_size,
+                     ", want 1 to ", limits::kBatchSizeMax));
+  }
+  if (request.batch_size_max != 0 &&
+      (request.batch_size_max < request.batch_size ||
+       request.batch_size_max > limits::kBatchSizeMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("join: got batch_size_max ", request.batch_size_max,
+                     ", want ", request.batch_size, " (the batch size) to ",
+                     limits::kBatchSizeMax, ", or 0 (not given)"));
+  }
+  const std::optional<RunSettings::Pending>& pending = settings.pending();
+  const bool automatic =
+      settings.policy().shares.automatic ||
+      (pending.has_value() && pending->target.policy.shares.automatic);
+  if (automatic && request.batch_size_max == 0) {
+    return absl::InvalidArgumentError(
+        "join: got no batch_size_max, want --batch_size_max (in a script "
+        "job.data(batch_size_max=...)): the server has --shares=auto, and a "
+        "larger share needs more memory");
+  }
+  return CheckStepBatches(settings.policy().global_batch, request.batch_size);
+}
+
 }  // namespace
 
 Roster::Roster(const RunSettings& settings, const ModelStore& model,
@@ -123,13 +152,7 @@ absl::StatusOr<Roster::Joined> Roster::Join(
     SessionId session, const JoinRequest& request,
     absl::FunctionRef<std::string()> wait_text, Turn& turn) {
   const std::string& run_id = settings_.run_id();
-  if (request.batch_size < 1 || request.batch_size > limits::kBatchSizeMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("join: got batch size ", request.batch_size,
-                     ", want 1 to ", limits::kBatchSizeMax));
-  }
-  COHORT_RETURN_IF_ERROR(
-      CheckStepBatches(settings_.policy().global_batch, request.batch_size));
+  COHORT_RETURN_IF_ERROR(CheckBatch(request, settings_));
   COHORT_RETURN_IF_ERROR(
       AsRunGone(CheckRunId(request.run_id, run_id, "join: ")));
   if (request.incarnation != Incarnation()) {
@@ -151,6 +174,7 @@ absl::StatusOr<Roster::Joined> Roster::Join(
   next_incarnation_ = next_incarnation_.Next();
   worker->registered = false;
   worker->batch_size = request.batch_size;
+  worker->batch_size_max = request.batch_size_max;
   worker->fingerprint = request.fingerprint;
   worker->description = request.description;
   worker->build = request.build;

@@ -109,6 +109,11 @@ absl::Status CheckPlanFits(const CoordinatorOptions& options,
                  "--global_batch=sum: the server cannot cut batches that only "
                  "the workers have");
   }
+  if (options.policy.shares.given()) {
+    return Unfit(
+        absl::StrCat("--shares=", SettingText("shares", options)),
+        "--shares=none: each worker decides on the size of its batches");
+  }
   if (options.max_steps == 0) {
     return Unfit("no --max_steps", "a server with --max_steps=N");
   }

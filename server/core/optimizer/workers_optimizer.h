@@ -27,8 +27,8 @@ absl::StatusOr<CoordinatorOptions> OptimizerOfPlan(
 
 // Whether the run can continue with these options.
 // Errors: FailedPrecondition: data of the workers' own needs max_steps, and no
-//   setting that counts epochs or samples, or reads samples by number. Other
-//   data: a step has no more samples than an epoch.
+//   setting that counts epochs or samples, divides samples, or reads them by
+//   number. Other data: a step has no more samples than an epoch.
 absl::Status CheckPlanFits(const CoordinatorOptions& options,
                            const RunPlan& plan);
 

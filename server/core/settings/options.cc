@@ -73,6 +73,48 @@ absl::Status ValidateGroup(const PolicyOptions& policy, int32_t workers) {
              "--normalization=global or auto");
 }
 
+// What of the policy would compute other values if the shares changed.
+std::string DependsOnShares(const PolicyOptions& policy) {
+  const PolicyOptions p = Resolve(policy);
+  if (p.aggregation != AggregationKind::kSync) {
+    return absl::StrCat("--aggregation=", AggregationName(p.aggregation));
+  }
+  if (p.normalization == NormalizationKind::kLocal) {
+    return "--normalization=local";
+  }
+  if (p.normalization_group > 0) {
+    return absl::StrCat("--normalization_group=", p.normalization_group);
+  }
+  if (p.pushes_min > 0) return absl::StrCat("--min_pushes=", p.pushes_min);
+  if (p.mixture_variance) return "--bn_mixture_variance";
+  for (const StatisticsKind kind :
+       {StatisticsKind::kAsync, StatisticsKind::kChief}) {
+    if (Holds(p.statistics, kind)) {
+      return absl::StrCat("--bn_statistics=", StatisticsName(kind));
+    }
+  }
+  return "";
+}
+
+absl::Status ValidateShares(const PolicyOptions& policy, int32_t workers) {
+  const ShareOptions& shares = policy.shares;
+  if (!shares.given()) return absl::OkStatus();
+  const std::string text = setting_kinds::Shares::Print(shares);
+  if (!shares.weights.empty() &&
+      static_cast<int64_t>(shares.weights.size()) != workers) {
+    return Bad("shares", text,
+               absl::StrCat("none, or ", workers,
+                            " weights, one for each rank (--workers)"));
+  }
+  const std::string obstacle = DependsOnShares(policy);
+  if (obstacle.empty()) return absl::OkStatus();
+  return Bad("shares", text,
+             absl::StrCat("none with ", obstacle,
+                          ", whose results depend on which worker has which "
+                          "samples; shares need --aggregation=sync, all pushes "
+                          "and batch statistics of all workers"));
+}
+
 absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   if (policy.pushes_min > workers) {
     return Bad("min_pushes", absl::StrCat(policy.pushes_min),
@@ -85,6 +127,7 @@ absl::Status ValidatePolicy(const PolicyOptions& policy, int32_t workers) {
   }
   COHORT_RETURN_IF_ERROR(ValidateStatistics(policy));
   COHORT_RETURN_IF_ERROR(ValidateGroup(policy, workers));
+  COHORT_RETURN_IF_ERROR(ValidateShares(policy, workers));
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
   const absl::string_view aggregation = AggregationName(policy.aggregation);
   if (policy.normalization == NormalizationKind::kGlobal) {
@@ -168,6 +211,11 @@ void TakeImplied(CoordinatorOptions& options) {
   if (options.elastic() && !options.given.contains("on_worker_loss")) {
     options.on_worker_loss = OnWorkerLoss::kContinue;
   }
+  ShareOptions& shares = options.policy.shares;
+  if (shares.automatic &&
+      shares.weights.size() != static_cast<size_t>(options.workers)) {
+    shares.weights.clear();
+  }
 }
 
 std::string WorkersText(const CoordinatorOptions& options) {
@@ -250,6 +298,9 @@ std::string PolicyText(const PolicyOptions& policy) {
     absl::StrAppend(
         &text, ", ", p.global_batch,
         sync ? " samples a step" : " samples in a push of each worker");
+  }
+  if (p.shares.given()) {
+    absl::StrAppend(&text, ", shares ", setting_kinds::Shares::Print(p.shares));
   }
   absl::StrAppend(
       &text, ", ",

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -83,6 +84,17 @@ struct StalenessOptions {
                          const StalenessOptions&) = default;
 };
 
+// How the samples of a step are divided among the workers.
+struct ShareOptions {
+  // The server changes the weights as the workers' speeds require.
+  bool automatic = false;
+  // By rank, whole numbers above 0; empty: by the batch sizes.
+  std::vector<int64_t> weights;
+
+  bool given() const { return automatic || !weights.empty(); }
+  friend bool operator==(const ShareOptions&, const ShareOptions&) = default;
+};
+
 // How pushes are combined. Changed as one, at an exact version.
 struct PolicyOptions {
   AggregationKind aggregation = AggregationKind::kSync;
@@ -93,6 +105,8 @@ struct PolicyOptions {
   // Samples of a step, or of one push of each worker if pushes are applied one
   // by one; 0: what the workers' batches add up to.
   int64_t global_batch = 0;
+  // Sync, with statistics of all workers.
+  ShareOptions shares;
   StalenessOptions staleness;
   NormalizationKind normalization = NormalizationKind::kAuto;
   // Global normalisation: members that share their moments, consecutive ones;
@@ -111,6 +125,14 @@ struct PolicyOptions {
   friend bool operator==(const PolicyOptions&, const PolicyOptions&) = default;
 };
 
+// Settings that an earlier run had changed when it reached a version.
+struct PlannedChange {
+  Version version;
+  std::map<std::string, std::string> values;
+
+  friend bool operator==(const PlannedChange&, const PlannedChange&) = default;
+};
+
 struct CoordinatorOptions {
   std::string run_id;
   // Name of the run, a DNS label. Empty: not chosen yet.
@@ -127,6 +149,9 @@ struct CoordinatorOptions {
   // Names of the settings that were given explicitly, by a flag or a change;
   // they are kept whatever the workers register. Not a setting.
   std::set<std::string> given;
+  // Changes that are made again at their versions, ascending. With any,
+  // automatic shares stay as these set them. Not a setting.
+  std::vector<PlannedChange> planned;
   int64_t epochs = 5;
   // Versions after which training ends, if the epochs do not end before; 0:
   // none.
@@ -177,7 +202,8 @@ PolicyOptions Resolve(const PolicyOptions& policy);
 bool RoundsChanges(const PolicyOptions& policy);
 
 // Takes the settings that others imply and that were not given: an elastic
-// cohort does not wait for a lost worker.
+// cohort does not wait for a lost worker, and shares that were found for a
+// cohort of another size are forgotten.
 void TakeImplied(CoordinatorOptions& options);
 
 // "4", or "2:8" for an elastic cohort.

@@ -18,9 +18,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "common/flags/flag_limits.h"
 #include "common/limits.h"
+#include "server/core/settings/options.h"
 
 // The kinds of settings that server_flags.inc lists. Each has:
 //
@@ -149,6 +151,34 @@ struct OrSum {
   }
   static std::string Print(int64_t value) {
     return value == 0 ? "sum" : absl::StrCat(value);
+  }
+};
+
+// Weights by rank, such as "1,3"; "auto", or "auto:1,3" once it has found some;
+// "none".
+struct Shares {
+  static std::string Read(absl::string_view text, ShareOptions& value) {
+    ShareOptions read{.automatic = text == "auto" ||
+                                   absl::ConsumePrefix(&text, "auto:")};
+    if (text != "none" && text != "auto") {
+      for (absl::string_view part : absl::StrSplit(text, ',')) {
+        int64_t& weight = read.weights.emplace_back();
+        if (absl::SimpleAtoi(part, &weight) && weight >= 1 &&
+            weight <= limits::kGlobalBatchMax) {
+          continue;
+        }
+        return absl::StrCat(
+            "none, auto, or a weight for each rank, whole numbers from 1 to ",
+            limits::kGlobalBatchMax, " separated by commas");
+      }
+    }
+    value = std::move(read);
+    return "";
+  }
+  static std::string Print(const ShareOptions& value) {
+    const std::string weights = absl::StrJoin(value.weights, ",");
+    if (!value.automatic) return weights.empty() ? "none" : weights;
+    return weights.empty() ? "auto" : absl::StrCat("auto:", weights);
   }
 };
 

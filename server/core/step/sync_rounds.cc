@@ -25,8 +25,9 @@ void SyncRounds::StartRound() {
     return;
   }
   const PolicyOptions& policy = parts_.settings.policy();
-  StepCut cut =
-      ledger.cursor.Cut(BatchSizesOf(candidates), policy.global_batch);
+  StepCut cut = ledger.cursor.Cut(
+      BatchSizesOf(candidates), policy.global_batch,
+      parts_.ranks.ShareRuleOf(policy.shares.weights, candidates));
   round_.emplace(Round::Plan{
       .step = parts_.model.version(),
       .attempt = ledger.next_attempt,

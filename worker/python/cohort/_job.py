@@ -110,8 +110,9 @@ class Job:
             batch_size)
 
     def data(self, dataset: Any, batch_size: int | None = None, *,
-             num_workers: int = 0, accumulate: int = 1, loop: bool = False,
-             name: str | None = None, sampler: Any = None,
+             batch_size_max: int | None = None, num_workers: int = 0,
+             accumulate: int = 1, loop: bool = False, name: str | None = None,
+             sampler: Any = None,
              collate_fn: Callable[[list[Any]], Any] | None = None,
              **loader_options: Any) -> _loop.Data:
         """The batches of this worker, until the run is over.
@@ -124,6 +125,8 @@ class Job:
                 samples; for a list of batches pass iter(list).
             batch_size: samples of this worker in a step; with own data, about how
                 many a batch has.
+            batch_size_max: the most that one batch may have, where the server's
+                --shares gives a fast worker more: as many as memory holds.
             num_workers: loader processes.
             accumulate: parts that a batch is cut into; each is a forward and
                 backward pass, and job.step() acts after the last.
@@ -142,7 +145,8 @@ class Job:
             job.backward(loss) and job.step().
         """
         data = _loop.Data(
-            self._run, dataset, batch_size, accumulate, loop, name, sampler,
+            self._run, dataset, batch_size, batch_size_max, accumulate, loop, name,
+            sampler,
             dict(loader_options, num_workers=num_workers, collate_fn=collate_fn))
         if self._data is None or self._run.worker is None:
             self._data = data

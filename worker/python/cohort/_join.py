@@ -86,7 +86,7 @@ def _observe(trace: str, ops_listen: str, insecure: bool,
 
 
 def _connect(rank: int | None, server_timeout: float, tls: _server.TlsFiles,
-             model: RegisteredModel, batch_size: int,
+             model: RegisteredModel, batch_size: int, batch_size_max: int,
              **options: str) -> "_core.Worker":
     """A worker that has not joined yet. `options` are those of _core.Worker; the
     other arguments are `join`'s.
@@ -102,7 +102,7 @@ def _connect(rank: int | None, server_timeout: float, tls: _server.TlsFiles,
     assert _observation is not None
     return _core.Worker(
         rank=-1 if rank is None else int(rank), batch_size=batch_size,
-        server_timeout_s=float(server_timeout),
+        batch_size_max=batch_size_max, server_timeout_s=float(server_timeout),
         fingerprint=_fingerprint(model.device, threads),
         description=f"{socket.gethostname()}, process {os.getpid()}",
         tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca, threads=threads,

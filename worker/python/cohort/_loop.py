@@ -21,7 +21,7 @@ class Data:
     """
 
     def __init__(self, run: Run, dataset: Any, batch_size: int | None,
-                 accumulate: int, loop: bool, name: str | None, sampler: Any,
+                 batch_size_max: int | None, accumulate: int, loop: bool, name: str | None, sampler: Any,
                  options: dict[str, Any]) -> None:
         if accumulate < 1:
             raise _errors.UsageError(f"accumulate: got {accumulate}, want at least 1")
@@ -54,11 +54,20 @@ class Data:
         if batch_size is not None and batch_size < 1:
             raise _errors.UsageError(
                 f"batch_size: got {batch_size}, want at least 1")
+        if batch_size_max is not None and not by_number:
+            raise _errors.UsageError(
+                "job.data(batch_size_max=...): got batches of the script's own, whose "
+                "size the server does not choose; leave it out, or pass a data set")
+        if batch_size_max is not None and batch_size_max < (batch_size or 1):
+            raise _errors.UsageError(
+                f"batch_size_max: got {batch_size_max}, want at least {batch_size}, "
+                "the batch size")
         self._run = run
         self._dataset = dataset
         self._by_number = by_number
         self._sampler = sampler
         self._batch_size = 1 if batch_size is None else batch_size
+        self._batch_size_max = batch_size_max or 0
         # The length that the script states for own data.
         self._declared = batch_size
         self._accumulate = accumulate
@@ -196,8 +205,8 @@ class Data:
         if run.left:
             raise _errors.UsageError("job.data(): the job has left its run")
         if run.worker is None:
-            run.join(self._dataset, self._by_number, self._batch_size, self._name,
-                     self._sampler)
+            run.join(self._dataset, self._by_number, self._batch_size,
+                     self._batch_size_max, self._name, self._sampler)
             if run.finished:
                 return
         elif self._reader is None and self._own is None:

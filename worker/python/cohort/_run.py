@@ -112,7 +112,7 @@ class Run:
     # ---- joining and leaving
 
     def join(self, dataset: Any, by_number: bool, batch_size: int,
-             name: str, sampler: Any) -> None:
+             batch_size_max: int, name: str, sampler: Any) -> None:
         """Joins the run and registers the model; once."""
         plan = self._run_plan(dataset, by_number, batch_size, name)
         if sampler is not None:
@@ -125,7 +125,7 @@ class Run:
         address = self._reached.address
         finished = _server.finished_runs.get(address)
         try:
-            worker = self._connect(self.model, batch_size)
+            worker = self._connect(self.model, batch_size, batch_size_max)
             self.step.worker = worker
             self._watcher = StopWatcher(self._stop)
             self.membership = worker.join()

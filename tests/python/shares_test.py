@@ -1,0 +1,120 @@
+"""Scripts whose share of a step is not their batch size."""
+
+import array
+import time
+import unittest
+
+import torch
+from torch import nn
+
+import cohort
+from cohort import _core
+from networks import Shapes, distance, joined, step, three_batch_norms
+from ranks import Server, run
+
+SAMPLES = 90
+SEED = 7
+STEPS = 12
+BATCH = 8
+
+
+def train(rank, address, accumulate):
+    """The weights, and the samples of each part."""
+    model, job = joined(address, momentum=0.9)
+    sizes = []
+    for batch in job.data(Shapes(SAMPLES), batch_size=BATCH,
+                          batch_size_max=2 * BATCH, accumulate=accumulate):
+        sizes.append(len(batch[0]))
+        step(model, job, batch)
+    del rank
+    return model.state_dict(), sizes
+
+
+def reference():
+    """One float64 process, with the batches of both workers."""
+    model = three_batch_norms().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    data = Shapes(SAMPLES)
+    epoch = begin = 0
+    for _ in range(STEPS):
+        order = array.array("q")
+        order.frombytes(_core.permutation(SEED, epoch, SAMPLES))
+        items = [data[i] for i in order[begin:begin + 2 * BATCH]]
+        x = torch.stack([item[0] for item in items]).double()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(
+            model(x), torch.stack([item[1] for item in items])).backward()
+        optimizer.step()
+        begin += 2 * BATCH
+        if begin >= SAMPLES:
+            epoch, begin = epoch + 1, 0
+    return model.state_dict()
+
+
+class Slow(Shapes):
+    """Whose samples take longer to read."""
+
+    def __init__(self, seconds):
+        super().__init__(SAMPLES)
+        self.seconds = seconds
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return super().__getitem__(index)
+
+
+def train_slowly(rank, address):
+    model, job = joined(address)
+    data = job.data(Slow(0.004 if rank == 0 else 0.012), batch_size=BATCH,
+                    batch_size_max=2 * BATCH, name="slow")
+    for batch in data:
+        step(model, job, batch)
+    return job.version
+
+
+class Shares(unittest.TestCase):
+    def test_one_to_three_is_one_process_with_the_joined_batch(self):
+        results = run(train, 2, 1, flags=[
+            f"--seed={SEED}", "--epochs=1000", f"--max_steps={STEPS}",
+            "--shares=1,3"])
+        # An epoch is five steps of 16 and one of 10, which 1:3 divides as 2.5
+        # and 7.5.
+        self.assertEqual([sizes for _, sizes in results],
+                         [[4, 4, 4, 4, 4, 3] * 2, [12, 12, 12, 12, 12, 7] * 2])
+        wanted = reference()
+        for state, _ in results:
+            for name, value in state.items():
+                if not name.endswith("num_batches_tracked"):
+                    self.assertLess(distance(value, wanted[name]), 1e-4, name)
+
+    def test_parts_of_a_step_divide_the_share(self):
+        results = run(train, 2, 2, flags=["--max_steps=1", "--shares=1,3"])
+        self.assertEqual([sizes for _, sizes in results], [[2, 2], [6, 6]])
+
+    def test_auto_gives_a_slow_worker_less(self):
+        """And the samples of a step stay 16."""
+        with Server(2, "--epochs=100000", "--shares=auto",
+                    "--lease=600ms") as server:
+            ranks = server.ranks(train_slowly)
+            server.wait_until(
+                lambda: len(server.json("policy", "history")["changes"]) > 1,
+                "a change of shares")
+            changes = server.json("policy", "history")["changes"]
+            server.ctl("run", "drain")
+            for rank in ranks:
+                rank.result()
+        shares = changes[-1]["settings"]["shares"]
+        fast, slow = map(int, shares.removeprefix("auto:").split(","))
+        self.assertEqual(fast + slow, 2 * BATCH)
+        self.assertGreater(fast, slow)
+
+    def test_what_cannot_be_is_refused(self):
+        _, job = joined("127.0.0.1:1")
+        for data, sizes in ((Shapes(8), {"batch_size": 4, "batch_size_max": 3}),
+                            (iter([]), {"batch_size_max": 8})):
+            with self.assertRaisesRegex(cohort.UsageError, "batch_size_max"):
+                job.data(data, **sizes)
+
+
+if __name__ == "__main__":
+    unittest.main()
