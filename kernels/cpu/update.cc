@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/types/span.h"
@@ -45,10 +46,25 @@ struct SlotLanes {
   static constexpr bool Kept(size_t slot) { return (kMask >> slot & 1) != 0; }
   HWY_INLINE V& operator[](size_t slot) { return lanes[slot]; }
 
-  V lanes[kSlots];
+  // One without slots, for plain SGD: no array is empty.
+  V lanes[kSlots == 0 ? 1 : kSlots];
 };
 
-template <typename Rule, size_t kMask, typename D, size_t... slots>
+// Streaming stores pass the caches by, so that no line is read just to be
+// overwritten. They need whole, aligned vectors.
+enum class Store { kCached, kStreaming };
+
+template <Store kStore, typename V>
+HWY_INLINE void StoreLanes(V value, float* to) {
+  if constexpr (kStore == Store::kStreaming) {
+    value.Stream(to);
+  } else {
+    value.Store(to);
+  }
+}
+
+template <typename Rule, size_t kMask, Store kStore, typename D,
+          size_t... slots>
 HWY_INLINE void UpdateLanes(const typename Rule::Scalars& scalars,
                             const UpdateRun& run, int64_t i,
                             std::index_sequence<slots...>) {
@@ -57,23 +73,53 @@ HWY_INLINE void UpdateLanes(const typename Rule::Scalars& scalars,
   Held held{{(Held::Kept(slots) ? V::Load(run.slots_in[slots] + i) : V())...}};
   const V w = Rule::Update(scalars, V::Load(run.weights_in + i),
                            V::Load(run.gradient + i), held);
-  ((Held::Kept(slots) ? held[slots].Store(run.slots_out[slots] + i) : void()),
+  ((Held::Kept(slots)
+        ? StoreLanes<kStore>(held[slots], run.slots_out[slots] + i)
+        : void()),
    ...);
-  w.Store(run.weights_out + i);
+  StoreLanes<kStore>(w, run.weights_out + i);
 }
 
-// By value, as in fold_sgd.cc. The last elements are vectors of one lane, so
-// the formula is written once.
+// Elements before the first that lies at the start of a vector of every
+// instruction set, in all results; absent if there is none.
+std::optional<int64_t> BeforeAligned(const UpdateRun& run) {
+  constexpr uintptr_t kVector = 64;
+  const uintptr_t past = reinterpret_cast<uintptr_t>(run.weights_out) % kVector;
+  for (const float* slot : run.slots_out) {
+    if (slot != nullptr &&
+        reinterpret_cast<uintptr_t>(slot) % kVector != past) {
+      return std::nullopt;
+    }
+  }
+  return static_cast<int64_t>((kVector - past) % kVector / sizeof(float));
+}
+
+// By value: with copies that no other code can reach, the compiler need not
+// read them again after every store of a float. The first and last elements are
+// vectors of one lane, so the formula is written once.
 template <typename Rule, size_t kMask>
 void UpdateWith(const typename Rule::Scalars scalars, const UpdateRun run) {
   constexpr std::make_index_sequence<Rule::kSlots> kSlots;
+  using One = hn::CappedTag<float, 1>;
   const int64_t lanes = FloatLanes();
   int64_t i = 0;
+  std::optional<int64_t> before;
+  if (run.streaming) before = BeforeAligned(run);
+  if (before.has_value() && *before <= run.count) {
+    for (; i < *before; ++i) {
+      UpdateLanes<Rule, kMask, Store::kCached, One>(scalars, run, i, kSlots);
+    }
+    for (; i + lanes <= run.count; i += lanes) {
+      UpdateLanes<Rule, kMask, Store::kStreaming, FloatTag>(scalars, run, i,
+                                                            kSlots);
+    }
+    hwy::FlushStream();
+  }
   for (; i + lanes <= run.count; i += lanes) {
-    UpdateLanes<Rule, kMask, FloatTag>(scalars, run, i, kSlots);
+    UpdateLanes<Rule, kMask, Store::kCached, FloatTag>(scalars, run, i, kSlots);
   }
   for (; i < run.count; ++i) {
-    UpdateLanes<Rule, kMask, hn::CappedTag<float, 1>>(scalars, run, i, kSlots);
+    UpdateLanes<Rule, kMask, Store::kCached, One>(scalars, run, i, kSlots);
   }
 }
 
@@ -94,13 +140,11 @@ void UpdateKept(const RuleStep& step, const UpdateRun& run, size_t kept) {
 
 template <typename Rule>
 void UpdateBy(const RuleStep& step, const UpdateRun& run) {
-  if constexpr (!Rule::kFused) {
-    size_t kept = 0;
-    for (size_t k = 0; k < Rule::kSlots; ++k) {
-      if (run.slots_in[k] != nullptr) kept |= size_t{1} << k;
-    }
-    UpdateKept<Rule, (1 << Rule::kSlots) - 1>(step, run, kept);
+  size_t kept = 0;
+  for (size_t k = 0; k != Rule::kSlots; ++k) {
+    if (run.slots_in[k] != nullptr) kept |= size_t{1} << k;
   }
+  UpdateKept<Rule, (1 << Rule::kSlots) - 1>(step, run, kept);
 }
 
 void UpdateHere(const RuleStep& step, const UpdateRun& run) {
