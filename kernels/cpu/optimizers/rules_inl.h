@@ -80,6 +80,9 @@ class Lane {
     const Lane zero;
     return IfGreater(a, zero, 1.0f, IfGreater(zero, a, -1.0f, zero));
   }
+  friend HWY_INLINE bool AllFinite(Lane a) {
+    return hwy::HWY_NAMESPACE::AllTrue(D(), hwy::HWY_NAMESPACE::IsFinite(a.v_));
+  }
 
  private:
   Vector v_;
