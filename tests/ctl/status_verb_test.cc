@@ -9,14 +9,12 @@
 #include "server/ctl/status_text.h"
 #include "server/ctl/status_words.h"
 #include "tests/ctl/ctl_harness.h"
-#include "tests/ctl/prints_error.h"
 
 namespace cohort {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::StartsWith;
 
 TEST(StatusVerbTest, ShowsTheRunAndItsWorkers) {
   CtlHarness ctl;

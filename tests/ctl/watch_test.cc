@@ -14,6 +14,7 @@
 #include "server/ctl/watch/watch_controls.h"
 #include "server/ctl/watch/watch_frame.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 
 namespace cohort {
 namespace {
