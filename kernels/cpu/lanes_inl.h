@@ -110,8 +110,7 @@ HWY_INLINE Wide LoadWide(const BFloat16* from) {
 
 // As BFloat16Bits(), in the lower half of each word.
 template <typename D>
-HWY_INLINE hn::Vec<hn::Rebind<uint32_t, D>> RoundToHalves(D tag,
-                                                          hn::Vec<D> value) {
+HWY_INLINE hn::Vec<hn::Rebind<uint32_t, D>> RoundToHalves(D, hn::Vec<D> value) {
   const hn::Rebind<uint32_t, D> words;
   const auto bits = hn::BitCast(words, value);
   const auto upper = hn::ShiftRight<16>(bits);
