@@ -52,21 +52,10 @@ class Backend {
   virtual void BackwardElementwise(
       const BackwardElementwiseArgs& args) const = 0;
 
-  // One pass over gradients, weights and velocities:
-  //   g = gradient_scale * (sum over contributors, in order) + decay * w
-  //   v' = momentum * v + g;  w' = w - rate * (nesterov ? g + momentum*v' : v')
-  // and w' = w - rate * g without velocities (as in PyTorch's SGD).
+  // out = scale * (sum over contributors, in order).
   //
   // Order: the sum is accumulated in float64, contributor 0 first, and
-  //   rounded to float32 once; the rest is float32 without contraction.
-  // Aliasing: outputs may equal the inputs of the same name.
-  // Returns false if any element of the folded gradient is not finite;
-  //   outputs are then unspecified.
-  virtual bool FoldSgd(const SgdStep& step, const SgdRun& run) const = 0;
-
-  // out = scale * (sum over contributors, in order): the first half of
-  // FoldSgd and its bits, for updates that need the gradient by itself.
-  //
+  //   rounded to float32 once, before it is multiplied.
   // Returns false if any element of `out` is not finite; the others are
   //   there nevertheless.
   virtual bool FoldGradient(const GradientRun& run) const = 0;

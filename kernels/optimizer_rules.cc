@@ -14,21 +14,17 @@ template <typename Rule, OptimizerKind kKind>
 OptimizerRule RowOf() {
   OptimizerRule rule = Rule::Describe();
   rule.kind = kKind;
-  if constexpr (Rule::kFused) {
-    rule.fused_step = &Rule::At;
-  } else {
-    using Scalars = typename Rule::Scalars;
-    static_assert(std::is_trivially_copyable_v<Scalars> &&
-                  sizeof(Scalars) <= sizeof(RuleStep::scalars));
-    static_assert(Rule::kSlots <= kRuleSlotsMax);
-    COHORT_CHECK(rule.slots.size() == Rule::kSlots, OptimizerName(kKind));
-    rule.step = [](const RuleInputs& in) {
-      const Scalars scalars = Rule::At(in);
-      RuleStep step{.rule = kKind};
-      std::memcpy(step.scalars.data(), &scalars, sizeof(scalars));
-      return step;
-    };
-  }
+  using Scalars = typename Rule::Scalars;
+  static_assert(std::is_trivially_copyable_v<Scalars> &&
+                sizeof(Scalars) <= sizeof(RuleStep::scalars));
+  static_assert(Rule::kSlots <= kRuleSlotsMax);
+  COHORT_CHECK(rule.slots.size() == Rule::kSlots, OptimizerName(kKind));
+  rule.step = [](const RuleInputs& in) {
+    const Scalars scalars = Rule::At(in);
+    RuleStep step{.rule = kKind};
+    std::memcpy(step.scalars.data(), &scalars, sizeof(scalars));
+    return step;
+  };
   return rule;
 }
 

@@ -72,8 +72,7 @@ struct OptimizerRule {
   double (*trust_ratio)(const OptimizerNumbers& numbers, double weight_norm,
                         double norm, double decay) = nullptr;
   bool adapts_update = false;
-  // The step of FoldSgd, or that of Update; the other is null.
-  SgdStep (*fused_step)(const RuleInputs&) = nullptr;
+  // Of Backend::Update.
   RuleStep (*step)(const RuleInputs&) = nullptr;
   // If there are several rules for a class, the first whose values fit.
   std::vector<TorchClass> torch_classes;
@@ -82,7 +81,7 @@ struct OptimizerRule {
 // All rules, in the order of optimizers.inc.
 absl::Span<const OptimizerRule> OptimizerRules();
 
-// For kAuto a rule without slots and steps.
+// For kAuto a rule without slots and step.
 const OptimizerRule& RuleOf(OptimizerKind kind);
 
 }  // namespace cohort::kernels

@@ -9,39 +9,11 @@
 
 namespace cohort::kernels {
 
-// Hyper-parameters of one fused fold-and-update over a run of elements.
-struct SgdStep {
-  // Every contribution is multiplied by this after the sum:
-  // n_ref / sum of loss weights.
-  float gradient_scale = 1;
-  float learning_rate = 0;
-  // 0 for parameters that are exempt.
-  float weight_decay = 0;
-  // Not read without velocities.
-  float momentum = 0;
-  bool nesterov = false;
-};
-
-// Memory of one run of `count` float32 elements.
-struct SgdRun {
+// The mean gradient of one run of `count` float32 elements.
+struct GradientRun {
   // One pointer a contributor, in rank order; no alignment is assumed.
   absl::Span<const std::byte* const> gradients;
-  int64_t count = 0;
-  const float* weights_in = nullptr;
-  float* weights_out = nullptr;
-  // Null: the rule has no momentum. One of 0 makes the velocity the gradient.
-  const float* velocity_in = nullptr;
-  float* velocity_out = nullptr;
-  // Results are not expected to be in a cache when they are read next, so they
-  // may be written past the caches. No bit depends on it.
-  bool streaming = false;
-};
-
-// The mean gradient of one run of elements, by itself.
-struct GradientRun {
-  // As in SgdRun.
-  absl::Span<const std::byte* const> gradients;
-  // Multiplies the sum.
+  // Multiplies the sum: n_ref / sum of loss weights.
   float scale = 1;
   int64_t count = 0;
   float* out = nullptr;
@@ -51,7 +23,7 @@ struct GradientRun {
 inline constexpr size_t kRuleSlotsMax = 4;
 inline constexpr size_t kRuleScalarsMax = 12;
 
-// One update by a rule that is not fused with the fold.
+// One update by a rule.
 struct RuleStep {
   OptimizerKind rule = OptimizerKind::kAuto;
   // The rule's own struct of float32. Factors that depend on the number of
@@ -68,6 +40,9 @@ struct UpdateRun {
   // In the order of OptimizerRule::slots. Null: it is not kept.
   std::array<const float*, kRuleSlotsMax> slots_in = {};
   std::array<float*, kRuleSlotsMax> slots_out = {};
+  // Results are not expected to be in a cache when they are read next, so they
+  // may be written past the caches. No bit depends on it.
+  bool streaming = false;
 };
 
 // Delay compensation of a gradient that was computed at older weights.

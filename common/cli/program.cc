@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/build_info.h"
 #include "common/cli/environment.h"
-#include "common/cli/torchrun.h"
 #include "common/status_macros.h"
 
 namespace cohort {
@@ -33,16 +32,6 @@ absl::Status SetFlagsWithEnvironment(const Program& program,
                                      std::set<std::string>& given) {
   COHORT_RETURN_IF_ERROR(
       SetFlagsFromEnvironment(io.environment, program.flags, given));
-  // A rank that was given in another way makes torchrun's irrelevant, even a
-  // wrong one.
-  if (program.is_worker && !given.contains("rank")) {
-    COHORT_ASSIGN_OR_RETURN(const std::optional<int32_t> rank,
-                            RankFromTorchrun(io.environment));
-    if (rank.has_value()) {
-      COHORT_RETURN_IF_ERROR(SetFlag("rank", absl::StrCat(*rank), "RANK"));
-      given.insert("rank");
-    }
-  }
   return CheckAllLimits(program.flags, given);
 }
 

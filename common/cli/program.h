@@ -16,8 +16,6 @@ namespace cohort {
 struct Program {
   ProgramText text;
   const FlagTable& flags;
-  // It has a rank, which torchrun may give.
-  bool is_worker = false;
 };
 
 // A program's output streams and environment. main and tests each make their
@@ -30,10 +28,10 @@ struct ProgramIo {
 };
 
 // Must be the first call of main. Sets the program's flags from the command
-// line, from variables COHORT_NAME (see SetFlagsFromEnvironment), from
-// torchrun's variables (see RankFromTorchrun), in this order of precedence;
-// checks each against the limits in its row; answers --help and --version. The
-// names of the flags that were set are added to `given`.
+// line and from variables COHORT_NAME (see SetFlagsFromEnvironment), in this
+// order of precedence; checks each against the limits in its row; answers
+// --help and --version. The names of the flags that were set are added to
+// `given`.
 //
 // Returns the exit code if the process must end now: help or version is on
 // `out`, or an error on `err`. Help and version do not depend on the

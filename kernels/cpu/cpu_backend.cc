@@ -66,10 +66,6 @@ class HighwayBackend final : public Backend {
     cpu::BackwardElementwise(args, parallel_for_);
   }
 
-  bool FoldSgd(const SgdStep& step, const SgdRun& run) const override {
-    return cpu::FoldSgd(step, run);
-  }
-
   bool FoldGradient(const GradientRun& run) const override {
     return cpu::FoldGradient(run);
   }

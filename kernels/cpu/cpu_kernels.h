@@ -18,7 +18,6 @@ void BackwardReduce(const BackwardReduceArgs& args,
 void Normalize(const NormalizeArgs& args, const ParallelFor& parallel_for);
 void BackwardElementwise(const BackwardElementwiseArgs& args,
                          const ParallelFor& parallel_for);
-bool FoldSgd(const SgdStep& step, const SgdRun& run);
 bool FoldGradient(const GradientRun& run);
 double SumOfSquares(absl::Span<const float> x);
 void Update(const RuleStep& step, const UpdateRun& run);

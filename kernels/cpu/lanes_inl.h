@@ -108,21 +108,32 @@ HWY_INLINE Wide LoadWide(const BFloat16* from) {
       hn::BitCast(NarrowTag(), hn::ShiftLeft<16>(hn::PromoteTo(words, bits))));
 }
 
-HWY_INLINE void StoreWide(Wide value, BFloat16* to) {
-  const hn::Rebind<uint32_t, WideTag> words;
-  const hn::Rebind<int32_t, WideTag> numbers;
-  const Narrow narrow = RoundToFloat(value);
-  const auto bits = hn::BitCast(words, narrow);
+// As BFloat16Bits(), in the lower half of each word.
+template <typename D>
+HWY_INLINE hn::Vec<hn::Rebind<uint32_t, D>> RoundToHalves(D, hn::Vec<D> value) {
+  const hn::Rebind<uint32_t, D> words;
+  const auto bits = hn::BitCast(words, value);
   const auto upper = hn::ShiftRight<16>(bits);
-  // As BFloat16Bits().
   const auto even = hn::And(upper, hn::Set(words, 1));
   const auto rounded =
       hn::ShiftRight<16>(hn::Add(bits, hn::Add(even, hn::Set(words, 0x7fff))));
   const auto nan = hn::Or(upper, hn::Set(words, 0x40));
-  const auto half =
-      hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(narrow)), nan, rounded);
-  hn::StoreU(hn::DemoteTo(HalfBitsTag(), hn::BitCast(numbers, half)),
-             HalfBitsTag(), reinterpret_cast<uint16_t*>(to));
+  return hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(value)), nan, rounded);
+}
+
+// The lower halves of what RoundToHalves() returns.
+template <typename D>
+HWY_INLINE hn::Vec<hn::Rebind<uint16_t, D>> DemoteHalves(
+    D, hn::Vec<hn::Rebind<uint32_t, D>> halves) {
+  return hn::DemoteTo(hn::Rebind<uint16_t, D>(),
+                      hn::BitCast(hn::Rebind<int32_t, D>(), halves));
+}
+
+HWY_INLINE void StoreWide(Wide value, BFloat16* to) {
+  const NarrowTag tag;
+  const auto halves = RoundToHalves(tag, RoundToFloat(value));
+  hn::StoreU(DemoteHalves(tag, halves), HalfBitsTag(),
+             reinterpret_cast<uint16_t*>(to));
 }
 
 HWY_INLINE void StoreWide(Wide value, double* to) {

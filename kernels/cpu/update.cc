@@ -4,14 +4,13 @@
 // Without MulAdd, and with partial sums by position: the bits are those of
 // plain loops on every instruction set.
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/types/span.h"
-#include "common/bfloat16.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_kernels.h"
 
@@ -28,15 +27,12 @@ namespace HWY_NAMESPACE {
 
 // Vectors of float32 only, twice as many lanes as beside float64.
 using FloatTag = hn::ScalableTag<float>;
-using Float = hn::Vec<FloatTag>;
+// A vector of one lane: the first and last elements go by the same formulas.
+using OneTag = hn::CappedTag<float, 1>;
 
 HWY_INLINE int64_t FloatLanes() {
   return static_cast<int64_t>(hn::Lanes(FloatTag()));
 }
-
-HWY_INLINE Float Load(const float* from) { return hn::LoadU(FloatTag(), from); }
-
-HWY_INLINE Float All(float value) { return hn::Set(FloatTag(), value); }
 
 // Lanes of the slots that a rule keeps; `kMask` has a bit for each that is
 // there.
@@ -45,10 +41,25 @@ struct SlotLanes {
   static constexpr bool Kept(size_t slot) { return (kMask >> slot & 1) != 0; }
   HWY_INLINE V& operator[](size_t slot) { return lanes[slot]; }
 
-  V lanes[kSlots];
+  // One without slots, for plain SGD: no array is empty.
+  V lanes[kSlots == 0 ? 1 : kSlots];
 };
 
-template <typename Rule, size_t kMask, typename D, size_t... slots>
+// Streaming stores pass the caches by, so that no line is read just to be
+// overwritten. They need whole, aligned vectors.
+enum class Store { kCached, kStreaming };
+
+template <Store kStore, typename V>
+HWY_INLINE void StoreLanes(V value, float* to) {
+  if constexpr (kStore == Store::kStreaming) {
+    value.Stream(to);
+  } else {
+    value.Store(to);
+  }
+}
+
+template <typename Rule, size_t kMask, Store kStore, typename D,
+          size_t... slots>
 HWY_INLINE void UpdateLanes(const typename Rule::Scalars& scalars,
                             const UpdateRun& run, int64_t i,
                             std::index_sequence<slots...>) {
@@ -57,23 +68,51 @@ HWY_INLINE void UpdateLanes(const typename Rule::Scalars& scalars,
   Held held{{(Held::Kept(slots) ? V::Load(run.slots_in[slots] + i) : V())...}};
   const V w = Rule::Update(scalars, V::Load(run.weights_in + i),
                            V::Load(run.gradient + i), held);
-  ((Held::Kept(slots) ? held[slots].Store(run.slots_out[slots] + i) : void()),
+  ((Held::Kept(slots)
+        ? StoreLanes<kStore>(held[slots], run.slots_out[slots] + i)
+        : void()),
    ...);
-  w.Store(run.weights_out + i);
+  StoreLanes<kStore>(w, run.weights_out + i);
 }
 
-// By value, as in fold_sgd.cc. The last elements are vectors of one lane, so
-// the formula is written once.
+// Elements before the first that lies at the start of a vector of every
+// instruction set, in all results; absent if there is none.
+std::optional<int64_t> BeforeAligned(const UpdateRun& run) {
+  constexpr uintptr_t kVector = 64;
+  const uintptr_t past = reinterpret_cast<uintptr_t>(run.weights_out) % kVector;
+  for (const float* slot : run.slots_out) {
+    if (slot != nullptr &&
+        reinterpret_cast<uintptr_t>(slot) % kVector != past) {
+      return std::nullopt;
+    }
+  }
+  return static_cast<int64_t>((kVector - past) % kVector / sizeof(float));
+}
+
+// By value: with copies that no other code can reach, the compiler need not
+// read them again after every store of a float.
 template <typename Rule, size_t kMask>
 void UpdateWith(const typename Rule::Scalars scalars, const UpdateRun run) {
   constexpr std::make_index_sequence<Rule::kSlots> kSlots;
   const int64_t lanes = FloatLanes();
   int64_t i = 0;
+  std::optional<int64_t> before;
+  if (run.streaming) before = BeforeAligned(run);
+  if (before.has_value() && *before <= run.count) {
+    for (; i < *before; ++i) {
+      UpdateLanes<Rule, kMask, Store::kCached, OneTag>(scalars, run, i, kSlots);
+    }
+    for (; i + lanes <= run.count; i += lanes) {
+      UpdateLanes<Rule, kMask, Store::kStreaming, FloatTag>(scalars, run, i,
+                                                            kSlots);
+    }
+    hwy::FlushStream();
+  }
   for (; i + lanes <= run.count; i += lanes) {
-    UpdateLanes<Rule, kMask, FloatTag>(scalars, run, i, kSlots);
+    UpdateLanes<Rule, kMask, Store::kCached, FloatTag>(scalars, run, i, kSlots);
   }
   for (; i < run.count; ++i) {
-    UpdateLanes<Rule, kMask, hn::CappedTag<float, 1>>(scalars, run, i, kSlots);
+    UpdateLanes<Rule, kMask, Store::kCached, OneTag>(scalars, run, i, kSlots);
   }
 }
 
@@ -94,13 +133,11 @@ void UpdateKept(const RuleStep& step, const UpdateRun& run, size_t kept) {
 
 template <typename Rule>
 void UpdateBy(const RuleStep& step, const UpdateRun& run) {
-  if constexpr (!Rule::kFused) {
-    size_t kept = 0;
-    for (size_t k = 0; k < Rule::kSlots; ++k) {
-      if (run.slots_in[k] != nullptr) kept |= size_t{1} << k;
-    }
-    UpdateKept<Rule, (1 << Rule::kSlots) - 1>(step, run, kept);
+  size_t kept = 0;
+  for (size_t k = 0; k != Rule::kSlots; ++k) {
+    if (run.slots_in[k] != nullptr) kept |= size_t{1} << k;
   }
+  UpdateKept<Rule, (1 << Rule::kSlots) - 1>(step, run, kept);
 }
 
 void UpdateHere(const RuleStep& step, const UpdateRun& run) {
@@ -114,42 +151,23 @@ void UpdateHere(const RuleStep& step, const UpdateRun& run) {
   }
 }
 
-template <bool kAdaptive>
-HWY_INLINE hn::Mask<FloatTag> CompensateVector(const CompensationStep& step,
-                                               const CompensationRun& run,
-                                               int64_t i) {
-  const FloatTag tag;
-  const Float g = Load(run.gradient + i);
-  const Float square = hn::Mul(g, g);
-  Float lambda = All(step.lambda);
+template <bool kAdaptive, typename D>
+HWY_INLINE bool CompensateLanes(const CompensationStep& step,
+                                const CompensationRun& run, int64_t i) {
+  using V = Lane<D>;
+  const V g = V::Load(run.gradient + i);
+  const V square = g * g;
+  V lambda = step.lambda;
   if constexpr (kAdaptive) {
-    const Float s =
-        hn::Add(hn::Mul(All(step.square_decay), Load(run.square_in + i)),
-                hn::Mul(All(step.square_gain), square));
-    hn::StoreU(s, tag, run.square_out + i);
-    lambda = hn::Div(lambda, hn::Sqrt(hn::Add(s, All(step.epsilon))));
+    const V s = V(step.square_decay) * V::Load(run.square_in + i) +
+                V(step.square_gain) * square;
+    s.Store(run.square_out + i);
+    lambda = lambda / Sqrt(s + V(step.epsilon));
   }
-  const Float moved =
-      hn::Sub(Load(run.weights_now + i), Load(run.weights_read + i));
-  const Float out = hn::Add(g, hn::Mul(hn::Mul(lambda, square), moved));
-  hn::StoreU(out, tag, run.gradient + i);
-  return hn::IsFinite(out);
-}
-
-template <bool kAdaptive>
-HWY_INLINE bool CompensateElement(const CompensationStep& step,
-                                  const CompensationRun& run, int64_t i) {
-  const float g = run.gradient[i];
-  float lambda = step.lambda;
-  if constexpr (kAdaptive) {
-    const float s =
-        step.square_decay * run.square_in[i] + step.square_gain * (g * g);
-    run.square_out[i] = s;
-    lambda = lambda / std::sqrt(s + step.epsilon);
-  }
-  const float moved = run.weights_now[i] - run.weights_read[i];
-  run.gradient[i] = g + lambda * (g * g) * moved;
-  return std::isfinite(run.gradient[i]);
+  const V moved = V::Load(run.weights_now + i) - V::Load(run.weights_read + i);
+  const V out = g + lambda * square * moved;
+  out.Store(run.gradient + i);
+  return AllFinite(out);
 }
 
 template <bool kAdaptive>
@@ -158,11 +176,10 @@ bool CompensateWith(const CompensationStep step, const CompensationRun run) {
   bool finite = true;
   int64_t i = 0;
   for (; i + lanes <= run.count; i += lanes) {
-    const auto mask = CompensateVector<kAdaptive>(step, run, i);
-    finite = hn::AllTrue(FloatTag(), mask) && finite;
+    finite = CompensateLanes<kAdaptive, FloatTag>(step, run, i) && finite;
   }
   for (; i < run.count; ++i) {
-    finite = CompensateElement<kAdaptive>(step, run, i) && finite;
+    finite = CompensateLanes<kAdaptive, OneTag>(step, run, i) && finite;
   }
   return finite;
 }
@@ -172,58 +189,28 @@ bool CompensateHere(const CompensationStep& step, const CompensationRun& run) {
                                   : CompensateWith<false>(step, run);
 }
 
-using WordTag = hn::Rebind<uint32_t, FloatTag>;
-using Words = hn::Vec<WordTag>;
-
-// As BFloat16Bits(), in the lower half of each word.
-HWY_INLINE Words RoundToHalves(Float value) {
-  const WordTag words;
-  const Words bits = hn::BitCast(words, value);
-  const Words upper = hn::ShiftRight<16>(bits);
-  const Words even = hn::And(upper, hn::Set(words, 1));
-  const Words rounded =
-      hn::ShiftRight<16>(hn::Add(bits, hn::Add(even, hn::Set(words, 0x7fff))));
-  const Words nan = hn::Or(upper, hn::Set(words, 0x40));
-  return hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(value)), nan, rounded);
-}
-
-HWY_INLINE void StoreHalves(Words halves, std::byte* to) {
-  const hn::Rebind<int32_t, FloatTag> numbers;
-  const hn::Rebind<uint16_t, FloatTag> half;
-  // Through an array, because `to` has no alignment.
-  uint16_t bits[hn::MaxLanes(FloatTag())];
-  hn::StoreU(hn::DemoteTo(half, hn::BitCast(numbers, halves)), half, bits);
-  std::memcpy(to, bits, hn::Lanes(FloatTag()) * sizeof(uint16_t));
-}
-
-HWY_INLINE void ChangeVector(const ChangeRun& run, int64_t i) {
-  const FloatTag tag;
-  const Float w = Load(run.weights_in + i);
-  const Float u =
-      hn::Add(Load(run.remainder_in + i), hn::Sub(Load(run.weights + i), w));
-  const Words halves = RoundToHalves(u);
-  StoreHalves(halves, run.change + i * 2);
-  const Float next = hn::Add(w, hn::BitCast(tag, hn::ShiftLeft<16>(halves)));
+template <typename D>
+HWY_INLINE void ChangeLanes(const ChangeRun& run, int64_t i) {
+  const D tag;
+  const auto w = hn::LoadU(tag, run.weights_in + i);
+  const auto u = hn::Add(hn::LoadU(tag, run.remainder_in + i),
+                         hn::Sub(hn::LoadU(tag, run.weights + i), w));
+  const auto halves = RoundToHalves(tag, u);
+  // Through an array, because `change` has no alignment.
+  uint16_t bits[hn::MaxLanes(D())];
+  hn::StoreU(DemoteHalves(tag, halves), hn::Rebind<uint16_t, D>(), bits);
+  std::memcpy(run.change + i * 2, bits, hn::Lanes(tag) * sizeof(uint16_t));
+  const auto next = hn::Add(w, hn::BitCast(tag, hn::ShiftLeft<16>(halves)));
   hn::StoreU(next, tag, run.weights + i);
   hn::StoreU(hn::Sub(u, hn::Sub(next, w)), tag, run.remainder_out + i);
-}
-
-HWY_INLINE void ChangeElement(const ChangeRun& run, int64_t i) {
-  const float w = run.weights_in[i];
-  const float u = run.remainder_in[i] + (run.weights[i] - w);
-  const uint16_t bits = BFloat16Bits(u);
-  std::memcpy(run.change + i * 2, &bits, sizeof(bits));
-  const float next = w + BFloat16Value(bits);
-  run.weights[i] = next;
-  run.remainder_out[i] = u - (next - w);
 }
 
 void RoundChangeHere(const ChangeRun& given) {
   const ChangeRun run = given;
   const int64_t lanes = FloatLanes();
   int64_t i = 0;
-  for (; i + lanes <= run.count; i += lanes) ChangeVector(run, i);
-  for (; i < run.count; ++i) ChangeElement(run, i);
+  for (; i + lanes <= run.count; i += lanes) ChangeLanes<FloatTag>(run, i);
+  for (; i < run.count; ++i) ChangeLanes<OneTag>(run, i);
 }
 
 // Partial sums that every instruction set keeps alike.

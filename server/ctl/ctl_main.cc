@@ -1,7 +1,6 @@
 // cohortctl: starts runs, shows them, and changes them.
 
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "common/cli/environment.h"
+#include "common/cli/progress_line.h"
 #include "common/cli/signal_watcher.h"
 #include "common/clock.h"
 #include "common/mutex.h"
@@ -120,15 +120,6 @@ class Keyboard {
   bool raw_ = false;
 };
 
-ScreenSize Screen() {
-  winsize size = {};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 ||
-      size.ws_row == 0) {
-    return {};
-  }
-  return {.columns = size.ws_col, .rows = size.ws_row};
-}
-
 int Main(int argc, char** argv) {
   SilenceGrpcLog();
   Pauses pauses;
@@ -145,7 +136,7 @@ int Main(int argc, char** argv) {
            .terminal = terminal,
            .color = terminal && ValueIn(environment, "NO_COLOR").empty(),
            .environment = environment,
-           .screen = [] { return Screen(); }};
+           .screen = TerminalSize};
   Keyboard keyboard(pauses);
   if (terminal && Keyboard::Exists()) {
     io.keys = [&keyboard](absl::Duration d, std::string& typed) {

@@ -81,7 +81,7 @@ DrainOutlook OutlookOf(const absl::StatusOr<v1::Status>& status,
       absl::StrCat(status->phase() == "waiting"
                        ? absl::StrCat("now: ", Printable(status->state()), "\n")
                        : "",
-                   "`cohortctl status --watch` follows it to its end")};
+                   "`cohortctl watch` follows it to its end")};
 }
 
 absl::Status RunDrain(Context& context) {

@@ -10,16 +10,12 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "common/cli/progress_line.h"
 #include "common/clock.h"
 #include "server/ctl/admin_client.h"
 #include "server/ctl/arguments.h"
 
 namespace cohort {
-
-struct ScreenSize {
-  int columns = 80;
-  int rows = 24;
-};
 
 // cohortctl's streams and environment. main and tests each make their own.
 struct CtlIo {

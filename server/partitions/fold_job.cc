@@ -1,107 +1,356 @@
 #include "server/partitions/fold_job.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <utility>
+#include <vector>
 
+#include "absl/types/span.h"
+#include "common/bfloat16.h"
+#include "common/check.h"
+#include "common/element_type.h"
 #include "server/partitions/slice_walker.h"
-#include "server/partitions/staged_fold.h"
 
 namespace cohort {
 namespace {
 
+// Elements of a block: gradient, weights and two slots fit into the
+// second-level cache. Sums of squares are made block by block.
+constexpr int64_t kBlockElements = 4096;
 // Elements of a partition from which on a model is taken to be larger than the
 // caches. Partitions of small models are smaller.
 constexpr int64_t kStreamingMin = int64_t{64} << 10;
+constexpr int64_t kHalfBytes = BytesOf(ElementType::kBFloat16);
 
-// Gradients, weights and velocities in one pass of the fused kernel.
-class Folder {
+// Decay of the moving mean square for delay compensation.
+// Source: Zheng et al., 2017, section 6 (m); epsilon only keeps 0/0 out.
+constexpr double kSquareDecay = 0.95;
+constexpr double kSquareEpsilon = 1e-7;
+
+// The mean gradient of a block of elements is made in memory that stays in the
+// cache, and updated from there.
+class PartitionFold {
  public:
-  Folder(const FoldJob& job, const kernels::Backend& backend,
-         FloatBufferPool& pool)
-      : job_(job),
-        backend_(backend),
-        walker_(job, job.weights->size()),
-        slot_(VelocityOf(job.slots)),
-        weights_(pool.TakeShared(job.weights->size())) {
-    if (slot_ != nullptr) velocity_ = pool.Take(job.weights->size());
+  PartitionFold(const FoldJob& job, const kernels::Backend& backend,
+                FloatBufferPool& pool)
+      : job_(job), backend_(backend), walker_(job, kBlockElements) {
+    const int64_t elements = job.weights->size();
+    if (folds()) {
+      gradient_ = pool.Take(updates() ? kBlockElements : elements);
+      if (compensates() && job.compensation.adaptive) {
+        COHORT_CHECK(job.slots.mean_square != nullptr, "no mean square");
+        Renew(&Slots::mean_square, elements, pool);
+      }
+    }
+    if (!updates()) {
+      norms_.resize(job.slices.size());
+      if (measures() || (job.weight_norms && job.frozen != nullptr)) {
+        free_ = pool.Take(kBlockElements);
+      }
+      for (size_t k = 0; measures() && k < kernels::kRuleSlotsMax; ++k) {
+        discarded_.push_back(pool.Take(kBlockElements));
+      }
+      return;
+    }
+    weights_ = pool.TakeShared(elements);
+    for (const SlotKind& kind : SlotsOfRules()) {
+      if (job.slots.*kind.buffer != nullptr) Renew(kind.buffer, elements, pool);
+    }
+    if (job.slots.remainder != nullptr) {
+      Renew(&Slots::remainder, elements, pool);
+      // Two bfloat16 to a float.
+      change_ = pool.Take((elements + 1) / 2);
+    }
   }
 
   FoldResult Run() {
-    while (!nonfinite_.has_value() && walker_.Next()) FoldBlock();
+    while (!nonfinite_.has_value() && walker_.Next()) RunBlock();
     FoldResult result{.transaction = job_.transaction,
                       .partition = job_.partition,
+                      .pass = job_.pass,
                       .gradient_bytes = GradientBytes(job_),
                       .nonfinite = nonfinite_};
-    if (result.nonfinite.has_value()) return result;
-    result.weights = std::move(weights_);
+    if (nonfinite_.has_value()) return result;
     result.slots = job_.slots;
-    if (slot_ != nullptr) result.slots.*slot_ = std::move(velocity_);
+    for (auto& [buffer, fresh] : fresh_) {
+      result.slots.*buffer = std::move(fresh);
+    }
+    if (!updates()) {
+      result.gradient = std::move(gradient_);
+      result.norms = std::move(norms_);
+      return result;
+    }
+    for (size_t s = 0; s < result.slots.updates.size(); ++s) {
+      if (!job_.slices[s].skip) ++result.slots.updates[s];
+    }
+    result.weights = std::move(weights_);
+    if (change_ != nullptr) {
+      result.change = ByteRope(
+          absl::MakeConstSpan(
+              ChangeAt(0),
+              static_cast<size_t>(result.weights->size() * kHalfBytes)),
+          change_);
+      result.change_checksum = result.change.Checksum();
+    }
     return result;
   }
 
  private:
-  void FoldBlock() {
+  bool folds() const {
+    return job_.pass == FoldPass::kWhole || job_.pass == FoldPass::kGradient;
+  }
+  bool updates() const {
+    return job_.pass == FoldPass::kWhole || job_.pass == FoldPass::kUpdate;
+  }
+  bool measures() const { return job_.pass == FoldPass::kNorms; }
+  bool compensates() const { return job_.compensation.read_weights != nullptr; }
+  // Whether what an update writes is not read again in this fold.
+  bool streams() const {
+    return updates() && job_.frozen == nullptr && change_ == nullptr &&
+           job_.weights->size() >= kStreamingMin;
+  }
+
+  void Renew(SharedFloats Slots::*buffer, int64_t elements,
+             FloatBufferPool& pool) {
+    fresh_.emplace_back(buffer, pool.Take(elements));
+  }
+  FloatBuffer& Fresh(SharedFloats Slots::*buffer) {
+    const auto at =
+        std::find_if(fresh_.begin(), fresh_.end(),
+                     [buffer](const auto& f) { return f.first == buffer; });
+    COHORT_CHECK(at != fresh_.end(), "a slot that is moved has a new buffer");
+    return *at->second;
+  }
+
+  void RunBlock() {
     const SliceBlock& block = walker_.block();
-    const SliceStep& slice = walker_.step();
-    if (slice.skip) {
+    if (walker_.step().skip) {
       Keep(block);
       return;
     }
-    kernels::SgdStep step = slice.step;
-    step.gradient_scale *= job_.gradient_scale;
+    const float* gradient =
+        folds() ? FoldGradient(block) : job_.gradient->data() + block.begin;
+    if (nonfinite_.has_value()) return;
+    if (updates()) {
+      Update(block, gradient);
+    } else if (measures()) {
+      AddUpdateNorms(block, gradient);
+    } else {
+      AddNorms(block, gradient);
+    }
+  }
+
+  // Where the mean gradient of `block` is made.
+  float* GradientOf(const SliceBlock& block) {
+    return gradient_->data() + (updates() ? 0 : block.begin);
+  }
+
+  void Keep(const SliceBlock& block) {
+    if (updates()) {
+      CopyOver(job_.weights, *weights_, block.begin, block.count());
+      KeepUnchanged(block.begin, block.count());
+    } else if (folds()) {
+      std::fill_n(GradientOf(block), block.count(), 0.0f);
+    }
+    for (auto& [buffer, fresh] : fresh_) {
+      CopyOver(job_.slots.*buffer, *fresh, block.begin, block.count());
+    }
+  }
+
+  // The compensated mean gradient of `block`, frozen elements 0.
+  const float* FoldGradient(const SliceBlock& block) {
+    float* gradient = GradientOf(block);
     bool finite = true;
     walker_.ForEachRun([&](int64_t begin, int64_t count,
                            absl::Span<const std::byte* const> gradients) {
-      finite = backend_.FoldSgd(step, RunAt(begin, count, gradients));
-      return finite;
+      finite &=
+          backend_.FoldGradient({.gradients = gradients,
+                                 .scale = job_.gradient_scale,
+                                 .count = count,
+                                 .out = gradient + (begin - block.begin)});
+      return true;
     });
-    if (finite) return;
-    nonfinite_ = {.rank = walker_.NonfiniteRank(),
+    walker_.ForEachFrozen([&](int64_t begin, int64_t count) {
+      std::fill_n(gradient + (begin - block.begin), count, 0.0f);
+    });
+    // Frozen elements may have any value.
+    if (!finite && !AllFinite(gradient, block.count())) {
+      Blame(block, walker_.NonfiniteRank());
+    } else if (compensates() && !Compensate(block, gradient)) {
+      Blame(block, OnlyContributor());
+    }
+    return gradient;
+  }
+
+  bool Compensate(const SliceBlock& block, float* gradient) {
+    const FoldCompensation& c = job_.compensation;
+    float* square =
+        c.adaptive ? Fresh(&Slots::mean_square).data() + block.begin : nullptr;
+    const bool finite = backend_.Compensate(
+        {.lambda = static_cast<float>(c.lambda),
+         .square_decay = static_cast<float>(kSquareDecay),
+         .square_gain = static_cast<float>(1 - kSquareDecay),
+         .epsilon = static_cast<float>(kSquareEpsilon)},
+        {.gradient = gradient,
+         .count = block.count(),
+         .weights_now = job_.weights->data() + block.begin,
+         .weights_read = c.read_weights->data() + block.begin,
+         .square_in = c.adaptive ? job_.slots.mean_square->data() + block.begin
+                                 : nullptr,
+         .square_out = square});
+    if (c.adaptive) {
+      PutBack(job_.slots.mean_square, Fresh(&Slots::mean_square));
+    }
+    return finite;
+  }
+
+  void Update(const SliceBlock& block, const float* gradient) {
+    UpdateByRule(block, gradient);
+    RoundChange(block);
+    PutBack(job_.weights, *weights_);
+    for (auto& [buffer, fresh] : fresh_) {
+      PutBack(job_.slots.*buffer, *fresh);
+    }
+  }
+
+  std::byte* ChangeAt(int64_t element) {
+    return reinterpret_cast<std::byte*>(change_->data()) + element * kHalfBytes;
+  }
+
+  // Replaces what the optimizer made of the weights of `block`.
+  void RoundChange(const SliceBlock& block) {
+    if (change_ == nullptr) return;
+    backend_.RoundChange(
+        {.count = block.count(),
+         .weights_in = job_.weights->data() + block.begin,
+         .weights = weights_->data() + block.begin,
+         .remainder_in = job_.slots.remainder->data() + block.begin,
+         .remainder_out = Fresh(&Slots::remainder).data() + block.begin,
+         .change = ChangeAt(block.begin)});
+    walker_.ForEachFrozen(
+        [&](int64_t begin, int64_t count) { KeepUnchanged(begin, count); });
+  }
+
+  // Writes changes of -0, which leave every weight as it is, -0 too.
+  void KeepUnchanged(int64_t begin, int64_t count) {
+    if (change_ == nullptr) return;
+    const uint16_t minus_zero = BFloat16Bits(-0.0f);
+    for (int64_t i = begin; i < begin + count; ++i) {
+      std::memcpy(ChangeAt(i), &minus_zero, sizeof(minus_zero));
+    }
+  }
+
+  void UpdateByRule(const SliceBlock& block, const float* gradient) {
+    const kernels::RuleStep& step = walker_.step().rule;
+    float* const out =
+        measures() ? free_->data() : weights_->data() + block.begin;
+    kernels::UpdateRun run{.gradient = gradient,
+                           .count = block.count(),
+                           .weights_in = job_.weights->data() + block.begin,
+                           .weights_out = out,
+                           .streaming = streams()};
+    const std::vector<SlotKind>& slots = SlotsOfRule(step.rule);
+    for (size_t k = 0; k < slots.size(); ++k) {
+      const SharedFloats& before = job_.slots.*slots[k].buffer;
+      if (before == nullptr) continue;
+      run.slots_in[k] = before->data() + block.begin;
+      run.slots_out[k] = measures()
+                             ? discarded_[k]->data()
+                             : Fresh(slots[k].buffer).data() + block.begin;
+    }
+    backend_.Update(step, run);
+  }
+
+  void AddNorms(const SliceBlock& block, const float* gradient) {
+    const auto count = static_cast<size_t>(block.count());
+    SliceNorm& norm = norms_[block.slice];
+    norm.gradient +=
+        backend_.SumOfSquares(absl::MakeConstSpan(gradient, count));
+    if (job_.weight_norms) AddWeightNorms(block);
+  }
+
+  // The slots go nowhere: the last pass moves them.
+  void AddUpdateNorms(const SliceBlock& block, const float* gradient) {
+    UpdateByRule(block, gradient);
+    const double squares = FreeSquares(block);
+    norms_[block.slice].gradient += squares;
+    AddWeightNorms(block);
+    // The gradient is finite, but weights and their decay need not be.
+    if (!std::isfinite(squares)) Blame(block, std::nullopt);
+  }
+
+  void AddWeightNorms(const SliceBlock& block) {
+    const float* weights = job_.weights->data() + block.begin;
+    if (job_.frozen == nullptr) {
+      norms_[block.slice].weights += backend_.SumOfSquares(
+          absl::MakeConstSpan(weights, static_cast<size_t>(block.count())));
+      return;
+    }
+    std::copy_n(weights, block.count(), free_->data());
+    norms_[block.slice].weights += FreeSquares(block);
+  }
+
+  // Of the values in `free_`, which are those of `block`.
+  double FreeSquares(const SliceBlock& block) {
+    walker_.ForEachFrozen([&](int64_t begin, int64_t frozen) {
+      std::fill_n(free_->data() + (begin - block.begin), frozen, 0.0f);
+    });
+    return backend_.SumOfSquares(
+        absl::MakeConstSpan(free_->data(), static_cast<size_t>(block.count())));
+  }
+
+  static void CopyOver(const SharedFloats& from, FloatBuffer& to, int64_t begin,
+                       int64_t count) {
+    std::copy_n(from->data() + begin, count, to.data() + begin);
+  }
+
+  // Frozen elements are updated with the others and then put back: they may
+  // be many and far apart, and no kernel has to know of them.
+  void PutBack(const SharedFloats& from, FloatBuffer& to) {
+    walker_.ForEachFrozen([&](int64_t begin, int64_t count) {
+      CopyOver(from, to, begin, count);
+    });
+  }
+
+  static bool AllFinite(const float* values, int64_t count) {
+    return std::all_of(values, values + count,
+                       [](float value) { return std::isfinite(value); });
+  }
+
+  void Blame(const SliceBlock& block, std::optional<Rank> rank) {
+    if (nonfinite_.has_value()) return;
+    nonfinite_ = {.rank = rank,
                   .partition = job_.partition,
                   .slice = static_cast<int32_t>(block.slice)};
   }
 
-  void Keep(const SliceBlock& block) {
-    std::copy_n(job_.weights->data() + block.begin, block.count(),
-                weights_->data() + block.begin);
-    if (slot_ == nullptr) return;
-    std::copy_n((job_.slots.*slot_)->data() + block.begin, block.count(),
-                velocity_->data() + block.begin);
-  }
-
-  kernels::SgdRun RunAt(int64_t begin, int64_t count,
-                        absl::Span<const std::byte* const> gradients) {
-    kernels::SgdRun run{.gradients = gradients,
-                        .count = count,
-                        .weights_in = job_.weights->data() + begin,
-                        .weights_out = weights_->data() + begin,
-                        .streaming = weights_->size() >= kStreamingMin};
-    if (slot_ != nullptr) {
-      run.velocity_in = (job_.slots.*slot_)->data() + begin;
-      run.velocity_out = velocity_->data() + begin;
-    }
-    return run;
+  std::optional<Rank> OnlyContributor() const {
+    if (job_.contributions.size() != 1) return std::nullopt;
+    return job_.contributions.front().rank;
   }
 
   const FoldJob& job_;
   const kernels::Backend& backend_;
   SliceWalker walker_;
-  // Null: the job moves no velocity.
-  SharedFloats Slots::*const slot_;
+  // One block, or the whole partition where it is the result.
+  std::shared_ptr<FloatBuffer> gradient_;
   std::shared_ptr<FloatBuffer> weights_;
-  std::shared_ptr<FloatBuffer> velocity_;
+  // Slots that this job moves on.
+  std::vector<std::pair<SharedFloats Slots::*, std::shared_ptr<FloatBuffer>>>
+      fresh_;
+  // Null: changes are not rounded.
+  std::shared_ptr<FloatBuffer> change_;
+  std::vector<SliceNorm> norms_;
+  // One block of updates or weights, frozen ones 0, and of each slot that pass
+  // kNorms makes. Null: no norms need it.
+  std::shared_ptr<FloatBuffer> free_;
+  std::vector<std::shared_ptr<FloatBuffer>> discarded_;
   std::optional<NonfiniteGradient> nonfinite_;
 };
-
-bool IsStaged(const FoldJob& job) {
-  return job.pass != FoldPass::kWhole || job.frozen != nullptr ||
-         job.compensation.read_weights != nullptr ||
-         job.slots.remainder != nullptr ||
-         std::any_of(
-             job.slices.begin(), job.slices.end(),
-             [](const SliceStep& slice) { return slice.rule.has_value(); });
-}
 
 // `average` moved towards `weights`. Equal values stay bitwise identical, so
 // frozen weights do.
@@ -127,8 +376,7 @@ int64_t GradientBytes(const FoldJob& job) {
 
 FoldResult RunFold(const FoldJob& job, const kernels::Backend& backend,
                    FloatBufferPool& pool) {
-  FoldResult result = IsStaged(job) ? RunStagedFold(job, backend, pool)
-                                    : Folder(job, backend, pool).Run();
+  FoldResult result = PartitionFold(job, backend, pool).Run();
   if (result.weights != nullptr && job.slots.average != nullptr) {
     result.slots.average =
         Followed(*job.slots.average, *result.weights, job.average_gain, pool);

@@ -26,10 +26,7 @@ struct FoldContribution {
 // How one slice of the partition is updated.
 struct SliceStep {
   int64_t count = 0;
-  // Its gradient_scale multiplies the mean gradient.
-  kernels::SgdStep step;
-  // In place of `step`.
-  std::optional<kernels::RuleStep> rule;
+  kernels::RuleStep rule;
   // No rank has a gradient for it, or it is frozen: weights and slots stay as
   // they are.
   bool skip = false;

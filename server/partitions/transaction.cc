@@ -44,7 +44,6 @@ bool Transaction::several_passes() const { return NeedsNorms(optimizer()); }
 void Transaction::SetStep(size_t slice, const GradientScales& scales,
                           FoldJob& job) const {
   const auto p = static_cast<size_t>(job.partition);
-  SliceStep& step = job.slices[slice];
   const OptimizerOptions& o = optimizer();
   const auto k =
       static_cast<size_t>(model().partitions[p].slices[slice].parameter);
@@ -70,11 +69,7 @@ void Transaction::SetStep(size_t slice, const GradientScales& scales,
   if (rule.counts_updates) {
     inputs.update = context_.base->slots[p].updates[slice] + 1;
   }
-  if (rule.fused_step != nullptr) {
-    step.step = rule.fused_step(inputs);
-  } else {
-    step.rule = rule.step(inputs);
-  }
+  job.slices[slice].rule = rule.step(inputs);
 }
 
 float Transaction::AverageGain() const {

@@ -1,8 +1,5 @@
 #include "server/records/progress_text.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <algorithm>
 
 #include "absl/strings/match.h"
@@ -82,28 +79,6 @@ void PrintMeasures(const EvaluationRecord& evaluation,
   const std::string side = SideMeasureText(sums);
   if (!side.empty()) out << "test " << side << '\n';
   out << "test " << MainMeasureText(sums) << '\n';
-}
-
-void ProgressLine::Show(std::ostream& out, absl::string_view text,
-                        int columns) {
-  // The last column stays empty, because a terminal would start a new line
-  // after it.
-  text = text.substr(0, static_cast<size_t>(std::max(columns - 1, 1)));
-  const size_t blanks = width_ > text.size() ? width_ - text.size() : 0;
-  out << '\r' << text << std::string(blanks, ' ') << std::flush;
-  width_ = text.size();
-}
-
-void ProgressLine::Clear(std::ostream& out) {
-  if (width_ == 0) return;
-  out << '\r' << std::string(width_, ' ') << '\r' << std::flush;
-  width_ = 0;
-}
-
-int TerminalColumns() {
-  winsize size = {};
-  const bool known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0;
-  return known && size.ws_col > 0 ? size.ws_col : 80;
 }
 
 }  // namespace cohort

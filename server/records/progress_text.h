@@ -21,19 +21,4 @@ std::string ProgressText(const StatusView& status, double samples_per_second);
 void PrintMeasures(const EvaluationRecord& evaluation,
                    const SharedSnapshot& model, std::ostream& out);
 
-// A terminal line that is rewritten repeatedly.
-class ProgressLine {
- public:
-  // Replaces the line, cut to `columns`.
-  void Show(std::ostream& out, absl::string_view text, int columns);
-  // Blanks the line, so that an ordinary line can be printed in its place.
-  void Clear(std::ostream& out);
-
- private:
-  size_t width_ = 0;
-};
-
-// Columns of stdout's terminal; 80 if unknown.
-int TerminalColumns();
-
 }  // namespace cohort

@@ -278,7 +278,7 @@ void RunRecorder::Finish() {
     if (recent_.commits > 0) EndWindow(clock_.Now());
   }
   Poll();
-  line_.Clear(out_);
+  line_.Clear();
 }
 
 void RunRecorder::Poll() {
@@ -472,7 +472,7 @@ void RunRecorder::WriteChange(const PolicyRecord& record,
 }
 
 void RunRecorder::PrintChange(const Change& change) {
-  line_.Clear(out_);
+  line_.Clear();
   out_ << "policy " << change.headline << " at step " << change.record.version
        << '\n'
        << std::flush;
@@ -483,7 +483,7 @@ void RunRecorder::PrintEvaluation(const Row& row) {
   const EvaluationResult& result = record.results[row.result];
   // With one kind the name is omitted, unless the evaluation was requested.
   const bool named = record.results.size() > 1 || record.on_request;
-  line_.Clear(out_);
+  line_.Clear();
   const std::string side = SideMeasureText(result.sums);
   out_ << absl::StrFormat(
               "epoch %d: test %s, %s%sloss %.4f, %s%s\n", record.epochs,
@@ -506,7 +506,7 @@ void RunRecorder::PrintProgress(const StatusView& status, Instant now) {
   last_print_ = now;
   const std::string text = ProgressText(status, rate_.per_second());
   if (options_.terminal) {
-    line_.Show(out_, text, TerminalColumns());
+    line_.Show(text, TerminalSize().columns);
   } else {
     out_ << text << '\n' << std::flush;
   }

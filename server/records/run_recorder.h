@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/cli/progress_line.h"
 #include "common/clock.h"
 #include "common/formats/tensorboard.h"
 #include "common/mutex.h"
@@ -202,7 +203,7 @@ class RunRecorder {
   std::unique_ptr<EventFile> events_;
   RateMeter rate_;
   int32_t workers_ = 0;
-  ProgressLine line_;
+  ProgressLine line_{out_};
   std::optional<Instant> last_print_;
 
   // Last: its thread uses everything above.

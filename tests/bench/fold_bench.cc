@@ -55,16 +55,10 @@ ByteRope InPieces(const SharedFloats& floats) {
   return rope;
 }
 
-SliceStep StepOf(FoldRule rule, int64_t elements) {
-  SliceStep slice{.count = elements,
-                  .step = {.learning_rate = 1e-3F,
-                           .weight_decay = 1e-4F,
-                           .momentum = rule == FoldRule::kMomentum ? 0.9F : 0}};
-  if (rule == FoldRule::kAdam) {
-    slice.rule = kernels::RuleOf(OptimizerKind::kAdam)
-                     .step({.numbers = {}, .rate = 1e-3});
-  }
-  return slice;
+SliceStep StepOf(OptimizerKind rule, int64_t elements) {
+  return {.count = elements,
+          .rule = kernels::RuleOf(rule).step(
+              {.numbers = {}, .rate = 1e-3, .decay = 1e-4})};
 }
 
 // Weights and slots of a partition.
@@ -73,11 +67,11 @@ struct State {
   Slots slots;
 };
 
-State FirstState(FoldRule rule, int64_t elements) {
+State FirstState(OptimizerKind rule, int64_t elements) {
   State state{.weights = Filled(elements, 1)};
-  if (rule == FoldRule::kMomentum) {
+  if (rule == OptimizerKind::kMomentum) {
     state.slots.velocity = Filled(elements, 0.1F);
-  } else if (rule == FoldRule::kAdam) {
+  } else if (rule == OptimizerKind::kAdam) {
     state.slots.first_moment = Filled(elements, 0.1F);
     state.slots.second_moment = Filled(elements, 0.1F);
     state.slots.updates = {0};

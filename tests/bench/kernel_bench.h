@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "common/optimizers.h"
+
 namespace cohort::bench {
 
 // CPU time of the calling thread, so that other programs of the machine do not
@@ -42,10 +44,8 @@ struct BatchNormDuel {
 // threads to 1 before.
 BatchNormDuel TimeBatchNorm(const BatchNormSetup& setup, int32_t rounds);
 
-enum class FoldRule { kSgd, kMomentum, kAdam };
-
 struct FoldSetup {
-  FoldRule rule = FoldRule::kSgd;
+  OptimizerKind rule = OptimizerKind::kSgd;
   int32_t contributors = 1;
   // float32 weights, in partitions of 1 MiB.
   int64_t elements = 0;

@@ -116,11 +116,11 @@ void MeasureBatchNorm() {
 
 absl::Status MeasureFold() {
   COHORT_ASSIGN_OR_RETURN(
-      const FoldRule rule,
-      ParseChoice<FoldRule>("optimizer", absl::GetFlag(FLAGS_optimizer),
-                            {{"sgd", FoldRule::kSgd},
-                             {"momentum", FoldRule::kMomentum},
-                             {"adam", FoldRule::kAdam}}));
+      const OptimizerKind rule,
+      ParseChoice<OptimizerKind>("optimizer", absl::GetFlag(FLAGS_optimizer),
+                                 {{"sgd", OptimizerKind::kSgd},
+                                  {"momentum", OptimizerKind::kMomentum},
+                                  {"adam", OptimizerKind::kAdam}}));
   const FoldTimes times =
       TimeFold({.rule = rule,
                 .contributors = absl::GetFlag(FLAGS_workers),

@@ -351,6 +351,14 @@ TEST_F(ClientPushTest, DamagedWeightsVoidThePushAndTheConnection) {
   EXPECT_EQ(server_.joins().size(), 2u);
 }
 
+TEST_F(ClientPushTest, ADamagedVerdictVoidsThePushAndTheConnection) {
+  v1::ExchangeReply damaged = VerdictReply(Verdict::kApplied, 11);
+  damaged.set_message_xxh3(1);
+  AnswerPush(server_, {WeightsReply(0, 11, {5, 6}), damaged}, &push_);
+  const auto client = TrainingClient(server_);
+  EXPECT_THAT(PushOnce(*client), IsError(kUnavailable, "ExchangeReply"));
+}
+
 TEST_F(ClientPushTest, RefusedPushIsFinal) {
   server_.on_exchange = [](FakeServer::ExchangeIo& io) {
     std::vector<v1::ExchangeRequest> push;
@@ -563,6 +571,18 @@ TEST_F(ClientReduceTest, OneAbortedOfSeveralVoidsTheStep) {
   const auto client = TrainingClient(server_);
   EXPECT_THAT(client->Reduce(kPass, kTwo),
               IsError(kAborted, "rank 3 was lost"));
+}
+
+TEST_F(ClientReduceTest, ADamagedAnswerVoidsTheConnection) {
+  OnReduce(server_,
+           [&](const v1::ReduceRequest& request, FakeServer::ReduceIo& io) {
+             v1::ReduceReply damaged = ReduceReplyTo(request, kMoments);
+             damaged.set_message_xxh3(1);
+             io.Write(damaged);
+           });
+  const auto client = TrainingClient(server_);
+  EXPECT_THAT(client->Reduce(kPass, {{.moments = kMoments}}),
+              IsError(kUnavailable, "ReduceReply"));
 }
 
 TEST_F(ClientReduceTest, AnswerOfAnotherWidthIsRefused) {

@@ -12,6 +12,7 @@
 #include "common/byte_rope.h"
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
+#include "kernels/optimizer_rules.h"
 #include "server/core/model/model_snapshot.h"
 
 namespace cohort {
@@ -57,6 +58,24 @@ inline ByteRope CutRope(const std::vector<float>& values, size_t longest) {
     left = left.subspan(std::min(size, left.size()));
   }
   return rope;
+}
+
+// A step of SGD, or of another rule of it.
+struct SgdNumbers {
+  double scale = 1;
+  double rate = 0;
+  double decay = 0;
+  double momentum = 0;
+};
+inline kernels::RuleStep StepOf(const SgdNumbers& of,
+                                OptimizerKind kind = OptimizerKind::kMomentum) {
+  return kernels::RuleOf(kind).step({.numbers = {.momentum = of.momentum},
+                                     .rate = of.rate,
+                                     .decay = of.decay,
+                                     .gradient_scale = of.scale});
+}
+inline kernels::RuleStep PlainStep(const SgdNumbers& of) {
+  return StepOf(of, OptimizerKind::kSgd);
 }
 
 inline std::vector<float> ValuesOf(const SharedFloats& buffer) {

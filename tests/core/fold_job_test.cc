@@ -29,17 +29,18 @@ FoldResult Fold(const FoldJob& job) {
   return RunFold(job, kernels::ReferenceBackend(), pool);
 }
 
-constexpr kernels::SgdStep kPlain{.gradient_scale = 0.5, .learning_rate = 0.25};
+constexpr SgdNumbers kPlain{.scale = 0.5, .rate = 0.25};
 
 TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
-  kernels::SgdStep decayed = kPlain;
-  decayed.weight_decay = 1;
+  SgdNumbers decayed = kPlain;
+  decayed.decay = 1;
   const FoldJob job{
       .transaction = 7,
       .partition = 3,
       .contributions = {{.rank = Rank(0), .gradient = Rope({2, 4, 6})},
                         {.rank = Rank(1), .gradient = Rope({2, 0, 2})}},
-      .slices = {{.count = 1, .step = kPlain}, {.count = 2, .step = decayed}},
+      .slices = {{.count = 1, .rule = PlainStep(kPlain)},
+                 {.count = 2, .rule = PlainStep(decayed)}},
       .weights = BufferOf({1, 2, 4})};
   const FoldResult result = Fold(job);
   EXPECT_EQ(result.transaction, 7);
@@ -52,11 +53,11 @@ TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
 }
 
 TEST(FoldJobTest, MomentumMovesTheVelocity) {
-  kernels::SgdStep step = kPlain;
-  step.momentum = 0.5;
+  SgdNumbers numbers = kPlain;
+  numbers.momentum = 0.5;
   const FoldResult result =
       Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({4})}},
-            .slices = {{.count = 1, .step = step}},
+            .slices = {{.count = 1, .rule = StepOf(numbers)}},
             .weights = BufferOf({1}),
             .slots = {.velocity = BufferOf({2})}});
   // v = 0.5 * 2 + 2, w = 1 - 0.25 * 3.
@@ -71,7 +72,7 @@ TEST(FoldJobTest, AMomentumOfZeroLeavesTheGradientAsVelocity) {
     for (bool frozen : {false, true}) {
       FoldJob job{
           .contributions = {{.rank = Rank(0), .gradient = Rope({4, 8})}},
-          .slices = {{.count = 2, .step = kPlain}},
+          .slices = {{.count = 2, .rule = StepOf(kPlain)}},
           .weights = BufferOf({1, 1}),
           .slots = {.velocity = BufferOf({2, 2})}};
       if (frozen) {
@@ -88,13 +89,14 @@ TEST(FoldJobTest, AMomentumOfZeroLeavesTheGradientAsVelocity) {
 }
 
 TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
-  kernels::SgdStep step = kPlain;
-  step.momentum = 0.5;
-  step.weight_decay = 1;
+  SgdNumbers numbers = kPlain;
+  numbers.momentum = 0.5;
+  numbers.decay = 1;
+  const kernels::RuleStep step = StepOf(numbers);
   const FoldResult result =
       Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({0, 4})}},
-            .slices = {{.count = 1, .step = step, .skip = true},
-                       {.count = 1, .step = step}},
+            .slices = {{.count = 1, .rule = step, .skip = true},
+                       {.count = 1, .rule = step}},
             .weights = BufferOf({0.1f, 0}),
             .slots = {.velocity = BufferOf({0.3f, 0})}});
   EXPECT_EQ(ValuesOf(result.weights)[0], 0.1f);
@@ -113,16 +115,14 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
       floats->push_back(static_cast<float>(random.Uniform() - 0.5));
     }
   }
-  const kernels::SgdStep step{.gradient_scale = 0.7f,
-                              .learning_rate = 0.3f,
-                              .weight_decay = 0.01f,
-                              .momentum = 0.9f,
-                              .nesterov = true};
+  const kernels::RuleStep step =
+      StepOf({.scale = 0.7, .rate = 0.3, .decay = 0.01, .momentum = 0.9},
+             OptimizerKind::kNesterov);
   FoldJob job{.contributions = {{.rank = Rank(0), .gradient = Rope(first)},
                                 {.rank = Rank(1), .gradient = Rope(second)}},
-              .slices = {{.count = 13, .step = step},
-                         {.count = 1, .step = step, .skip = true},
-                         {.count = 87, .step = step}},
+              .slices = {{.count = 13, .rule = step},
+                         {.count = 1, .rule = step, .skip = true},
+                         {.count = 87, .rule = step}},
               .weights = BufferOf(weights),
               .slots = {.velocity = BufferOf(velocity)}};
   FloatBufferPool pool;
@@ -164,12 +164,10 @@ TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
     }
     return values;
   };
-  const kernels::SgdStep step{.gradient_scale = 0.7f,
-                              .learning_rate = 0.3f,
-                              .weight_decay = 0.01f,
-                              .momentum = 0.9f};
-  FoldJob floats{.slices = {{.count = 13, .step = step},
-                            {.count = kElements - 13, .step = step}},
+  const kernels::RuleStep step =
+      StepOf({.scale = 0.7, .rate = 0.3, .decay = 0.01, .momentum = 0.9});
+  FoldJob floats{.slices = {{.count = 13, .rule = step},
+                            {.count = kElements - 13, .rule = step}},
                  .weights = BufferOf(draw()),
                  .slots = {.velocity = BufferOf(draw())}};
   FoldJob halves = floats;
@@ -224,7 +222,7 @@ TEST(FoldJobTest, PiecesOfTheNetworkGiveTheNumbersOfFloat64) {
   const Floats velocity = draw();
   FoldJob job{.gradient_scale = 0.5f,
               .slices = {{.count = kElements,
-                          .step = {.learning_rate = 0.25f, .momentum = 0.9f}}},
+                          .rule = StepOf({.rate = 0.25, .momentum = 0.9})}},
               .weights = BufferOf(weights),
               .slots = {.velocity = BufferOf(velocity)}};
   std::vector<double> sum(kElements, 0.0);
@@ -256,7 +254,7 @@ TEST(FoldJobTest, TheRankNamedDoesNotDependOnCuts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   FoldJob job{.contributions = {{.rank = Rank(0), .gradient = Rope({1, nan})},
                                 {.rank = Rank(1), .gradient = Rope({nan, 2})}},
-              .slices = {{.count = 2, .step = kPlain}},
+              .slices = {{.count = 2, .rule = PlainStep(kPlain)}},
               .weights = BufferOf({0, 0})};
   EXPECT_EQ(Fold(job).nonfinite->rank, Rank(0));
   job.contributions[0].gradient = CutRope({1, nan}, 4);
@@ -271,12 +269,13 @@ TEST(FoldJobTest, TheRankNamedDoesNotDependOnCuts) {
 
 TEST(FoldJobTest, NonfiniteNamesTheRankAndTheSlice) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const FoldResult result = Fold(
-      {.partition = 4,
-       .contributions = {{.rank = Rank(2), .gradient = Rope({1, 2, 3})},
-                         {.rank = Rank(5), .gradient = Rope({1, 2, nan})}},
-       .slices = {{.count = 2, .step = kPlain}, {.count = 1, .step = kPlain}},
-       .weights = BufferOf({0, 0, 0})});
+  const FoldResult result =
+      Fold({.partition = 4,
+            .contributions = {{.rank = Rank(2), .gradient = Rope({1, 2, 3})},
+                              {.rank = Rank(5), .gradient = Rope({1, 2, nan})}},
+            .slices = {{.count = 2, .rule = PlainStep(kPlain)},
+                       {.count = 1, .rule = PlainStep(kPlain)}},
+            .weights = BufferOf({0, 0, 0})});
   ASSERT_TRUE(result.nonfinite.has_value());
   EXPECT_EQ(result.nonfinite->rank, Rank(5));
   EXPECT_EQ(result.nonfinite->partition, 4);
@@ -289,7 +288,7 @@ TEST(FoldJobTest, AnOverflowingSumBlamesNobody) {
   const FoldResult result =
       Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({huge})},
                               {.rank = Rank(1), .gradient = Rope({huge})}},
-            .slices = {{.count = 1, .step = kPlain}},
+            .slices = {{.count = 1, .rule = PlainStep(kPlain)}},
             .weights = BufferOf({0})});
   ASSERT_TRUE(result.nonfinite.has_value());
   EXPECT_FALSE(result.nonfinite->rank.has_value());

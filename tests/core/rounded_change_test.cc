@@ -61,7 +61,7 @@ TEST(RoundedChangeTest, NothingIsLostOverManySteps) {
   const Floats start = Draw(random, kElements, 1);
   std::vector<double> wanted(start.begin(), start.end());
   FoldJob job{
-      .slices = {{.count = kElements, .step = {.learning_rate = kRate}}},
+      .slices = {{.count = kElements, .rule = PlainStep({.rate = kRate})}},
       .weights = BufferOf(start),
       .slots = {.remainder = BufferOf(Floats(kElements, 0))}};
   FloatBufferPool pool;
@@ -92,7 +92,7 @@ TEST(RoundedChangeTest, FrozenAndSkippedWeightsStayToTheBit) {
   FoldJob job{.contributions = {{.rank = Rank(0),
                                  .gradient = Rope({1, 1, 1, 1, 1, 1})}},
               .slices = {{.count = 2, .skip = true},
-                         {.count = 4, .step = {.learning_rate = 0.5}}},
+                         {.count = 4, .rule = PlainStep({.rate = 0.5})}},
               .weights = BufferOf(weights),
               .slots = {.remainder = BufferOf(remainder)},
               .frozen = std::make_shared<std::vector<ElementRun>>(
@@ -123,7 +123,7 @@ TEST(RoundedChangeTest, EveryRuleIsRounded) {
                          .remainder = BufferOf(Floats(100, 0)),
                          .updates = {3}}};
   FoldJob clipped{.pass = FoldPass::kUpdate,
-                  .slices = {{.count = 100, .step = {.learning_rate = 0.1f}}},
+                  .slices = {{.count = 100, .rule = PlainStep({.rate = 0.1})}},
                   .weights = adam.weights,
                   .slots = {.remainder = BufferOf(Floats(100, 0))},
                   .gradient = BufferOf(gradient)};
@@ -150,7 +150,7 @@ TEST(RoundedChangeTest, EveryRuleIsRounded) {
 
 TEST(RoundedChangeTest, TheAverageFollowsTheWeightsThatWorkersHold) {
   FoldJob job{.contributions = {{.rank = Rank(0), .gradient = Rope({1.01f})}},
-              .slices = {{.count = 1, .step = {.learning_rate = 1}}},
+              .slices = {{.count = 1, .rule = PlainStep({.rate = 1})}},
               .weights = BufferOf({4}),
               .slots = {.average = BufferOf({4}), .remainder = BufferOf({0})},
               .average_gain = 1};
@@ -164,7 +164,7 @@ TEST(RoundedChangeTest, TheAverageFollowsTheWeightsThatWorkersHold) {
 TEST(RoundedChangeTest, AGradientThatIsNotFiniteHasNoChange) {
   FoldJob job{
       .contributions = {{.rank = Rank(3), .gradient = Rope({INFINITY})}},
-      .slices = {{.count = 1, .step = {.learning_rate = 1}}},
+      .slices = {{.count = 1, .rule = PlainStep({.rate = 1})}},
       .weights = BufferOf({4}),
       .slots = {.remainder = BufferOf({0})}};
   FloatBufferPool pool;

@@ -106,7 +106,7 @@ TEST_F(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
       {"cert", "mean 'certs ...'?"},
       {"frobnicate", "unknown verb 'frobnicate'\n"},
       {"--json", "such as 'status'\n`cohortctl help` "},
-      {"status --wach", "mean --watch?\n`cohortctl help status` "},
+      {"watch --intervl=1s", "mean --interval?\n`cohortctl help watch` "},
       // This flag belongs to another verb.
       {"export --dry_run", "--dry_run\n`cohortctl help export` "},
       {"workers evict 1", "got '1' after 'workers evict'"},
@@ -117,7 +117,7 @@ TEST_F(CtlCommandTest, WrongUseIsSuggestedAgainstAndIsExitCode2) {
       {"status -- --batch_size=8", "got '--'"},
       {"completion powershell", "'powershell', want bash, zsh or fish"},
       {"workers drain", "got no --rank"},
-      {"status --watch=yes", "--watch takes no value, got 'yes'"},
+      {"status --quiet=yes", "--quiet takes no value, got 'yes'"},
       {"status --timeout", "--timeout needs a value: --timeout=T"},
       {"status --timeout=1s --timeout=2s", "--timeout is given twice"},
       {"status --=x", "got '--=x', want --name=value"}};

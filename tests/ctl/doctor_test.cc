@@ -11,8 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/build_info.h"
-#include "server/ctl/doctor/machine_checks.h"
-#include "server/ctl/doctor/program_checks.h"
+#include "server/ctl/doctor/folder_checks.h"
 #include "server/ctl/doctor/server_checks.h"
 #include "tests/ctl/ctl_harness.h"
 #include "tests/fakes/temp_dir.h"
@@ -317,12 +316,6 @@ TEST(RunCheckTest, AnElasticCohortBelowItsMinimumNeedsAnyWorker) {
   EXPECT_THAT(check.fix, HasSubstr("policy set --workers=MIN:3"));
 }
 
-TEST(OpenFilesCheckTest, SaysHowToRaiseTheLimit) {
-  EXPECT_EQ(CheckOpenFiles(1024, 1024).result, Result::kOk);
-  EXPECT_THAT(CheckOpenFiles(256, 4096).fix, HasSubstr("ulimit -n 1024"));
-  EXPECT_THAT(CheckOpenFiles(256, 256).fix, HasSubstr("LimitNOFILE="));
-}
-
 TEST(RoomCheckTest, AFullDiskFails) {
   EXPECT_EQ(CheckRoom("results_dir", "d", 2048 * kMib).result, Result::kOk);
   EXPECT_EQ(CheckRoom("results_dir", "d", 500 * kMib).result, Result::kWarning);
@@ -333,11 +326,6 @@ TEST(RoomCheckTest, AFullDiskFails) {
 
 class FolderTest : public ::testing::Test {
  protected:
-  void Write(const std::string& name, const std::string& text) {
-    std::filesystem::create_directories((folder_ / name).parent_path());
-    std::ofstream(folder_ / name) << text;
-  }
-
   const TempDir dir_;
   const std::filesystem::path folder_ = dir_.path();
 };
@@ -351,7 +339,7 @@ TEST_F(FolderTest, FolderThatIsNotThereYetIsTriedWhereItWouldBe) {
 }
 
 TEST_F(FolderTest, FileInTheWayFails) {
-  Write("file", "x");
+  WriteText(dir_.File("file"), "x");
   const Check check = CheckFolder("results_dir", (folder_ / "file/b").string());
   EXPECT_EQ(check.result, Result::kFailed);
   EXPECT_THAT(check.found, HasSubstr("is no folder"));
@@ -362,73 +350,6 @@ TEST_F(FolderTest, FolderThatCannotBeWrittenFails) {
   const Check check = CheckFolder("checkpoint_dir", "/proc/self");
   EXPECT_EQ(check.result, Result::kFailed);
   EXPECT_THAT(check.fix, HasSubstr("--checkpoint_dir"));
-}
-
-TEST_F(FolderTest, MemoryLimitIsReadFromBothVersionsOfControlGroups) {
-  const std::string root = folder_.string();
-  EXPECT_FALSE(ReadMemoryUse(root).has_value());
-  Write("proc/self/cgroup", "0::/a/b\n");
-  Write("sys/fs/cgroup/a/b/memory.max", "max\n");
-  Write("sys/fs/cgroup/a/b/memory.current", "1048576\n");
-  EXPECT_FALSE(ReadMemoryUse(root)->limit_bytes.has_value());
-  EXPECT_EQ(CheckMemory(ReadMemoryUse(root)).result, Result::kOk);
-  Write("sys/fs/cgroup/a/b/memory.max", "1050000\n");
-  EXPECT_EQ(ReadMemoryUse(root)->limit_bytes, 1'050'000U);
-  EXPECT_EQ(CheckMemory(ReadMemoryUse(root)).result, Result::kWarning);
-  // Control groups, version 1, in a container that does not see the host's
-  // path.
-  Write("proc/self/cgroup", "9:cpu:/x\n7:memory:/docker/x\n");
-  Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "4194304\n");
-  Write("sys/fs/cgroup/memory/memory.usage_in_bytes", "1048576\n");
-  EXPECT_EQ(ReadMemoryUse(root)->limit_bytes, 4 * kMib);
-  EXPECT_EQ(CheckMemory(ReadMemoryUse(root)).found, "1 MiB of 4 MiB are used");
-  EXPECT_EQ(CheckMemory(std::nullopt).result, Result::kSkipped);
-}
-
-// Writes an executable script.
-void WriteProgram(const std::filesystem::path& path, const std::string& text) {
-  std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
-  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
-}
-
-TEST(ProgramChecksTest, SaysTheVersionsOfInstalledPrograms) {
-  const TempDir dir;
-  const std::filesystem::path folder = dir.path();
-  WriteProgram(folder / "cohort-server",
-               absl::StrCat("echo 'cohort-server ", BuildText(), "'"));
-  CtlHarness ctl;
-  ctl.server.status = HealthyStatus();
-  const std::string words =
-      absl::StrCat("doctor --json --programs=", folder.string());
-  auto check = ChecksOf(ctl.Run(words))["programs"];
-  EXPECT_EQ(check["result"], "ok");
-  EXPECT_EQ(check["found"],
-            absl::StrCat("cohortctl is ", BuildText(), "; cohort-server is ",
-                         BuildText(), "; cohort-worker is not there"));
-
-  WriteProgram(folder / "cohort-worker", "echo cohort-worker 0.0.9");
-  check = ChecksOf(ctl.Run(words))["programs"];
-  EXPECT_EQ(check["result"], "warning");
-  EXPECT_THAT(check["found"].get<std::string>(),
-              HasSubstr("cohort-worker is 0.0.9"));
-  EXPECT_THAT(check["fix"].get<std::string>(), HasSubstr("one build"));
-
-  WriteProgram(folder / "cohort-worker",
-               "echo 'libtorch.so: cannot open' >&2; exit 127");
-  check = ChecksOf(ctl.Run(words))["programs"];
-  EXPECT_EQ(check["result"], "warning");
-  EXPECT_THAT(check["found"].get<std::string>(),
-              HasSubstr("exit code 127: libtorch.so: cannot open"));
-}
-
-TEST(ProgramChecksTest, AProgramThatHangsIsAWarning) {
-  const TempDir dir;
-  const std::filesystem::path folder = dir.path();
-  WriteProgram(folder / "cohort-worker", "exec sleep 1000");
-  const InstalledProgram program =
-      ReadProgram(folder.string(), "cohort-worker", absl::Milliseconds(50));
-  EXPECT_EQ(program.problem, "gave no --version within 50ms");
-  EXPECT_EQ(CheckPrograms("1", {program}).result, Result::kWarning);
 }
 
 }  // namespace

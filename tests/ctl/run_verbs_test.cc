@@ -118,7 +118,7 @@ TEST(RunDrainTest, TellsARunThatIsOverFromOneThatWaits) {
   status.set_phase("waiting");
   status.set_state("waiting for worker 1, 3 s, gives up in 57 s");
   EXPECT_THAT(ctl.Run("run drain").err,
-              HasSubstr("up in 57 s\n`cohortctl status --watch`"));
+              HasSubstr("up in 57 s\n`cohortctl watch`"));
   status.set_ended(true);
   status.set_version(31);
   const CtlResult over = ctl.Run("run drain");

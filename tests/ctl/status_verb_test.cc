@@ -9,14 +9,12 @@
 #include "server/ctl/status_text.h"
 #include "server/ctl/status_words.h"
 #include "tests/ctl/ctl_harness.h"
-#include "tests/ctl/prints_error.h"
 
 namespace cohort {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::StartsWith;
 
 TEST(StatusVerbTest, ShowsTheRunAndItsWorkers) {
   CtlHarness ctl;
@@ -167,7 +165,7 @@ TEST(StatusVerbTest, ShowsTheNewestTestMeasures) {
   EXPECT_THAT(ctl.Run("status").out, HasSubstr("\nloss           0.4312\n"
                                                "test accuracy  87.5 %\n"
                                                "test top-5     99.2 %\n"));
-  EXPECT_THAT(ctl.Run("status --watch").out,
+  EXPECT_THAT(ctl.Run("watch").out,
               HasSubstr(", loss 0.4312, test accuracy 87.5 %, 10 images/s"));
 }
 
@@ -185,52 +183,8 @@ TEST(StatusVerbTest, ShowsTheMeasuresOfSegmentation) {
                         "test mIoU      41.2 %\n"
                         "IoU by class   0 50.0 %, 1 none, 2 32.5 %\n"
                         "pixel accuracy 87.5 %\n"));
-  EXPECT_THAT(ctl.Run("status --watch").out,
+  EXPECT_THAT(ctl.Run("watch").out,
               HasSubstr(", loss 0.4312, test mIoU 41.2 %, 10 images/s"));
-}
-
-TEST(StatusVerbTest, WatchIsALineEachTimeUntilTheRunIsOver) {
-  CtlHarness ctl;
-  int looks = 0;
-  ctl.server.on_status = [&looks] {
-    v1::Status status = ExampleStatus();
-    status.set_ended(++looks == 3);
-    return status;
-  };
-  const CtlResult result = ctl.Run("status --watch --interval=5s");
-  EXPECT_EQ(result.code, 0);
-  EXPECT_EQ(ctl.paused(), absl::Seconds(10));
-  const std::string line =
-      "step 150, epoch 2 of 4, 37 % of the run, loss 0.4312, 10 images/s, ETA "
-      "25 s, workers 1/2, sync, global normalisation, sync statistics, since "
-      "step "
-      "0, training, 1 of 2 workers\n";
-  EXPECT_THAT(result.out, StartsWith(line + line));
-}
-
-TEST(StatusVerbTest, WatchOfATerminalStaysInPlaceUntilCtrlC) {
-  CtlHarness ctl;
-  ctl.terminal = true;
-  ctl.interrupt_at = absl::Seconds(3);
-  const CtlResult result = ctl.Run("status --watch");
-  EXPECT_EQ(result.code, 0);
-  EXPECT_THAT(result.out, StartsWith("\x1b[H\x1b[2Jrun "));
-  // NO_COLOR: cursor positions remain, but no other attributes.
-  EXPECT_THAT(result.out, Not(HasSubstr("\x1b[1m")));
-  ctl.color = true;
-  EXPECT_THAT(ctl.Run("status --watch").out, HasSubstr("\x1b[1mrank"));
-}
-
-TEST(StatusVerbTest, WatchEndsWithTheServersAbsence) {
-  CtlHarness ctl;
-  int looks = 0;
-  ctl.server.on_status = [&looks]() -> absl::StatusOr<v1::Status> {
-    if (++looks >= 2) return absl::UnavailableError("the server is stopping");
-    return ExampleStatus();
-  };
-  const CtlResult result = ctl.Run("status --watch --json");
-  EXPECT_EQ(result.code, 5);
-  EXPECT_THAT(result.err, HasSubstr("the server is stopping"));
 }
 
 // A description is text from any worker: it must not move the cursor or break
@@ -244,12 +198,6 @@ TEST(StatusVerbTest, TextsOfWorkersAreMadeHarmless) {
   const auto json = nlohmann::json::parse(ctl.Run("workers list --json").out);
   EXPECT_EQ(json["run"], "3f2a");
   EXPECT_EQ(json["workers"][0]["description"], "\x1b[2Jgone\n\"x\"");
-}
-
-TEST(StatusVerbTest, BadIntervalIsRefused) {
-  CtlHarness ctl;
-  EXPECT_THAT(ctl.Run("status --watch --interval=0s"),
-              PrintsError(3, "--interval: got '0s'"));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "server/ctl/watch/watch_controls.h"
 #include "server/ctl/watch/watch_frame.h"
 #include "tests/ctl/ctl_harness.h"
+#include "tests/ctl/prints_error.h"
 
 namespace cohort {
 namespace {
@@ -290,6 +291,11 @@ TEST_F(WatchVerbTest, EndsWithTheRunAndIsLinesOffATerminal) {
   EXPECT_THAT(result.out, HasSubstr("step 150, epoch 2 of 4, 37 % of the run"));
   EXPECT_THAT(result.out, HasSubstr("\nstep 152, "));
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
+}
+
+TEST_F(WatchVerbTest, BadIntervalIsRefused) {
+  EXPECT_THAT(ctl_.Run("watch --interval=0s"),
+              PrintsError(3, "--interval: got '0s'"));
 }
 
 TEST_F(WatchVerbTest, RedrawsATerminalInPlace) {

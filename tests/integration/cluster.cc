@@ -32,7 +32,6 @@ absl::Status RunWorker(const ClusterOptions& options,
                          return MakeModel({.name = options.model,
                                            .channels = dataset.channels(),
                                            .classes = dataset.classes(),
-                                           .image_width = dataset.width(),
                                            .seed = seed});
                        },
                    .batch_size = batch,

@@ -92,7 +92,6 @@ StateTensors TrainReference(const ReferenceOptions& options,
   const auto model = *MakeModel({.name = options.model,
                                  .channels = dataset.channels(),
                                  .classes = dataset.classes(),
-                                 .image_width = dataset.width(),
                                  .seed = options.seed});
   model->to(options.type);
   model->train();

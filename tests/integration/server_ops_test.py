@@ -51,20 +51,6 @@ class ServerOps(unittest.TestCase):
         self.cohort.complete()
         self.assertIn("watching the run see its end", self.cohort.log())
 
-    def test_status_watch_follows_the_run_to_its_end(self):
-        self.await_version(5)
-        with subprocess.Popen(
-                [processes.BIN / "cohortctl", "status", "--watch", "--json",
-                 "--interval=500ms", f"--server={self.cohort.address}"],
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                text=True) as watch:
-            for _ in range(4):
-                self.assertIn('"ended":false', watch.stdout.readline())
-            self.cohort.ctl("run", "drain")
-            lines, errors = watch.communicate(timeout=60)
-        self.assertEqual(watch.returncode, 0, errors)
-        self.assertIn('"ended":true', lines.splitlines()[-1])
-
     def test_nobody_who_watches_is_nobody_to_wait_for(self):
         # Read from the log: a request would count as watching.
         self.cohort.await_log("server", "workers are registered")

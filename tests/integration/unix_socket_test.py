@@ -2,7 +2,6 @@
 as containers have them."""
 
 import os
-import signal
 import unittest
 
 import processes
@@ -27,23 +26,6 @@ def network_of(pid):
 
 
 class UnixSocket(unittest.TestCase):
-    def test_a_stopped_server_leaves_no_socket(self):
-        with cohort_of() as cohort:
-            cohort.server_flags[1] = "--epochs=100000"
-            cohort.start()
-            cohort.await_checkpoint(8)
-            cohort.server.send_signal(signal.SIGTERM)
-            cohort.complete()
-            self.assertEqual(list(cohort.sockets.iterdir()), [])
-
-    def test_a_socket_in_use_is_refused_and_the_first_server_goes_on(self):
-        with cohort_of() as cohort:
-            cohort.start_server()
-            result = run("cohort-server", f"--listen={cohort.address}",
-                         "--ops_listen=")
-            self.assertEqual(result.returncode, 1, result.stderr)
-            self.assertEqual(cohort.status()["version"], 0)
-
     def test_cohortctl_finds_it_by_flag_and_variable(self):
         with cohort_of() as cohort:
             cohort.start_server()

@@ -10,22 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/batch_norm_args.h"
 #include "kernels/data_type.h"
-#include "kernels/optimizer_step.h"
 
 namespace cohort::kernels {
-
-// Steps of SGD, one of each kind.
-inline constexpr SgdStep kPlain = {
-    .gradient_scale = 0.7F, .learning_rate = 0.1F, .weight_decay = 0.01F};
-inline constexpr SgdStep kMomentum = {.gradient_scale = 0.7F,
-                                      .learning_rate = 0.1F,
-                                      .weight_decay = 0.01F,
-                                      .momentum = 0.9F};
-inline constexpr SgdStep kNesterov = {.gradient_scale = 0.7F,
-                                      .learning_rate = 0.1F,
-                                      .weight_decay = 0.01F,
-                                      .momentum = 0.9F,
-                                      .nesterov = true};
 
 // Repeatable numbers, equal on every standard library.
 class Numbers {

@@ -1,10 +1,13 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "common/bfloat16.h"
 #include "gtest/gtest.h"
 #include "hwy/targets.h"
@@ -24,58 +27,131 @@ constexpr int64_t kUpdateCounts[] = {0,  1,  7,  8,    9,     31,
                                      32, 33, 65, 4096, 100003};
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-std::vector<const std::byte*> Pointers(const std::vector<Floats>& gradients) {
-  std::vector<const std::byte*> pointers;
-  for (const Floats& gradient : gradients) {
-    pointers.push_back(reinterpret_cast<const std::byte*>(gradient.data()));
+// Gradients as they lie in received slices: at any byte.
+class ByteGradients {
+ public:
+  explicit ByteGradients(const std::vector<Floats>& gradients,
+                         size_t offset_bytes = 0) {
+    for (const Floats& gradient : gradients) {
+      // Exactly as long as needed, so that a sanitizer sees a read beyond it.
+      const size_t gradient_bytes = gradient.size() * sizeof(float);
+      std::vector<std::byte> bytes(offset_bytes + gradient_bytes);
+      if (gradient_bytes > 0) {
+        std::memcpy(bytes.data() + offset_bytes, gradient.data(),
+                    gradient_bytes);
+      }
+      storage_.push_back(std::move(bytes));
+      pointers_.push_back(storage_.back().data() + offset_bytes);
+    }
   }
-  return pointers;
+
+  absl::Span<const std::byte* const> pointers() const { return pointers_; }
+
+ private:
+  std::vector<std::vector<std::byte>> storage_;
+  std::vector<const std::byte*> pointers_;
+};
+
+struct Folded {
+  bool finite = false;
+  Floats mean;
+
+  friend bool operator==(const Folded&, const Folded&) = default;
+};
+
+Folded Fold(const Backend& backend, const std::vector<Floats>& gradients,
+            float scale = 1, size_t offset_bytes = 0) {
+  const ByteGradients bytes(gradients, offset_bytes);
+  const size_t count = gradients.empty() ? 3 : gradients.front().size();
+  Folded folded{.mean = Floats(count)};
+  folded.finite = backend.FoldGradient({.gradients = bytes.pointers(),
+                                        .scale = scale,
+                                        .count = static_cast<int64_t>(count),
+                                        .out = folded.mean.data()});
+  return folded;
+}
+
+std::vector<Floats> RandomGradients(int64_t count, int contributors) {
+  Numbers numbers(static_cast<uint64_t>(count * 31 + contributors));
+  std::vector<Floats> gradients;
+  for (int k = 0; k < contributors; ++k) {
+    gradients.push_back(numbers.Take<float>(count));
+  }
+  return gradients;
 }
 
 class UpdateTest : public BackendTest {};
 
+TEST_P(UpdateTest, NameTellsTheInstructionSet) {
+  EXPECT_EQ(backend().name(), GetParam().name);
+}
+
 // ---- FoldGradient
 
-TEST_P(UpdateTest, TheGradientIsTheOneThatFoldSgdUses) {
+// Server and replay may run on different machines: bits must not differ.
+TEST_P(UpdateTest, TheGradientIsTheRoundedSumOfFloat64) {
   for (int64_t count : kUpdateCounts) {
-    for (int contributors : {1, 8, 11}) {
-      Numbers numbers(static_cast<uint64_t>(count * 31 + contributors));
-      std::vector<Floats> gradients;
-      for (int k = 0; k < contributors; ++k) {
-        gradients.push_back(numbers.Take<float>(count));
+    // Eight are read side by side.
+    for (int contributors : {1, 2, 8, 9, 17}) {
+      const auto gradients = RandomGradients(count, contributors);
+      const Folded folded = Fold(backend(), gradients, 0.7f);
+      EXPECT_TRUE(folded.finite);
+      Floats wanted;
+      for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+        double sum = 0;
+        for (const Floats& gradient : gradients) sum += gradient[i];
+        wanted.push_back(0.7f * static_cast<float>(sum));
       }
-      const auto pointers = Pointers(gradients);
-      Floats folded(static_cast<size_t>(count));
-      EXPECT_TRUE(backend().FoldGradient({.gradients = pointers,
-                                          .scale = 0.7f,
-                                          .count = count,
-                                          .out = folded.data()}));
-      // 0 - 1 * g.
-      const Floats zeros(static_cast<size_t>(count));
-      Floats weights(static_cast<size_t>(count));
-      ReferenceBackend().FoldSgd({.gradient_scale = 0.7f, .learning_rate = 1},
-                                 {.gradients = pointers,
-                                  .count = count,
-                                  .weights_in = zeros.data(),
-                                  .weights_out = weights.data()});
-      for (float& w : weights) w = -w;
-      EXPECT_EQ(folded, weights) << count << ", " << contributors;
+      EXPECT_TRUE(folded.mean == wanted) << count << ", " << contributors;
     }
+  }
+}
+
+TEST_P(UpdateTest, GradientsAreReadAtAnyByte) {
+  const auto gradients = RandomGradients(1001, 3);
+  const Folded aligned = Fold(backend(), gradients);
+  for (size_t offset_bytes : {1, 2, 3, 4, 7}) {
+    EXPECT_TRUE(Fold(backend(), gradients, 1, offset_bytes) == aligned)
+        << offset_bytes;
+  }
+}
+
+// One after another: 2^30 + 1 needs more than float32's 24 bits, 2^60 + 1 more
+// than float64's 53.
+TEST_P(UpdateTest, GradientsAreAddedInContributorOrder) {
+  constexpr float kBig = 0x1p30f;
+  constexpr float kHuge = 0x1p60f;
+  EXPECT_EQ(Fold(backend(),
+                 {{kBig, kHuge, kHuge}, {1, 1, -kHuge}, {-kBig, -kHuge, 1}})
+                .mean,
+            (Floats{1, 0, 1}));
+  EXPECT_EQ(Fold(backend(), {}).mean, (Floats{0, 0, 0}));
+}
+
+// Every contribution is finite, but their sum in float32 need not be.
+TEST_P(UpdateTest, AnOverflowOfTheSumIsReported) {
+  for (size_t position : {0, 66}) {
+    std::vector<Floats> gradients = RandomGradients(67, 3);
+    gradients[0][position] = gradients[1][position] = 3e38f;
+    EXPECT_FALSE(Fold(backend(), gradients).finite) << position;
+    gradients[2][position] = -3.2e38f;
+    EXPECT_TRUE(Fold(backend(), gradients).finite) << position;
   }
 }
 
 TEST_P(UpdateTest, TheGradientIsWholeEvenWhereItIsNotFinite) {
   for (size_t position = 0; position < 67; ++position) {
-    std::vector<Floats> gradients = {Floats(67, 1), Floats(67, 2)};
-    gradients[1][position] = kInfinity;
-    const auto pointers = Pointers(gradients);
-    Floats folded(67);
-    EXPECT_FALSE(backend().FoldGradient(
-        {.gradients = pointers, .count = 67, .out = folded.data()}));
-    Floats wanted(67, 3);
-    wanted[position] = kInfinity;
-    EXPECT_EQ(folded, wanted);
+    for (size_t contributor : {0, 8}) {
+      std::vector<Floats> gradients(9, Floats(67, 1));
+      gradients[contributor][position] = kInfinity;
+      const Folded folded = Fold(backend(), gradients);
+      EXPECT_FALSE(folded.finite);
+      Floats wanted(67, 9);
+      wanted[position] = kInfinity;
+      EXPECT_EQ(folded.mean, wanted);
+    }
   }
+  EXPECT_FALSE(Fold(backend(), {{1, NAN, 1}}).finite);
 }
 
 // ---- SumOfSquares
@@ -109,7 +185,7 @@ struct RuleState {
   friend bool operator==(const RuleState&, const RuleState&) = default;
 };
 
-// A rule that is not fused with the fold, with some of its numbers.
+// A rule with some of its numbers.
 struct RuleCase {
   OptimizerCase optimizer;
   const OptimizerRule& rule;
@@ -138,8 +214,7 @@ struct RuleCase {
 std::vector<RuleCase> RuleCases() {
   std::vector<RuleCase> cases;
   for (const OptimizerCase& optimizer : OptimizerCases()) {
-    const OptimizerRule& rule = RuleOf(optimizer.kind);
-    if (rule.step != nullptr) cases.push_back({optimizer, rule});
+    cases.push_back({optimizer, RuleOf(optimizer.kind)});
   }
   return cases;
 }
@@ -231,6 +306,48 @@ TEST_P(UpdateTest, OutputsOfRulesMayBeTheirInputs) {
     RuleState state = in;
     Update(backend(), c, state, state);
     EXPECT_TRUE(state == Updated(backend(), c, in)) << c.optimizer.name();
+  }
+}
+
+// From 64 Ki elements on, results pass the caches by, where all are aligned
+// alike.
+TEST_P(UpdateTest, ResultsAreStreamedToAnyElement) {
+  constexpr size_t kCount = 2048 + 5;
+  for (const RuleCase& c : RuleCases()) {
+    const RuleState in = RandomState(c, kCount);
+    const RuleState want = Updated(backend(), c, in);
+    for (const auto& [of_weights, of_slots] :
+         {std::pair<size_t, size_t>(0, 0), {1, 1}, {15, 15}, {0, 1}}) {
+      RuleState out = in;
+      out.weights.assign(kCount + 32, -1);
+      for (Floats& slot : out.slots) slot.assign(kCount + 32, -1);
+      UpdateRun run{.gradient = in.gradient.data(),
+                    .count = kCount,
+                    .weights_in = in.weights.data(),
+                    .weights_out = out.weights.data() + of_weights,
+                    .streaming = true};
+      for (size_t k = 0; k < c.rule.slots.size(); ++k) {
+        if (!c.Keeps(k)) continue;
+        run.slots_in[k] = in.slots[k].data();
+        run.slots_out[k] = out.slots[k].data() + of_slots;
+      }
+      backend().Update(c.Step(), run);
+      const auto holds = [](const Floats& all, size_t begin,
+                            const Floats& values) {
+        const auto at = all.begin() + static_cast<ptrdiff_t>(begin);
+        return std::equal(values.begin(), values.end(), at) &&
+               std::count(all.begin(), at, -1) == at - all.begin() &&
+               std::count(at + kCount, all.end(), -1) ==
+                   all.end() - (at + kCount);
+      };
+      EXPECT_TRUE(holds(out.weights, of_weights, want.weights))
+          << c.optimizer.name();
+      for (size_t k = 0; k < c.rule.slots.size(); ++k) {
+        if (!c.Keeps(k)) continue;
+        EXPECT_TRUE(holds(out.slots[k], of_slots, want.slots[k]))
+            << c.optimizer.name();
+      }
+    }
   }
 }
 

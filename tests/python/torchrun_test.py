@@ -16,7 +16,7 @@ import torch
 from cohort import _server, _torchrun
 from ports import named_ports
 from processes import taken_address
-from ranks import BIN, Server, is_alive
+from ranks import Server, is_alive
 
 SCRIPT = pathlib.Path(__file__).parent / "scripts" / "gang.py"
 MISSING = ("no torchrun here" if importlib.util.find_spec(
@@ -89,14 +89,14 @@ class Torchrun(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.dir = pathlib.Path(folder.name)
 
-    def start(self, name, *arguments, restarts=0, command=None, **environment):
+    def start(self, name, *arguments, restarts=0, **environment):
         """A gang of two processes in a separate folder."""
         folder = self.dir / name
         folder.mkdir()
         return folder, subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", "--standalone",
              *OPTIONS, "--nproc_per_node=2", "--monitor_interval=0.1", f"--max_restarts={restarts}",
-             *(command or [SCRIPT, folder]), *arguments],
+             SCRIPT, folder, *arguments],
             capture_output=True, text=True, timeout=300, check=False,
             env={**os.environ, "OMP_NUM_THREADS": "1",
                  "PYTHONPATH": f"{SCRIPT.parent.parent}:"
@@ -167,19 +167,6 @@ class Torchrun(unittest.TestCase):
             _, done = self.start("taken", self.rank0(), COHORT_LISTEN=listen)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("The port is that of listen", done.stderr)
-
-    @unittest.skipUnless((BIN / "cohort-worker").exists(), "no cohort-worker")
-    def test_the_program_takes_its_rank(self):
-        with Server(2, "--epochs=1") as server:
-            _, done = self.start(
-                "program", command=[
-                    "--no_python", BIN / "cohort-worker", "--dataset=synthetic",
-                    "--limit=64", "--test_limit=64", "--batch_size=8"],
-                COHORT_SERVER=server.address)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            server.complete()
-        for rank in range(2):
-            self.assertRegex(done.stderr + done.stdout, rf'"worker":"{rank}"')
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include "tests/records/training_status.h"
 
 namespace cohort {
@@ -62,16 +60,6 @@ TEST(ProgressTextTest, WaitingIsToldInTheServersOwnWords) {
   StatusView status = Training();
   status.state = "waiting for a replacement of worker 1, gives up in 9 s";
   EXPECT_EQ(ProgressText(status, 10), status.state);
-}
-
-TEST(ProgressTextTest, ShorterLineBlanksTheRest) {
-  std::ostringstream out;
-  ProgressLine line;
-  line.Show(out, "abcdef", 80);
-  line.Show(out, "xy", 80);
-  line.Show(out, "123456", 4);
-  line.Clear(out);
-  EXPECT_EQ(out.str(), "\rabcdef\rxy    \r123\r   \r");
 }
 
 }  // namespace

@@ -64,17 +64,24 @@ class RawCall final
 
 // A field of two bytes that ends after one.
 const std::string kGarbage("\x0a\x02x", 3);
+// A message with a wrong message_xxh3 and nothing else.
+const std::string kWrongChecksum("\x71\x01\x02\x03\x04\x05\x06\x07\x08", 9);
+// One with an unknown field and no checksum, as if damage had hidden it.
+const std::string kNoChecksum("\xa0\x06\x01", 3);
 
-// As after a wrong checksum, a worker reconnects and tries again.
-TEST_F(ServiceTest, BytesThatAreNoMessageEndEveryStreamAsDamaged) {
+// A worker then reconnects and tries again.
+TEST_F(ServiceTest, DamagedMessagesEndEveryStreamAsDamaged) {
   Start(TinyOptions());
   for (const char* method :
        {"/cohort.v1.Membership/Session", "/cohort.v1.Moments/Reduce",
         "/cohort.v1.Parameters/Exchange", "/cohort.v1.Parameters/Register",
         "/cohort.v1.Parameters/Pull"}) {
-    RawCall call;
-    EXPECT_THAT(call.Run(server_->address(), method, kGarbage),
-                EndedWith(grpc::DATA_LOSS, "damaged in transit"));
+    for (const std::string& bytes : {kGarbage, kWrongChecksum, kNoChecksum}) {
+      RawCall call;
+      EXPECT_EQ(call.Run(server_->address(), method, bytes).error_code(),
+                grpc::DATA_LOSS)
+          << method;
+    }
   }
 }
 

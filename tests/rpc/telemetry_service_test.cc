@@ -7,9 +7,7 @@
 
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "absl/time/clock.h"
@@ -156,46 +154,6 @@ TEST_F(TelemetryServiceTest, LogLevelIsToldAndChanged) {
               EndedWith(grpc::INVALID_ARGUMENT, "got 'loud'"));
   EXPECT_EQ(CurrentLogLevel(), LogLevel::kError);
   SetLogLevel(LogLevel::kInfo);
-}
-
-TEST_F(TelemetryServiceTest, TimelineHasFoldsCommitsRendezvousAndCheckpoints) {
-  const TempDir folder;
-  ServerOptions options = TinyOptions();
-  options.trace = folder.File("trace.json");
-  options.files.checkpoint_dir = folder.File("state");
-  StartWithTwoWorkers(options, NormalisedLayout());
-  ReduceCall first = workers_[0]->OpenReduce();
-  ReduceCall second = workers_[1]->OpenReduce();
-  // Two calls each, which meet at once.
-  first.Write(TwoContributions(*workers_[0], assignments_[0], 1));
-  second.Write(TwoContributions(*workers_[1], assignments_[1], 3));
-  for (auto& worker : workers_) {
-    worker->batch_norm_calls = {2};
-    worker->contributions = 2;
-  }
-  ASSERT_TRUE(first.Read().has_value());
-  ASSERT_TRUE(second.Read().has_value());
-  TrainOneStep();
-  for (ExchangeCall& exchange : exchanges_) AwaitVerdict(exchange);
-  server_->Stop();
-  server_.reset();
-
-  std::map<std::string, int> spans;
-  std::set<int> last;
-  for (const auto& event : nlohmann::json::parse(ReadText(options.trace))) {
-    if (event.at("ph") != "X") continue;
-    ++spans[event.at("name")];
-    EXPECT_GE(event.at("ts").get<double>(), 0);
-    EXPECT_GE(event.at("dur").get<double>(), 0);
-    if (event.at("name") == "rendezvous") {
-      last.insert(event["args"]["last_rank"].get<int>());
-    }
-  }
-  EXPECT_THAT(spans, UnorderedElementsAre(Pair("fold", 1), Pair("apply", 1),
-                                          Pair("rendezvous", 4),
-                                          Pair("checkpoint", 1)));
-  // All were answered because of the same contribution.
-  EXPECT_EQ(last.size(), 1u);
 }
 
 TEST_F(TelemetryServiceTest, PathsThatCannotBeWrittenAreRefusedAtTheStart) {

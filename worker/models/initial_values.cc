@@ -52,12 +52,6 @@ void SetInitialValues(Model& model, uint64_t seed) {
       const double bound = 1.0 / std::sqrt(FanIn(linear->weight, 0));
       FillUniform(linear->weight, bound, random);
       FillUniform(linear->bias, bound, random);
-    } else if (auto* gru = module->as<nn::GRU>()) {
-      const double bound =
-          1.0 / std::sqrt(static_cast<double>(gru->options.hidden_size()));
-      for (const at::Tensor& parameter : gru->parameters()) {
-        FillUniform(parameter, bound, random);
-      }
     }
   }
 }

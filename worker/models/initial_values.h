@@ -13,7 +13,6 @@ namespace cohort {
 //     with gain sqrt(2), U(-b, b) with b = sqrt(6 / fan_in);
 //   convolution with bias, transposed convolution, linear layer: weight and
 //     bias U(-b, b) with b = 1/sqrt(fan_in), PyTorch's defaults;
-//   GRU: everything U(-b, b) with b = 1/sqrt(hidden size), PyTorch's default.
 // Source: He et al., "Delving Deep into Rectifiers", 2015, section 2.2.
 void SetInitialValues(Model& model, uint64_t seed);
 

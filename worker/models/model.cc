@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
-#include "worker/models/gru_rows.h"
 #include "worker/models/initial_values.h"
 #include "worker/models/pspnet.h"
 #include "worker/models/resnet.h"
@@ -65,12 +64,6 @@ constexpr std::array kModels = {
     KnownModel{"pspnet18",
                [](const ModelOptions& o) {
                  return MakePspNet(ResNetSize::k18, o.channels, o.classes);
-               }},
-    KnownModel{"gru-rows",
-               [](const ModelOptions& o) {
-                 return MakeGruRows({.channels = o.channels,
-                                     .image_width = o.image_width,
-                                     .classes = o.classes});
                }},
 };
 

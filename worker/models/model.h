@@ -41,8 +41,6 @@ struct ModelOptions {
   std::string name;
   int64_t channels = 1;
   int64_t classes = 10;
-  // Pixels in a row of an image; only gru-rows depends on it.
-  int64_t image_width = 28;
   // unet: channels of its first stage; 0: 64. Other models must leave it 0.
   int64_t width = 0;
   // Decides the initial values; the process-wide generator is not used.
@@ -58,7 +56,6 @@ struct ModelOptions {
 //     and average instead of max pooling: a function without kinks, in which
 //     rounding does not grow.
 //   resnet20, resnet56, resnet18, resnet50: see resnet.h.
-//   gru-rows: the rows of an image as a sequence, see gru_rows.h.
 // Images to [n, classes, h, w]:
 //   unet: see unet.h.
 //   pspnet, pspnet18: see pspnet.h.

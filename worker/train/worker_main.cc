@@ -78,8 +78,7 @@ Program WorkerProgram() {
                                 "--image_size=180x240 --batch_size=2",
                                 "cohort-worker --server=127.0.0.1:7070 "
                                 "--evaluate"}},
-          .flags = WorkerFlagTable(),
-          .is_worker = true};
+          .flags = WorkerFlagTable()};
 }
 
 absl::StatusOr<int64_t> SamplesFromFlags() {
@@ -241,7 +240,6 @@ absl::StatusOr<std::shared_ptr<Model>> ModelFor(const Dataset& dataset,
                           MakeModel({.name = absl::GetFlag(FLAGS_model),
                                      .channels = dataset.channels(),
                                      .classes = dataset.classes(),
-                                     .image_width = dataset.width(),
                                      .width = absl::GetFlag(FLAGS_width),
                                      .seed = seed,
                                      .warn = warn}));

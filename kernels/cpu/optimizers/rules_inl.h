@@ -3,12 +3,9 @@
 // inside the namespace of the instruction set, which is why they have no guard.
 //
 // A rule is a struct with
-//   kFused                 whether FoldSgd computes it. If it does, it has At,
-//                          which makes an SgdStep, and of the rest Describe
-//                          only;
 //   kSlots, kAlwaysKept    number of its slots, and of those that it cannot do
 //                          without, which are the first;
-//   Describe()             an OptimizerRule, without kind and steps;
+//   Describe()             an OptimizerRule, without kind and step;
 //   Scalars, At(inputs)    what an update of a slice needs, as float32;
 //   Update(scalars, w, g, slot)
 //                          moves slot[k] on, and returns the new weights.
@@ -50,6 +47,10 @@ class Lane {
   HWY_INLINE void Store(float* to) const {
     hwy::HWY_NAMESPACE::StoreU(v_, D(), to);
   }
+  // Past the caches, to an aligned vector.
+  HWY_INLINE void Stream(float* to) const {
+    hwy::HWY_NAMESPACE::Stream(v_, D(), to);
+  }
 
   friend HWY_INLINE Lane operator+(Lane a, Lane b) {
     return hwy::HWY_NAMESPACE::Add(a.v_, b.v_);
@@ -78,6 +79,9 @@ class Lane {
   friend HWY_INLINE Lane Sign(Lane a) {
     const Lane zero;
     return IfGreater(a, zero, 1.0f, IfGreater(zero, a, -1.0f, zero));
+  }
+  friend HWY_INLINE bool AllFinite(Lane a) {
+    return hwy::HWY_NAMESPACE::AllTrue(D(), hwy::HWY_NAMESPACE::IsFinite(a.v_));
   }
 
  private:

@@ -79,12 +79,6 @@ std::string Names(const std::vector<SlotKind>& kinds) {
 
 }  // namespace
 
-SharedFloats Slots::*VelocityOf(const Slots& slots) {
-  if (slots.velocity != nullptr) return &Slots::velocity;
-  if (slots.scaled_velocity != nullptr) return &Slots::scaled_velocity;
-  return nullptr;
-}
-
 absl::Span<const SlotKind> AllSlots() { return kAll; }
 
 absl::Span<const SlotKind> SlotsOfRules() {

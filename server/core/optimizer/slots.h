@@ -43,9 +43,6 @@ struct SlotKind {
   }
 };
 
-// The velocity there is; a null pointer to a member: none.
-SharedFloats Slots::*VelocityOf(const Slots& slots);
-
 // All there are, and those of the rules among them.
 absl::Span<const SlotKind> AllSlots();
 absl::Span<const SlotKind> SlotsOfRules();

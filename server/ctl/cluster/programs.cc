@@ -23,8 +23,7 @@ absl::StatusOr<std::string> FindProgram(const std::string& folder,
       "where it is with --programs=DIR"));
 }
 
-}  // namespace
-
+// The folder of this process's own executable.
 absl::StatusOr<std::string> OwnFolder() {
   std::error_code error;
   const std::filesystem::path self =
@@ -35,6 +34,8 @@ absl::StatusOr<std::string> OwnFolder() {
                    "; want it to find cohort-server beside this program\nSay "
                    "where it is with --programs=DIR"));
 }
+
+}  // namespace
 
 absl::StatusOr<ClusterPrograms> FindPrograms(const std::string& folder,
                                              WorkerProgram worker) {

@@ -19,10 +19,6 @@ enum class WorkerProgram {
   kOther,
 };
 
-// The folder of this process's own executable.
-// Errors: FailedPrecondition if the system does not say it.
-absl::StatusOr<std::string> OwnFolder();
-
 // cohort-server and cohort-worker in `folder`; empty: beside this process's
 // own executable.
 // Errors: FailedPrecondition naming what is missing and what to do.

@@ -11,10 +11,8 @@
 #include "absl/time/clock.h"
 #include "common/build_info.h"
 #include "common/cli/command_line.h"
-#include "server/ctl/cluster/programs.h"
 #include "server/ctl/doctor/check.h"
-#include "server/ctl/doctor/machine_checks.h"
-#include "server/ctl/doctor/program_checks.h"
+#include "server/ctl/doctor/folder_checks.h"
 #include "server/ctl/doctor/server_checks.h"
 #include "server/ctl/json_line.h"
 #include "server/ctl/table.h"
@@ -25,8 +23,6 @@ namespace {
 
 // Shorter than the default timeout, because there are several checks.
 constexpr absl::Duration kAnswerMax = absl::Seconds(5);
-// A program loads its libraries before it answers.
-constexpr absl::Duration kVersionMax = absl::Seconds(20);
 
 absl::string_view ResultName(Check::Result result) {
   constexpr absl::string_view kNames[] = {"ok", "warning", "failed", "skipped"};
@@ -77,23 +73,7 @@ void AddServerChecks(Context& context, std::vector<Check>& checks) {
       context.server.target().tls, timeout));
 }
 
-void AddProgramChecks(const Arguments& arguments, std::vector<Check>& checks) {
-  std::string folder = arguments.Value("programs").value_or("");
-  if (folder.empty()) {
-    const absl::StatusOr<std::string> own = OwnFolder();
-    if (!own.ok()) return;
-    folder = *own;
-  }
-  std::vector<InstalledProgram> programs;
-  for (const char* name : {"cohort-server", "cohort-worker"}) {
-    programs.push_back(ReadProgram(folder, name, kVersionMax));
-  }
-  checks.push_back(CheckPrograms(BuildText(), programs));
-}
-
-void AddMachineChecks(const Arguments& arguments, std::vector<Check>& checks) {
-  checks.push_back(CheckOpenFiles());
-  checks.push_back(CheckMemory(ReadMemoryUse("/")));
+void AddFolderChecks(const Arguments& arguments, std::vector<Check>& checks) {
   for (const char* flag : {"results_dir", "checkpoint_dir"}) {
     const std::optional<std::string> folder = arguments.Value(flag);
     if (folder.has_value()) checks.push_back(CheckFolder(flag, *folder));
@@ -165,8 +145,7 @@ std::string ChecksJson(const std::vector<Check>& checks) {
 absl::Status RunDoctor(Context& context) {
   std::vector<Check> checks;
   AddServerChecks(context, checks);
-  AddProgramChecks(context.arguments, checks);
-  AddMachineChecks(context.arguments, checks);
+  AddFolderChecks(context.arguments, checks);
   if (context.json) {
     context.io.out << ChecksJson(checks);
   } else {
@@ -186,9 +165,6 @@ Verb DoctorVerb() {
       .flags =
           {{"ops", "HOST:PORT",
             "operations port of the server (default: the one that it reports)"},
-           {"programs", "DIR",
-            "folder of cohort-server and cohort-worker (default: that of "
-            "cohortctl)"},
            {"results_dir", "DIR",
             "check that the server can write results into this folder"},
            {"checkpoint_dir", "DIR",

@@ -52,7 +52,8 @@ RunScreen::RunScreen(CtlIo& io, bool json, std::string log_dir, int32_t workers)
     : io_(io),
       json_(json),
       log_dir_(std::move(log_dir)),
-      name_width_(ClusterProcess::Worker(workers - 1).Name().size()) {}
+      name_width_(ClusterProcess::Worker(workers - 1).Name().size()),
+      progress_(io.out) {}
 
 absl::Status RunScreen::OpenLogs() {
   if (log_dir_.empty()) return absl::OkStatus();
@@ -105,26 +106,11 @@ void RunScreen::ShowLine(const ClusterProcess& process,
     return;
   }
   if (io_.terminal && process.is_server() && absl::StartsWith(line, "step ")) {
-    return Rewrite(Printable(line));
+    return progress_.Show(Printable(line), io_.screen().columns);
   }
-  Clear();
+  progress_.Clear();
   io_.out << (log_dir_.empty() ? Prefix(process) : "") << LogLineText(line)
           << std::endl;
-}
-
-void RunScreen::Rewrite(absl::string_view progress) {
-  Clear();
-  // The last column stays empty, because a terminal would start a new line
-  // after it.
-  const int columns = std::max(io_.screen().columns - 1, 1);
-  io_.out << progress.substr(0, static_cast<size_t>(columns)) << std::flush;
-  rewriting_ = true;
-}
-
-void RunScreen::Clear() {
-  if (!rewriting_) return;
-  io_.out << "\r\x1b[K" << std::flush;
-  rewriting_ = false;
 }
 
 void RunScreen::ShowStart(const ClusterProcess& process, pid_t pid) {
@@ -170,7 +156,7 @@ void RunScreen::Say(absl::string_view text) {
             << std::flush;
     return;
   }
-  Clear();
+  progress_.Clear();
   io_.err << "run: " << text << std::endl;
 }
 

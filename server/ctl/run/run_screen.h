@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "common/cli/progress_line.h"
 #include "server/ctl/cluster/local_cluster.h"
 #include "server/ctl/verb.h"
 
@@ -29,7 +30,7 @@ class RunScreen {
  public:
   // `io` must outlive it. If `log_dir` is empty, no logs are written.
   RunScreen(CtlIo& io, bool json, std::string log_dir, int32_t workers);
-  ~RunScreen() { Clear(); }
+  ~RunScreen() { progress_.Clear(); }
 
   // Creates the folder. Errors: FailedPrecondition: it cannot be written.
   absl::Status OpenLogs();
@@ -45,10 +46,6 @@ class RunScreen {
   void Say(absl::string_view text);
 
  private:
-  // Shows progress in place of what was shown before.
-  void Rewrite(absl::string_view progress);
-  // Removes the line of progress, so that another can be printed.
-  void Clear();
   bool shown(const ClusterProcess& process) const {
     return log_dir_.empty() || process.is_server();
   }
@@ -60,7 +57,7 @@ class RunScreen {
   const std::string log_dir_;
   // Length of the longest process name.
   const size_t name_width_;
-  bool rewriting_ = false;
+  ProgressLine progress_;
   std::map<ClusterProcess, std::ofstream> logs_;
   std::map<ClusterProcess, std::deque<std::string>> last_lines_;
 };

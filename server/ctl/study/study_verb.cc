@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "common/cli/progress_line.h"
 #include "common/status_macros.h"
 #include "server/ctl/cluster/programs.h"
 #include "server/ctl/json_line.h"
@@ -139,24 +140,15 @@ absl::StatusOr<StudyOptions> StudyOptionsOf(const Context& context) {
 // that is rewritten.
 class ProgressScreen {
  public:
-  explicit ProgressScreen(CtlIo& io) : io_(io) {}
+  explicit ProgressScreen(CtlIo& io) : io_(io), line_(io.err) {}
 
   void Say(const std::string& text) {
-    Blank();
+    Clear();
     io_.err << text << std::endl;
   }
 
   void Progress(const std::string& text) {
-    if (io_.terminal) {
-      const auto columns =
-          static_cast<size_t>(std::max(io_.screen().columns - 1, 1));
-      const std::string shown = text.substr(0, columns);
-      if (shown == shown_) return;
-      Blank();
-      io_.err << shown << std::flush;
-      shown_ = shown;
-      return;
-    }
+    if (io_.terminal) return line_.Show(text, io_.screen().columns);
     const Instant now = io_.clock.Now();
     if (told_.has_value() && now - *told_ < kProgressInterval) return;
     // At the start the progress adds nothing to the lines already printed.
@@ -164,15 +156,11 @@ class ProgressScreen {
     told_ = now;
   }
 
-  void Blank() {
-    if (shown_.empty()) return;
-    io_.err << '\r' << std::string(shown_.size(), ' ') << '\r';
-    shown_.clear();
-  }
+  void Clear() { line_.Clear(); }
 
  private:
   CtlIo& io_;
-  std::string shown_;
+  ProgressLine line_;
   std::optional<Instant> told_;
 };
 
@@ -205,7 +193,7 @@ absl::Status RunStudyVerb(Context& context) {
       .go_on = [&context] { return context.io.pause(absl::ZeroDuration()); },
       .clock = context.io.clock};
   COHORT_ASSIGN_OR_RETURN(const StudyOutcome outcome, RunStudy(options, io));
-  screen.Blank();
+  screen.Clear();
   ShowOutcome(outcome, options.out, context);
   const std::string progress =
       absl::StrCat(outcome.done, " of ", outcome.runs, " runs are done");

@@ -37,13 +37,11 @@ class ProgramTest : public testing::Test {
     for (std::string& argument : arguments) raw.push_back(argument.data());
     return ReadFlags(
         {.text = {.name = "tool", .summary = "Does it.", .examples = {"tool"}},
-         .flags = flags_,
-         .is_worker = is_worker_},
+         .flags = flags_},
         raw, {.out = out_, .err = err_, .environment = environment}, &given_);
   }
 
   const absl::FlagSaver saver_;
-  bool is_worker_ = false;
   const FlagTable flags_ = {{.name = "listen",
                              .default_text = "127.0.0.1:1",
                              .subject = "network",
@@ -67,20 +65,6 @@ TEST_F(ProgramTest, TheCommandLineWinsOverVariables) {
   EXPECT_EQ(absl::GetFlag(FLAGS_listen), "0.0.0.0:9");
   EXPECT_EQ(absl::GetFlag(FLAGS_workers), 4);
   EXPECT_THAT(given_, ElementsAre("listen", "workers"));
-}
-
-TEST_F(ProgramTest, TorchrunsRankIsThatOfAWorkerWithoutAnother) {
-  const std::vector<std::string> torchrun = {"RANK=1", "WORLD_SIZE=2",
-                                             "MASTER_ADDR=a"};
-  EXPECT_EQ(Read({}, torchrun), std::nullopt);
-  EXPECT_EQ(absl::GetFlag(FLAGS_rank), -1) << "a server has no rank";
-  is_worker_ = true;
-  EXPECT_EQ(Read({"--rank=0"}, torchrun), std::nullopt);
-  EXPECT_EQ(absl::GetFlag(FLAGS_rank), 0);
-  EXPECT_EQ(Read({}, torchrun), std::nullopt);
-  EXPECT_EQ(absl::GetFlag(FLAGS_rank), 1);
-  EXPECT_EQ(Read({}, {"RANK=2", "WORLD_SIZE=2", "MASTER_ADDR=a"}), kExitConfig);
-  EXPECT_EQ(err_.str(), "tool: RANK: got 2, want less than WORLD_SIZE, 2\n");
 }
 
 TEST_F(ProgramTest, HelpAndVersionAnswerInAnyEnvironment) {

@@ -145,25 +145,6 @@ class PlainBackend final : public Backend {
     });
   }
 
-  bool FoldSgd(const SgdStep& step, const SgdRun& run) const override {
-    bool finite = true;
-    for (int64_t i = 0; i < run.count; ++i) {
-      const float folded =
-          FoldedGradient(run.gradients, step.gradient_scale, i);
-      finite = finite && std::isfinite(folded);
-      const float w = run.weights_in[i];
-      const float g = folded + step.weight_decay * w;
-      float change = g;
-      if (run.velocity_out != nullptr) {
-        const float v = step.momentum * run.velocity_in[i] + g;
-        run.velocity_out[i] = v;
-        change = step.nesterov ? g + step.momentum * v : v;
-      }
-      run.weights_out[i] = w - step.learning_rate * change;
-    }
-    return finite;
-  }
-
   bool FoldGradient(const GradientRun& run) const override {
     bool finite = true;
     for (int64_t i = 0; i < run.count; ++i) {
@@ -183,14 +164,39 @@ class PlainBackend final : public Backend {
            ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   }
 
-  // Adam, in plain loops; the bits of the other rules are compared between the
-  // instruction sets.
+  // SGD and Adam, in plain loops; the bits of the other rules are compared
+  // between the instruction sets.
   void Update(const RuleStep& step, const UpdateRun& run) const override {
-    if (step.rule != OptimizerKind::kAdam &&
-        step.rule != OptimizerKind::kAdamW) {
-      CpuBackend().Update(step, run);
-      return;
+    switch (step.rule) {
+      case OptimizerKind::kSgd:
+      case OptimizerKind::kMomentum:
+      case OptimizerKind::kNesterov:
+        return UpdateSgd(step, run);
+      case OptimizerKind::kAdam:
+      case OptimizerKind::kAdamW:
+        return UpdateAdam(step, run);
+      default:
+        return CpuBackend().Update(step, run);
     }
+  }
+
+  static void UpdateSgd(const RuleStep& step, const UpdateRun& run) {
+    const float scale = step.scalars[0], decay = step.scalars[1];
+    const float rate = step.scalars[2], momentum = step.scalars[3];
+    for (int64_t i = 0; i < run.count; ++i) {
+      const float w = run.weights_in[i];
+      const float g = scale * run.gradient[i] + decay * w;
+      float change = g;
+      if (step.rule != OptimizerKind::kSgd) {
+        const float v = momentum * run.slots_in[0][i] + g;
+        run.slots_out[0][i] = v;
+        change = step.rule == OptimizerKind::kNesterov ? g + momentum * v : v;
+      }
+      run.weights_out[i] = w - rate * change;
+    }
+  }
+
+  static void UpdateAdam(const RuleStep& step, const UpdateRun& run) {
     const auto [scale, rate, weight_decay, keep, first_decay, first_gain,
                 second_decay, second_gain, correction, epsilon, unused,
                 unused2] = step.scalars;

@@ -97,7 +97,6 @@ struct Known {
 // pspnet (12 classes): ResNet-50 without fc 23 508 032, pyramid 4 * (2048 *
 //   512 + 1024), head 4096 * 512 * 9 + 1024, auxiliary 1024 * 256 * 9 + 512,
 //   classifiers 513 * 12 + 257 * 12.
-// gru-rows: 3 * 128 * (28 + 128 + 2), batch norm 256, linear 1290.
 TEST(ModelsTest, ParameterCountsAreThoseOfTheArchitecture) {
   const std::vector<Known> all = {
       {"resnet20", 3, 10, 269'722, 19},
@@ -112,7 +111,6 @@ TEST(ModelsTest, ParameterCountsAreThoseOfTheArchitecture) {
        11'176'512 + 4 * (512 * 128 + 256) + 1024 * 128 * 9 + 256 +
            256 * 64 * 9 + 128 + 129 * 12 + 65 * 12,
        20 + 6},
-      {"gru-rows", 1, 10, 3 * 128 * (28 + 128 + 2) + 256 + 1290, 1},
   };
   for (const Known& known : all) {
     const auto model = Make(known.name, known.channels, known.classes);
@@ -163,7 +161,7 @@ TEST(ModelsTest, BackboneOfPspNetHasTheNamesOfAResNet) {
 
 TEST(ModelsTest, ClassifiersReturnOneScoreAClass) {
   for (const std::string name :
-       {"cnn", "smooth", "resnet20", "resnet18", "resnet50", "gru-rows"}) {
+       {"cnn", "smooth", "resnet20", "resnet18", "resnet50"}) {
     const auto model = Make(name, 3, 7);
     model->eval();
     const torch::NoGradGuard no_grad;
@@ -276,36 +274,11 @@ TEST(ModelsTest, PspNetHasAnAuxiliaryHeadInTrainingOnly) {
 // its batch-norm calls.
 TEST(ModelsTest, EmptyBatchTrains) {
   for (const std::string name :
-       {"cnn", "resnet20", "resnet18", "unet", "pspnet18", "gru-rows"}) {
+       {"cnn", "resnet20", "resnet18", "unet", "pspnet18"}) {
     const auto model = Make(name, 1, 3, name == "unet" ? 2 : 0);
     const ModelOutput output = TrainOn(*model, at::zeros({0, 1, 28, 28}));
     EXPECT_EQ(output.logits.size(0), 0) << name;
     EXPECT_EQ(output.logits.size(1), 3) << name;
-  }
-}
-
-// The rows are the sequence: reversing the rows changes the last output;
-// reversing the samples does not.
-TEST(ModelsTest, GruReadsRowsInOrder) {
-  const auto model = Make("gru-rows", 2, 3);
-  model->eval();
-  const torch::NoGradGuard no_grad;
-  const at::Tensor images = at::randn({2, 2, 5, 28});
-  const at::Tensor logits = model->forward(images).logits;
-  EXPECT_TRUE(at::allclose(model->forward(images.flip(0)).logits.flip(0),
-                           logits, 1e-5, 1e-6));
-  EXPECT_FALSE(
-      at::allclose(model->forward(images.flip(2)).logits, logits, 1e-2, 1e-2));
-}
-
-TEST(ModelsTest, GruNamesTheWidthItWasMadeFor) {
-  const auto model = Make("gru-rows", 1, 3);
-  try {
-    model->forward(at::randn({2, 1, 28, 32}));
-    FAIL() << "nothing was thrown";
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(),
-                HasSubstr("[2, 1, 28, 32], want rows of 28"));
   }
 }
 
@@ -337,7 +310,7 @@ TEST(ModelsTest, ParameterFreeShortcutTakesEverySecondPixel) {
 }
 
 TEST(ModelsTest, InitialValuesDependOnTheSeedAlone) {
-  for (const std::string name : {"cnn", "resnet20", "unet", "gru-rows"}) {
+  for (const std::string name : {"cnn", "resnet20", "unet"}) {
     ModelOptions options{
         .name = name, .width = name == "unet" ? 4 : 0, .seed = 3};
     torch::manual_seed(1);
@@ -361,10 +334,6 @@ TEST(ModelsTest, InitialValuesHaveTheStatedBounds) {
   const double bound = std::sqrt(6.0 / (32 * 9));
   EXPECT_LE(conv.abs().max().item<double>(), bound);
   EXPECT_NEAR(conv.std().item<double>(), bound / std::sqrt(3.0), 0.03 * bound);
-  const auto gru = Make("gru-rows", 1, 3);
-  const at::Tensor recurrent = gru->named_parameters()["gru.weight_hh_l0"];
-  EXPECT_LE(recurrent.abs().max().item<double>(), 1 / std::sqrt(128.0));
-  EXPECT_NEAR(recurrent.std().item<double>(), 1 / std::sqrt(3 * 128.0), 3e-3);
   const auto unet = Make("unet", 3, 4, 8);
   const at::Tensor up = unet->named_parameters()["up.0.weight"];
   EXPECT_EQ(up.sizes(), at::IntArrayRef({128, 64, 2, 2}));
