@@ -20,8 +20,8 @@
 namespace cohort {
 namespace {
 
-constexpr int64_t kTableBytesMax = int64_t{64} << 20;
-constexpr absl::string_view kColumns =
+constexpr int64_t kPolicyBytesMax = int64_t{64} << 20;
+constexpr absl::string_view kPolicyColumns =
     "policy_epoch,version,samples,seconds,changes,";
 
 bool IsSetting(absl::string_view name) {
@@ -68,7 +68,7 @@ absl::StatusOr<PlannedChange> ReadRow(absl::string_view row) {
 
 absl::StatusOr<RecordedPolicy> ReadPolicyTable(const std::string& path) {
   const absl::StatusOr<ByteRope> content =
-      RealFileSystem().ReadFile(path, kTableBytesMax);
+      RealFileSystem().ReadFile(path, kPolicyBytesMax);
   if (!content.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--policy_from: ", content.status().message()));
@@ -76,11 +76,11 @@ absl::StatusOr<RecordedPolicy> ReadPolicyTable(const std::string& path) {
   const std::string text = content->ToString();
   const std::vector<absl::string_view> lines =
       absl::StrSplit(text, '\n', absl::SkipEmpty());
-  if (lines.size() < 2 || !absl::StartsWith(lines[0], kColumns)) {
+  if (lines.size() < 2 || !absl::StartsWith(lines[0], kPolicyColumns)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--policy_from: ", path,
-                     ": want the policy.csv of a run, with columns ", kColumns,
-                     "..., and a row"));
+                     ": want the policy.csv of a run, with columns ",
+                     kPolicyColumns, "..., and a row"));
   }
   RecordedPolicy recorded;
   for (size_t i = 1; i < lines.size(); ++i) {
