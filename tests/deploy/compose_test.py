@@ -19,6 +19,8 @@ PROGRAMS = ("server", "worker")
 SHARDS = ("shard-1", "shard-2")
 # What SHARDS.md and the sample say for the profile `shards`.
 ADDRESSES = "shard-[1-2]:7070"
+# Of Prometheus, in the encrypted run.
+CONFIGURATION = "./prometheus/compose.tls.yml:/etc/prometheus/compose.yml:ro"
 CTL = pathlib.Path(os.environ.get("COHORT_BIN_DIR", "none")) / "cohortctl"
 
 
@@ -231,7 +233,8 @@ class EncryptedTest(unittest.TestCase):
             for volume in service["volumes"]:
                 source, target, mode = volume.split(":")
                 self.assertEqual(mode, "ro")
-                folders[target] = source
+                if volume != CONFIGURATION:
+                    folders[target] = source
             paths = re.findall(r"/etc/cohort/[\w/.]+", str(service) + (
                 DEPLOY / "prometheus/compose.tls.yml").read_text(
                     encoding="utf-8") * (name == "prometheus"))
@@ -243,11 +246,17 @@ class EncryptedTest(unittest.TestCase):
                 self.assertIn(source, {f"CERTS/{role}" for role in (
                     "server-0", "worker-any", "operator", "viewer")})
 
-    def test_prometheus_differs_in_its_configuration_only(self):
-        command = self.services["prometheus"]["command"]
-        self.assertEqual([word.replace("compose.tls.yml", "compose.yml")
-                          for word in command],
-                         self.plain["prometheus"]["command"])
+    def test_prometheus_has_another_configuration_in_the_same_place(self):
+        self.assertIn(CONFIGURATION, self.services["prometheus"]["volumes"])
+        self.assertIn(f"--config.file={CONFIGURATION.split(':')[1]}",
+                      self.plain["prometheus"]["command"])
+        self.assertTrue((DEPLOY / CONFIGURATION.split(":")[0]).is_file())
+
+    def test_lists_that_tools_would_join_are_not_replaced(self):
+        for name, service in self.services.items():
+            for key, value in service.items():
+                if isinstance(value, list) and key != "volumes":
+                    self.assertNotIn(key, self.plain[name], name)
 
     @unittest.skipIf(why_no_certificates(), why_no_certificates())
     def test_certs_init_makes_the_folders(self):

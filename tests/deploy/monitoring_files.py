@@ -105,6 +105,14 @@ def dashboard_queries(dashboard: dict) -> Iterator[tuple[str, str]]:
             yield f"{title} / ${variable['name']}", series.group(1)
 
 
+def instantiated(query: str) -> str:
+    """Returns a dashboard's query as Grafana would send it."""
+    for variable, value in (("$__rate_interval", "5m"), ("$instance", ".+"),
+                            ("$worker", ".+"), ("$run", ".+")):
+        query = query.replace(variable, value)
+    return query
+
+
 def all_queries() -> Iterator[tuple[str, str]]:
     """Yields (where, query) of every rule and dashboard."""
     yield from recorded().items()

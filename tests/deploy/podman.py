@@ -1,11 +1,11 @@
 """Containers on a separate network without access to others."""
 
 import hashlib
+import http
 import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import time
 import urllib.error
@@ -17,13 +17,15 @@ CONF = pathlib.Path(__file__).with_name("containers.conf")
 VERSION = re.search(r"^project\(cohort VERSION (\S+)",
                     (ROOT / "CMakeLists.txt").read_text(encoding="utf-8"),
                     re.M).group(1)
+BASE = "debian:bookworm-slim"
 IMAGES = {program: f"localhost/cohort-{program}:{VERSION}"
-          for program in ("server", "worker")}
+          for program in ("server", "worker", "python")}
 ENVIRONMENT = {**os.environ,
                "CONTAINERS_CONF": os.environ.get("CONTAINERS_CONF", str(CONF))}
 CONFINED = ("--read-only", "--cap-drop=ALL",
             "--security-opt=no-new-privileges", "--no-healthcheck")
-TIMEOUT_S = 300
+# Of an epoch on a loaded machine.
+TIMEOUT_S = 900
 
 
 def podman(*arguments: str, check: bool = True
@@ -35,20 +37,6 @@ def podman(*arguments: str, check: bool = True
     if check and result.returncode != 0:
         raise AssertionError(f"podman {' '.join(arguments)}: {result.stderr}")
     return result
-
-
-def why_not_run() -> str:
-    """Says why the images cannot be run here; empty if they can."""
-    if shutil.which("podman") is None:
-        return "no podman (apt-get install podman runc netavark aardvark-dns)"
-    for image in IMAGES.values():
-        if podman("image", "exists", image, check=False).returncode != 0:
-            return f"no image {image} (deploy/containers/build)"
-    result = podman("run", "--rm", "--network=none", "--no-healthcheck",
-                    IMAGES["server"], "--version", check=False)
-    if result.returncode != 0:
-        return f"podman cannot run a container: {result.stderr.strip()}"
-    return ""
 
 
 class Network:
@@ -109,18 +97,22 @@ def log(container: str) -> str:
 
 
 def page(address: str, port: int, path: str) -> str:
-    """Returns the page served there; empty while nothing listens yet."""
+    """Returns the page served there; empty while nothing answers yet."""
     try:
         with urllib.request.urlopen(f"http://{address}:{port}{path}",
                                     timeout=20) as answer:
             return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        if error.code == http.HTTPStatus.SERVICE_UNAVAILABLE:
+            return ""
+        raise
     except urllib.error.URLError as error:
         if isinstance(error.reason, ConnectionRefusedError):
             return ""
         raise
 
 
-def until(condition, what: str, timeout_s: float = 120) -> None:
+def until(condition, what: str, timeout_s: float = TIMEOUT_S) -> None:
     """Polls, and names what did not come on failure."""
     end = time.monotonic() + timeout_s
     while not condition():

@@ -109,12 +109,13 @@ class SbomTest(unittest.TestCase):
             self.assertIn("Created: 1970-01-01T00:00:00Z", text)
 
     def test_without_a_program_all_packages_of_the_system_are(self):
-        """On a system of two packages."""
+        """On a system of two of Debian's packages and one of the images'."""
         with tempfile.TemporaryDirectory() as folder:
             tool = pathlib.Path(folder) / "dpkg-query"
             tool.write_text("#!/bin/sh\ncat <<'END'\n"
                             "installed libc++1 1:2.3+x~y amd64\n"
                             "config-files gone 1 amd64\n"
+                            "installed cohort-no-graphics 1 all\n"
                             "installed tzdata 2026a all\nEND\n")
             tool.chmod(0o755)
             text = subprocess.run(
@@ -126,7 +127,8 @@ class SbomTest(unittest.TestCase):
         self.assertEqual(re.findall("purl (.*)", text), [
             "pkg:deb/debian/libc%2B%2B1@1%3A2.3%2Bx%7Ey?arch=amd64",
             "pkg:deb/debian/tzdata@2026a?arch=all"])
-        self.assertEqual(len(re.findall(" CONTAINS ", text)), 2)
+        self.assertEqual(len(re.findall(" CONTAINS ", text)), 3)
+        self.assertEqual(text.count("PackageSupplier: Organization: Debian"), 2)
 
     def test_faults_are_found(self):
         good = self.sbom("a", "1", "/bin/true")

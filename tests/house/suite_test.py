@@ -12,7 +12,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "tls",
          "fuzz", "wheel", "zoo", "trainers", "mutants", "soak", "endurance",
-         "engines")
+         "engines", "images")
 PIECES = {"mutants": 8}
 # Commits after which a part has to have passed.
 COMMITS_MAX = 60
@@ -243,6 +243,21 @@ class SuiteTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("Not run: zoo", result.stdout)
         self.assertEqual(self.row("zoo")[1], old)
+
+    def test_without_a_base_image_the_images_have_not_passed(self):
+        tool = self.root / "tests/deploy/make-base"
+        tool.parent.mkdir()
+        tool.write_text("#!/bin/sh\nexit 1\n")
+        tool.chmod(0o755)
+        python = self.root / "tools/python3"
+        # An environment with a pip that downloads.
+        python.write_text('#!/bin/sh\n[ "$2" = venv ] && mkdir -p "$3/bin" && '
+                          'cp /bin/true "$3/bin/pip"\n')
+        python.chmod(0o755)
+        result = self.run_script("--only=images")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("Not run: images", result.stdout)
+        self.assertIn("no base image", result.stdout)
 
     def test_the_table_has_every_part_and_piece(self):
         wanted = []

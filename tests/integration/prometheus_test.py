@@ -30,14 +30,6 @@ SILENT_PANELS = frozenset({
 SHARDS = "cohort_shard_"
 
 
-def instantiated(query):
-    """Returns a dashboard's query as Grafana would send it, on fast rules."""
-    for variable, value in (("$__rate_interval", "5m"), ("$instance", ".+"),
-                            ("$worker", ".+"), ("$run", ".+")):
-        query = query.replace(variable, value)
-    return faster(query)
-
-
 class Exported:
     """The names and label values that processes export."""
 
@@ -92,8 +84,9 @@ def empty_panels(prometheus):
     empty = []
     for name, dashboard in files.dashboards().items():
         for panel in files.panels(dashboard):
-            answers = [prometheus.query(instantiated(target["expr"]))
-                       for target in panel["targets"]]
+            answers = [
+                prometheus.query(faster(files.instantiated(target["expr"])))
+                for target in panel["targets"]]
             if not any(answers) and (name, panel["title"]) not in SILENT_PANELS:
                 empty.append((name, panel["title"]))
     return empty
