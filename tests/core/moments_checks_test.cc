@@ -8,7 +8,7 @@
 namespace cohort {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kFloatMax = std::numeric_limits<float>::max();
 
@@ -27,7 +27,7 @@ TEST(MomentsChecksTest, MeanAndVarianceMustBeFiniteInFloat32) {
   EXPECT_FALSE(usable(One(4, 0, 5 * kFloatMax)));
   EXPECT_FALSE(usable(One(1, 1e40, 0)));
   EXPECT_FALSE(usable(One(1 << 30, 0, 1.7e308)));
-  EXPECT_FALSE(usable(One(1, kInfinity, 0)));
+  EXPECT_FALSE(usable(One(1, kInf, 0)));
   EXPECT_FALSE(usable(One(1, 0, kNan)));
   // An empty batch.
   EXPECT_TRUE(usable(One(0, 0, 0)));
@@ -38,7 +38,7 @@ TEST(MomentsChecksTest, SumsOfTheBackwardPassMustBeFinite) {
     return IsUsable(ReducePhase::kBackward, moments);
   };
   EXPECT_TRUE(usable(One(1, 1e300, -1e300)));
-  EXPECT_FALSE(usable(One(1, 0, kInfinity)));
+  EXPECT_FALSE(usable(One(1, 0, kInf)));
   EXPECT_FALSE(usable(One(1, kNan, 0)));
 }
 
