@@ -44,8 +44,8 @@ ROWS = (
     "two_normalizers", "a_normalizer_and_void_steps", "a_normalizer_in_the_model",
     "wrapper_of_own_and_kept_tensors",
     "a_scaler_above_batch_norm", "a_scaler_with_adam_over_parts", "dcgan",
-    "generator_every_other_batch", "wgan_gp", "actor_and_critic",
-    "average_of_the_generator")
+    "generator_every_other_batch", "schedulers_of_optimizers_that_take_turns",
+    "wgan_gp", "actor_and_critic", "average_of_the_generator")
 
 
 def main() -> int:

@@ -215,6 +215,43 @@ def rates_of_each_optimizer_by_hand(t):
         train_maker(t, judge, opt_g, made)
 
 
+def started_with_schedulers(t):
+    """The discriminator's rate is a third after each second step of its own, the
+    generator's after each step."""
+    both = t.model(nn.ModuleList([Discriminator(), Generator()]))
+    optimizers = momentum(both[0], 0.05), momentum(both[1], 0.02)
+    t.join(both, list(optimizers), schedulers=[
+        torch.optim.lr_scheduler.StepLR(optimizer, every, 1 / 3)
+        for optimizer, every in zip(optimizers, (2, 1))])
+    return *both, *optimizers
+
+
+@row(survives=True, steps=11)
+def schedulers_follow_the_steps_of_their_optimizers(t):
+    """Two steps of the discriminator in each batch, and one of the generator in
+    each fifth one."""
+    judge, maker, opt_d, opt_g = started_with_schedulers(t)
+    for x, y in t.data():
+        for turn in (1, 2):
+            train_judge(t, judge, opt_d, x, maker(y * turn))
+            t.same("rate", opt_d.param_groups[0]["lr"])
+        if t.step_number % 5 == 0:
+            train_maker(t, judge, opt_g, maker(y))
+        t.same("rates", [opt.param_groups[0]["lr"] for opt in (opt_d, opt_g)])
+
+
+@row(survives=True, steps=5)
+def schedulers_of_optimizers_that_take_turns(t):
+    """The generator is stepped in the even batches, the discriminator in others."""
+    judge, maker, opt_d, opt_g = started_with_schedulers(t)
+    for x, y in t.data():
+        if t.step_number % 2:
+            train_judge(t, judge, opt_d, x, maker(y))
+        else:
+            train_maker(t, judge, opt_g, maker(y))
+        t.same("rates", [opt.param_groups[0]["lr"] for opt in (opt_d, opt_g)])
+
+
 @row(survives=True)
 def average_of_the_generator(t):
     """A kept module that follows after the step."""

@@ -213,8 +213,9 @@ def join(model: nn.Module,
             the loop's body steps them: job.backward(loss, optimizer=opt_d), then
             job.step(opt_d). `model` then has the parameters of all of them, such
             as nn.ModuleList([discriminator, generator]).
-        schedulers: schedulers of the optimizer, advanced once a batch. A
-            single one that the script steps itself is not passed.
+        schedulers: schedulers of the optimizer, each advanced with every step of
+            its own optimizer. A single one that the script steps itself is not
+            passed.
         epoch_schedulers: the same, advanced at the end of each epoch.
         keep: what the script changes with the steps beside the model, equal on
             all workers and at most 256 MiB: modules such as a teacher, or modules

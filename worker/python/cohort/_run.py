@@ -427,6 +427,7 @@ class Run:
         self.numbers()
         step.gradients.check(self.model.trained_by[optimizer])
         step.send_update(optimizer, continues=not last)
+        self.schedulers.advance(step.updates.optimizers[optimizer])
         if last:
             return self._end_step()
         step.end_update(optimizer)
@@ -455,13 +456,14 @@ class Run:
             step.end_part()
             return StepResult(version=None, verdict="part")
         step.gradients.check()
+        self.schedulers.advance(step.updates.optimizers[0])
         return self._end_step()
 
     def _end_step(self) -> StepResult:
         step = self.step
         assert step.assignment is not None
         self._normalizers.sync()
-        state = self.schedulers.advance(step.overflow)
+        state = self.schedulers.finish(step.overflow)
         try:
             self.kept.check(self.worker, step.assignment,
                             scored=self.evaluator is not None)

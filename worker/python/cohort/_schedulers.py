@@ -174,7 +174,7 @@ class Schedulers:
 
     Args:
         optimizers: of one of the classes that the server knows.
-        each_step: advanced once a step.
+        each_step: each is advanced with the steps of its optimizer.
         each_epoch: advanced once an epoch.
         scale: of gradients; None: they are not scaled.
 
@@ -197,7 +197,8 @@ class Schedulers:
         self.plateau: Plateau | None = None
         # The numbers after the last job.step(), and calls of its scheduler.
         self._kept: list[float] | None = None
-        self._steps = []
+        # What is replaced in those that were passed, in their order.
+        self._steps: list[Any] = []
         for scheduler in (*self._each_step, *self._each_epoch):
             name = type(scheduler).__name__
             if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
@@ -301,17 +302,21 @@ class Schedulers:
         if self._scripts is not None:
             self._scripts.begin_step()
 
-    def advance(self, overflow: bool = False) -> bytes:
-        """One step is computed. Returns the state for the server, which has the
-        call that the script's scheduler is due after it.
+    def advance(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step: the schedulers that were passed follow."""
+        for scheduler, advance in zip(self._each_step, self._steps):
+            if scheduler.optimizer is optimizer:
+                self._advance(advance)
+
+    def finish(self, overflow: bool = False) -> bytes:
+        """The step of all workers is computed. Returns the state for the server,
+        which has the call that the script's scheduler is due after it.
 
         Args:
             overflow: its scaled gradients were not finite.
         """
         if self.scale is not None:
             self.scale.update(overflow)
-        for advance in self._steps[:len(self._each_step)]:
-            self._advance(advance)
         state = self.save()
         if self._scripts is None or self._scripts.when != "step":
             return state
