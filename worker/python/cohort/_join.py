@@ -271,7 +271,7 @@ def join(model: nn.Module,
     _check_alone(model)
     _model_checks.check_model(model)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-    check_optimizers(optimizers)
+    check_optimizers(optimizers, model)
     scale = loss_scale_of(scaler)
     if scale is not None and len(optimizers) > 1:
         raise _errors.ConfigurationError(

@@ -13,7 +13,7 @@ from torch import nn
 from cohort import (_after_step, _core, _data, _errors, _evaluation, _kept,
                     _normalizer, _sampler, _server)
 from cohort._model import RegisteredModel
-from cohort._optimizer import Optimizers, StepNumbers, plan_of
+from cohort._optimizer import Optimizers, StepNumbers, place_of, plan_of
 from cohort._optimizer_watch import OptimizerWatch
 from cohort._schedulers import Schedulers
 from cohort._signals import StopWatcher
@@ -45,8 +45,10 @@ class Run:
         self.model.check_optimizers(optimizers)
         self.schedulers = schedulers
         self._plan = plan_of(optimizers, bool(schedulers))
-        self._watches = [OptimizerWatch(optimizer, schedulers.numbers)
-                         for optimizer in optimizers]
+        self._watches = [
+            OptimizerWatch(optimizer, place_of(optimizers, position),
+                           schedulers.numbers)
+            for position, optimizer in enumerate(optimizers)]
         self._reached = reached
         self._connect = connect
         self._stopped_exit_code = (
@@ -73,6 +75,8 @@ class Run:
         # stand at.
         self._initial_state = self._state = schedulers.save()
         self._state_version: int | None = None
+        # The numbers of the optimizers that the step in progress was opened with.
+        self._sent: list[float] = []
         # The version at which the last step began.
         self._begun: int | None = None
         self._last: StepResult | None = None
@@ -83,7 +87,9 @@ class Run:
         # Set once the run is joined, if a sampler decides the order of epochs.
         self.sampled: _sampler.SampledOrder | None = None
         self._normalizers = _normalizer.Normalizers(self, self.kept)
-        self.step = Step(self.model, schedulers.scale, Updates(optimizers))
+        self.step = Step(self.model, schedulers.scale, Updates(
+            optimizers, [self.model.optimizer_name(optimizers, position)
+                         for position in range(len(optimizers))]))
         self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self.leave, "the script has ended")
 
@@ -323,7 +329,10 @@ class Run:
         self.joined()
         if self.step.trains():
             raise _errors.UsageError(
-                "a step is in progress; call job.step() first")
+                "job.load(), job.state_dict(): a step is in progress; call "
+                "job.step() before" + (
+                    ", with last=True where the step ends"
+                    if self.step.updates.several else ""))
         pulled = None
         while pulled is None:
             if self.left:
@@ -400,14 +409,17 @@ class Run:
         Raises:
             UsageError: they were changed since the first job.backward().
         """
-        step = self.step
-        numbers = self.schedulers.numbers.of_step(self._plan.rates_by_workers)
-        if step.passes > 0 and numbers != step.numbers:
+        numbers = self.schedulers.numbers
+        differing = (numbers.differing(self._sent)
+                     if self.step.passes > 0 else None)
+        if differing is not None:
+            number, was, now = differing
             raise _errors.UsageError(
-                "job.step(): a learning rate, or another number of the optimizer's "
-                "groups, was changed after job.backward(), which has sent those of "
-                "this step; change it before the first job.backward() of a step")
-        return numbers
+                f"{number} was changed from {was} to {now} after job.backward(), "
+                "which has sent the numbers of this step; change it before the "
+                "first job.backward() of a step")
+        self._sent = numbers.now()
+        return numbers.of_step(self._plan.rates_by_workers)
 
     def check_rates_kept(self) -> None:
         """Raises UsageError if the script has written a rate since job.step()."""
@@ -418,7 +430,7 @@ class Run:
         for watch in self._watches:
             watch.check()
 
-    def end_update(self, optimizer: int, last: bool) -> StepResult:
+    def end_update(self, optimizer: int, last: bool | None) -> StepResult:
         """See Job.step, of one of several optimizers."""
         step = self.step
         self.model.check_weights(content=True)
@@ -426,21 +438,25 @@ class Run:
         step.updates.check_step(optimizer)
         self.numbers()
         step.gradients.check(self.model.trained_by[optimizer])
-        step.send_update(optimizer, continues=not last)
+        ends = step.updates.ends_step(optimizer, last)
+        step.send_update(optimizer, continues=not ends)
         self.schedulers.advance(step.updates.optimizers[optimizer])
-        if last:
+        if ends:
             return self._end_step()
         step.end_update(optimizer)
         return StepResult(version=None, verdict="part")
 
     def end_updates(self) -> None:
-        """The script asks for the next batch, and has stepped some optimizers:
+        """The script asks for the next batch, and may have stepped some optimizers:
         these were the step's."""
         step = self.step
         if step.trains() and step.updates.done > 0 and step.updates.of is None:
+            self.model.check_weights(content=True)
+            self._check_optimizers()
             step.numbers = self.numbers()
             step.send_update(0, continues=False)
             self._end_step()
+        step.updates.ended = ""
 
     def end_step(self) -> StepResult:
         """See Job.step."""

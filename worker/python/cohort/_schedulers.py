@@ -28,8 +28,9 @@ _KINDS = tuple(getattr(lr_scheduler, name)
                for name in ("LRScheduler", "_LRScheduler", "ReduceLROnPlateau")
                if hasattr(lr_scheduler, name))
 
-_INSTEAD = ("pass the scheduler to cohort.join(schedulers=[...]), which advances it "
-            "once a batch, or (epoch_schedulers=[...]), and remove this call")
+_INSTEAD = ("pass the scheduler to cohort.join(schedulers=[...]), where it follows "
+            "job.step() of its optimizer, or (epoch_schedulers=[...]), and remove "
+            "this call")
 
 
 def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -48,8 +49,9 @@ def _refusing(scheduler: Any, count: int) -> Callable[..., None]:
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise _errors.UsageError(
-            f"scheduler.step(): {name}: is one of {count} schedulers of the "
-            f"optimizer; {_INSTEAD}; the script may step one ReduceLROnPlateau")
+            f"scheduler.step(): {name} is one of {count} schedulers; {_INSTEAD}. The "
+            "script may step a scheduler that is the only one, and one "
+            "ReduceLROnPlateau")
     return refuse
 
 
@@ -87,20 +89,22 @@ class ScriptsScheduler:
         """The scheduler is the script's alone again."""
         self.scheduler.__class__ = self._class
 
-    def _refuse(self) -> None:
+    def _refuse(self, seen: str) -> None:
         raise _errors.UsageError(
-            "scheduler.step(): want one call without arguments after each "
-            "job.step(), or one after each epoch, in the body of `for epoch in "
-            "job.epochs()` after the loop over the data, with --aggregation=sync. "
-            f"Otherwise {_INSTEAD}")
+            f"scheduler.step(): {self._class.__name__}: got {seen}; want one call "
+            "without arguments after each job.step() that ends a step, or one after "
+            "each epoch, in the body of `for epoch in job.epochs()` after the loop "
+            f"over the data, with --aggregation=sync. Otherwise {_INSTEAD}")
 
     def advance(self) -> None:
         """One call."""
         self._advance(lambda: self._class.step(self.scheduler))
 
     def _called(self, *args: Any, **kwargs: Any) -> None:
-        if args or kwargs or not self._may_call:
-            self._refuse()
+        if args or kwargs:
+            self._refuse("a call with arguments")
+        if not self._may_call:
+            self._refuse("a call before the end of the step")
         self._check()
         self.advance()
         self._calls += 1
@@ -141,7 +145,7 @@ class ScriptsScheduler:
             elif calls == 0 and turns == 1:
                 self.when = "never"
         if calls != {"step": 1, "epoch": turns}.get(self.when, 0):
-            self._refuse()
+            self._refuse(f"{calls} calls since the last step")
 
     def resume(self, turns: int, version: int | None) -> None:
         """A step begins with a state of the server's: makes the calls that are
@@ -262,7 +266,7 @@ class Schedulers:
             return
         number, was, now = differing
         raise _errors.UsageError(
-            f"optimizer: {number} was changed from {was} to {now} between "
+            f"{number} was changed from {was} to {now} between "
             "job.step() and the next batch, which a restarted process would not "
             "know; set it before job.backward(), at the beginning of the loop's "
             "body or of the body of `for epoch in job.epochs()`, as a function of "
