@@ -268,6 +268,27 @@ def average_of_the_generator(t):
     t.same_state("average", average)
 
 
+@row(survives=True, steps=4)
+def centre_of_each_update_by_a_rule(t):
+    """It is all workers' after each step, in one that the request for the next batch
+    ends too."""
+    centre = torch.zeros((), dtype=t.model(nn.Linear(1, 1)).weight.dtype)
+    judge, maker, opt_d, opt_g = started(t, keep={"centre": centre},
+                                         buffers={"centre": "mean"})
+    for x, y in t.data():
+        made = maker(y)
+        out = judge(x)
+        opt_d.zero_grad()
+        t.backward(real(out - centre), optimizer=opt_d)
+        centre.lerp_(out.detach().mean(), 0.3)
+        t.step(opt_d)
+        if t.step_number % 2:
+            train_maker(t, judge, opt_g, made - centre)
+        else:
+            centre.lerp_(y.mean(), 0.3)
+    t.same("centre", centre)
+
+
 @row(survives=True)
 def three_optimizers(t):
     """CycleGAN's shape: two discriminators after the generator."""

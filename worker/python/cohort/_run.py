@@ -4,14 +4,14 @@ import atexit
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from cohort import (_after_step, _core, _data, _errors, _evaluation, _kept,
-                    _normalizer, _sampler, _server)
+                    _normalizer, _rules, _sampler, _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import Optimizers, StepNumbers, place_of, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -32,14 +32,15 @@ class Run:
         connect: makes a worker that has not joined yet, of a batch size.
         stopped_exit_code: of a script that was stopped or drained; None: that
             of the table.
-        keep: see `cohort.join`.
+        keep, buffers: see `cohort.join`.
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizers,
                  schedulers: Schedulers, reached: _server.Reached,
                  connect: "Callable[[RegisteredModel, int], _core.Worker]",
                  stopped_exit_code: int | None,
-                 keep: "_kept.Keep" = ()) -> None:
+                 keep: "_kept.Keep" = (),
+                 buffers: Mapping[str, str] | None = None) -> None:
         self.model = RegisteredModel(model, keep)
         self.kept = self.model.kept
         self.model.check_optimizers(optimizers)
@@ -86,6 +87,7 @@ class Run:
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.
         self.sampled: _sampler.SampledOrder | None = None
+        self._rules = _rules.Rules(self.kept, buffers or {})
         self._normalizers = _normalizer.Normalizers(self, self.kept)
         self.step = Step(self.model, schedulers.scale, Updates(
             optimizers, [self.model.optimizer_name(optimizers, position)
@@ -380,6 +382,7 @@ class Run:
         self._last = None
         self.step.begin(assignment, parts, samples, doubt)
         self._normalizers.begin()
+        self._rules.begin()
         membership = self.joined()
         _data.seed_everything(_core.mix_seed(
             membership.seed, self.worker.version() or 0, int(membership.rank)))
@@ -438,6 +441,7 @@ class Run:
         step.updates.check_step(optimizer)
         self.numbers()
         step.gradients.check(self.model.trained_by[optimizer])
+        self._rules.sync(step)
         ends = step.updates.ends_step(optimizer, last)
         step.send_update(optimizer, continues=not ends)
         self.schedulers.advance(step.updates.optimizers[optimizer])
@@ -454,6 +458,7 @@ class Run:
             self.model.check_weights(content=True)
             self._check_optimizers()
             step.numbers = self.numbers()
+            self._rules.sync(step)
             step.send_update(0, continues=False)
             self._end_step()
         step.updates.ended = ""
@@ -467,6 +472,7 @@ class Run:
             raise _errors.UsageError(
                 "job.step(): no gradients yet; call job.backward(loss) first")
         self.numbers()
+        self._rules.sync(step)
         step.done += 1
         if step.done < step.parts:
             step.end_part()

@@ -586,6 +586,14 @@ class Step:
                 "pixels")
         return weight
 
+    def samples_of_part(self, what: str) -> float:
+        """Of this worker. Raises UsageError if they cannot be counted."""
+        if self._samples is None or self._doubt:
+            raise _errors.UsageError(
+                f"{what}: {self._doubt or 'the number of samples is not clear'}; want "
+                "job.data(batch_size=...) and batches whose tensors have that length")
+        return self._weight_of(None)
+
     def _pushed_samples(self, weight: float) -> int:
         """`weight`: stands for the number of samples where that is not known."""
         assert self.assignment is not None
