@@ -104,7 +104,7 @@ class BeforeJoining(unittest.TestCase):
         for optimizers, text in (
                 ([], "got none"), ([adam, "sgd"], "got a str"),
                 ([torch.optim.SGD(first, lr=0.1), adam], "one class"),
-                ([adam, torch.optim.Adam(second[:1], lr=0.1)], "one parameter"),
+                ([adam, torch.optim.Adam(second[:1], lr=0.1)], r"both have 4\.weight"),
                 ([adam, torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=0.1)],
                  "not in the model")):
             self.refuses(cohort.ConfigurationError, text, model, optimizers)

@@ -39,14 +39,15 @@ def train(rank, address, marks, pauses=(), slow=0.0):
     """
     marks = pathlib.Path(marks)
     model, teacher = build()
-    centre = torch.zeros(4, device=DEVICE)
+    centre, mean = (torch.zeros(4, device=DEVICE) for _ in "ab")
     normalizer = cohort.RunningNormalizer(4).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, factor=0.9, patience=1, cooldown=1)
     job = cohort.join(model, optimizer,
                       keep={"teacher": teacher, "centre": centre,
-                            "normalizer": normalizer},
+                            "normalizer": normalizer, "mean": mean},
+                      buffers={"mean": "mean"},
                       server=address, rank=rank, server_timeout=60,
                       log_level="error")
     criterion = nn.CrossEntropyLoss()
@@ -56,9 +57,11 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             soft = teacher(x)
             total = job.sum(soft.sum(0))
         out = model(x)
+        # Of this worker's samples, until the step.
+        mean.lerp_(soft.mean(0), 0.2)
         normalizer.update(out)
         job.backward(criterion(normalizer(out), y) + 0.1 * (
-            out - soft + centre).square().mean())
+            out - soft + centre + mean).square().mean())
         result = job.step()
         if result.version in pauses:
             (marks / f"rank{rank}.{result.version}").touch()
@@ -72,7 +75,7 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             centre.lerp_(total, 0.2)
         plateau.step(centre.norm())
     return (digest(model.state_dict()), digest(teacher.state_dict()),
-            digest({"centre": centre}), digest(normalizer.state_dict()),
+            digest({"centre": centre, "mean": mean}), digest(normalizer.state_dict()),
             int(normalizer.count), plateau.state_dict(),
             optimizer.param_groups[0]["lr"])
 

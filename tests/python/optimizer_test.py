@@ -136,19 +136,19 @@ class SchedulerState(unittest.TestCase):
         return optimizer, Schedulers([optimizer], steps, epochs)
 
     def test_a_state_continues_as_the_original(self):
-        _, original = self.make()
+        optimizer, original = self.make()
         for step in range(10):
             original.begin_step(step // 4, step, step > 0, one_loop=False)
-            original.advance()
+            original.advance(optimizer)
         saved = original.save()
-        _, other = self.make()
+        another, other = self.make()
         other.load(saved)
         self.assertEqual(other.save(), saved)
         for step in range(10, 30):
-            for schedulers in (original, other):
+            for of, schedulers in ((optimizer, original), (another, other)):
                 schedulers.begin_step(step // 4, step, True,
                                       one_loop=False)
-                schedulers.advance()
+                schedulers.advance(of)
             self.assertEqual(original.numbers.now(), other.numbers.now())
 
     def test_a_scheduler_that_was_not_passed_is_found(self):
@@ -171,13 +171,13 @@ class SchedulerState(unittest.TestCase):
             self.assertEqual(schedulers.numbers.of_step(True).rates,
                              [other.param_groups[0]["lr"]])
             unrelated.step()
-            state = schedulers.advance()
+            state = schedulers.finish()
             schedulers.end_step()
             mine.step()
         # As sent with the last step, the call behind it included.
         self.assertEqual(schedulers.save(), state)
         schedulers.begin_step(0, 5, True, one_loop=False)
-        schedulers.advance()
+        schedulers.finish()
         schedulers.end_step()
         with self.assertRaisesRegex(cohort.UsageError, "after each job.step"):
             schedulers.begin_step(0, 6, True, one_loop=False)
@@ -198,14 +198,14 @@ class SchedulerState(unittest.TestCase):
             second.step()
 
     def test_a_step_back_and_again_is_the_same(self):
-        _, schedulers = self.make()
+        optimizer, schedulers = self.make()
         schedulers.begin_step(0, 0, False, one_loop=False)
         before = schedulers.save()
-        schedulers.advance()
+        schedulers.advance(optimizer)
         after = schedulers.save()
         schedulers.load(before)
         self.assertEqual(schedulers.save(), before)
-        schedulers.advance()
+        schedulers.advance(optimizer)
         self.assertEqual(schedulers.save(), after)
 
     def test_another_number_of_schedulers_is_refused(self):

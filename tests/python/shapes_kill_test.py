@@ -40,12 +40,12 @@ ROWS = (
     "stochastic_depth_by_rank", "two_normalisers", "dice_over_the_batch", "simclr",
     "clip", "sums_between_layers", "penalty_through_sums", "kept_teacher",
     "kept_teacher_in_train_mode", "kept_byol", "kept_queue", "kept_centre",
-    "kept_codebook", "kept_observer", "kept_average", "spectral_norm",
-    "two_normalizers", "a_normalizer_and_void_steps", "a_normalizer_in_the_model",
+    "centre_by_a_rule", "kept_codebook", "kept_observer", "kept_average",
+    "spectral_norm", "two_normalizers", "a_normalizer_and_void_steps", "a_normalizer_in_the_model",
     "wrapper_of_own_and_kept_tensors",
     "a_scaler_above_batch_norm", "a_scaler_with_adam_over_parts", "dcgan",
-    "generator_every_other_batch", "wgan_gp", "actor_and_critic",
-    "average_of_the_generator")
+    "generator_every_other_batch", "schedulers_of_optimizers_that_take_turns",
+    "wgan_gp", "actor_and_critic", "average_of_the_generator")
 
 
 def main() -> int:

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 from shapes.rows import CHANNELS, Net, error_of, refused, row
+from shapes.script import batch_of
 
 
 class Generator(nn.Module):
@@ -215,6 +216,43 @@ def rates_of_each_optimizer_by_hand(t):
         train_maker(t, judge, opt_g, made)
 
 
+def started_with_schedulers(t):
+    """The discriminator's rate is a third after two of its steps, the generator's
+    after each."""
+    both = t.model(nn.ModuleList([Discriminator(), Generator()]))
+    optimizers = momentum(both[0], 0.05), momentum(both[1], 0.02)
+    t.join(both, list(optimizers), schedulers=[
+        torch.optim.lr_scheduler.StepLR(optimizer, every, 1 / 3)
+        for optimizer, every in zip(optimizers, (2, 1))])
+    return *both, *optimizers
+
+
+@row(survives=True, steps=11)
+def schedulers_follow_the_steps_of_their_optimizers(t):
+    """Two steps of the discriminator in each batch, and one of the generator in
+    each fifth one."""
+    judge, maker, opt_d, opt_g = started_with_schedulers(t)
+    for x, y in t.data():
+        for turn in (1, 2):
+            train_judge(t, judge, opt_d, x, maker(y * turn))
+            t.same("rate", opt_d.param_groups[0]["lr"])
+        if t.step_number % 5 == 0:
+            train_maker(t, judge, opt_g, maker(y))
+        t.same("rates", [opt.param_groups[0]["lr"] for opt in (opt_d, opt_g)])
+
+
+@row(survives=True, steps=5)
+def schedulers_of_optimizers_that_take_turns(t):
+    """The generator is stepped in the even batches, the discriminator in others."""
+    judge, maker, opt_d, opt_g = started_with_schedulers(t)
+    for x, y in t.data():
+        if t.step_number % 2:
+            train_judge(t, judge, opt_d, x, maker(y))
+        else:
+            train_maker(t, judge, opt_g, maker(y))
+        t.same("rates", [opt.param_groups[0]["lr"] for opt in (opt_d, opt_g)])
+
+
 @row(survives=True)
 def average_of_the_generator(t):
     """A kept module that follows after the step."""
@@ -228,6 +266,27 @@ def average_of_the_generator(t):
             for mine, theirs in zip(average.parameters(), maker.parameters()):
                 mine.lerp_(theirs, 0.25)
     t.same_state("average", average)
+
+
+@row(survives=True, steps=4)
+def centre_of_each_update_by_a_rule(t):
+    """It is all workers' after each step, in one that the request for the next batch
+    ends too."""
+    centre = torch.zeros((), dtype=t.model(nn.Linear(1, 1)).weight.dtype)
+    judge, maker, opt_d, opt_g = started(t, keep={"centre": centre},
+                                         buffers={"centre": "mean"})
+    for x, y in t.data():
+        made = maker(y)
+        out = judge(x)
+        opt_d.zero_grad()
+        t.backward(real(out - centre), optimizer=opt_d)
+        centre.lerp_(out.detach().mean(), 0.3)
+        t.step(opt_d)
+        if t.step_number % 2:
+            train_maker(t, judge, opt_g, made - centre)
+        else:
+            centre.lerp_(y.mean(), 0.3)
+    t.same("centre", centre)
 
 
 @row(survives=True)
@@ -247,6 +306,22 @@ def three_optimizers(t):
         t.step(opt_g)
         for judge, optimizer in zip((first, second), opts_d):
             train_judge(t, judge, optimizer, x, made)
+
+
+@row()
+def a_loop_that_is_left_between_two_optimizers(t):
+    """The next batch comes from another loop over the same data."""
+    judge, maker, opt_d, opt_g = started(t)
+    if t.rank is None:
+        for x, y in t.data():
+            train_judge(t, judge, opt_d, x, maker(y))
+        return
+    data = t.job.data((batch_of(t.rank, step, t.size, (3, 6, 6))
+                       for step in range(t.steps)), batch_size=t.size)
+    while not t.job.finished:
+        for x, y in data:
+            train_judge(t, judge, opt_d, x, maker(y))
+            break
 
 
 # ---- what is refused
@@ -270,7 +345,7 @@ def several_optimizers_without_a_name(t):
         t.backward(real(judge(x)))
 
 
-@refused("UsageError", "the step ended", "in the order")
+@refused("UsageError", "optimizers[1] (1.grow.weight", "last=False")
 def optimizers_stepped_in_another_order(t):
     judge, maker, opt_d, opt_g = started(t)
     for x, y in t.data():
@@ -279,7 +354,7 @@ def optimizers_stepped_in_another_order(t):
         train_judge(t, judge, opt_d, x, made)
 
 
-@refused("UsageError", "step it first")
+@refused("UsageError", "optimizers[0]", "optimizers[1]", "step it first")
 def gradients_of_two_optimizers_before_a_step(t):
     judge, maker, opt_d, opt_g = started(t)
     for x, y in t.data():
@@ -293,6 +368,60 @@ def an_update_that_is_not_stepped(t):
     for x, y in t.data():
         train_judge(t, judge, opt_d, x, maker(y))
         t.backward(real(judge(maker(y))), optimizer=opt_g)
+
+
+@refused("UsageError", "optimizers[0]", "optimizers[1]", "computed")
+def a_step_of_another_optimizer_than_the_pass(t):
+    judge, _, opt_d, opt_g = started(t)
+    for x, _ in t.data():
+        t.backward(real(judge(x)), optimizer=opt_d)
+        t.step(opt_g)
+
+
+@refused("ConfigurationError", "optimizers[0]", "optimizers[1]", "0.head.weight")
+def optimizers_that_share_a_parameter(t):
+    both = t.model(nn.ModuleList([Discriminator(), Generator()]))
+    t.join(both, [momentum(both, 0.05), momentum(both[0].head, 0.05)])
+
+
+@refused("UsageError", "0.conv1.weight", "parametrize")
+def weights_clamped_between_two_steps(t):
+    """WGAN."""
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        train_judge(t, judge, opt_d, x, maker(y))
+        for weight in judge.parameters():
+            weight.data.clamp_(-0.01, 0.01)
+        train_maker(t, judge, opt_g, maker(y))
+
+
+@refused("UsageError", "0.conv1.weight", "parametrize")
+def weights_clamped_after_the_last_step_of_a_batch(t):
+    """The request for the next batch ends the step."""
+    judge, maker, opt_d, _ = started(t)
+    for x, y in t.data():
+        train_judge(t, judge, opt_d, x, maker(y))
+        for weight in judge.parameters():
+            weight.data.clamp_(-0.01, 0.01)
+
+
+@refused("UsageError", "lr of group 0 of optimizers[1]")
+def a_rate_changed_before_the_step_of_another_optimizer(t):
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        t.backward(real(judge(x)), optimizer=opt_d)
+        opt_g.param_groups[0]["lr"] *= 0.5
+        t.step(opt_d)
+
+
+@refused("UsageError", "StepLR", "schedulers=")
+def a_scheduler_stepped_between_two_optimizers(t):
+    judge, maker, opt_d, opt_g = started(t)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt_d, 2)
+    for x, y in t.data():
+        train_judge(t, judge, opt_d, x, maker(y))
+        scheduler.step()
+        train_maker(t, judge, opt_g, maker(y))
 
 
 @refused("UsageError", "has a gradient", "changed since")

@@ -198,6 +198,127 @@ def kept_average(t):
         t.same_state("teacher", teacher)
 
 
+# ---- changed by each worker's samples
+
+class Centred(Net):
+    """DINO's loss: a centre of the teacher's outputs, a tensor that is another one
+    after each pass; and how many samples it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(2))
+        self.register_buffer("seen", torch.tensor(0))
+
+    def loss(self, out, seen_by_teacher):
+        target = torch.softmax(seen_by_teacher - self.centre, 1)
+        self.centre = self.centre * 0.7 + seen_by_teacher.mean(0) * 0.3
+        self.seen += len(out)
+        return -(target * torch.log_softmax(out, 1)).sum(1).mean()
+
+
+RULES = {"centre": "mean", "seen": "sum"}
+
+
+@row(survives=True)
+def centre_by_a_rule(t):
+    model = t.model(Centred())
+    teacher = frozen_copy(model).eval()
+    t.join(model, sgd(model), keep=[teacher], buffers=RULES)
+    for x, _ in t.data():
+        with torch.no_grad():
+            labels = teacher(x)
+        train(t, model.loss(model(x * 0.9), labels))
+        t.same("centre", model.centre)
+        t.same("seen", model.seen)
+        follow(teacher, model, 0.2)
+
+
+@row(survives=True)
+def kept_tensor_by_a_rule(t):
+    """Two updates in a body, and parts of a batch."""
+    model = t.model(Net())
+    centre = torch.zeros(2, dtype=model.head.weight.dtype)
+    t.join(model, sgd(model), keep={"centre": centre}, buffers={"centre": "mean"})
+    for x, y in t.data(accumulate=2):
+        out = model(x)
+        loss = error_of(out, y + centre)
+        for part in (out.detach(), y):
+            centre.lerp_(part.mean(0), 0.2)
+        train(t, loss)
+    t.same("centre", centre)
+
+
+@row(survives=True, sizes={2: (3, 0), 3: (0, 2, 4)})
+def centre_by_a_rule_without_samples(t):
+    """A mean over nothing is no number."""
+    model = t.model(Centred())
+    t.join(model, sgd(model), buffers=RULES)
+    for x, y in t.data():
+        out = model(x) + model.centre
+        model.centre = model.centre * 0.7 + y.mean(0) * 0.3
+        train(t, error_of(out, y) if len(x) else out.sum() * 0,
+              weight=float(len(x)))
+    t.same("centre", model.centre)
+
+
+@refused("ConfigurationError", "centre", "differs")
+def centre_without_a_rule(t):
+    model = started(t, Centred())
+    for x, y in t.data():
+        out = model(x)
+        train(t, model.loss(out, y))
+
+
+@refused("ConfigurationError", "centre", "differs")
+def centre_changed_after_the_step(t):
+    """The rule acts at job.step()."""
+    model = t.model(Centred())
+    t.join(model, sgd(model), buffers=RULES)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        model.centre.add_(x.mean())
+
+
+@refused("ConfigurationError", "norm1.running_mean", "batch norm")
+def rule_for_a_batch_norm(t):
+    model = t.model(Net())
+    t.join(model, sgd(model), buffers={"norm1.running_mean": "mean"})
+
+
+@refused("ConfigurationError", "teacher.norm1.running_var", "batch norm")
+def rule_for_a_batch_norm_of_a_teacher(t):
+    model = t.model(Net())
+    t.join(model, sgd(model), keep={"teacher": frozen_copy(model)},
+           buffers={"teacher.norm1.running_var": "mean"})
+
+
+@refused("ConfigurationError", "center", "centre, seen")
+def rule_for_no_buffer(t):
+    model = t.model(Centred())
+    t.join(model, sgd(model), buffers={"center": "mean"})
+
+
+@refused("ConfigurationError", "seen", "int64")
+def mean_of_integers(t):
+    model = t.model(Centred())
+    t.join(model, sgd(model), buffers={"seen": "mean"})
+
+
+@refused("ConfigurationError", "centre", "'max'")
+def rule_that_is_none(t):
+    model = t.model(Centred())
+    t.join(model, sgd(model), buffers={"centre": "max"})
+
+
+@refused("UsageError", "queue", "shape")
+def shape_of_a_buffer_with_a_rule(t):
+    model = t.model(Contrast())
+    t.join(model, sgd(model), buffers={"queue": "mean"})
+    for x, y in t.data():
+        model.queue = model.queue[1:]
+        train(t, error_of(model(x), y))
+
+
 # ---- refused
 
 @refused("ConfigurationError", "queue", "job.gather")

@@ -117,7 +117,8 @@ class Worker(Script):
         self.address = address
         self.job: Any = None
         self.size = sizes[rank]
-        self._void = False
+        # The step whose body has begun last.
+        self._begun: int | None = None
 
     def model(self, module: nn.Module) -> nn.Module:
         return module
@@ -148,11 +149,12 @@ class Worker(Script):
     def _counted(self, data: Any) -> Iterator[Any]:
         for batch in data:
             self.step_number = self.job.version
-            if self._void:
-                # The step comes again, with all that the row keeps of it.
-                self._void = False
-                self.values = [value for value in self.values
-                               if value[0] < self.step_number]
+            if self.job._run.step.done == 0:
+                if self._begun == self.step_number:
+                    # It was void, with all that the row keeps of it.
+                    self.values = [value for value in self.values
+                                   if value[0] < self.step_number]
+                self._begun = self.step_number
             yield batch
 
     def backward(self, loss: Any, weight: float | None = None,
@@ -166,9 +168,8 @@ class Worker(Script):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def step(self, optimizer: Any = None, **options: Any) -> None:
-        result = self.job.step(optimizer, **options)
+        self.job.step(optimizer, **options)
         self._die_after("step")
-        self._void = result.verdict != "part" and not result.counts
 
     # ---- what differs
 
@@ -327,6 +328,7 @@ class Alone(Script):
     def step(self, optimizer: Any = None, **_: Any) -> None:
         if optimizer is not None:
             optimizer.step()
+            self._step_schedulers(optimizer)
             return
         if self._part + 1 < self._parts_of_step:
             return
@@ -342,10 +344,14 @@ class Alone(Script):
             self._scaler.update()
         for normalizer in self._normalizers:
             normalizer.sync()
-        for scheduler in self._schedulers:
-            scheduler.step()
+        self._step_schedulers(self._optimizer)
         for function in self._after:
             function()
+
+    def _step_schedulers(self, optimizer: Any) -> None:
+        for scheduler in self._schedulers:
+            if scheduler.optimizer is optimizer:
+                scheduler.step()
 
     # ---- what differs
 

@@ -254,8 +254,6 @@ class Job:
         position = updates.position_of(optimizer, "job.step()")
         if not updates.several:
             return self._run.end_step()
-        if last is None:
-            last = position == len(updates.optimizers) - 1
         return self._run.end_update(position, last)
 
     def after_step(self, function: Callable[[], Any]) -> None:

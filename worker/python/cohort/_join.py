@@ -185,6 +185,7 @@ def join(model: nn.Module,
          optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], *,
          schedulers: Sequence[Any] = (), epoch_schedulers: Sequence[Any] = (),
          keep: _kept.Keep = (),
+         buffers: Mapping[str, str] | None = None,
          scaler: Any = None,
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
@@ -213,8 +214,9 @@ def join(model: nn.Module,
             the loop's body steps them: job.backward(loss, optimizer=opt_d), then
             job.step(opt_d). `model` then has the parameters of all of them, such
             as nn.ModuleList([discriminator, generator]).
-        schedulers: schedulers of the optimizer, advanced once a batch. A
-            single one that the script steps itself is not passed.
+        schedulers: schedulers of the optimizer, each advanced with every step of
+            its own optimizer. A single one that the script steps itself is not
+            passed.
         epoch_schedulers: the same, advanced at the end of each epoch.
         keep: what the script changes with the steps beside the model, equal on
             all workers and at most 256 MiB: modules such as a teacher, or modules
@@ -222,6 +224,11 @@ def join(model: nn.Module,
             loop's body. A version has it as it has weights: it goes back with a
             void step, and replacements and checkpoints have it. Buffers of the
             model that a step's passes write are kept by themselves.
+        buffers: rules for buffers of the model, or kept tensors, that each worker
+            changes by its own samples, by name: {"centre": "mean", "seen": "sum"}.
+            job.step() makes one change of all workers' changes since the step
+            began: their mean, weighted by samples, or their sum. Until then a
+            worker sees its own change only.
         scaler: a torch.amp.GradScaler, for float16. job.backward() scales the
             loss and unscales the gradients, and job.step() moves the scale. One
             that is not enabled does nothing.
@@ -270,7 +277,7 @@ def join(model: nn.Module,
     _check_alone(model)
     _model_checks.check_model(model)
     optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
-    check_optimizers(optimizers)
+    check_optimizers(optimizers, model)
     scale = loss_scale_of(scaler)
     if scale is not None and len(optimizers) > 1:
         raise _errors.ConfigurationError(
@@ -306,7 +313,7 @@ def join(model: nn.Module,
             local=_local_mode(local))
         _observe(trace or "", ops_listen or "", insecure, tls)
         run = Run(model, optimizers, planned, reached, connect,
-                  stopped_exit_code, keep)
+                  stopped_exit_code, keep, buffers)
     except BaseException:
         if reached.own is not None:
             reached.own.close()

@@ -24,7 +24,7 @@ BYTES_MAX = 256 << 20
 _LENGTH = 8
 
 # The buffers of a batch norm that the server keeps.
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 Keep = Sequence[nn.Module] | Mapping[str, nn.Module | torch.Tensor]
 
@@ -49,6 +49,7 @@ class Kept:
         self._plateau: Plateau | None = None
         # Buffers of the model among them.
         self._declared: set[str] = set()
+        self._ruled: set[str] = set()
         # Averages of the model, with their decay.
         self._teachers: list[tuple[nn.Module, float]] = []
         for name, thing in (keep.items() if isinstance(keep, Mapping) else
@@ -140,6 +141,17 @@ class Kept:
             if isinstance(thing, nn.Module):
                 yield from thing.named_modules(prefix=name)
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The model's buffers, but for statistics, and what the script has
+        named."""
+        return {name: tensor for name, tensor, _ in self._each()}
+
+    def declare(self, name: str) -> None:
+        """One of `tensors` changes with the steps, by a rule."""
+        self._ruled.add(name)
+        if name in dict(self._model.named_buffers()):
+            self._declared.add(name)
+
     def ids(self) -> set[int]:
         """Those of the modules and tensors that the script has named."""
         found = set()
@@ -157,7 +169,7 @@ class Kept:
         for prefix, module in self._model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is None or buffer.layout is not torch.strided or (
-                        id(module) in self._layers and name in _STATISTICS):
+                        id(module) in self._layers and name in STATISTICS):
                     continue
                 whole = f"{prefix}.{name}" if prefix else name
                 yield whole, buffer, (
@@ -443,11 +455,18 @@ class Kept:
         _, spreads, _ = worker.meet("kept", [float(self._digests[name])
                                              for name in names])
         different = [name for name, one in zip(names, spreads) if one > 0]
+        if different[0] in self._ruled:
+            raise _errors.ConfigurationError(
+                f"{different[0]}: differs between workers. Its rule in buffers= has "
+                "made one change of what the workers changed up to job.step(); "
+                "change it before that, or later by what all workers have")
         raise _errors.ConfigurationError(
             f"{', '.join(different[:3])}{', ...' if len(different) > 3 else ''}: "
             "differs between workers. Compute it from what all workers have: "
-            "gather rows with job.gather, add up sums and counts with job.sum; "
-            "call torch.manual_seed() before the model is made")
+            "gather rows with job.gather, add up sums and counts with job.sum; or "
+            'combine what each worker changes up to job.step(): cohort.join(..., '
+            'buffers={"' + different[0] + '": "mean"}). Call torch.manual_seed() '
+            "before the model is made")
 
 
 def _too_large(name: str) -> str:

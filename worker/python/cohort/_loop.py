@@ -185,6 +185,9 @@ class Data:
         if run.finished:
             return None
         self._start()
+        run.end_updates()
+        if run.finished:
+            return None
         run.step.check_trained()
         if run.waiting is None:
             run.check_rates_kept()
@@ -255,8 +258,7 @@ class Data:
             yield share
             if run.left:
                 return
-            run.end_updates()
-            if step.done <= part:
+            if step.done <= part < parts - 1:
                 step.check_trained()
 
     def _settle(self, assignment: "_core.Assignment") -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from cohort import (_batch_norm, _core, _devices, _errors, _kept,
                     _statistics)
 from cohort._graphs import leaves_of, nodes_of
-from cohort._optimizer import OptimizerPlan, Optimizers
+from cohort._optimizer import OptimizerPlan, Optimizers, place_of
 
 
 def _has_indices(node: Any) -> bool:
@@ -83,17 +83,27 @@ class RegisteredModel:
         """Notes which parameters the optimizers have: the others are never
         trained, as in torch. Raises ConfigurationError if one has a parameter of
         another model."""
-        for optimizer in optimizers:
+        for position, optimizer in enumerate(optimizers):
             held = {id(parameter) for group in optimizer.param_groups
                     for parameter in group["params"] if parameter.numel()}
             numbers = [number for number, parameter in enumerate(self.parameters)
                        if id(parameter) in held]
             if len(numbers) < len(held):
                 raise _errors.ConfigurationError(
-                    f"the optimizer has {len(held) - len(numbers)} parameters that "
-                    "are not in the model; make it from the model's parameters")
+                    f"{place_of(optimizers, position)}: got "
+                    f"{len(held) - len(numbers)} parameters that are not in the "
+                    "model; make it from the model's parameters, and pass as the "
+                    "model a module that has all of them, such as "
+                    "nn.ModuleList([discriminator, generator])")
             self.trained_by.append(numbers)
         self.trained = sorted(sum(self.trained_by, []))
+
+    def optimizer_name(self, optimizers: Optimizers, position: int) -> str:
+        """What errors call an optimizer, with names of its parameters."""
+        numbers = self.trained_by[position]
+        names = ", ".join(self.names[number] for number in numbers[:2])
+        return (f"{place_of(optimizers, position)} ({names}"
+                f"{', ...' if len(numbers) > 2 else ''})")
 
     def copy(self) -> dict[str, Any]:
         """The model's state_dict(), which later steps do not change."""
@@ -217,8 +227,11 @@ class RegisteredModel:
                     "another optimizer, or by a module that writes its weight), "
                     "but the server holds the weights and would overwrite them. "
                     "Change weights before cohort.join(); use the server's "
-                    "--freeze, --clip_norm and --weight_decay; keep a momentum "
-                    "encoder out of the model, in cohort.join(keep=[encoder])")
+                    "--freeze, --clip_norm and --weight_decay. In place of clamping "
+                    "the weights of a critic, add a gradient penalty to its loss, "
+                    "or bound them where they are used, with "
+                    "nn.utils.parametrize. Keep a momentum encoder out of the "
+                    "model, in cohort.join(keep=[encoder])")
 
 
 def accumulator_of(parameter: nn.Parameter) -> object:

@@ -124,9 +124,16 @@ def groups_of(optimizers: Optimizers) -> list[dict[str, Any]]:
     return [group for optimizer in optimizers for group in optimizer.param_groups]
 
 
-def check_optimizers(optimizers: Sequence[object]) -> None:
+def place_of(optimizers: Sequence[object], position: int) -> str:
+    """What errors call an optimizer: of several by its place in the list that was
+    passed to `cohort.join`."""
+    return f"optimizers[{position}]" if len(optimizers) > 1 else "optimizer"
+
+
+def check_optimizers(optimizers: Sequence[object], model: torch.nn.Module) -> None:
     """Raises ConfigurationError unless these are optimizers of one class, of
     different parameters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[int, int] = {}
     for position, optimizer in enumerate(optimizers):
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -136,17 +143,19 @@ def check_optimizers(optimizers: Sequence[object]) -> None:
                 "several in the order in which the loop's body steps them")
         if type(optimizer) is not type(optimizers[0]):
             raise _errors.ConfigurationError(
-                f"optimizers: got a {type(optimizers[0]).__name__} and a "
-                f"{type(optimizer).__name__}, want one class: the server has one "
-                "rule for all parameters; their numbers may differ")
+                f"optimizers[{position}]: got {type(optimizer).__name__}, and "
+                f"optimizers[0] is {type(optimizers[0]).__name__}; want one class: "
+                "the server has one rule for all parameters. Their numbers may "
+                "differ")
         for parameter in (parameter for group in optimizer.param_groups
                           for parameter in group["params"]):
             other = owners.setdefault(id(parameter), position)
             if other != position:
+                name = names.get(id(parameter), "a parameter of shape "
+                                 f"{tuple(parameter.shape)}")
                 raise _errors.ConfigurationError(
-                    f"optimizers: {other} and {position} of the list have one "
-                    f"parameter of shape {tuple(parameter.shape)}; want each "
-                    "parameter in one of them")
+                    f"optimizers[{other}] and optimizers[{position}]: both have "
+                    f"{name}; want each parameter in one of them")
     if not optimizers:
         raise _errors.ConfigurationError("optimizer: got none, want one or more")
 
@@ -165,9 +174,9 @@ def _is_nothing(value: Any) -> bool:
     return not value
 
 
-def check_no_state(optimizer: torch.optim.Optimizer) -> None:
+def check_no_state(optimizer: torch.optim.Optimizer, place: str) -> None:
     """Raises ConfigurationError if the optimizer has state from earlier steps,
-    such as momentum: the server begins without."""
+    such as momentum: the server begins without. `place`: what it is called."""
     for state in optimizer.state.values():
         # Adagrad makes its state when it is made itself.
         if "step" in state and _is_nothing(state["step"]):
@@ -175,8 +184,8 @@ def check_no_state(optimizer: torch.optim.Optimizer) -> None:
         for name, value in state.items():
             if not _is_nothing(value):
                 raise _errors.ConfigurationError(
-                    f"{type(optimizer).__name__}: got state of earlier steps "
-                    f"({name}), which the server would begin without; pass a new "
+                    f"{place}: got a {type(optimizer).__name__} with state of earlier "
+                    f"steps ({name}), which the server would begin without; pass a new "
                     "optimizer of the model's parameters to cohort.join(). The "
                     "server keeps the state of the run in its checkpoint "
                     "(cohort-server --checkpoint_dir=DIR, then --resume)")
@@ -269,10 +278,12 @@ class _Number:
     # The argument of the class, and the position if that is a tuple.
     name: str
     position: int
+    # The group, for people.
+    of: str
 
     def __str__(self) -> str:
         place = "" if self.position < 0 else f"[{self.position}]"
-        return f"{self.name}{place} of group {self.group}"
+        return f"{self.name}{place} of {self.of}"
 
 
 class GroupNumbers:
@@ -292,7 +303,11 @@ class GroupNumbers:
         arguments += [(argument.number, argument.name, argument.position)
                       for argument in _rule(optimizers)[1].arguments
                       if not argument.constant]
-        self._numbers = [_Number(index, *argument)
+        of = [f"group {index}" + (
+                  f" of {place_of(optimizers, position)}" if len(optimizers) > 1 else "")
+              for position, optimizer in enumerate(optimizers)
+              for index in range(len(optimizer.param_groups))]
+        self._numbers = [_Number(index, *argument, of[index])
                          for index, group in enumerate(self._groups)
                          for argument in sorted(arguments)
                          if _is_number(group, argument[1])]
@@ -366,8 +381,8 @@ def plan_of(optimizers: Optimizers, rates_by_workers: bool) -> OptimizerPlan:
         ConfigurationError: the server has no rule for it.
     """
     settings = _settings(optimizers)
-    for optimizer in optimizers:
-        check_no_state(optimizer)
+    for position, optimizer in enumerate(optimizers):
+        check_no_state(optimizer, place_of(optimizers, position))
     groups = [{"weight_decay": 0.0} | group for group in groups_of(optimizers)]
     for group in groups:
         rate, decay = float(group["lr"]), float(group["weight_decay"])

@@ -97,23 +97,25 @@ class OptimizerWatch:
     Args:
         optimizer: its methods that would act on it alone raise a UsageError
             until `detach`.
+        place: what errors call it.
         numbers: may change, as the steps send them.
 
     Raises:
         UsageError: the optimizer has hooks of its step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer,
+    def __init__(self, optimizer: torch.optim.Optimizer, place: str,
                  numbers: GroupNumbers) -> None:
         check_hooks(optimizer)
         self._optimizer = optimizer
+        self._place = place
         self._numbers = numbers
         self._noted = self._values()
         # Methods of the instance; absent: the class has the method.
         self._methods = {name: vars(optimizer)[name] for name in _REPLACED
                          if name in vars(optimizer)}
         for name, text in _METHODS.items():
-            setattr(optimizer, name, _refusing(f"optimizer.{name}(): {text}"))
+            setattr(optimizer, name, _refusing(f"{place}.{name}(): {text}"))
         setattr(optimizer, "state_dict", _warning(optimizer.state_dict))
 
     def _values(self) -> list[dict[str, Any]]:
@@ -140,15 +142,15 @@ class OptimizerWatch:
             for name in _WATCHED:
                 if not self._is_same(name, group.get(name), noted.get(name)):
                     raise _errors.UsageError(
-                        f"optimizer: {name} of group {number} was changed by hand "
+                        f"{self._place}: {name} of group {number} was changed by hand "
                         f"from {noted.get(name)} to {group.get(name)}, but the "
                         "server applies the optimizer and continues with "
                         f"{noted.get(name)}; set it before cohort.join()")
         if [group["params"] for group in now] != [
                 group["params"] for group in self._noted]:
             raise _errors.UsageError(
-                "optimizer: its groups have other parameters than when the run was "
-                "joined, but the server applies the optimizer; change them before "
+                f"{self._place}: its groups have other parameters than when the run "
+                "was joined, but the server applies the optimizer; change them before "
                 "cohort.join()")
 
     def detach(self) -> None:

@@ -4,16 +4,16 @@ import atexit
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from cohort import (_after_step, _core, _data, _errors, _evaluation, _kept,
-                    _normalizer, _sampler, _server)
+                    _normalizer, _rules, _sampler, _server)
 from cohort._model import RegisteredModel
-from cohort._optimizer import Optimizers, StepNumbers, plan_of
+from cohort._optimizer import Optimizers, StepNumbers, place_of, plan_of
 from cohort._optimizer_watch import OptimizerWatch
 from cohort._schedulers import Schedulers
 from cohort._signals import StopWatcher
@@ -32,21 +32,24 @@ class Run:
         connect: makes a worker that has not joined yet, of a batch size.
         stopped_exit_code: of a script that was stopped or drained; None: that
             of the table.
-        keep: see `cohort.join`.
+        keep, buffers: see `cohort.join`.
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizers,
                  schedulers: Schedulers, reached: _server.Reached,
                  connect: "Callable[[RegisteredModel, int], _core.Worker]",
                  stopped_exit_code: int | None,
-                 keep: "_kept.Keep" = ()) -> None:
+                 keep: "_kept.Keep" = (),
+                 buffers: Mapping[str, str] | None = None) -> None:
         self.model = RegisteredModel(model, keep)
         self.kept = self.model.kept
         self.model.check_optimizers(optimizers)
         self.schedulers = schedulers
         self._plan = plan_of(optimizers, bool(schedulers))
-        self._watches = [OptimizerWatch(optimizer, schedulers.numbers)
-                         for optimizer in optimizers]
+        self._watches = [
+            OptimizerWatch(optimizer, place_of(optimizers, position),
+                           schedulers.numbers)
+            for position, optimizer in enumerate(optimizers)]
         self._reached = reached
         self._connect = connect
         self._stopped_exit_code = (
@@ -73,6 +76,8 @@ class Run:
         # stand at.
         self._initial_state = self._state = schedulers.save()
         self._state_version: int | None = None
+        # The numbers of the optimizers that the step in progress was opened with.
+        self._sent: list[float] = []
         # The version at which the last step began.
         self._begun: int | None = None
         self._last: StepResult | None = None
@@ -82,8 +87,11 @@ class Run:
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.
         self.sampled: _sampler.SampledOrder | None = None
+        self._rules = _rules.Rules(self.kept, buffers or {})
         self._normalizers = _normalizer.Normalizers(self, self.kept)
-        self.step = Step(self.model, schedulers.scale, Updates(optimizers))
+        self.step = Step(self.model, schedulers.scale, Updates(
+            optimizers, [self.model.optimizer_name(optimizers, position)
+                         for position in range(len(optimizers))]))
         self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self.leave, "the script has ended")
 
@@ -323,7 +331,10 @@ class Run:
         self.joined()
         if self.step.trains():
             raise _errors.UsageError(
-                "a step is in progress; call job.step() first")
+                "job.load(), job.state_dict(): a step is in progress; call "
+                "job.step() before" + (
+                    ", with last=True where the step ends"
+                    if self.step.updates.several else ""))
         pulled = None
         while pulled is None:
             if self.left:
@@ -371,6 +382,7 @@ class Run:
         self._last = None
         self.step.begin(assignment, parts, samples, doubt)
         self._normalizers.begin()
+        self._rules.begin()
         membership = self.joined()
         _data.seed_everything(_core.mix_seed(
             membership.seed, self.worker.version() or 0, int(membership.rank)))
@@ -400,14 +412,17 @@ class Run:
         Raises:
             UsageError: they were changed since the first job.backward().
         """
-        step = self.step
-        numbers = self.schedulers.numbers.of_step(self._plan.rates_by_workers)
-        if step.passes > 0 and numbers != step.numbers:
+        numbers = self.schedulers.numbers
+        differing = (numbers.differing(self._sent)
+                     if self.step.passes > 0 else None)
+        if differing is not None:
+            number, was, now = differing
             raise _errors.UsageError(
-                "job.step(): a learning rate, or another number of the optimizer's "
-                "groups, was changed after job.backward(), which has sent those of "
-                "this step; change it before the first job.backward() of a step")
-        return numbers
+                f"{number} was changed from {was} to {now} after job.backward(), "
+                "which has sent the numbers of this step; change it before the "
+                "first job.backward() of a step")
+        self._sent = numbers.now()
+        return numbers.of_step(self._plan.rates_by_workers)
 
     def check_rates_kept(self) -> None:
         """Raises UsageError if the script has written a rate since job.step()."""
@@ -418,7 +433,7 @@ class Run:
         for watch in self._watches:
             watch.check()
 
-    def end_update(self, optimizer: int, last: bool) -> StepResult:
+    def end_update(self, optimizer: int, last: bool | None) -> StepResult:
         """See Job.step, of one of several optimizers."""
         step = self.step
         self.model.check_weights(content=True)
@@ -426,20 +441,27 @@ class Run:
         step.updates.check_step(optimizer)
         self.numbers()
         step.gradients.check(self.model.trained_by[optimizer])
-        step.send_update(optimizer, continues=not last)
-        if last:
+        self._rules.sync(step)
+        ends = step.updates.ends_step(optimizer, last)
+        step.send_update(optimizer, continues=not ends)
+        self.schedulers.advance(step.updates.optimizers[optimizer])
+        if ends:
             return self._end_step()
         step.end_update(optimizer)
         return StepResult(version=None, verdict="part")
 
     def end_updates(self) -> None:
-        """The script asks for the next batch, and has stepped some optimizers:
+        """The script asks for the next batch, and may have stepped some optimizers:
         these were the step's."""
         step = self.step
         if step.trains() and step.updates.done > 0 and step.updates.of is None:
+            self.model.check_weights(content=True)
+            self._check_optimizers()
             step.numbers = self.numbers()
+            self._rules.sync(step)
             step.send_update(0, continues=False)
             self._end_step()
+        step.updates.ended = ""
 
     def end_step(self) -> StepResult:
         """See Job.step."""
@@ -450,18 +472,20 @@ class Run:
             raise _errors.UsageError(
                 "job.step(): no gradients yet; call job.backward(loss) first")
         self.numbers()
+        self._rules.sync(step)
         step.done += 1
         if step.done < step.parts:
             step.end_part()
             return StepResult(version=None, verdict="part")
         step.gradients.check()
+        self.schedulers.advance(step.updates.optimizers[0])
         return self._end_step()
 
     def _end_step(self) -> StepResult:
         step = self.step
         assert step.assignment is not None
         self._normalizers.sync()
-        state = self.schedulers.advance(step.overflow)
+        state = self.schedulers.finish(step.overflow)
         try:
             self.kept.check(self.worker, step.assignment,
                             scored=self.evaluator is not None)

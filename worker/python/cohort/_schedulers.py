@@ -28,8 +28,9 @@ _KINDS = tuple(getattr(lr_scheduler, name)
                for name in ("LRScheduler", "_LRScheduler", "ReduceLROnPlateau")
                if hasattr(lr_scheduler, name))
 
-_INSTEAD = ("pass the scheduler to cohort.join(schedulers=[...]), which advances it "
-            "once a batch, or (epoch_schedulers=[...]), and remove this call")
+_INSTEAD = ("pass the scheduler to cohort.join(schedulers=[...]), where it follows "
+            "job.step() of its optimizer, or (epoch_schedulers=[...]), and remove "
+            "this call")
 
 
 def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -48,8 +49,9 @@ def _refusing(scheduler: Any, count: int) -> Callable[..., None]:
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise _errors.UsageError(
-            f"scheduler.step(): {name}: is one of {count} schedulers of the "
-            f"optimizer; {_INSTEAD}; the script may step one ReduceLROnPlateau")
+            f"scheduler.step(): {name} is one of {count} schedulers; {_INSTEAD}. The "
+            "script may step a scheduler that is the only one, and one "
+            "ReduceLROnPlateau")
     return refuse
 
 
@@ -88,21 +90,24 @@ class ScriptsScheduler:
         """The scheduler is the script's alone again."""
         self.scheduler.__class__ = self._class
 
-    def _refuse(self) -> None:
+    def _refuse(self, seen: str) -> None:
         raise _errors.UsageError(
-            "scheduler.step(): want one call without arguments after each "
-            "job.step(), or one after each epoch, in the body of `for epoch in "
-            "job.epochs()` after the loop over the data, with --aggregation=sync. "
-            "A schedule that begins later is a function of the step or epoch "
-            f"(LambdaLR, SequentialLR). Otherwise {_INSTEAD}")
+            f"scheduler.step(): {self._class.__name__}: got {seen}; want one call "
+            "without arguments after each job.step() that ends a step, or one after "
+            "each epoch, in the body of `for epoch in job.epochs()` after the loop "
+            "over the data, with --aggregation=sync. A schedule that begins later is "
+            "a function of the step or epoch (LambdaLR, SequentialLR). Otherwise "
+            f"{_INSTEAD}")
 
     def advance(self) -> None:
         """One call."""
         self._advance(lambda: self._class.step(self.scheduler))
 
     def _called(self, *args: Any, **kwargs: Any) -> None:
-        if args or kwargs or not self._may_call:
-            self._refuse()
+        if args or kwargs:
+            self._refuse("a call with arguments")
+        if not self._may_call:
+            self._refuse("a call before the end of the step")
         self._check()
         self.advance()
         self._calls += 1
@@ -143,7 +148,7 @@ class ScriptsScheduler:
             elif calls == 0 and turns == 1:
                 self.when = "never"
         if calls != {"step": 1, "epoch": turns}.get(self.when, 0):
-            self._refuse()
+            self._refuse(f"{calls} calls since the last step")
 
     def resume(self, turns: int, version: int | None) -> None:
         """A step begins with a state of the server's: makes the calls that are
@@ -178,7 +183,7 @@ class Schedulers:
 
     Args:
         optimizers: of one of the classes that the server knows.
-        each_step: advanced once a step.
+        each_step: each is advanced with the steps of its optimizer.
         each_epoch: advanced once an epoch.
         scale: of gradients; None: they are not scaled.
 
@@ -201,7 +206,8 @@ class Schedulers:
         self.plateau: Plateau | None = None
         # The numbers after the last job.step(), and calls of its scheduler.
         self._kept: list[float] | None = None
-        self._steps = []
+        # What is replaced in those that were passed, in their order.
+        self._steps: list[Any] = []
         for scheduler in (*self._each_step, *self._each_epoch):
             name = type(scheduler).__name__
             if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
@@ -265,7 +271,7 @@ class Schedulers:
             return
         number, was, now = differing
         raise _errors.UsageError(
-            f"optimizer: {number} was changed from {was} to {now} between "
+            f"{number} was changed from {was} to {now} between "
             "job.step() and the next batch, which a restarted process would not "
             "know; set it before job.backward(), at the beginning of the loop's "
             "body or of the body of `for epoch in job.epochs()`, as a function of "
@@ -305,17 +311,21 @@ class Schedulers:
         if self._scripts is not None:
             self._scripts.begin_step()
 
-    def advance(self, overflow: bool = False) -> bytes:
-        """One step is computed. Returns the state for the server, which has the
-        call that the script's scheduler is due after it.
+    def advance(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step: the schedulers that were passed follow."""
+        for scheduler, advance in zip(self._each_step, self._steps):
+            if scheduler.optimizer is optimizer:
+                self._advance(advance)
+
+    def finish(self, overflow: bool = False) -> bytes:
+        """The step of all workers is computed. Returns the state for the server,
+        which has the call that the script's scheduler is due after it.
 
         Args:
             overflow: its scaled gradients were not finite.
         """
         if self.scale is not None:
             self.scale.update(overflow)
-        for advance in self._steps[:len(self._each_step)]:
-            self._advance(advance)
         state = self.save()
         if self._scripts is None or self._scripts.when != "step":
             return state

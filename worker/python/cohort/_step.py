@@ -175,11 +175,11 @@ class Step:
     def check_training_call(self, name: str) -> None:
         """Raises UsageError unless a training call may be made now, here."""
         if self.mode is Mode.IDLE:
+            self.updates.check_open(name)
             raise _errors.UsageError(
                 f"{name}: a training call outside of a step would normalise by "
                 "this worker's batch alone; move it between the beginning of the "
-                "loop's body and job.step(), or call eval() first"
-                f"{self.updates.advice()}")
+                "loop's body and job.step(), or call eval() first")
         if self._depth == 0 and threading.get_ident() != self._thread:
             raise _errors.UsageError(
                 f"{name}: a training call outside the loop's thread, so the order "
@@ -533,9 +533,10 @@ class Step:
         """Raises UsageError unless a batch is being trained."""
         if self.mode is Mode.TRAIN:
             return
+        self.updates.check_open(what)
         raise _errors.UsageError(
             f"{what}: no batch is in progress; iterate job.data() and call it "
-            f"once for each batch{self.updates.advice()}")
+            "once for each batch")
 
     def check_samples(self, what: str, weight: float | None) -> None:
         """Raises UsageError if the default weight is in doubt."""
@@ -544,12 +545,22 @@ class Step:
 
     def check_trained(self) -> None:
         """Raises UsageError if a batch is being trained."""
-        if self.mode is Mode.TRAIN:
+        if self.mode is not Mode.TRAIN:
+            return
+        if self.passes > self.done:
+            of = self.updates.of
+            with_it = "" if of is None else f" with {self.updates.names[of]}"
             raise _errors.UsageError(
-                "the batch was not trained: call job.backward(loss) and job.step() "
-                "once for each batch, before the next one; with weight=0 if there "
-                "is nothing to learn from it, and job.data(accumulate=...) to add "
-                "up gradients; to look at a sample, take it from the data set")
+                f"job.data(): the batch was not trained: job.backward(){with_it} "
+                "was called, and job.step() was not. Call it before the next batch, "
+                "also where the body continues early or catches an exception; to add "
+                "up gradients, use job.data(accumulate=...)")
+        raise _errors.UsageError(
+            "job.data(): the batch was not trained: job.backward() was not "
+            "called. Call it and job.step() for each batch. One that is left out, "
+            "such as with `continue` or after an exception, needs "
+            "job.backward(out.sum() * 0, weight=0) and job.step(), so that other "
+            "workers do not wait; to look at a sample, take it from the data set")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -574,6 +585,14 @@ class Step:
                 f"weight: got {weight}, want a number of samples, labels or "
                 "pixels")
         return weight
+
+    def samples_of_part(self, what: str) -> float:
+        """Of this worker. Raises UsageError if they cannot be counted."""
+        if self._samples is None or self._doubt:
+            raise _errors.UsageError(
+                f"{what}: {self._doubt or 'the number of samples is not clear'}; want "
+                "job.data(batch_size=...) and batches whose tensors have that length")
+        return self._weight_of(None)
 
     def _pushed_samples(self, weight: float) -> int:
         """`weight`: stands for the number of samples where that is not known."""

@@ -23,7 +23,7 @@ _CHANNELS_MAX = 24 << 10
 # Bytes of the text that names a caller; the whole key has 256.
 _NAME_MAX = 120
 # Up to here the sum over all ranks of a cohort is exact in float64.
-_SUMMED_MAX = 1 << 40
+SUMMED_MAX = 1 << 40
 _GATHERED_MAX = 1 << 53
 # Devices may compute a value again with other rounding.
 _TOLERANCE = 1e-3
@@ -88,7 +88,7 @@ def sum_of(step: Step, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
                 f"job.sum(): got {tensor.dtype}, want floating point numbers or "
                 "torch.int64, which sums of other integers may not fit; call "
                 ".long()")
-        _check_integers("job.sum()", tensor, _SUMMED_MAX)
+        check_integers("job.sum()", tensor, SUMMED_MAX)
     _check_size("job.sum()", tensor, tensor.numel())
     call = _meet(step, "job.sum", _place("job.sum()", name), tensor,
                  list(tensor.shape), [])
@@ -105,7 +105,7 @@ def gather(step: Step, tensor: torch.Tensor, name: str | None, rank: int
             "job.gather(): got a tensor without dimensions, want at least one, "
             "along which the ranks' tensors are put together; call .reshape(1)")
     if not tensor.is_floating_point():
-        _check_integers("job.gather()", tensor, _GATHERED_MAX)
+        check_integers("job.gather()", tensor, _GATHERED_MAX)
     _check_size("job.gather()", tensor, tensor.numel())
     own = step.ranks().index(rank)
     rows = [0] * len(step.ranks())
@@ -142,7 +142,8 @@ def _check(what: str, step: Step, tensor: torch.Tensor) -> None:
     _devices.check(tensor.device, what)
 
 
-def _check_integers(what: str, tensor: torch.Tensor, limit: int) -> None:
+def check_integers(what: str, tensor: torch.Tensor, limit: int) -> None:
+    """Raises UsageError for integers whose sum may not be exact."""
     if tensor.dtype is not torch.int64 or tensor.numel() == 0:
         return
     if -limit <= int(tensor.min()) and int(tensor.max()) <= limit:
