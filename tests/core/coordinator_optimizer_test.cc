@@ -36,7 +36,7 @@ TEST(CoordinatorOptimizerTest, ClippingWaitsForEveryPartition) {
   cohort.Clear();
   cohort.HoldFolds();
   // A gradient of norm 5: 0, 3 and 4.
-  cohort.PushBoth(PushOfEach({0, 1}, {4}), PushOf({0, 2}, {0}));
+  cohort.PushBoth(PushOfEach({0, 1}, {4}), PushOfEach({0, 2}, {0}));
   ASSERT_EQ(cohort.held_folds().size(), 2);
   EXPECT_EQ(cohort.held_folds()[0].pass, FoldPass::kGradient);
   EXPECT_THAT(cohort.All<command::SendWeights>(), IsEmpty());
@@ -65,7 +65,7 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
       setup.options.optimizer.clip_norm = clip_norm;
       setup.options.optimizer.weight_decay = 0.1;
       StartedCohort cohort(setup);
-      cohort.PushBoth(PushOfEach({1, 1}, {1}), PushOf({2, 1}, {0}));
+      cohort.PushBoth(PushOfEach({1, 1}, {1}), PushOfEach({2, 1}, {0}));
       const SharedSnapshot before = cohort.snapshot();
       cohort.PushBoth(kWeightless);
       const SharedSnapshot after = cohort.snapshot();
@@ -86,7 +86,7 @@ TEST(CoordinatorOptimizerTest, AStepWithoutWeightLeavesWeightsAndSlots) {
       // The images were seen, so their moments count.
       EXPECT_EQ(after->statistics->front().layers[0].num_batches_tracked, 2);
       // The next step is an ordinary one.
-      cohort.PushBoth(PushOfEach({1, 1}, {1}), PushOf({2, 1}, {0}));
+      cohort.PushBoth(PushOfEach({1, 1}, {1}), PushOfEach({2, 1}, {0}));
       EXPECT_NE(WeightChecksums(*cohort.snapshot()), WeightChecksums(*before));
     }
   }
@@ -105,11 +105,11 @@ TEST(CoordinatorOptimizerTest, ANonfiniteGradientSkipsAClippedStep) {
   setup.options.optimizer.clip_norm = 1;
   StartedCohort cohort(setup);
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  cohort.PushBoth(PushOfEach({0, 1}, {1}), PushOf({0, nan}, {1}));
+  cohort.PushBoth(PushOfEach({0, 1}, {1}), PushOfEach({0, nan}, {1}));
   EXPECT_EQ(cohort.snapshot()->version, Version(1));
   EXPECT_EQ(cohort.counter("pushes_skipped"), 2);
   EXPECT_THAT(cohort.log(), HasSubstr("rank 1: gradient of w"));
-  cohort.PushBoth(PushOfEach({0, 1}, {0}), PushOf({0, 0}, {0}));
+  cohort.PushBoth(PushOfEach({0, 1}, {0}), PushOfEach({0, 0}, {0}));
   EXPECT_THAT(cohort.weights(0), ElementsAre(1, 1.5));
 }
 
@@ -120,11 +120,11 @@ TEST(CoordinatorOptimizerTest, ContinuesFromACheckpointWithTheSameBits) {
     setup.options.optimizer.kind = c.kind;
     setup.options.optimizer.numbers = c.numbers;
     StartedCohort undisturbed(setup);
-    undisturbed.PushBoth(PushOfEach({1, -1}, {2}), PushOf({0, 0}, {1}));
+    undisturbed.PushBoth(PushOfEach({1, -1}, {2}), PushOfEach({0, 0}, {1}));
     const auto state = OkValue(undisturbed.State());
     StartedCohort restored(setup, &state);
     for (FakeCohort* cohort : {&undisturbed, &restored}) {
-      cohort->PushBoth(PushOfEach({3, 1}, {-2}), PushOf({0, 1}, {0}));
+      cohort->PushBoth(PushOfEach({3, 1}, {-2}), PushOfEach({0, 1}, {0}));
     }
     EXPECT_EQ(restored.snapshot()->version, Version(2));
     EXPECT_EQ(restored.weights(0), undisturbed.weights(0));
