@@ -3,9 +3,11 @@
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrize
 
 from shapes.rows import CHANNELS, Net, error_of, refused, row
 from shapes.script import batch_of
+from shapes.teachers import follow
 
 
 class Generator(nn.Module):
@@ -322,6 +324,72 @@ def a_loop_that_is_left_between_two_optimizers(t):
         for x, y in data:
             train_judge(t, judge, opt_d, x, maker(y))
             break
+
+
+class Bounded(nn.Module):
+    def forward(self, weight):
+        return torch.tanh(weight * 4) / 4
+
+
+@row(survives=True)
+def critic_with_bounded_weights(t):
+    """In place of WGAN's clamp."""
+    both = t.model(nn.ModuleList([Discriminator(), Generator()]))
+    judge, maker = both
+    parametrize.register_parametrization(judge.head, "weight", Bounded())
+    opt_d, opt_g = momentum(judge, 0.05), momentum(maker, 0.02)
+    t.join(both, [opt_d, opt_g])
+    for x, y in t.data():
+        made = maker(y)
+        opt_d.zero_grad()
+        t.backward((judge(made.detach()) - judge(x)).mean(), optimizer=opt_d)
+        t.step(opt_d)
+        opt_g.zero_grad()
+        t.backward(-judge(made).mean(), optimizer=opt_g)
+        t.step(opt_g)
+
+
+@row(survives=True, steps=5)
+def one_cycle_of_each_optimizer(t):
+    both = t.model(nn.ModuleList([Discriminator(), Generator()]))
+    judge, maker = both
+    opt_d, opt_g = adam(judge, 0.05), adam(maker, 0.02)
+    cycles = [torch.optim.lr_scheduler.OneCycleLR(opt, 0.05, total)
+              for opt, total in ((opt_d, 10), (opt_g, 4))]
+    t.join(both, [opt_d, opt_g], schedulers=cycles)
+    for x, y in t.data():
+        for _ in range(2):
+            train_judge(t, judge, opt_d, x, maker(y))
+        if t.step_number % 2:
+            train_maker(t, judge, opt_g, maker(y))
+        for opt in (opt_d, opt_g):
+            t.same("numbers", [opt.param_groups[0]["lr"],
+                               opt.param_groups[0]["betas"][0]])
+
+
+@row(survives=True, steps=4)
+def average_after_a_body_without_the_last_optimizer(t):
+    average = t.model(Discriminator()).requires_grad_(False)
+    judge, maker, opt_d, opt_g = started(t, keep=[average])
+    for x, y in t.data():
+        train_judge(t, judge, opt_d, x, maker(y))
+        follow(average, judge, 0.3)
+    t.same_state("average", average)
+
+
+@row(survives=True, steps=4)
+def order_of_optimizers_by_batch(t):
+    judge, maker, opt_d, opt_g = started(t)
+    for x, y in t.data():
+        if t.step_number % 2:
+            train_maker(t, judge, opt_g, maker(y), last=False)
+            opt_d.zero_grad()
+            t.backward(real(judge(x)) + fake(judge(maker(y).detach())),
+                       optimizer=opt_d)
+            t.step(opt_d, last=True)
+        else:
+            train_judge(t, judge, opt_d, x, maker(y))
+            train_maker(t, judge, opt_g, maker(y))
 
 
 # ---- what is refused

@@ -136,7 +136,9 @@ def _change(name: str, before: torch.Tensor, now: torch.Tensor | None
             f"{list(before.shape)} as at the beginning of the step: a change of "
             "type or shape cannot be combined")
     if before.is_floating_point():
-        return now.double().sub(before.double())
-    change = now.long().sub(before.long())
-    _totals.check_integers(f"buffers: {name}", change, _totals.SUMMED_MAX)
-    return change.double()
+        change: torch.Tensor = now.double() - before.double()
+        return change
+    whole = now.long() - before.long()
+    _totals.check_integers(f"buffers: {name}", whole, _totals.SUMMED_MAX)
+    change = whole.double()
+    return change
