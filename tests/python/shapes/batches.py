@@ -229,7 +229,7 @@ def rates_that_differ_between_workers(t):
         train(t, error_of(model(x), y))
 
 
-@refused("UsageError", "learning rate", "job.backward")
+@refused("UsageError", "lr of group 0", "job.backward")
 def rate_written_between_backward_and_step(t):
     model = t.model(Net())
     optimizer = sgd(model)
