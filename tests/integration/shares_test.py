@@ -18,9 +18,27 @@ class Shares(unittest.TestCase):
 
     def test_a_recorded_run_is_repeated_with_the_same_bits(self):
         """Although a worker and the server were killed in it."""
-        with (tempfile.TemporaryDirectory() as folder,
-              Cohort(server_flags=[*FLAGS, "--checkpoint_every=5"],
-                     worker_flags=WORKERS, keeps=True) as cohort):
+        with tempfile.TemporaryDirectory() as folder:
+            recorded = pathlib.Path(folder) / "policy.csv"
+            steps, changes, digest = self.record(recorded)
+            self.assertEqual([change for _, change in changes[1:]],
+                             ["shares=1,3", "learning_rate=0.01 shares=4,3"])
+            for name, flags, same in [
+                    ("repeated", [f"--policy_from={recorded}"], True),
+                    ("without the changes", [], False)]:
+                with (self.subTest(name),
+                      Cohort(server_flags=[*FLAGS, f"--max_steps={steps}", *flags],
+                             worker_flags=WORKERS) as cohort):
+                    cohort.start()
+                    cohort.complete()
+                    self.assertEqual(cohort.model_digest() == digest, same)
+                    if same:
+                        self.assertEqual(self.changes(cohort)[1:], changes[1:])
+
+    def record(self, path):
+        """The steps of a run, its changes and its model; leaves its policy.csv."""
+        with Cohort(server_flags=[*FLAGS, "--checkpoint_every=5"],
+                    worker_flags=WORKERS, keeps=True) as cohort:
             cohort.start()
             cohort.await_version(5)
             cohort.ctl("policy", "set", "--shares=1,3")
@@ -35,25 +53,9 @@ class Shares(unittest.TestCase):
             cohort.await_version(cohort.status()["version"] + 5)
             cohort.ctl("run", "drain")
             cohort.complete()
-            recorded = pathlib.Path(folder) / "policy.csv"
-            recorded.write_bytes((cohort.results / "policy.csv").read_bytes())
-            steps = cohort.newest_checkpoint()
-            changes = self.changes(cohort)
-            digest = cohort.model_digest()
-        self.assertEqual([change for _, change in changes[1:]],
-                         ["shares=1,3", "learning_rate=0.01 shares=4,3"])
-
-        for name, flags, same in [
-                ("repeated", [f"--policy_from={recorded}"], True),
-                ("without the changes", [], False)]:
-            with (self.subTest(name),
-                  Cohort(server_flags=[*FLAGS, f"--max_steps={steps}", *flags],
-                         worker_flags=WORKERS) as cohort):
-                cohort.start()
-                cohort.complete()
-                self.assertEqual(cohort.model_digest() == digest, same)
-                if same:
-                    self.assertEqual(self.changes(cohort)[1:], changes[1:])
+            path.write_bytes((cohort.results / "policy.csv").read_bytes())
+            return (cohort.newest_checkpoint(), self.changes(cohort),
+                    cohort.model_digest())
 
     def test_what_the_workers_cannot_take_is_refused(self):
         with Cohort(server_flags=FLAGS, worker_flags=WORKERS) as cohort:
