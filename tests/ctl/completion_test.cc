@@ -77,7 +77,8 @@ TEST(CompletionTest, BashOffersSettingsAndTheirWords) {
 }
 
 TEST(CompletionTest, BashOffersFlagsOfServerAndWorkersToAVerbThatStartsThem) {
-  EXPECT_THAT(BashOffers({"run", "--bat"}), ElementsAre("--batch_size="));
+  EXPECT_THAT(BashOffers({"run", "--bat"}),
+              ElementsAre("--batch_size=", "--batch_size_max="));
   EXPECT_THAT(BashOffers({"run", "--sched"}), ElementsAre("--schedule="));
   EXPECT_THAT(BashOffers({"run", "--precision", "=", "b"}),
               ElementsAre("bfloat16"));

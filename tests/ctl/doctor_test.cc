@@ -68,7 +68,7 @@ TEST_F(DoctorTest, FindsAWrongAddress) {
   EXPECT_THAT(result.out, HasSubstr(absl::StrCat("no connection: ",
                                                  ctl_.server.address())));
   EXPECT_THAT(result.out, HasSubstr("address: nothing listens there"));
-  EXPECT_THAT(result.out, HasSubstr("server        skipped"));
+  EXPECT_THAT(result.out, HasSubstr("server   skipped"));
   for (const char* wrong : {"nowhere.invalid:7070", "127.0.0.1", "a:b:c"}) {
     const CtlResult of = ctl_.RunPlain(
         absl::StrCat("doctor --json --timeout=2s --server=", wrong));
