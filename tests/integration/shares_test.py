@@ -66,7 +66,7 @@ class Shares(unittest.TestCase):
                     ("1,2,3", ["1,2,3", "2 weights"]),
                     ("1,2 --aggregation=async", ["--aggregation=async"])]:
                 said = cohort.ctl("policy", "set", *f"--shares={shares}".split(),
-                                  code=1).stderr
+                                  code=3).stderr
                 for name in names:
                     self.assertIn(name, said)
             self.assertEqual(len(cohort.json("policy", "history")["changes"]), 1)
