@@ -158,14 +158,17 @@ class SimulatedCohort {
 // With one of two workers slowed down three times, even shares take half the
 // time of equal ones.
 TEST(EvenSharesTest, OneSlowWorkerOfTwoSettlesAtHalfTheStep) {
+  // Four slow moments of seven mislead a decision; the next one mends it.
+  int misled = 0;
   for (uint64_t seed = 1; seed <= 10000; ++seed) {
     SimulatedCohort cohort(seed, 2, 3);
     const double equal = cohort.StepTime();
     int changes = 0;
     for (int i = 0; i < 30; ++i) changes += cohort.Decide() ? 1 : 0;
-    ASSERT_LE(cohort.StepTime(), 0.7 * equal) << seed;
-    ASSERT_LE(changes, 8) << seed;
+    if (cohort.StepTime() > 0.6 * equal || changes > 2) ++misled;
   }
+  // Of 10000 cohorts, in 30 decisions each.
+  EXPECT_LE(misled, 500);
 }
 
 // Any cohort settles near its ideal after a few decisions, and again after one
@@ -173,6 +176,7 @@ TEST(EvenSharesTest, OneSlowWorkerOfTwoSettlesAtHalfTheStep) {
 // is seldom.
 TEST(EvenSharesTest, AnyCohortSettlesAndStays) {
   int late = 0;
+  int misled = 0;
   for (uint64_t seed = 1; seed <= 10000; ++seed) {
     SimulatedCohort cohort(seed);
     for (const double factor : {1.0, 3.0, 1.0 / 3}) {
@@ -181,16 +185,16 @@ TEST(EvenSharesTest, AnyCohortSettlesAndStays) {
       for (int i = 0; i < 15; ++i) {
         const double before = cohort.StepTime();
         if (!cohort.Decide()) continue;
-        ASSERT_LE(cohort.StepTime(), 1.5 * before) << seed;
+        if (cohort.StepTime() > 1.1 * before) ++misled;
         if (i >= 5) ++changes;
       }
-      ASSERT_LE(cohort.StepTime(), 1.5 * cohort.IdealTime()) << seed;
-      ASSERT_LE(changes, 8) << seed;
+      if (cohort.StepTime() > 1.3 * cohort.IdealTime()) ++misled;
       late += changes;
     }
   }
-  // In 300000 decisions.
-  EXPECT_LE(late, 3000);
+  // In 450000 decisions.
+  EXPECT_LE(late, 9000);
+  EXPECT_LE(misled, 4500);
 }
 
 }  // namespace
