@@ -72,7 +72,7 @@ struct OptimizerRule {
   double (*trust_ratio)(const OptimizerNumbers& numbers, double weight_norm,
                         double norm, double decay) = nullptr;
   bool adapts_update = false;
-  // Of Backend::Update.
+  // The argument of Backend::Update.
   RuleStep (*step)(const RuleInputs&) = nullptr;
   // If there are several rules for a class, the first whose values fit.
   std::vector<TorchClass> torch_classes;

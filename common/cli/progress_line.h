@@ -12,7 +12,7 @@ struct ScreenSize {
   int rows = 24;
 };
 
-// Of stdout's terminal; the default if it is unknown.
+// The size of stdout's terminal; the default if it is unknown.
 ScreenSize TerminalSize();
 
 // A line of a terminal that is rewritten. Not for other output.

@@ -22,7 +22,7 @@ class AutomaticShares {
   void Propose(Run& run, Turn& turn);
 
  private:
-  // What the measurements belong to.
+  // Measurements are dropped when these change.
   struct Conditions {
     int64_t policy_epoch = 0;
     std::vector<Incarnation> members;

@@ -294,7 +294,7 @@ class PartitionFold {
     norms_[block.slice].weights += FreeSquares(block);
   }
 
-  // Of the values in `free_`, which are those of `block`.
+  // The sum of squares of the values of `block` that are not frozen.
   double FreeSquares(const SliceBlock& block) {
     walker_.ForEachFrozen([&](int64_t begin, int64_t frozen) {
       std::fill_n(free_->data() + (begin - block.begin), frozen, 0.0f);

@@ -9,7 +9,7 @@
 
 namespace cohort {
 
-// What policy.csv says of a run.
+// The changes of settings in policy.csv.
 struct RecordedPolicy {
   // All settings at its start.
   SettingValues start;

@@ -167,7 +167,7 @@ TEST(EvenSharesTest, OneSlowWorkerOfTwoSettlesAtHalfTheStep) {
     for (int i = 0; i < 30; ++i) changes += cohort.Decide() ? 1 : 0;
     if (cohort.StepTime() > 0.6 * equal || changes > 2) ++misled;
   }
-  // Of 10000 cohorts, in 30 decisions each.
+  // Out of 10000 cohorts, in 30 decisions each.
   EXPECT_LE(misled, 500);
 }
 

@@ -19,7 +19,7 @@ PROGRAMS = ("server", "worker")
 SHARDS = ("shard-1", "shard-2")
 # What SHARDS.md and the sample say for the profile `shards`.
 ADDRESSES = "shard-[1-2]:7070"
-# Of Prometheus, in the encrypted run.
+# The mount of Prometheus's configuration in the encrypted run.
 CONFIGURATION = "./prometheus/compose.tls.yml:/etc/prometheus/compose.yml:ro"
 CTL = pathlib.Path(os.environ.get("COHORT_BIN_DIR", "none")) / "cohortctl"
 

@@ -24,7 +24,7 @@ ENVIRONMENT = {**os.environ,
                "CONTAINERS_CONF": os.environ.get("CONTAINERS_CONF", str(CONF))}
 CONFINED = ("--read-only", "--cap-drop=ALL",
             "--security-opt=no-new-privileges", "--no-healthcheck")
-# Of an epoch on a loaded machine.
+# The time limit of an epoch on a loaded machine.
 TIMEOUT_S = 900
 
 

@@ -57,7 +57,7 @@ def train(rank, address, marks, pauses=(), slow=0.0):
             soft = teacher(x)
             total = job.sum(soft.sum(0))
         out = model(x)
-        # Of this worker's samples, until the step.
+        # The mean of this worker's samples, until the step.
         mean.lerp_(soft.mean(0), 0.2)
         normalizer.update(out)
         job.backward(criterion(normalizer(out), y) + 0.1 * (

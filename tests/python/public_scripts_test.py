@@ -32,7 +32,7 @@ Rank.method = "fork"
 LINES_MAX = 10
 COLUMNS_MAX = 100
 GUIDE = pathlib.Path(__file__).parents[2] / "worker/python/SCRIPTS.md"
-# Of rank 1: numbers of steps, and whether it was in job.step().
+# The kills of rank 1: numbers of steps, and whether it was in job.step().
 DEATHS = ((3, "after"), (7, "before"))
 
 
@@ -75,7 +75,7 @@ class Draws(overrides.TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        # Of each worker: its samples, and its generator.
+        # For each worker: its samples, and its generator.
         self.rows = []
         self.generators = []
 

@@ -22,7 +22,7 @@ class RecordedPolicyTest : public testing::Test {
  protected:
   RecordedPolicyTest() : path_(absl::StrCat(folder_.path(), "/policy.csv")) {}
 
-  // What a run with these changes leaves behind.
+  // Writes the policy.csv of a run with these changes.
   void Record(const std::vector<PlannedChange>& changes) const {
     RecorderOptions options{.results_dir = folder_.path()};
     options.policies = {{.policy_epoch = 1,

@@ -34,7 +34,7 @@ struct Part {
   bool fixed = false;
 };
 
-// What the parts that are not fixed have in common.
+// The sums over the parts that are not fixed.
 struct OpenParts {
   int64_t samples = 0;
   int64_t weight = 0;

@@ -129,8 +129,8 @@ class RankTable {
   std::vector<Rank> InFlight() const {
     return Where([](const Worker& worker) { return worker.work.busy(); });
   }
-  // What divides a step of `members`: the weights of their ranks, or none, and
-  // the most that they take.
+  // The division of a step among `members`: the weights of their ranks, or
+  // none, and the most that they take.
   ShareRule ShareRuleOf(const std::vector<int64_t>& weights,
                         const std::vector<Rank>& members) const;
   int32_t live() const;

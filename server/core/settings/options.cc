@@ -73,7 +73,7 @@ absl::Status ValidateGroup(const PolicyOptions& policy, int32_t workers) {
              "--normalization=global or auto");
 }
 
-// What of the policy would compute other values if the shares changed.
+// A setting under which other shares give other results; empty: none.
 std::string DependsOnShares(const PolicyOptions& policy) {
   const PolicyOptions p = Resolve(policy);
   if (p.aggregation != AggregationKind::kSync) {

@@ -206,7 +206,7 @@ class Schedulers:
         self.plateau: Plateau | None = None
         # The numbers after the last job.step(), and calls of its scheduler.
         self._kept: list[float] | None = None
-        # What is replaced in those that were passed, in their order.
+        # The replaced methods of those that were passed, in their order.
         self._steps: list[Any] = []
         for scheduler in (*self._each_step, *self._each_epoch):
             name = type(scheduler).__name__
