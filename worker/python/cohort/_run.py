@@ -37,7 +37,7 @@ class Run:
 
     def __init__(self, model: nn.Module, optimizers: Optimizers,
                  schedulers: Schedulers, reached: _server.Reached,
-                 connect: "Callable[[RegisteredModel, int], _core.Worker]",
+                 connect: "Callable[[RegisteredModel, int, int], _core.Worker]",
                  stopped_exit_code: int | None,
                  keep: "_kept.Keep" = (),
                  buffers: Mapping[str, str] | None = None) -> None:
