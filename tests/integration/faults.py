@@ -46,6 +46,9 @@ class CuttableProxy:
         self._stop = True
         self._wake.send(b"x")
         self._thread.join()
+        # Only now: the thread may have ended before it was woken.
+        self._wake.close()
+        self._woken.close()
 
     def cut(self):
         """Breaks all connections; new ones are accepted."""
@@ -69,7 +72,7 @@ class CuttableProxy:
                     elif key.fileobj in self._peers:
                         self._forward(key.fileobj)
         finally:
-            for one in [*self._peers, self._listener, self._wake, self._woken]:
+            for one in [*self._peers, self._listener]:
                 one.close()
             self._selector.close()
 
