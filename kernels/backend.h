@@ -65,11 +65,14 @@ class Backend {
   virtual double SumOfSquares(absl::Span<const float> x) const = 0;
 
   // New weights and slots by the rule of `step`, whose formula is in
-  // kernels/cpu/optimizers.
+  // kernels/cpu/optimizers, from the mean that FoldGradient() makes of
+  // `gradient`; its `out` is not used.
   //
   // Float32 throughout, each operation rounded once. Outputs may equal the
   //   inputs of the same name.
-  virtual void Update(const RuleStep& step, const UpdateRun& run) const = 0;
+  // Returns false if any element of the mean is not finite.
+  virtual bool Update(const RuleStep& step, const GradientRun& gradient,
+                      const UpdateRun& run) const = 0;
 
   // g' = g + lambda * g * g * (w_now - w_read), in place; with a mean square,
   //   s' = m * s + (1-m) * g * g and lambda / sqrt(s' + epsilon) for lambda.

@@ -33,8 +33,6 @@ struct RuleStep {
 };
 
 struct UpdateRun {
-  const float* gradient = nullptr;
-  int64_t count = 0;
   const float* weights_in = nullptr;
   float* weights_out = nullptr;
   // In the order of OptimizerRule::slots. Null: it is not kept.

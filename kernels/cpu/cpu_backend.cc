@@ -74,8 +74,9 @@ class HighwayBackend final : public Backend {
     return cpu::SumOfSquares(x);
   }
 
-  void Update(const RuleStep& step, const UpdateRun& run) const override {
-    cpu::Update(step, run);
+  bool Update(const RuleStep& step, const GradientRun& gradient,
+              const UpdateRun& run) const override {
+    return cpu::Update(step, gradient, run);
   }
 
   bool Compensate(const CompensationStep& step,

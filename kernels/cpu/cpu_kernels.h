@@ -20,7 +20,8 @@ void BackwardElementwise(const BackwardElementwiseArgs& args,
                          const ParallelFor& parallel_for);
 bool FoldGradient(const GradientRun& run);
 double SumOfSquares(absl::Span<const float> x);
-void Update(const RuleStep& step, const UpdateRun& run);
+bool Update(const RuleStep& step, const GradientRun& gradient,
+            const UpdateRun& run);
 bool Compensate(const CompensationStep& step, const CompensationRun& run);
 void RoundChange(const ChangeRun& run);
 

@@ -31,6 +31,11 @@ using Wide = hn::Vec<WideTag>;
 using NarrowTag = hn::Rebind<float, WideTag>;
 using Narrow = hn::Vec<NarrowTag>;
 
+// Vectors of float32 only, twice as many lanes as beside float64.
+using FloatTag = hn::ScalableTag<float>;
+// A vector of one lane: the first and last elements go by the same formulas.
+using OneTag = hn::CappedTag<float, 1>;
+
 HWY_INLINE int64_t LaneCount() {
   return static_cast<int64_t>(hn::Lanes(WideTag()));
 }
@@ -58,6 +63,13 @@ HWY_INLINE Narrow RoundToFloat(Wide value) {
   return hn::DemoteTo(NarrowTag(), value);
 #endif
 }
+
+#if HWY_TARGET != HWY_SCALAR
+// The lanes of `low`, then those of `high`.
+HWY_INLINE hn::Vec<FloatTag> RoundToFloats(Wide low, Wide high) {
+  return hn::Combine(FloatTag(), RoundToFloat(high), RoundToFloat(low));
+}
+#endif
 
 using HalfBitsTag = hn::Rebind<uint16_t, WideTag>;
 using HalfBits = hn::Vec<HalfBitsTag>;

@@ -31,20 +31,22 @@ constexpr int64_t kHalfBytes = BytesOf(ElementType::kBFloat16);
 constexpr double kSquareDecay = 0.95;
 constexpr double kSquareEpsilon = 1e-7;
 
-// The mean gradient of a block of elements is made in memory that stays in the
-// cache, and updated from there.
+// Sums and updates block by block. Where nothing else needs the mean gradient,
+// it stays in registers; else it is made in memory that stays in the cache.
 class PartitionFold {
  public:
   PartitionFold(const FoldJob& job, const kernels::Backend& backend,
                 FloatBufferPool& pool)
-      : job_(job), backend_(backend), walker_(job, kBlockElements) {
+      : job_(job),
+        backend_(backend),
+        pool_(pool),
+        block_elements_(fuses() && streams() ? job.weights->size()
+                                             : kBlockElements),
+        walker_(job, block_elements_) {
     const int64_t elements = job.weights->size();
-    if (folds()) {
-      gradient_ = pool.Take(updates() ? kBlockElements : elements);
-      if (compensates() && job.compensation.adaptive) {
-        COHORT_CHECK(job.slots.mean_square != nullptr, "no mean square");
-        Renew(&Slots::mean_square, elements, pool);
-      }
+    if (folds() && compensates() && job.compensation.adaptive) {
+      COHORT_CHECK(job.slots.mean_square != nullptr, "no mean square");
+      Renew(&Slots::mean_square, elements, pool);
     }
     if (!updates()) {
       norms_.resize(job.slices.size());
@@ -108,9 +110,12 @@ class PartitionFold {
   }
   bool measures() const { return job_.pass == FoldPass::kNorms; }
   bool compensates() const { return job_.compensation.read_weights != nullptr; }
+  // Whether nothing needs the mean gradient but the rule.
+  bool fuses() const { return folds() && updates() && !compensates(); }
   // Whether what an update writes is not read again in this fold.
   bool streams() const {
-    return updates() && job_.frozen == nullptr && change_ == nullptr &&
+    return updates() && job_.frozen == nullptr &&
+           job_.slots.remainder == nullptr &&
            job_.weights->size() >= kStreamingMin;
   }
 
@@ -132,11 +137,13 @@ class PartitionFold {
       Keep(block);
       return;
     }
+    if (fuses() && FoldAndUpdate(block)) return;
     const float* gradient =
         folds() ? FoldGradient(block) : job_.gradient->data() + block.begin;
     if (nonfinite_.has_value()) return;
     if (updates()) {
-      Update(block, gradient);
+      UpdateByRule(block, gradient);
+      FinishUpdate(block);
     } else if (measures()) {
       AddUpdateNorms(block, gradient);
     } else {
@@ -146,6 +153,10 @@ class PartitionFold {
 
   // Where the mean gradient of `block` is made.
   float* GradientOf(const SliceBlock& block) {
+    if (gradient_ == nullptr) {
+      gradient_ =
+          pool_.Take(updates() ? block_elements_ : job_.weights->size());
+    }
     return gradient_->data() + (updates() ? 0 : block.begin);
   }
 
@@ -208,8 +219,22 @@ class PartitionFold {
     return finite;
   }
 
-  void Update(const SliceBlock& block, const float* gradient) {
-    UpdateByRule(block, gradient);
+  // In one pass over the gradients. False: the mean of some element is not
+  // finite, perhaps of a frozen one, and nothing of `block` is valid.
+  bool FoldAndUpdate(const SliceBlock& block) {
+    bool finite = true;
+    walker_.ForEachRun([&](int64_t begin, int64_t count,
+                           absl::Span<const std::byte* const> gradients) {
+      finite = UpdateByRule(begin, {.gradients = gradients,
+                                    .scale = job_.gradient_scale,
+                                    .count = count});
+      return finite;
+    });
+    if (finite) FinishUpdate(block);
+    return finite;
+  }
+
+  void FinishUpdate(const SliceBlock& block) {
     RoundChange(block);
     PutBack(job_.weights, *weights_);
     for (auto& [buffer, fresh] : fresh_) {
@@ -245,24 +270,27 @@ class PartitionFold {
   }
 
   void UpdateByRule(const SliceBlock& block, const float* gradient) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(gradient);
+    UpdateByRule(block.begin, {.gradients = absl::MakeConstSpan(&bytes, 1),
+                               .count = block.count()});
+  }
+
+  // Updates the elements from `begin` on. False: their mean is not finite.
+  bool UpdateByRule(int64_t begin, const kernels::GradientRun& gradient) {
     const kernels::RuleStep& step = walker_.step().rule;
-    float* const out =
-        measures() ? free_->data() : weights_->data() + block.begin;
-    kernels::UpdateRun run{.gradient = gradient,
-                           .count = block.count(),
-                           .weights_in = job_.weights->data() + block.begin,
-                           .weights_out = out,
-                           .streaming = streams()};
+    kernels::UpdateRun run{
+        .weights_in = job_.weights->data() + begin,
+        .weights_out = measures() ? free_->data() : weights_->data() + begin,
+        .streaming = streams()};
     const std::vector<SlotKind>& slots = SlotsOfRule(step.rule);
     for (size_t k = 0; k < slots.size(); ++k) {
       const SharedFloats& before = job_.slots.*slots[k].buffer;
       if (before == nullptr) continue;
-      run.slots_in[k] = before->data() + block.begin;
-      run.slots_out[k] = measures()
-                             ? discarded_[k]->data()
-                             : Fresh(slots[k].buffer).data() + block.begin;
+      run.slots_in[k] = before->data() + begin;
+      run.slots_out[k] = measures() ? discarded_[k]->data()
+                                    : Fresh(slots[k].buffer).data() + begin;
     }
-    backend_.Update(step, run);
+    return backend_.Update(step, gradient, run);
   }
 
   void AddNorms(const SliceBlock& block, const float* gradient) {
@@ -335,8 +363,13 @@ class PartitionFold {
 
   const FoldJob& job_;
   const kernels::Backend& backend_;
+  FloatBufferPool& pool_;
+  // The whole partition where results are streamed: each block ends by waiting
+  // for the last stores, which took a fifth of the time.
+  const int64_t block_elements_;
   SliceWalker walker_;
-  // One block, or the whole partition where it is the result.
+  // One block, or the whole partition where it is the result. Null: not needed
+  // yet.
   std::shared_ptr<FloatBuffer> gradient_;
   std::shared_ptr<FloatBuffer> weights_;
   // Slots that this job moves on.

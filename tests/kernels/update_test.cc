@@ -235,18 +235,34 @@ RuleState RandomState(const RuleCase& c, int64_t count) {
   return state;
 }
 
-void Update(const Backend& backend, const RuleCase& c, const RuleState& in,
-            RuleState& out) {
-  UpdateRun run{.gradient = in.gradient.data(),
-                .count = static_cast<int64_t>(in.weights.size()),
-                .weights_in = in.weights.data(),
-                .weights_out = out.weights.data()};
+// Results begin at these elements of `out`.
+UpdateRun RunOf(const RuleCase& c, const RuleState& in, RuleState& out,
+                size_t of_weights = 0, size_t of_slots = 0) {
+  UpdateRun run{.weights_in = in.weights.data(),
+                .weights_out = out.weights.data() + of_weights};
   for (size_t k = 0; k < c.rule.slots.size(); ++k) {
     if (!c.Keeps(k)) continue;
     run.slots_in[k] = in.slots[k].data();
-    run.slots_out[k] = out.slots[k].data();
+    run.slots_out[k] = out.slots[k].data() + of_slots;
   }
-  backend.Update(c.Step(), run);
+  return run;
+}
+
+bool UpdateFrom(const Backend& backend, const RuleCase& c,
+                const std::vector<Floats>& gradients, float scale,
+                const UpdateRun& run) {
+  const ByteGradients bytes(gradients, 1);
+  return backend.Update(
+      c.Step(),
+      {.gradients = bytes.pointers(),
+       .scale = scale,
+       .count = static_cast<int64_t>(gradients.front().size())},
+      run);
+}
+
+void Update(const Backend& backend, const RuleCase& c, const RuleState& in,
+            RuleState& out) {
+  EXPECT_TRUE(UpdateFrom(backend, c, {in.gradient}, 1, RunOf(c, in, out)));
 }
 
 RuleState Updated(const Backend& backend, const RuleCase& c,
@@ -300,6 +316,36 @@ TEST_P(UpdateTest, RulesHaveTheSameBitsEverywhere) {
   }
 }
 
+// Sum and update in one pass, and one after the other.
+TEST_P(UpdateTest, RulesTakeTheMeanThatTheFoldMakes) {
+  for (const RuleCase& c : RuleCases()) {
+    for (int64_t count : {7, 33, 4096 + 5}) {
+      for (int contributors : {2, 9}) {
+        const auto gradients = RandomGradients(count, contributors);
+        RuleState in = RandomState(c, count);
+        in.gradient = Fold(backend(), gradients, 0.7f).mean;
+        RuleState out = in;
+        UpdateRun run = RunOf(c, in, out);
+        run.streaming = true;
+        EXPECT_TRUE(UpdateFrom(backend(), c, gradients, 0.7f, run));
+        EXPECT_TRUE(out == Updated(backend(), c, in))
+            << c.optimizer.name() << ", " << count << ", " << contributors;
+      }
+    }
+  }
+}
+
+TEST_P(UpdateTest, AMeanThatIsNotFiniteIsReported) {
+  const RuleCase c = RuleCases().front();
+  for (size_t position = 0; position < 67; ++position) {
+    std::vector<Floats> gradients(9, Floats(67, 1));
+    gradients[position % 9][position] = position % 2 == 0 ? kInfinity : NAN;
+    RuleState state = RandomState(c, 67);
+    EXPECT_FALSE(UpdateFrom(backend(), c, gradients, 1, RunOf(c, state, state)))
+        << position;
+  }
+}
+
 TEST_P(UpdateTest, OutputsOfRulesMayBeTheirInputs) {
   for (const RuleCase& c : RuleCases()) {
     const RuleState in = RandomState(c, 1001);
@@ -321,17 +367,9 @@ TEST_P(UpdateTest, ResultsAreStreamedToAnyElement) {
       RuleState out = in;
       out.weights.assign(kCount + 32, -1);
       for (Floats& slot : out.slots) slot.assign(kCount + 32, -1);
-      UpdateRun run{.gradient = in.gradient.data(),
-                    .count = kCount,
-                    .weights_in = in.weights.data(),
-                    .weights_out = out.weights.data() + of_weights,
-                    .streaming = true};
-      for (size_t k = 0; k < c.rule.slots.size(); ++k) {
-        if (!c.Keeps(k)) continue;
-        run.slots_in[k] = in.slots[k].data();
-        run.slots_out[k] = out.slots[k].data() + of_slots;
-      }
-      backend().Update(c.Step(), run);
+      UpdateRun run = RunOf(c, in, out, of_weights, of_slots);
+      run.streaming = true;
+      EXPECT_TRUE(UpdateFrom(backend(), c, {in.gradient}, 1, run));
       const auto holds = [](const Floats& all, size_t begin,
                             const Floats& values) {
         const auto at = all.begin() + static_cast<ptrdiff_t>(begin);

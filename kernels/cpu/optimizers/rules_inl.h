@@ -83,6 +83,11 @@ class Lane {
   friend HWY_INLINE bool AllFinite(Lane a) {
     return hwy::HWY_NAMESPACE::AllTrue(D(), hwy::HWY_NAMESPACE::IsFinite(a.v_));
   }
+  friend HWY_INLINE bool AllFinite(Lane a, Lane b) {
+    return hwy::HWY_NAMESPACE::AllTrue(
+        D(), hwy::HWY_NAMESPACE::And(hwy::HWY_NAMESPACE::IsFinite(a.v_),
+                                     hwy::HWY_NAMESPACE::IsFinite(b.v_)));
+  }
 
  private:
   Vector v_;

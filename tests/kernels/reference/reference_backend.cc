@@ -166,26 +166,35 @@ class PlainBackend final : public Backend {
 
   // SGD and Adam, in plain loops; the bits of the other rules are compared
   // between the instruction sets.
-  void Update(const RuleStep& step, const UpdateRun& run) const override {
+  bool Update(const RuleStep& step, const GradientRun& gradient,
+              const UpdateRun& run) const override {
+    std::vector<float> mean(static_cast<size_t>(gradient.count));
+    GradientRun fold = gradient;
+    fold.out = mean.data();
+    const bool finite = FoldGradient(fold);
     switch (step.rule) {
       case OptimizerKind::kSgd:
       case OptimizerKind::kMomentum:
       case OptimizerKind::kNesterov:
-        return UpdateSgd(step, run);
+        UpdateSgd(step, mean, run);
+        break;
       case OptimizerKind::kAdam:
       case OptimizerKind::kAdamW:
-        return UpdateAdam(step, run);
+        UpdateAdam(step, mean, run);
+        break;
       default:
-        return CpuBackend().Update(step, run);
+        CpuBackend().Update(step, gradient, run);
     }
+    return finite;
   }
 
-  static void UpdateSgd(const RuleStep& step, const UpdateRun& run) {
+  static void UpdateSgd(const RuleStep& step, const std::vector<float>& mean,
+                        const UpdateRun& run) {
     const float scale = step.scalars[0], decay = step.scalars[1];
     const float rate = step.scalars[2], momentum = step.scalars[3];
-    for (int64_t i = 0; i < run.count; ++i) {
+    for (size_t i = 0; i < mean.size(); ++i) {
       const float w = run.weights_in[i];
-      const float g = scale * run.gradient[i] + decay * w;
+      const float g = scale * mean[i] + decay * w;
       float change = g;
       if (step.rule != OptimizerKind::kSgd) {
         const float v = momentum * run.slots_in[0][i] + g;
@@ -196,13 +205,14 @@ class PlainBackend final : public Backend {
     }
   }
 
-  static void UpdateAdam(const RuleStep& step, const UpdateRun& run) {
+  static void UpdateAdam(const RuleStep& step, const std::vector<float>& mean,
+                         const UpdateRun& run) {
     const auto [scale, rate, weight_decay, keep, first_decay, first_gain,
                 second_decay, second_gain, correction, epsilon, unused,
                 unused2] = step.scalars;
-    for (int64_t i = 0; i < run.count; ++i) {
+    for (size_t i = 0; i < mean.size(); ++i) {
       const float w = run.weights_in[i];
-      const float g = scale * run.gradient[i] + weight_decay * w;
+      const float g = scale * mean[i] + weight_decay * w;
       const float m = first_decay * run.slots_in[0][i] + first_gain * g;
       const float v = second_decay * run.slots_in[1][i] + second_gain * (g * g);
       run.slots_out[0][i] = m;
