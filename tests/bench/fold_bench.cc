@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <ctime>
 #include <memory>
 #include <utility>
@@ -106,7 +106,7 @@ class FoldedModel {
       for (const SharedFloats& gradient : gradients_[p]) Read(*gradient);
       for (const SharedFloats& array : ArraysOf(before_[p])) Read(*array);
       for (const auto& array : swept_[p]) {
-        std::fill_n(array->data(), array->size(), 0.5F);
+        std::memset(array->data(), 1, sizeof(float) * array->span().size());
       }
     }
   }
@@ -151,11 +151,9 @@ class FoldedModel {
     before_.swap(after_);
   }
 
-  // Their bits as integers: the compiler may add those in any order.
+  // By a kernel: how fast a plain loop is depends on where its code lies.
   void Read(const FloatBuffer& from) {
-    uint32_t sum = 0;
-    for (const float value : from.span()) sum += std::bit_cast<uint32_t>(value);
-    bits_ += sum;
+    squares_ += kernels::CpuBackend().SumOfSquares(from.span());
   }
 
   FloatBufferPool pool_;
@@ -168,7 +166,7 @@ class FoldedModel {
   // Buffers that the sweep writes to.
   std::vector<std::vector<std::shared_ptr<FloatBuffer>>> swept_;
   // Combines everything that the sweep has read.
-  uint32_t bits_ = 0;
+  double squares_ = 0;
 };
 
 }  // namespace

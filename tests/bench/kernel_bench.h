@@ -57,8 +57,8 @@ struct FoldTimes {
   double whole = 0;
   // Gradients in pieces, as the network delivers them.
   double pieces = 0;
-  // A sweep over the same arrays: plain loops that read and write the same
-  // elements, and compute nothing.
+  // A sweep over the same arrays: a sum of those that are read, and a memset of
+  // those that are written.
   double sweep = 0;
 };
 
