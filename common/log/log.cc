@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
+#include "common/incarnation_text.h"
 #include "common/log/log_limiter.h"
 #include "common/mutex.h"
 #include "common/printable.h"
@@ -23,7 +24,17 @@
 namespace cohort {
 namespace {
 
-using Fields = std::vector<std::pair<std::string, std::string>>;
+struct Field {
+  std::string key;
+  std::string value;
+  std::string text;
+};
+using Fields = std::vector<Field>;
+
+Field Copied(const LogField& field) {
+  return {
+      .key = std::string(field.key), .value = field.value, .text = field.text};
+}
 
 constexpr std::array<LogLevel, 4> kLevels = {
     LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError};
@@ -115,9 +126,7 @@ class Logger {
 
   static Fields Copy(std::initializer_list<LogField> fields) {
     Fields copy;
-    for (const LogField& f : fields) {
-      copy.emplace_back(std::string(f.key), f.value);
-    }
+    for (const LogField& field : fields) copy.push_back(Copied(field));
     return copy;
   }
 
@@ -136,18 +145,21 @@ class Logger {
     }
   }
 
-  // The fields of every line, except those that this line sets itself.
-  Fields ContextFor(std::initializer_list<LogField> fields) const
+  // The fields of every line, then those of this line, which win.
+  Fields AllOf(std::initializer_list<LogField> fields) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    Fields context = context_;
+    Fields all = context_;
     const int64_t version = version_.load(std::memory_order_relaxed);
-    if (version >= 0) context.emplace_back("version", absl::StrCat(version));
-    std::erase_if(context, [&fields](const auto& entry) {
+    if (version >= 0) {
+      all.push_back({.key = "version", .value = absl::StrCat(version)});
+    }
+    std::erase_if(all, [&fields](const Field& entry) {
       return std::any_of(
           fields.begin(), fields.end(),
-          [&entry](const LogField& f) { return f.key == entry.first; });
+          [&entry](const LogField& f) { return f.key == entry.key; });
     });
-    return context;
+    for (const LogField& field : fields) all.push_back(Copied(field));
+    return all;
   }
 
   std::string Line(LogLevel level, absl::string_view text,
@@ -163,11 +175,9 @@ class Logger {
         absl::FormatTime("%H:%M:%E3S", absl::Now(), absl::LocalTimeZone());
     absl::StrAppend(&line, " ", process_, " ", LogLevelName(level), ": ",
                     Printable(text));
-    for (const auto& [key, value] : ContextFor(fields)) {
-      absl::StrAppend(&line, " ", key, "=", Printable(value));
-    }
-    for (const LogField& f : fields) {
-      absl::StrAppend(&line, " ", f.key, "=", Printable(f.value));
+    for (const auto& [key, value, shown] : AllOf(fields)) {
+      absl::StrAppend(&line, " ", key, "=",
+                      Printable(shown.empty() ? value : shown));
     }
     return line;
   }
@@ -181,8 +191,10 @@ class Logger {
     line["level"] = std::string(LogLevelName(level));
     line["process"] = process_;
     line["message"] = std::string(text);
-    for (const auto& [key, value] : ContextFor(fields)) line[key] = value;
-    for (const LogField& f : fields) line[std::string(f.key)] = f.value;
+    for (const auto& [key, value, shown] : AllOf(fields)) {
+      line[key] = value;
+      if (!shown.empty()) line[key + "_text"] = shown;
+    }
     return line.dump(-1, ' ', false,
                      nlohmann::ordered_json::error_handler_t::replace);
   }
@@ -214,6 +226,12 @@ absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name) {
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "got '", name.substr(0, 64), "', want debug, info, warning or error"));
+}
+
+LogField IncarnationField(Incarnation incarnation) {
+  return {.key = "incarnation",
+          .value = absl::StrCat(incarnation.value()),
+          .text = IncarnationText(incarnation)};
 }
 
 void SetLogVersion(int64_t version) { Logger::Get().SetVersion(version); }

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/ids.h"
 #include "common/log_level.h"
 
 namespace cohort {
@@ -32,7 +33,12 @@ struct LogOptions {
 struct LogField {
   absl::string_view key;
   std::string value;
+  // How people write the value; empty if they write it in the same way. Shown
+  // in place of the value; JSON has both, this one as KEY_text.
+  std::string text = {};
 };
+// The field "incarnation".
+LogField IncarnationField(Incarnation incarnation);
 
 // Call once, early. Lines logged before it are human-readable and of level
 // info.

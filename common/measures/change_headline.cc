@@ -47,7 +47,13 @@ std::string ChangeHeadline(const std::map<std::string, std::string>& before,
       parts.push_back(absl::StrCat(change.first, " ", arrow(change)));
     }
   }
-  if (other) parts.push_back(absl::StrCat(normalization, " normalisation"));
+  if (other) {
+    parts.push_back(absl::StrCat(normalization, " normalisation"));
+  } else if (ValueIn(changed, "aggregation") == "sync" &&
+             normalization == "local") {
+    // A change to sync usually aims at the statistics of all workers.
+    parts.emplace_back("normalization stays local");
+  }
   return absl::StrJoin(parts, ", ");
 }
 

@@ -332,7 +332,7 @@ Verb CheckpointListVerb() {
   return {.name = "checkpoint list",
           .summary = "lists the checkpoints in a folder, without a server",
           .flags = {kCheckpointDirFlag},
-          .local = true,
+          .contacts = Contacts::kNothing,
           .examples = {"cohortctl checkpoint list --dir=state"},
           .run = &RunCheckpointList};
 }
@@ -343,7 +343,7 @@ Verb CheckpointVerifyVerb() {
           .flags = {kCheckpointDirFlag,
                     {"checkpoint", "N",
                      "only the checkpoint of step N (default: all)"}},
-          .local = true,
+          .contacts = Contacts::kNothing,
           .examples = {"cohortctl checkpoint verify --dir=state",
                        "cohortctl checkpoint verify --dir=state "
                        "--checkpoint=1200"},

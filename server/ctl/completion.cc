@@ -90,7 +90,9 @@ Choices AllChoices() {
     std::vector<Choice>& own = all[std::string(verb.name)];
     AddWords(verb.words, own);
     AddFlags(verb.flags, own);
-    AddFlags(CommonFlags(), own);
+    for (const FlagSpec& flag : CommonFlags()) {
+      if (Takes(verb, flag.name)) AddFlags({flag}, own);
+    }
     if (verb.takes_settings) AddRows(ServerFlagTable(), true, own);
     if (verb.takes_program_flags) {
       AddRows(ServerFlagTable(), false, own);

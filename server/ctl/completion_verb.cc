@@ -20,7 +20,8 @@ Verb CompletionVerb() {
   return {.name = "completion",
           .summary = "prints a completion script for a shell",
           .words = "bash|zsh|fish",
-          .local = true,
+          .contacts = Contacts::kNothing,
+          .prints_json = false,
           .examples = {"cohortctl completion bash"},
           .run = &RunCompletion};
 }

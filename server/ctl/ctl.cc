@@ -128,21 +128,25 @@ absl::Status UnknownFlag(const Verb& verb, const std::string& name) {
                    "` lists its flags"));
 }
 
+// Why a common flag has no effect on the verb.
+absl::string_view WhyWithout(const Verb& verb, absl::string_view flag) {
+  if (flag == "output" || flag == "json") return "prints no JSON";
+  if (verb.takes_program_flags && IsCredential(flag)) {
+    return "gives each process a different certificate, made by --tls";
+  }
+  return verb.contacts == Contacts::kOperationsPort
+             ? "contacts only an operations port"
+             : "contacts no running server";
+}
+
 // Other errors in how a verb is used.
 absl::Status CheckUse(const Verb& verb, const Arguments& arguments) {
   for (const auto& [name, value] : arguments.flags) {
-    if (!verb.local || name != "server") continue;
+    if (Takes(verb, name)) continue;
     return absl::NotFoundError(
-        absl::StrCat("'", verb.name, "' contacts no running server: --", name,
+        absl::StrCat("'", verb.name, "' ", WhyWithout(verb, name), ": --", name,
                      " means nothing here\n`cohortctl help ", verb.name,
                      "` lists its flags"));
-  }
-  for (const char* flag : kCredentialFlags) {
-    if (!verb.takes_program_flags || !arguments.Has(flag)) continue;
-    return absl::NotFoundError(absl::StrCat(
-        "'", verb.name, "' gives each process a different certificate: --",
-        flag, " means nothing here; --tls makes them\n`cohortctl help ",
-        verb.name, "` lists its flags"));
   }
   if (verb.rest.empty() && arguments.rest.has_value()) {
     return absl::NotFoundError(

@@ -66,6 +66,7 @@ Verb HealthVerb() {
                  "operations port of a server or worker (default "
                  "127.0.0.1:7071)"},
                 {"live", "", "check only that the process responds"}},
+      .contacts = Contacts::kOperationsPort,
       .examples = {"cohortctl health",
                    "cohortctl health --ops=127.0.0.1:7072 --timeout=3s"},
       .run = &RunHealth};

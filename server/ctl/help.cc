@@ -105,10 +105,7 @@ std::string VerbHelp(const Verb& verb) {
         "", "a flag of both goes to the server, after -- to the workers");
   }
   for (const FlagSpec& flag : CommonFlags()) {
-    const bool reaches_server =
-        flag.name == "server" || IsCredential(flag.name);
-    if (verb.local && reaches_server) continue;
-    AddFlags({flag}, text);
+    if (Takes(verb, flag.name)) AddFlags({flag}, text);
   }
   return text;
 }

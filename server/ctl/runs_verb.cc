@@ -233,7 +233,7 @@ Verb RunsVerb() {
           .summary = "compares runs by their results folders, without a server",
           .words = "[DIR...]",
           .flags = {{"sort", "KEY", "time (default), name, test or speed"}},
-          .local = true,
+          .contacts = Contacts::kNothing,
           .examples = {"cohortctl runs", "cohortctl runs results --sort=test"},
           .run = &RunRuns};
 }

@@ -72,7 +72,7 @@ Verb TraceMergeVerb() {
           .words = "FILE...",
           .flags = {{"out", "FILE",
                      "file for the merged timeline (default trace.json)"}},
-          .local = true,
+          .contacts = Contacts::kNothing,
           .examples = {"cohortctl trace merge server.json worker0.json "
                        "worker1.json --out=run.json"},
           .run = &RunTraceMerge};

@@ -61,6 +61,10 @@ struct Context {
   int exit_code = 0;
 };
 
+// What a verb talks to. Common flags that say how to reach anything else are
+// refused, because they would have no effect.
+enum class Contacts { kServer, kOperationsPort, kNothing };
+
 // A command of cohortctl.
 struct Verb {
   // "status", or noun and verb: "policy set".
@@ -76,8 +80,9 @@ struct Verb {
   bool takes_program_flags = false;
   // Placeholder in help for words after "--"; empty if none are allowed.
   absl::string_view rest = {};
-  // If true, it contacts no running server, and --server is refused.
-  bool local = false;
+  Contacts contacts = Contacts::kServer;
+  // If false, --json is refused.
+  bool prints_json = true;
   std::vector<absl::string_view> examples;
   // The status decides the exit code: see ExitCodeForVerb.
   absl::Status (*run)(Context& context) = nullptr;
@@ -87,8 +92,10 @@ struct Verb {
 absl::Span<const Verb> Verbs();
 // The verb with that name, which must exist.
 const Verb& VerbNamed(absl::string_view name);
-// Flags that every verb has.
+// The flags that are the same for all verbs.
 absl::Span<const FlagSpec> CommonFlags();
+// Whether one of CommonFlags has an effect on the verb; true for other flags.
+bool Takes(const Verb& verb, absl::string_view common_flag);
 
 // "ana@host" for the history of changes, as the environment and the machine
 // say; without a user's name only the machine.

@@ -25,6 +25,20 @@ absl::Span<const FlagSpec> CommonFlags() {
   return kFlags;
 }
 
+bool Takes(const Verb& verb, absl::string_view common_flag) {
+  if (common_flag == "output" || common_flag == "json") {
+    return verb.prints_json;
+  }
+  if (common_flag == "timeout" || common_flag == "tls_cert" ||
+      common_flag == "tls_key" || common_flag == "tls_ca") {
+    return verb.contacts != Contacts::kNothing;
+  }
+  if (common_flag == "server" || common_flag == "token_file") {
+    return verb.contacts == Contacts::kServer;
+  }
+  return true;
+}
+
 // Each verb is a function, in a separate file, that returns its
 // specification. To add a verb, add a line here.
 #define COHORT_VERBS(VERB)    \

@@ -224,10 +224,9 @@ void Server::NameRun() {
   CoordinatorOptions& coordinator = options_.coordinator;
   CompleteOptions(*files_, coordinator);
   // The server's incarnation is the first that this start hands out.
-  SetLogContext(
-      {{"run", coordinator.run_id},
-       {"run_name", coordinator.run_name},
-       {"incarnation", absl::StrCat(coordinator.first_incarnation.value())}});
+  SetLogContext({{"run", coordinator.run_id},
+                 {"run_name", coordinator.run_name},
+                 IncarnationField(coordinator.first_incarnation)});
   SetLogVersion(restored.has_value() ? restored->state.snapshot->version.value()
                                      : 0);
   if (trace_ != nullptr) trace_->SetIdentity(coordinator.run_id, -1);
@@ -726,7 +725,7 @@ void Server::OnLogged(const effect::Log& log) {
   // Replaces the server's own incarnation in the line.
   Log(log.severity, log.text,
       {{"worker", absl::StrCat(log.worker->rank.value())},
-       {"incarnation", absl::StrCat(log.worker->incarnation.value())}});
+       IncarnationField(log.worker->incarnation)});
 }
 
 void Server::OnCheckpoint(RunState state) {

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "cohort/v1/moments.pb.h"
+#include "common/incarnation_text.h"
 #include "common/local/local_messages.h"
 #include "common/log/log.h"
 #include "common/mutex.h"
@@ -112,8 +113,9 @@ class LocalReduce final : public ReduceStream,
     if (sender.rank != rank_ || sender.incarnation != incarnation_) {
       return absl::PermissionDeniedError(absl::StrCat(
           "sender: got rank ", sender.rank.value(), " incarnation ",
-          sender.incarnation.value(), ", want rank ", rank_.value(),
-          " incarnation ", incarnation_.value(), ", which connected here"));
+          IncarnationText(sender.incarnation), ", want rank ", rank_.value(),
+          " incarnation ", IncarnationText(incarnation_),
+          ", which connected here"));
     }
     return run_.Reduce(sender, std::move(message.contributions),
                        shared_from_this());

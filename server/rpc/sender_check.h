@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/incarnation_text.h"
 #include "common/push.h"
 #include "common/security/authenticator.h"
 #include "common/status_macros.h"
@@ -35,11 +36,11 @@ class OneSender {
         first_->incarnation == sender.incarnation) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat("sender: got rank ", sender.rank.value(), " incarnation ",
-                     sender.incarnation.value(), ", want rank ",
-                     first_->rank.value(), " incarnation ",
-                     first_->incarnation.value(), " as before on this stream"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "sender: got rank ", sender.rank.value(), " incarnation ",
+        IncarnationText(sender.incarnation), ", want rank ",
+        first_->rank.value(), " incarnation ",
+        IncarnationText(first_->incarnation), " as before on this stream"));
   }
 
  private:

@@ -270,6 +270,8 @@ void RunHost::Leave(SessionId session, const std::string& reason) {
 }
 
 void RunHost::SessionBroken(SessionId session) {
+  // CloseStreams ended it: the worker has not failed.
+  if (closing()) return;
   Forward(__func__, &Coordinator::SessionBroken, session);
 }
 
@@ -714,7 +716,16 @@ void RunHost::CloseStreams() {
     if (last.over.empty()) last.over = "the server is stopping";
     options_.on_policy_moved(last);
   }
+  {
+    MutexLock lock(mu_);
+    closing_ = true;
+  }
   host_.CloseStreams(absl::UnavailableError("the server is stopping"));
+}
+
+bool RunHost::closing() const {
+  MutexLock lock(mu_);
+  return closing_;
 }
 
 // ---- effects

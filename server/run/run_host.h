@@ -275,6 +275,7 @@ class RunHost {
                           Call call, const char* doing = __builtin_FUNCTION());
   // Counts `status`, the answer to a message of a push, and returns it.
   absl::Status CountRefusal(absl::Status status);
+  bool closing() const ABSL_LOCKS_EXCLUDED(mu_);
   // What a thread that has changed the core does once it has left the lock.
   struct Duty {
     // Before Start: the listener is notified that there are effects.
@@ -337,6 +338,8 @@ class RunHost {
   std::vector<SharedFloats> initial_values_ ABSL_GUARDED_BY(mu_);
   std::string address_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;
+  // Since CloseStreams.
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   // True while a thread carries out effects.
   bool dispatching_ ABSL_GUARDED_BY(mu_) = false;

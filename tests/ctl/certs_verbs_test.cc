@@ -142,7 +142,7 @@ TEST_F(CertsVerbsTest, ATokenWithoutEncryptionIsRefused) {
 
 TEST_F(CertsVerbsTest, RunGivesEachProcessItsOwn) {
   EXPECT_THAT(ctl_.RunPlain("run --tls_cert=x"),
-              PrintsError(2, "--tls makes them"));
+              PrintsError(2, "made by --tls"));
 }
 
 }  // namespace

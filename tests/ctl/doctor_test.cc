@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/build_info.h"
@@ -142,6 +143,36 @@ TEST_F(DoctorTest, OpsPortThatWasNamedMustAnswer) {
       ctl_.Run("doctor --json --ops=127.0.0.1:1 --timeout=2s");
   EXPECT_EQ(named.code, 1);
   EXPECT_EQ(ChecksOf(named)["ops port"]["result"], "failed");
+}
+
+// A full disk and a rank that is away each cause two findings.
+TEST_F(DoctorTest, SaysOnceWhatSeveralFindingsNeed) {
+  v1::Status& status = ctl_.server.status = HealthyStatus();
+  status.set_audit_problem("a.jsonl: disk full");
+  status.set_checkpoint_problem("checkpoint of step 7: disk full");
+  const CtlResult json = ctl_.Run("doctor --json");
+  EXPECT_EQ(json.code, 1);
+  auto checks = ChecksOf(json);
+  const auto fix = checks["audit log"]["fix"].get<std::string>();
+  EXPECT_EQ(checks["checkpoints"]["fix"], fix);
+  const std::vector<std::string> parts =
+      absl::StrSplit(ctl_.Run("doctor").out, fix);
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_TRUE(absl::EndsWith(parts[0], "\naudit log, checkpoints: "));
+  EXPECT_EQ(CheckRoom("results_dir", "a", kMib).fix,
+            CheckRoom("checkpoint_dir", "b", kMib).fix);
+}
+
+TEST(WorkersCheckTest, OnlyItSaysHowToStartWorkers) {
+  v1::Status status = ExampleStatus();
+  status.set_phase("waiting");
+  status.add_waited_for(1);
+  for (const int32_t workers_min : {0, 2}) {
+    status.set_workers_min(workers_min);
+    EXPECT_THAT(CheckRun(status).fix, HasSubstr("cohortctl policy set --"));
+    EXPECT_THAT(CheckRun(status).fix, Not(HasSubstr("start")));
+    EXPECT_THAT(CheckWorkers(status).fix, HasSubstr("cohort-worker --server="));
+  }
 }
 
 TEST_F(DoctorTest, ARunThatWaitsForWhoIsAwayIsExitCode1) {
@@ -349,7 +380,7 @@ TEST_F(FolderTest, FolderThatCannotBeWrittenFails) {
   // No user may create files there, not even root.
   const Check check = CheckFolder("checkpoint_dir", "/proc/self");
   EXPECT_EQ(check.result, Result::kFailed);
-  EXPECT_THAT(check.fix, HasSubstr("--checkpoint_dir"));
+  EXPECT_THAT(check.fix, HasSubstr("/proc/self"));
 }
 
 }  // namespace

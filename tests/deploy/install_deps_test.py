@@ -3,7 +3,6 @@
 
 import os
 import pathlib
-import platform
 import subprocess
 import tempfile
 import unittest
@@ -29,14 +28,6 @@ printf '%s\n' "$@" >>"$NOTES/installed"
 SUDO = '#!/bin/sh\nexec "$@"\n'
 
 
-def on_debian_12() -> bool:
-    try:
-        release = platform.freedesktop_os_release()
-    except OSError:
-        return False
-    return (release.get("ID"), release.get("VERSION_ID")) == ("debian", "12")
-
-
 class InstallDepsTest(unittest.TestCase):
 
     def setUp(self):
@@ -49,6 +40,11 @@ class InstallDepsTest(unittest.TestCase):
             path.write_text(text)
             path.chmod(0o755)
         self.set_installed([])
+        self.set_system("debian", "12")
+
+    def set_system(self, name: str, version: str) -> None:
+        (self.notes / "os-release").write_text(
+            f'ID={name}\nVERSION_ID="{version}"\nPRETTY_NAME=Some\n')
 
     def set_installed(self, packages: list[str]) -> None:
         (self.notes / "installed").write_text(
@@ -60,7 +56,9 @@ class InstallDepsTest(unittest.TestCase):
             [SCRIPT, *arguments], capture_output=True, text=True, cwd="/",
             stdin=subprocess.DEVNULL, timeout=60, check=False,
             env={"PATH": f"{self.notes}:{os.environ['PATH']}",
-                 "NOTES": str(self.notes), **environment})
+                 "NOTES": str(self.notes),
+                 "OS_RELEASE_FILE": str(self.notes / "os-release"),
+                 **environment})
 
     def packages(self, which: str) -> list[str]:
         return self.run_script("--print", which).stdout.split()
@@ -94,7 +92,6 @@ class InstallDepsTest(unittest.TestCase):
         self.assertIn("are installed", result.stdout)
         self.assertEqual(self.apt_calls(), [])
 
-    @unittest.skipUnless(on_debian_12(), "installing is for Debian 12 only")
     def test_only_missing_packages_are_installed(self):
         packages = self.packages("run")
         self.set_installed(packages[1:])
@@ -107,12 +104,36 @@ class InstallDepsTest(unittest.TestCase):
             install.endswith(
                 f"install -y --no-install-recommends {packages[0]}"), install)
 
-    @unittest.skipUnless(on_debian_12(), "installing is for Debian 12 only")
     def test_package_that_is_still_missing_afterwards_is_an_error(self):
         (self.notes / "apt-get").write_text("#!/bin/sh\n")
         result = self.run_script("run")
         self.assertEqual(result.returncode, 1)
         self.assertIn("still missing after apt-get", result.stderr)
+
+    def test_debian_13_names_its_libraries_otherwise(self):
+        of_12 = self.packages("full")
+        self.set_system("debian", "13")
+        of_13 = self.packages("full")
+        renamed = {old: new for old, new in zip(of_12, of_13) if old != new}
+        self.assertEqual(len(of_13), len(of_12))
+        self.assertEqual(len(renamed), 11)
+        self.assertEqual(renamed["libtorch1.13"], "libtorch2.6")
+        self.assertEqual(renamed["libssl3"], "libssl3t64")
+        # Those to compile with have the same names.
+        self.assertFalse([old for old in renamed
+                          if old.endswith("-dev") and "clang" not in old])
+        self.set_installed(of_13[1:])
+        self.assertEqual(self.run_script("full").returncode, 0)
+        self.assertTrue(self.apt_calls()[-1].endswith(f" {of_13[0]}"))
+
+    def test_on_another_system_nothing_is_installed(self):
+        for system in (("ubuntu", "24.04"), ("debian", "11"), ("debian", "")):
+            self.set_system(*system)
+            result = self.run_script("run")
+            self.assertEqual(result.returncode, 1)
+            self.assertIn("COHORT_SKIP_DEPS=1", result.stderr)
+            self.assertIn(f"\n  {self.packages('run')[0]}\n", result.stderr)
+        self.assertEqual(self.apt_calls(), [])
 
     def test_skip_trusts_the_machine(self):
         result = self.run_script("full", COHORT_SKIP_DEPS="1")

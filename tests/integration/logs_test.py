@@ -1,6 +1,7 @@
 """The content of the log."""
 
 import json
+import signal
 import unittest
 
 from processes import Cohort
@@ -24,8 +25,9 @@ class Logs(unittest.TestCase):
         joined = [line for line in server if "joined as" in line["message"]]
         self.assertEqual([line["worker"] for line in joined], ["0"])
         start, number = divmod(int(joined[0]["incarnation"]), 1 << 32)
-        self.assertIn(f"incarnation {start}.{number + 1} (",
-                      joined[0]["message"])
+        people = f"{start}.{number + 1}"
+        self.assertEqual(joined[0]["incarnation_text"], people)
+        self.assertIn(f"incarnation {people} (", joined[0]["message"])
         for line in server:
             for field in ("time", "level", "run", "incarnation", "version"):
                 self.assertIn(field, line)
@@ -36,7 +38,23 @@ class Logs(unittest.TestCase):
         self.assertEqual(last["run"], server[0]["run"])
         self.assertEqual(last["worker"], "0")
         self.assertGreater(int(last["version"]), 0)
-        self.assertIn("incarnation", last)
+        self.assertEqual(last["incarnation_text"], people)
+
+    def test_a_planned_stop_is_no_fault(self):
+        for name, stop in (
+                ("SIGTERM", lambda cohort:
+                 cohort.server.send_signal(signal.SIGTERM)),
+                ("drain", lambda cohort: cohort.ctl("run", "drain"))):
+            with self.subTest(name), Cohort(workers=2) as cohort:
+                cohort.start()
+                cohort.await_version(2)
+                stop(cohort)
+                self.assertEqual(cohort.finish(), 0)
+                server = lines(cohort, "server")
+                self.assertEqual(len([line for line in server if "joined as"
+                                      in line["message"]]), 2)
+                self.assertEqual([line["message"] for line in server if
+                                  line["level"] in ("warning", "error")], [])
 
     def test_the_level_changes_while_the_run_goes_on(self):
         with Cohort(workers=1) as cohort:

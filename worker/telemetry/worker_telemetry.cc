@@ -60,11 +60,10 @@ void WorkerTelemetry::OnStep(const StepReport& report) {
 }
 
 void WorkerTelemetry::OnJoined(const Membership& membership, bool again) {
-  SetLogContext(
-      {{"run", membership.run_id},
-       {"run_name", membership.run_name},
-       {"worker", absl::StrCat(membership.rank.value())},
-       {"incarnation", absl::StrCat(membership.incarnation.value())}});
+  SetLogContext({{"run", membership.run_id},
+                 {"run_name", membership.run_name},
+                 {"worker", absl::StrCat(membership.rank.value())},
+                 IncarnationField(membership.incarnation)});
   {
     MutexLock lock(mu_);
     joined_ = true;

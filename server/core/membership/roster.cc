@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/incarnation_text.h"
 #include "common/limits.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
@@ -10,13 +11,6 @@
 
 namespace cohort {
 namespace {
-
-// For people: "2.1" is the first incarnation of the server's second start. Log
-// lines have the number itself in a field.
-std::string IncarnationText(Incarnation incarnation) {
-  const int64_t number = incarnation.value();
-  return absl::StrCat(number >> 32, ".", (number & 0xFFFFFFFF) + 1);
-}
 
 // Whether the run can use batches as the worker states them.
 absl::Status CheckBatch(const JoinRequest& request,

@@ -243,7 +243,7 @@ Verb CertsInitVerb() {
                     kRunFlag,
                     {"domain", "DOMAIN", "trust domain (default cohort.local)"},
                     kDaysFlag},
-          .local = true,
+          .contacts = Contacts::kNothing,
           .examples = {"cohortctl certs init --run=demo",
                        "cohortctl certs init --dir=pki --run=demo "
                        "--domain=example.org"},
@@ -260,7 +260,7 @@ Verb CertsIssueVerb() {
                     {"replace", "",
                      "also replace files of another run; those of --run are "
                      "always renewed"}},
-          .local = true,
+          .contacts = Contacts::kNothing,
           .examples = {"cohortctl certs issue --run=demo worker/0 worker/1"},
           .run = &RunCertsIssue};
 }
@@ -270,7 +270,7 @@ Verb CertsShowVerb() {
       .name = "certs show",
       .summary = "shows identity, issuer, dates and SHA-256 of certificates",
       .words = "FILE...",
-      .local = true,
+      .contacts = Contacts::kNothing,
       .examples = {"cohortctl certs show certs/*/tls.crt"},
       .run = &RunCertsShow};
 }
@@ -282,7 +282,8 @@ Verb CertsTokenVerb() {
                     {"tokens", "FILE",
                      "file to add to, as in --viewer_tokens of the server "
                      "(default viewer_tokens)"}},
-          .local = true,
+          .contacts = Contacts::kNothing,
+          .prints_json = false,
           .examples = {"cohortctl certs token --name=grafana "
                        "--tokens=viewer_tokens"},
           .run = &RunCertsToken};

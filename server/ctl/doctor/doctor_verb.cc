@@ -109,6 +109,24 @@ Widths WidthsFor(const CtlIo& io, const std::vector<Check>& checks) {
   return {.found = columns - std::min(columns, before), .sentence = columns};
 }
 
+// What to do, each thing once and in the order of the checks, with the names of
+// the checks that it concerns.
+std::vector<std::pair<std::string, std::vector<std::string>>> Fixes(
+    const std::vector<Check>& checks) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> fixes;
+  for (const Check& check : checks) {
+    if (check.fix.empty()) continue;
+    auto same = std::find_if(
+        fixes.begin(), fixes.end(),
+        [&check](const auto& fix) { return fix.first == check.fix; });
+    if (same == fixes.end()) {
+      same = fixes.insert(fixes.end(), {check.fix, {}});
+    }
+    same->second.push_back(check.name);
+  }
+  return fixes;
+}
+
 std::string ChecksText(const std::vector<Check>& checks, const CtlIo& io) {
   const Widths widths = WidthsFor(io, checks);
   Table table({"check", "result", "found"});
@@ -121,11 +139,12 @@ std::string ChecksText(const std::vector<Check>& checks, const CtlIo& io) {
     }
   }
   std::string text = table.ToString(io.color);
-  for (const Check& check : checks) {
-    if (check.fix.empty()) continue;
-    const std::string fix = absl::StrCat(check.name, ": ", check.fix);
+  for (const auto& [fix, names] : Fixes(checks)) {
+    const std::string sentence =
+        absl::StrCat(absl::StrJoin(names, ", "), ": ", fix);
     absl::StrAppend(&text, "\n",
-                    absl::StrJoin(Wrapped(fix, widths.sentence), "\n"), "\n");
+                    absl::StrJoin(Wrapped(sentence, widths.sentence), "\n"),
+                    "\n");
   }
   return text;
 }

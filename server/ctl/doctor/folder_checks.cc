@@ -24,6 +24,11 @@ constexpr uint64_t kRoomWanted = 1024 * kMib;
 // With a full disk or quota, an empty file may still be written.
 constexpr size_t kProbeBytes = size_t{256} << 10;
 
+// The same for all folders, so that it is printed once.
+constexpr char kFreeRoom[] =
+    "free some room, or pass a folder of another disk; results and "
+    "checkpoints each hold the whole model";
+
 std::string Mib(uint64_t bytes) { return absl::StrCat(bytes / kMib, " MiB"); }
 
 // The folder itself, or the one in which it would be created.
@@ -64,9 +69,7 @@ Check CheckRoom(const std::string& flag, const std::string& folder,
   if (free_bytes >= kRoomWanted) return check;
   check.result =
       free_bytes < kRoomMin ? Check::Result::kFailed : Check::Result::kWarning;
-  check.fix = absl::StrCat("free some room, or give --", flag,
-                           " a folder of another disk: results and "
-                           "checkpoints each hold the whole model");
+  check.fix = kFreeRoom;
   return check;
 }
 
@@ -76,7 +79,7 @@ Check CheckFolder(const std::string& flag, const std::string& folder) {
   if (!fs::is_directory(existing, error)) {
     return Check::Failed(
         flag, absl::StrCat(folder, ": ", existing.string(), " is no folder"),
-        absl::StrCat("give --", flag, " another path"));
+        "pass another path");
   }
   const int failure = Probe(existing);
   const bool full = failure == ENOSPC || failure == EDQUOT;
@@ -88,16 +91,14 @@ Check CheckFolder(const std::string& flag, const std::string& folder) {
                           : "cannot be "
                             "written",
                      " (", strerror(failure), ")"),
-        full ? absl::StrCat("free some room, or give --", flag,
-                            " a folder of another disk")
+        full ? kFreeRoom
              : absl::StrCat("let the user that runs the server write ",
-                            existing.string(), ", or give --", flag,
-                            " another path"));
+                            existing.string(), ", or pass another path"));
   }
   struct statvfs disk = {};
   if (statvfs(existing.c_str(), &disk) != 0) {
     return Check::Failed(flag, absl::StrCat(folder, ": ", strerror(errno)),
-                         absl::StrCat("give --", flag, " another path"));
+                         "pass another path");
   }
   return CheckRoom(flag, folder,
                    static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);

@@ -40,6 +40,11 @@ std::string WithoutName(const std::string& build) {
                                                       : build.substr(digit);
 }
 
+// For files that the server tries to write again.
+constexpr char kMakeRoom[] =
+    "make room on that disk, or correct the folder's permissions; the server "
+    "need not be restarted, and cohortctl checkpoint save tries at once";
+
 // The release of a build: "0.1.0" for "0.1.0 (commit 0f79f3a0b1c2)".
 absl::string_view ReleaseOf(absl::string_view build) {
   return build.substr(0, build.find(' '));
@@ -137,15 +142,12 @@ Check CheckRecord(const v1::Status& status) {
   return Check::Failed(
       "audit log",
       absl::StrCat("changes are refused: ", Printable(status.audit_problem())),
-      "make room on that disk, or mend the folder's rights; the server "
-      "need not be restarted");
+      kMakeRoom);
 }
 
 Check CheckCheckpoints(const v1::Status& status) {
-  return Check::Failed(
-      "checkpoints", Printable(status.checkpoint_problem()),
-      "make room on that disk, or mend the folder; cohortctl checkpoint "
-      "save then tries at once");
+  return Check::Failed("checkpoints", Printable(status.checkpoint_problem()),
+                       kMakeRoom);
 }
 
 Check CheckData(const v1::Status& status) {
@@ -196,15 +198,15 @@ Check CheckRun(const v1::Status& status) {
   if (status.workers_min() > 0 && any_away) {
     return Check::Failed(
         "run", absl::StrCat("it makes no progress: ", state),
-        absl::StrCat("start a cohort-worker; or lower MIN: cohortctl policy "
-                     "set --workers=MIN:",
+        absl::StrCat("to continue with fewer workers, lower MIN: cohortctl "
+                     "policy set --workers=MIN:",
                      status.workers_expected()));
   }
   return any_away
              ? Check::Failed(
                    "run", absl::StrCat("it makes no progress: ", state),
-                   "start the workers that are away; a run that has begun "
-                   "continues without them after cohortctl policy set "
+                   "to continue without the workers that are away, once "
+                   "training has begun: cohortctl policy set "
                    "--on_worker_loss=continue")
              : Check::Warning(
                    "run", absl::StrCat("it is held up: ", state),

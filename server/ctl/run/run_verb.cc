@@ -243,7 +243,7 @@ Verb RunVerb() {
             "cohortctl)"}},
       .takes_program_flags = true,
       .rest = "FLAGS OF THE WORKERS, OR A PROGRAM",
-      .local = true,
+      .contacts = Contacts::kNothing,
       .examples = {"cohortctl run --workers=4", kAsyncExample,
                    "cohortctl run --checkpoint_dir=state --resume",
                    "cohortctl run --workers=4 --tls=certs",

@@ -243,7 +243,7 @@ Verb StudyVerb() {
                      "of cohortctl)"}},
           .takes_program_flags = true,
           .rest = "FLAGS OF THE WORKERS",
-          .local = true,
+          .contacts = Contacts::kNothing,
           .examples = {"cohortctl study --batch_size=1,4 --epochs=4 "
                        "--learning_rate=0.05 --reference_images=64 "
                        "--limit=4000 --test_limit=2000",

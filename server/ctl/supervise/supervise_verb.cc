@@ -144,7 +144,8 @@ Verb SuperviseVerb() {
                  "how often the program is restarted without a step in between "
                  "(default 3)"}},
       .rest = "PROGRAM",
-      .local = true,
+      .contacts = Contacts::kNothing,
+      .prints_json = false,
       .examples = {"cohortctl supervise -- cohort-worker --server=host:7070",
                    "cohortctl supervise --max_restarts=10 -- python3 train.py"},
       .run = &RunSupervisor};

@@ -54,6 +54,21 @@ TEST_F(LogTest, JsonLinesAreOneObjectEach) {
               MatchesRegex("....-..-..T..:..:......Z"));
 }
 
+// A program reads the number, a person the start and the number in it.
+TEST_F(LogTest, IncarnationsHaveANumberForProgramsAndATextForPeople) {
+  const Incarnation second_start((int64_t{2} << 32) + 4);
+  InitLogging({.format = LogFormat::kJson, .process = "server"});
+  SetLogContext({IncarnationField(Incarnation(int64_t{2} << 32))});
+  Log(LogLevel::kInfo, "a", {IncarnationField(second_start)});
+  InitLogging({.format = LogFormat::kHuman, .process = "server"});
+  Log(LogLevel::kInfo, "b");
+  const std::vector<std::string> lines = absl::StrSplit(Written(), '\n');
+  const auto json = nlohmann::json::parse(lines.at(0));
+  EXPECT_EQ(json.at("incarnation"), "8589934596");
+  EXPECT_EQ(json.at("incarnation_text"), "2.5");
+  EXPECT_THAT(lines.at(1), HasSubstr(" incarnation=2.1"));
+}
+
 // The captured stderr is a file, not a terminal.
 TEST_F(LogTest, AutoMeansJsonWhereThereIsNoTerminal) {
   InitLogging({.format = LogFormat::kAuto, .process = "worker"});

@@ -40,6 +40,16 @@ TEST(ChangeHeadlineTest, NormalisationOnAutoFollowsTheAggregation) {
             "normalization auto -> global");
 }
 
+TEST(ChangeHeadlineTest, LocalNormalisationThatStaysUnderSyncIsNamed) {
+  const std::map<std::string, std::string> before = {
+      {"aggregation", "async"}, {"normalization", "local"}};
+  EXPECT_EQ(ChangeHeadline(before, {{"aggregation", "sync"}}),
+            "async -> sync, normalization stays local");
+  EXPECT_EQ(ChangeHeadline(before, {{"aggregation", "bounded"}}),
+            "async -> bounded");
+  EXPECT_EQ(ChangeHeadline(before, {{"lease", "5s"}}), "lease (unset) -> 5s");
+}
+
 // The record was written by a release that did not have the setting.
 TEST(ChangeHeadlineTest, AValueThatWasNotThereIsSaidToBeUnset) {
   EXPECT_EQ(ChangeHeadline({}, {{"lease", "5s"}}), "lease (unset) -> 5s");
