@@ -158,9 +158,12 @@ class BeforeJoining(unittest.TestCase):
                 ({}, "batch_size is missing"),
                 ({"batch_size": 0}, "got 0, want at least 1"),
                 ({"batch_size": 2, "shuffle": True}, "shuffle"),
+                ({"batch_size": 2, "acumulate": 2}, "acumulate"),
                 ({"batch_size": 2, "accumulate": 0}, "accumulate")):
             with self.assertRaisesRegex(cohort.UsageError, pattern):
                 job.data(Shapes(8), **arguments)
+        with self.assertRaisesRegex(cohort.UsageError, "collate_fn"):
+            job.data(iter([]), batch_size=2, collate_fn=list)
         with self.assertRaisesRegex(cohort.UsageError, "no batch is in progress"):
             job.step()
         for what in ("rank", "workers", "run_name", "step_number"):

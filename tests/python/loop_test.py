@@ -75,6 +75,11 @@ class Epochs(unittest.TestCase):
             self.assertRegex(Rank(endless, 0, server.address).result(),
                              r"^16 steps: .*job\.finished")
 
+    def test_other_data_is_refused_after_the_run(self):
+        with Server(1, "--epochs=1") as server:
+            self.assertEqual(Rank(with_test_data, 0, server.address).result(),
+                             "refused")
+
     def test_an_epoch_that_was_left_early_comes_again_with_its_rest(self):
         with Server(1, "--epochs=2") as server:
             turns = Rank(left_early, 0, server.address).result()
@@ -106,6 +111,21 @@ def endless(rank, address):
                 steps += 1
     except cohort.UsageError as error:
         return f"{steps} steps: {error}"
+
+
+def with_test_data(rank, address):
+    """The script takes a second job.data() for one of its loops over test data."""
+    del rank
+    model, job, data = begun(address)
+    tests = job.data(Shapes(8), batch_size=4)
+    for batch in data:
+        step(model, job, batch)
+    # As in a script's function for an epoch.
+    assert not list(job.data(data.dataset, batch_size=4))
+    try:
+        return f"{len(list(iter(tests)))} batches"
+    except cohort.UsageError:
+        return "refused"
 
 
 def left_early(rank, address):

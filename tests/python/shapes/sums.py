@@ -611,7 +611,7 @@ class InBackward(torch.autograd.Function):
 def a_sum_in_the_backward_pass_of_a_function(t):
     model = started(t, plain())
     for x, y in t.data():
-        train(t, InBackward.apply(model(x), t).square().sum())
+        train(t, InBackward.apply(model(x), t).square().mean())
 
 
 @refused("UsageError", "job.sum()", "--aggregation=sync",

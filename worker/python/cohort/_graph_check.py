@@ -33,15 +33,16 @@ def _is_batch_norm(kind: str) -> bool:
     return _BATCH_NORM.fullmatch(kind) is not None
 
 
-def check(loss: torch.Tensor) -> None:
-    """Raises UsageError if the loss depends on a batch norm that has normalised
+def check(loss: torch.Tensor) -> set[Any]:
+    """The nodes of the loss's graph. Raises UsageError if the loss depends on a batch norm that has normalised
     by this worker's batch alone, or on an embedding whose gradient is divided by
     how often an entry is in it.
 
     Not found: a batch norm in a graph of torch.compile, or within checkpointing with
     reentry, or of a single sample, which instance norm makes, too.
     """
-    for node in nodes_of([loss]):
+    nodes = nodes_of([loss])
+    for node in nodes:
         # Absent: no embedding.
         if getattr(node, "_saved_scale_grad_by_freq", False):
             raise _errors.UsageError(
@@ -64,3 +65,4 @@ def check(loss: torch.Tensor) -> None:
                 "scripted; call F.batch_norm with a module's buffers, or a "
                 "batch-norm module. If that is intended, call F.batch_norm in "
                 "`with cohort.local():`")
+    return nodes

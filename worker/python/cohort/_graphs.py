@@ -8,10 +8,15 @@ import torch
 
 def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
     """All nodes of the graph that a backward pass from these tensors visits."""
-    seen: set[Any] = set()
     # A root may be an edge of the graph in place of a tensor.
-    todo: list[Any] = [getattr(tensor, "grad_fn", None) or
-                       getattr(tensor, "node", None) for tensor in tensors]
+    return nodes_from(getattr(tensor, "grad_fn", None) or
+                      getattr(tensor, "node", None) for tensor in tensors)
+
+
+def nodes_from(nodes: Iterable[Any]) -> set[Any]:
+    """The same from nodes, some of which may be None."""
+    seen: set[Any] = set()
+    todo = list(nodes)
     while todo:
         node = todo.pop()
         if node is None or node in seen:
@@ -53,3 +58,12 @@ def has_functions(tensor: torch.Tensor) -> bool:
              for node in nodes_of([tensor]))
     return any(kind is not None and not kind.__module__.startswith("cohort.")
                for kind in kinds)
+
+
+def has_indices(node: Any) -> bool:
+    """Whether it chooses entries, by samples for instance."""
+    for name in ("index", "indices", "mask", "condition"):
+        saved = getattr(node, f"_saved_{name}", None)
+        if isinstance(saved, (torch.Tensor, tuple, list)):
+            return True
+    return False

@@ -219,8 +219,9 @@ class Job:
         else:
             step.check_samples("job.backward", weight)
             pairs = [(loss, weight)]
-        for one, _ in pairs:
-            _graph_check.check(one)
+        nodes = [_graph_check.check(one) for one, _ in pairs]
+        if isinstance(loss, torch.Tensor):
+            step.note_loss(loss, nodes[0], weight, reduction)
         run.model.check_weights(content=False)
         if step.updates.several:
             step.backward_update(position, pairs, reduction, numbers)

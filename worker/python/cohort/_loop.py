@@ -1,5 +1,6 @@
 """The loop over a worker's assignments, as an iterable of batches."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from cohort import _batches, _core, _data, _devices, _errors, _sampler
 from cohort._run import Run
 from cohort._step import Mode
+
+_LOADER_OPTIONS = inspect.signature(torch.utils.data.DataLoader).parameters.keys()
 
 # Iterations of a run that is over, after which the script will not end by itself.
 _EMPTY_MAX = 1 << 20
@@ -31,12 +34,21 @@ class Data:
                 raise _errors.UsageError(
                     f"job.data({option}=...): the server decides which samples make a "
                     "batch; remove this argument (sampler= gives their order)")
+        unknown = sorted(options.keys() - _LOADER_OPTIONS)
+        if unknown:
+            raise _errors.UsageError(
+                f"job.data({unknown[0]}=...): neither it nor torch's DataLoader has "
+                "this argument; remove or correct it")
         if isinstance(dataset, torch.utils.data.IterableDataset):
             raise _errors.UsageError(
                 "job.data(): got an IterableDataset, want batches: "
                 "torch.utils.data.DataLoader(dataset, batch_size=4), or with "
                 "batch_size=None if it makes batches itself")
         by_number = _data.is_map_style(dataset)
+        if options.get("collate_fn") and not by_number:
+            raise _errors.UsageError(
+                "job.data(collate_fn=...): got batches of the script's own, which are "
+                "made already; pass it to the DataLoader that makes them")
         if sampler is not None:
             _sampler.check_sampler(sampler)
             if not by_number:
@@ -182,7 +194,8 @@ class Data:
         """The next batch, after the other tasks that come before it; None if the
         run needs no more."""
         run = self._run
-        if run.finished:
+        # A loop over epochs of the script's own continues, without batches.
+        if run.finished and (run.data is None or run.data is self._dataset):
             return None
         self._start()
         run.end_updates()
@@ -205,17 +218,20 @@ class Data:
 
     def _start(self) -> None:
         run = self._run
+        if run.finished or (run.worker is not None and self._reader is None and
+                            self._own is None):
+            raise _errors.UsageError(
+                "job.data(): the run's data is that of the first call; iterate "
+                "the same object again, and test data with a DataLoader of the "
+                "script's own")
         if run.left:
             raise _errors.UsageError("job.data(): the job has left its run")
         if run.worker is None:
+            run.data = self._dataset
             run.join(self._dataset, self._by_number, self._batch_size,
                      self._batch_size_max, self._name, self._sampler)
             if run.finished:
                 return
-        elif self._reader is None and self._own is None:
-            raise _errors.UsageError(
-                "job.data(): the run's data is that of the first call; iterate "
-                "the same object again")
         if self._by_number and self._reader is None:
             seed = run.joined().seed
             order = run.sampled or _data.Order(seed, len(self._dataset))

@@ -9,16 +9,8 @@ from torch import nn
 
 from cohort import (_batch_norm, _core, _devices, _errors, _kept,
                     _statistics)
-from cohort._graphs import leaves_of, nodes_of
+from cohort._graphs import has_indices, leaves_of, nodes_of
 from cohort._optimizer import OptimizerPlan, Optimizers, place_of
-
-
-def _has_indices(node: Any) -> bool:
-    for name in ("index", "indices", "mask", "condition"):
-        saved = getattr(node, f"_saved_{name}", None)
-        if isinstance(saved, (torch.Tensor, tuple, list)):
-            return True
-    return False
 
 
 class RegisteredModel:
@@ -169,7 +161,7 @@ class RegisteredModel:
                for following, _ in node.next_functions):
             return False
         # Neither may what chooses entries of a parameter.
-        if any(map(_has_indices, nodes)):
+        if any(map(has_indices, nodes)):
             return False
         leaves = leaves_of(x)
         return bool(leaves) and all(id(leaf) in known for leaf in leaves)

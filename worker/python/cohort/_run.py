@@ -83,6 +83,8 @@ class Run:
         self._last: StepResult | None = None
         # Handed out and not begun, such as one of the next epoch.
         self.waiting: "_core.Assignment | None" = None
+        # What the first loop over job.data() has joined with.
+        self.data: Any = None
         # Set by the loop, if the batches are the script's own.
         self.own: _data.OwnBatches | None = None
         # Set once the run is joined, if a sampler decides the order of epochs.

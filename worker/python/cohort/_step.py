@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _core, _doors, _errors, _operator,
-                    _statistics, _totals)
+from cohort import (_batch_norm, _core, _doors, _errors, _loss_check,
+                    _operator, _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import has_functions, leaves_of, nodes_before, nodes_of
@@ -479,6 +479,7 @@ class Step:
         self._weight = self._loss = 0.0
         # The weight of all members and parts.
         self._total = 1.0
+        self._shares: list[float] = []
         self._correct = self._labels = 0
         self._measures: dict[str, tuple[float, float]] = {}
         # A scaled gradient was not finite; from the last part's backward pass on,
@@ -570,6 +571,26 @@ class Step:
             yield
         finally:
             self.worker.leave_phase()
+
+    def note_loss(self, loss: torch.Tensor, nodes: set[Any], weight: float | None,
+                  reduction: str) -> None:
+        """Looks at the graph of a loss that samples weigh.
+
+        Raises:
+            UsageError: it is no mean over this worker's samples. Only in the run's
+                first step, so that no later one ends it for a batch of other shape.
+        """
+        self._shares = []
+        assignment = self.assignment
+        if (weight is not None or loss.numel() != 1 or self._samples is None or
+                assignment is None or not assignment.global_normalization or
+                assignment.members < 2):
+            return
+        samples = max(1, self._samples // self.parts)
+        self._shares = _loss_check.shares_in(nodes, samples)
+        # Those that call job.sum() are made for several workers.
+        if assignment.version == 0 and not self.sums:
+            _loss_check.check_terms(loss, samples, reduction)
 
     def _weight_of(self, weight: float | None) -> float:
         if weight is None:
@@ -833,11 +854,14 @@ class Step:
             ConfigurationError: other members have other rates or numbers of the
                 optimizer, or another order
                 of samples.
+            UsageError: samples do not weigh the loss rightly.
         """
         kept = self._model.kept
-        (*totals, _, _, _), (*_, state, spread, orders), met = self.worker.meet(
-            site, [*own, kept.digest, _number_of(repr(self.numbers).encode()),
-                   _number_of(self.order_digest)])
+        (*totals, _, _, _, _), (*_, state, spread, orders, shares), met = (
+            self.worker.meet(site, [
+                *own, kept.digest, _number_of(repr(self.numbers).encode()),
+                _number_of(self.order_digest),
+                _number_of(repr(self._shares).encode())]))
         if state > 0:
             kept.refuse_difference(self.worker)
         if orders > 0:
@@ -856,6 +880,8 @@ class Step:
                 "whole run (cohort.steps), not from a counter, which misses steps "
                 "in which the worker has no batch, or from the length of a "
                 "worker's loader")
+        if shares > 0:
+            _loss_check.refuse_shares(self._shares)
         assert self.assignment is not None
         if not self.is_void():
             kept.refuse_some(int(met), int(self.assignment.members))
