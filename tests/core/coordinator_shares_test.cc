@@ -121,7 +121,7 @@ TEST(CoordinatorSharesTest, AMostBelowTheBatchSizeIsRefused) {
 
 void Report(FakeCohort& cohort, double first, double second) {
   // As many as a decision takes, and the first of other conditions.
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 16; ++i) {
     for (const auto& [rank, seconds] :
          {std::pair(kRank0, first), std::pair(kRank1, second)}) {
       cohort.core().Heartbeat(cohort.session(rank), cohort.now(),
@@ -153,7 +153,7 @@ TEST(AutomaticSharesTest, GoByTheTimeOfASample) {
 TEST(AutomaticSharesTest, WaitForEveryWorkersReports) {
   FakeCohort cohort(With(Pair(), {.automatic = true}));
   cohort.Start();
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 60; ++i) {
     cohort.core().Heartbeat(cohort.session(kRank1), cohort.now(),
                             {.phases = {{"forward", 3}}});
     cohort.Pass(absl::Milliseconds(100));

@@ -17,16 +17,16 @@ void SpeedMeter::Note(Rank rank, double seconds) {
 
 std::optional<std::vector<double>> SpeedMeter::Take(
     const std::vector<Rank>& ranks) {
-  std::vector<double> medians;
+  std::vector<double> quartiles;
   for (const Rank rank : ranks) {
     std::vector<double>& seconds = reports_[rank].seconds;
     if (seconds.size() < kReports) return std::nullopt;
-    const auto middle = seconds.begin() + kReports / 2;
-    std::nth_element(seconds.begin(), middle, seconds.end());
-    medians.push_back(*middle);
+    const auto quartile = seconds.begin() + kReports / 4;
+    std::nth_element(seconds.begin(), quartile, seconds.end());
+    quartiles.push_back(*quartile);
   }
   for (const Rank rank : ranks) reports_[rank].seconds.clear();
-  return medians;
+  return quartiles;
 }
 
 std::optional<std::vector<int64_t>> EvenShares(
