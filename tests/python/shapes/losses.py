@@ -76,6 +76,30 @@ def loss_of_entries_in_a_mask(t):
         train(t, F.mse_loss(model(x)[mask], y[mask]))
 
 
+@refused("UsageError", *A_PART)
+def quotient_by_a_mask(t):
+    for model, x, y in steps(t):
+        mask = (y[:, 0] > 0).to(x.dtype)
+        each = (model(x) - y).square().sum(1)
+        train(t, (each * mask).sum() / mask.sum().clamp(min=1))
+
+
+@refused("UsageError", *A_PART)
+def sum_over_labels_by_their_number(t):
+    for model, x, y in steps(t):
+        labels = ignoring(y)
+        train(t, F.cross_entropy(model(x), labels, reduction="sum") /
+              int((labels >= 0).sum()))
+
+
+@row()
+def quotients_by_the_batch(t):
+    for model, x, y in steps(t):
+        each = (model(x) - y).square()
+        train(t, each.sum() / len(x) + torch.tanh(each).sum() / each.numel() +
+              F.mse_loss(torch.tanh(each), y, reduction="sum") / (3 * len(x)))
+
+
 @row()
 def mean_of_all_entries_some_of_which_are_zero(t):
     for model, x, y in steps(t):
@@ -149,3 +173,15 @@ def functions_of_parameters(t):
 def sum_over_columns_of_means(t):
     for model, x, y in steps(t):
         train(t, (model(x) - y).square().mean(0).sum())
+
+
+@row()
+def loss_within_a_checkpoint(t):
+    """Its values are computed again where they are looked at, which only the
+    backward pass may do."""
+    for model, x, y in steps(t):
+        def loss_of(x, model=model, y=y):
+            each = model.norm2(model.conv2(x)).mean((2, 3)).square()
+            return each.sum() / len(each) + F.cross_entropy(
+                each[:, :2], labels_of(y)) + each[each[:, 0] > -1].mean()
+        train(t, t.checkpoint(loss_of, model.first(x), reentrant=False))

@@ -62,8 +62,23 @@ def has_functions(tensor: torch.Tensor) -> bool:
 
 def has_indices(node: Any) -> bool:
     """Whether it chooses entries, by samples for instance."""
-    for name in ("index", "indices", "mask", "condition"):
-        saved = getattr(node, f"_saved_{name}", None)
-        if isinstance(saved, (torch.Tensor, tuple, list)):
-            return True
-    return False
+    return any(hasattr(node, f"_raw_saved_{name}")
+               for name in ("index", "indices", "mask", "condition"))
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def saved(node: Any, name: str) -> Any:
+    """What a node of torch's keeps for its derivative: a tensor, or several. None:
+    nothing, or it was looked at before, or hooks would make it, such as those of
+    activation checkpointing, which would compute and meet again."""
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    try:
+        for one in raw if isinstance(raw, (tuple, list)) else [raw]:
+            # Only one that has no hooks yet takes any.
+            one.register_hooks(_same, _same)
+    except (AttributeError, RuntimeError):
+        return None
+    return getattr(node, f"_saved_{name}")

@@ -2,22 +2,23 @@
 things than samples, plain sums, and what is no sum over samples."""
 
 import functools
+import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from cohort import _errors
-from cohort._graphs import has_indices, nodes_from
+from cohort._graphs import has_indices, nodes_from, saved
 
 # Values of the reduction that nodes of losses save.
 _MEAN, _SUM = 1, 2
 
-# Losses, and means of all entries.
+# Losses, means of all entries, and quotients.
 _MEANS = re.compile(r"((Nll|Mse|SmoothL1|Huber|SoftMargin|Multi\w*Margin)Loss(2D)?|"
-                    r"BinaryCrossEntropy(WithLogits)?)Backward\d|MeanBackward0")
+                    r"BinaryCrossEntropy(WithLogits)?)Backward\d|(Mean|Div)Backward0")
 # Nodes whose output is a term, or terms, of the loss.
 _PASSES = re.compile(r"(Add|Sub|Rsub|Neg|View|UnsafeView|ReshapeAlias|Squeeze|Unsqueeze|"
                      r"ToCopy|Clone|Alias)Backward\d")
@@ -32,7 +33,6 @@ _BY_ENTRY = re.compile(r"(LogSoftmax|Pow|Abs|Sub|Add|Mul|Div|Neg|Log|Sqrt|Squeez
                        r"Rsub)Backward\d")
 # From a mean to the mask of its entries, at most.
 _STEPS_TO_MASK = 5
-_SUMS = re.compile(r"SumBackward\d")
 
 _OVERRIDE = "if it is meant so, or a mean over samples, pass weight=len(x)"
 
@@ -52,7 +52,8 @@ def shares_in(nodes: Iterable[Any], samples: int) -> list[float]:
     """
     means = [node for node in nodes if _is_mean(_kind(node)) and
              getattr(node, "_saved_reduction", _MEAN) == _MEAN]
-    shares = [share for share in map(_share_of, means) if share is not None]
+    shares = [share for mean in means
+              if (share := _share_of(mean, samples)) is not None]
     if 1 < samples <= len(shares):
         return []
     return sorted(share for share in shares if share != 1)
@@ -63,22 +64,30 @@ def _is_mean(kind: str) -> bool:
     return _MEANS.fullmatch(kind) is not None
 
 
-def _share_of(mean: Any) -> float | None:
+def _share_of(mean: Any, samples: int) -> float | None:
     """None: it has no mask, and no labels that may be ignored."""
     share = None
     if _kind(mean).startswith("NllLoss"):
-        share = float(mean._saved_total_weight) / max(1, mean._saved_target.numel())
+        counted = saved(mean, "total_weight")
+        if counted is not None:
+            share = float(counted) / max(1, mean._saved_target.numel())
+    elif _kind(mean).startswith("Div"):
+        shape = _summed(mean.next_functions[0][0])
+        divisor = saved(mean, "other") if shape else None
+        if divisor is None or divisor.numel() != 1:
+            return None
+        # A sum over the number of samples, or of their entries, is a mean over them.
+        by = float(divisor)
+        return None if by % samples == 0 else by / math.prod(shape)
     node = mean
     for _ in range(_STEPS_TO_MASK):
         node = node.next_functions[0][0] if node.next_functions else None
-        chosen = {"IndexBackward0": "_saved_indices",
-                  "MaskedSelectBackward0": "_saved_mask"}.get(_kind(node))
-        if chosen:
-            masks = getattr(node, chosen)
-            for mask in masks if isinstance(masks, (tuple, list)) else [masks]:
-                if mask is not None and mask.dtype == torch.bool:
-                    return (1.0 if share is None else share) * float(
-                        mask.float().mean())
+        chosen = {"IndexBackward0": "indices",
+                  "MaskedSelectBackward0": "mask"}.get(_kind(node))
+        masks = saved(node, chosen) if chosen else None
+        for mask in masks if isinstance(masks, (tuple, list)) else [masks]:
+            if mask is not None and mask.dtype == torch.bool:
+                return (1.0 if share is None else share) * float(mask.float().mean())
         if not _BY_ENTRY.fullmatch(_kind(node)):
             break
     return share
@@ -116,13 +125,18 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str) -> None:
             "samples of all workers into it, by job.sum(t), as for Dice or a root of "
             f"a mean; {_OVERRIDE}")
     for node, scaled in terms:
-        if reduction == "mean" and not scaled and (
-                _extent_of_sum(node) == samples):
+        shape = () if scaled or reduction == "sum" else _summed(node)
+        if shape and shape[0] == samples and not _is_mean_by_column(node):
             raise _errors.UsageError(
                 "job.backward(): the loss has a sum over this worker's samples, but "
                 "counts as a mean; pass reduction=\"sum\" for the mean over the "
                 "samples of all workers, or job.backward(job.sum(loss)) for their "
                 f"sum; {_OVERRIDE}")
+
+
+def _is_mean_by_column(node: Any) -> bool:
+    """Whether it adds up a mean over samples."""
+    return _kind(node.next_functions[0][0]).startswith("Mean")
 
 
 def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, bool]]:
@@ -164,15 +178,13 @@ def _depends_on_samples(node: Any) -> bool:
     return False
 
 
-def _extent_of_sum(node: Any) -> int | None:
-    """The first extent of what a sum adds up; None: it is none."""
-    if _SUMS.fullmatch(_kind(node)):
-        if _kind(node.next_functions[0][0]).startswith("Mean"):
-            return None
+def _summed(node: Any) -> Sequence[int]:
+    """The shape of what a node adds up to a number; empty: it does not."""
+    shape: Sequence[int] = ()
+    if _kind(node) == "SumBackward0":
         shape = getattr(node, "_saved_self_sym_sizes",
                         getattr(node, "_saved_self_sizes", ()))
     elif getattr(node, "_saved_reduction", None) == _SUM:
-        shape = node._saved_target.shape
-    else:
-        return None
-    return int(shape[0]) if len(shape) else None
+        target = saved(node, "target")
+        shape = () if target is None else target.shape
+    return shape
