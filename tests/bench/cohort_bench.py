@@ -126,13 +126,13 @@ def backup(options):
 
 
 def shares(options):
-    print("steps of cnn by 2 workers, 16 images a worker, that also wait 2 ms "
-          "for each image,\nthe second 6 ms (medians of "
+    print("steps of cnn by 2 workers, 16 images a worker, that also wait 20 ms "
+          "for each image,\nthe second 60 ms (medians of "
           f"{options.pairs} pairs)")
     duel(("1:3",), ("equal", "--shares=3,1"), options.pairs,
          lambda _, side: {"s/step": measure(
-             "training", workers=2, batch_size=16, sample_pause_s=0.002,
-             rounds=options.training_steps,
+             "training", workers=2, batch_size=16, sample_pause_s=0.02,
+             rounds=options.training_steps // 4,
              **({} if side == "equal" else {"shares": "3,1"}))["step"]})
 
 

@@ -113,6 +113,12 @@ class Parts(unittest.TestCase):
                          [[0, 1], [2, 3, 4]])
         self.assertEqual([part[1]["name"] for part in parts],
                          [["a", "b"], ["c", "d", "e"]])
+        # By the numbers of the samples, 3 to 7: the even ones, and the odd ones.
+        parts = [_batches.split(batch, part, 2, first=3) for part in range(2)]
+        self.assertEqual([part[0].tolist() for part in parts],
+                         [[1, 3], [0, 2, 4]])
+        self.assertEqual([part[1]["name"] for part in parts],
+                         [["b", "d"], ["a", "c", "e"]])
         with self.assertRaisesRegex(cohort.UsageError, "cannot split a batch"):
             _batches.split("text", 0, 2)
 
@@ -469,22 +475,24 @@ class Jobs(unittest.TestCase):
         for _, batches in results:
             self.assertTrue(all(asked == at for asked, at, _ in batches))
 
+    def cut(self, whole, step, parts):
+        """The samples of `whole` in steps of several parts."""
+        order = [index for _, _, batch in whole for index in batch]
+        return [order[begin + part:begin + step:parts]
+                for begin in range(0, len(order), step) for part in range(parts)]
+
     def test_a_step_larger_than_the_batch_comes_in_parts(self):
         (_, whole), = run(seen, 1, 1, False, flags=["--epochs=1"])
         for accumulate, size in ((1, 4), (2, 2)):
             (_, parts), = run(seen, 1, accumulate, False,
                               flags=["--epochs=1", "--global_batch=12"])
-            self.assertEqual([len(batch) for _, _, batch in parts],
-                             [size] * (24 // size))
-            self.assertEqual([index for _, _, batch in parts for index in batch],
-                             [index for _, _, batch in whole for index in batch])
+            self.assertEqual([batch for _, _, batch in parts],
+                             self.cut(whole, 12, 12 // size))
 
     def test_parts_of_a_step(self):
         (_, whole), = run(seen, 1, 1, False, flags=["--epochs=1"])
         (_, parts), = run(seen, 1, 2, False, flags=["--epochs=1"])
-        self.assertEqual([index for _, _, batch in whole for index in batch],
-                         [index for _, _, batch in parts for index in batch])
-        self.assertEqual(len(parts), 2 * len(whole))
+        self.assertEqual([batch for _, _, batch in parts], self.cut(whole, 4, 2))
 
     def test_the_end_of_own_data_ends_the_run(self):
         with Server(2, "--max_steps=1000") as server:

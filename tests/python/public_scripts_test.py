@@ -129,7 +129,7 @@ class Together:
         order.frombytes(_core.permutation(SEED, self.epoch, len(self.dataset)))
         begin = 0
         while begin < len(order):
-            batches = []
+            batches, firsts = [], range(begin, len(order), self.sizes[0])
             self.draws.begin(0, [])
             for size in self.sizes:
                 items = [seeded[self.epoch, index, index]
@@ -141,8 +141,8 @@ class Together:
             self.draws.begin(self.step, sizes)
             self.step += 1
             for part in range(self.accumulate):
-                pieces = [_batches.split(batch, part, self.accumulate)
-                          for batch in batches]
+                pieces = [_batches.split(batch, part, self.accumulate, first=first)
+                          for batch, first in zip(batches, firsts)]
                 self.draws.rows = [len(next(_batches.tensors_in(piece)))
                                    for piece in pieces]
                 yield join(pieces)

@@ -30,8 +30,9 @@ def train(rank, address, accumulate):
     return model.state_dict(), sizes
 
 
-def reference():
-    """One float64 process, with the batches of both workers."""
+def reference(parts):
+    """One float64 process, with the batches of both workers. Of two parts, one has
+    the samples with even numbers in the epoch."""
     model = three_batch_norms().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data = Shapes(SAMPLES)
@@ -39,11 +40,14 @@ def reference():
     for _ in range(STEPS):
         order = array.array("q")
         order.frombytes(_core.permutation(SEED, epoch, SAMPLES))
-        items = [data[i] for i in order[begin:begin + 2 * BATCH]]
-        x = torch.stack([item[0] for item in items]).double()
+        numbers = range(begin, min(begin + 2 * BATCH, SAMPLES))
         optimizer.zero_grad()
-        nn.functional.cross_entropy(
-            model(x), torch.stack([item[1] for item in items])).backward()
+        for part in range(parts):
+            items = [data[order[i]] for i in numbers if i % parts == part]
+            x = torch.stack([item[0] for item in items]).double()
+            (nn.functional.cross_entropy(
+                model(x), torch.stack([item[1] for item in items])) *
+                len(items) / len(numbers)).backward()
         optimizer.step()
         begin += 2 * BATCH
         if begin >= SAMPLES:
@@ -74,22 +78,21 @@ def train_slowly(rank, address):
 
 class Shares(unittest.TestCase):
     def test_one_to_three_is_one_process_with_the_joined_batch(self):
-        results = run(train, 2, 1, flags=[
-            f"--seed={SEED}", "--epochs=1000", f"--max_steps={STEPS}",
-            "--shares=1,3"])
         # An epoch is five steps of 16 and one of 10, which 1:3 divides as 2.5
-        # and 7.5.
-        self.assertEqual([sizes for _, sizes in results],
-                         [[4, 4, 4, 4, 4, 3] * 2, [12, 12, 12, 12, 12, 7] * 2])
-        wanted = reference()
-        for state, _ in results:
-            for name, value in state.items():
-                if not name.endswith("num_batches_tracked"):
-                    self.assertLess(distance(value, wanted[name]), 1e-4, name)
-
-    def test_parts_of_a_step_divide_the_share(self):
-        results = run(train, 2, 2, flags=["--max_steps=1", "--shares=1,3"])
-        self.assertEqual([sizes for _, sizes in results], [[2, 2], [6, 6]])
+        # and 7.5, from the samples 80 and 83 on.
+        sizes = {1: [[4, 4, 4, 4, 4, 3] * 2, [12, 12, 12, 12, 12, 7] * 2],
+                 2: [([2, 2] * 5 + [2, 1]) * 2, ([6, 6] * 5 + [3, 4]) * 2]}
+        for parts in (1, 2):
+            with self.subTest(parts=parts):
+                results = run(train, 2, parts, flags=[
+                    f"--seed={SEED}", "--epochs=1000", f"--max_steps={STEPS}",
+                    "--shares=1,3"])
+                self.assertEqual([seen for _, seen in results], sizes[parts])
+                wanted = reference(parts)
+                for state, _ in results:
+                    for name, value in state.items():
+                        if not name.endswith("num_batches_tracked"):
+                            self.assertLess(distance(value, wanted[name]), 1e-4, name)
 
     def test_auto_gives_a_slow_worker_less(self):
         """And the samples of a step stay 16."""

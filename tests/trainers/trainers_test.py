@@ -544,35 +544,37 @@ def games_worker(rank, address, marker):
             for name, value in module.state_dict().items()}
 
 
-def games_alone(steps):
-    """One process with all environments, in float64, and another normaliser."""
-    torch.manual_seed(GAMES_SEED)
-    policy = with_gymnasium.Policy().double()
+def games_alone(steps, seed=GAMES_SEED, environments=4, length=32, epochs=2, batch_size=32,
+                dtype=torch.float64):
+    """The policy and normalisers of one process with all environments, and another
+    kind of normaliser."""
+    torch.manual_seed(seed)
+    policy = with_gymnasium.Policy().to(dtype)
     observations, returns = script.OneProcess((4,)), script.OneProcess(())
     optimizer = with_gymnasium.adam(policy)
-    environments = [with_gymnasium.Environment(number) for number in range(4)]
+    games = [with_gymnasium.Environment(number) for number in range(environments)]
+    parts = environments * length // batch_size
     for step in range(steps):
-        epoch, part = divmod(step, 4)
-        if step % 8 == 0:
-            samples = with_gymnasium.prepared(collected(
-                policy, observations, returns, environments, step), returns)
+        epoch, part = divmod(step, parts)
+        if step % (epochs * parts) == 0:
+            rows = with_gymnasium.rollout(policy, observations, returns, games, seed,
+                                          step, length)
+            returns.sync()
+            samples = with_gymnasium.prepared(rows, returns)
         order = array.array("q")
-        order.frombytes(cohort._core.permutation(GAMES_SEED, epoch, 128))
+        order.frombytes(cohort._core.permutation(seed, epoch, len(samples)))
         optimizer.zero_grad()
         with_gymnasium.loss_of(policy, samples[torch.tensor(
-            order[32 * part:32 * part + 32])]).backward()
+            order[batch_size * part:batch_size * (part + 1)])]).backward()
         optimizer.step()
         observations.sync()
-    return {f"{number}.{name}": value for number, module in enumerate(
-        (policy, observations, returns)) for name, value in
-        module.state_dict().items()}
+    return policy, observations, returns
 
 
-def collected(policy, observations, returns, environments, step):
-    rows = with_gymnasium.rollout(policy, observations, returns, environments,
-                                  GAMES_SEED, step, GAMES["length"])
-    returns.sync()
-    return rows
+def games_state(*arguments):
+    return {f"{number}.{name}": value
+            for number, module in enumerate(games_alone(*arguments))
+            for name, value in module.state_dict().items()}
 
 
 @unittest.skipIf(WHY_NO_GAMES, WHY_NO_GAMES)
@@ -583,7 +585,7 @@ class Games(unittest.TestCase):
 
     def test_the_first_updates_are_those_of_one_process(self):
         """10 of them, over two rollouts."""
-        wanted = in_child(games_alone, 10)
+        wanted = in_child(games_state, 10)
         with self.run_of(10) as server:
             first, second = results(server.ranks(games_worker, None))
         self.assertEqual(digest(first), digest(second))

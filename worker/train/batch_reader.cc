@@ -53,10 +53,14 @@ void ReadPart(const Dataset& dataset, SampleRequest request,
 
 }  // namespace
 
-Batch Batch::Part(int64_t begin, int64_t end) const {
-  return {.images = images.narrow(0, begin, end - begin),
-          .labels = labels.narrow(0, begin, end - begin),
-          .host_labels = host_labels.narrow(0, begin, end - begin)};
+Batch Batch::Part(const SampleStride& stride) const {
+  const auto part = [&stride](const at::Tensor& of) {
+    const int64_t begin = std::min(stride.begin, of.size(0));
+    return of.slice(0, begin, of.size(0), stride.stride).contiguous();
+  };
+  return {.images = part(images),
+          .labels = part(labels),
+          .host_labels = part(host_labels)};
 }
 
 Batch ReadBatch(const Dataset& dataset, const SampleRequest& request) {

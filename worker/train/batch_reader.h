@@ -12,6 +12,12 @@
 
 namespace cohort {
 
+// The samples begin, begin + stride, and so on.
+struct SampleStride {
+  int64_t begin = 0;
+  int64_t stride = 1;
+};
+
 struct Batch {
   // [n, channels, height, width], float32.
   at::Tensor images;
@@ -20,8 +26,8 @@ struct Batch {
   // The labels on the CPU: the same tensor, or the one that was copied.
   at::Tensor host_labels;
 
-  // The samples begin to end - 1, over the same memory.
-  Batch Part(int64_t begin, int64_t end) const;
+  // None if `stride` begins behind the last. All of them: over the same memory.
+  Batch Part(const SampleStride& stride) const;
 };
 
 // Reads in the calling thread.

@@ -46,6 +46,14 @@ std::vector<LayerChanges> ChangesOf(const std::vector<int32_t>& calls,
   return changes;
 }
 
+// The samples of a part go by their numbers in the epoch. So a part of the step
+// has the same ones, and batch norm the same result, however the step is
+// divided among the workers.
+SampleStride PartOf(const IndexRange& range, int64_t part, int64_t parts) {
+  return {.begin = (part + parts - range.begin % parts) % parts,
+          .stride = parts};
+}
+
 }  // namespace
 
 StepRunner::StepRunner(WorkerSession& session, const Dataset& dataset,
@@ -82,7 +90,6 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
   PushOpening opening;
   COHORT_ASSIGN_OR_RETURN(const Batch batch,
                           ReadTrainingSamples(assignment, opening));
-  const int64_t samples = opening.samples;
   parts_.weights.ClearGradients();
   parts_.model->train();
   // Dropout draws from the process-wide generator, so a repeated step must find
@@ -106,11 +113,10 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
     const int64_t parts = options_.accumulate * assignment.batches;
     for (int64_t part = 0; part < parts; ++part) {
       context.part = static_cast<int32_t>(part);
-      const int64_t begin = samples * part / parts;
-      const int64_t end = samples * (part + 1) / parts;
-      const Part which{.batch = batch.Part(begin, end),
-                       .opening = part == 0 ? &opening : nullptr,
-                       .last = part + 1 == parts};
+      const Part which{
+          .batch = batch.Part(PartOf(assignment.range, part, parts)),
+          .opening = part == 0 ? &opening : nullptr,
+          .last = part + 1 == parts};
       COHORT_RETURN_IF_ERROR(TrainPart(which, sums));
     }
   }

@@ -179,6 +179,7 @@ std::optional<std::string> FindUnpairedCalls(const Round& round,
 std::string StuckText(const Round& round, size_t group, const Layers& layers) {
   std::vector<std::string> waits;
   std::vector<std::string> closed;
+  bool may_evaluate = true;
   const MemberGroups& members = round.rendezvous.members();
   const MemberGroups::Range range = members.RangeOf(group);
   for (size_t i = range.begin; i < range.end; ++i) {
@@ -186,6 +187,10 @@ std::string StuckText(const Round& round, size_t group, const Layers& layers) {
     for (const CallPlace& place : round.rendezvous.WaitsOf(rank)) {
       waits.push_back(absl::StrCat(RankText(rank), " waits in ",
                                    CallTextOf(place, layers)));
+      // A sum, and a backward pass, has no such mode.
+      if (place.layer < 0 || place.phase != ReducePhase::kForward) {
+        may_evaluate = false;
+      }
     }
     if (!round.rendezvous.Waits(rank)) closed.push_back(RankText(rank));
   }
@@ -199,8 +204,8 @@ std::string StuckText(const Round& round, size_t group, const Layers& layers) {
                     closed.size() == 1 ? " has closed its push"
                                        : " have closed their pushes");
   }
-  return absl::StrCat(text,
-                      "; make the call on all ranks, or in evaluation mode");
+  return absl::StrCat(text, "; make the call on all ranks",
+                      may_evaluate ? ", or in evaluation mode" : "");
 }
 
 std::string LateText(const Round& round, const Layers& layers) {

@@ -7,7 +7,7 @@ namespace {
 
 std::string UpdateText(const PushOpening& opening) {
   return absl::StrCat(
-      "of its optimizer ", opening.optimizer,
+      "of optimizers[", opening.optimizer, "]",
       opening.continues ? ", which another one follows" : ", the last one");
 }
 

@@ -136,14 +136,18 @@ TEST(BatchReaderTest, WithoutThreadsNothingIsReadAhead) {
   EXPECT_EQ(dataset.read(), 0);
 }
 
-TEST(BatchTest, PartsLieInTheSameMemory) {
+TEST(BatchTest, PartsHaveEveryOtherSample) {
   const TinyDataset dataset;
   const std::vector<int64_t> indices = {4, 5, 6, 7};
   const Batch batch = ReadBatch(dataset, {.indices = indices});
-  const Batch part = batch.Part(1, 3);
-  EXPECT_EQ(part.images.sizes(), (std::vector<int64_t>{2, 1, 8, 8}));
-  EXPECT_EQ(part.images.data_ptr<float>(), batch.images.data_ptr<float>() + 64);
+  const Batch part = batch.Part({.begin = 1, .stride = 2});
+  ASSERT_EQ(part.images.sizes(), (std::vector<int64_t>{2, 1, 8, 8}));
+  EXPECT_TRUE(part.images[1].equal(batch.images[3]));
   EXPECT_EQ(part.labels[0].item<int64_t>(), 5 % 3);
+  EXPECT_EQ(part.host_labels[1].item<int64_t>(), 7 % 3);
+  EXPECT_EQ(batch.Part({.begin = 5, .stride = 6}).images.size(0), 0);
+  EXPECT_EQ(batch.Part({}).images.data_ptr<float>(),
+            batch.images.data_ptr<float>());
 }
 
 // Two ranks of 4 and 6 in an epoch of 25: the second gets 4..9, 14..19 and,

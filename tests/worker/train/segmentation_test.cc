@@ -126,11 +126,12 @@ std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
   for (const Assignment& step : steps) {
     const std::vector<int64_t> indices = IndicesOf(step);
     const Batch batch = ReadBatch(dataset, {.indices = indices});
-    const int64_t samples = step.range.size();
     model->zero_grad();
     for (int64_t part = 0; part < options.accumulate; ++part) {
-      const Batch of = batch.Part(samples * part / options.accumulate,
-                                  samples * (part + 1) / options.accumulate);
+      // The second step begins with an odd number.
+      const Batch of =
+          batch.Part({.begin = (part + step.range.begin) % options.accumulate,
+                      .stride = options.accumulate});
       (torch::nn::functional::cross_entropy(model->forward(of.images).logits,
                                             of.labels, loss) /
        WeightOf(batch.labels, weights))

@@ -73,7 +73,8 @@ inline Samples Read(DataSplit split, const std::vector<int64_t>& indices) {
 }
 
 // The expected training in plain LibTorch: mean loss of the batch, w -= rate *
-// g. Each batch is computed in `parts`, one after another.
+// g. Each batch is computed in `parts`, one after another: of two parts, one
+// has the samples with even numbers in the epoch.
 inline std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
                                           double rate, int64_t parts = 1) {
   std::shared_ptr<Model> model = *Smooth(kSeed);
@@ -83,10 +84,11 @@ inline std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
     model->zero_grad();
     const int64_t samples = step.range.size();
     for (int64_t part = 0; part < parts; ++part) {
-      const auto first = order.begin() + step.range.begin;
-      const Samples batch =
-          Read(DataSplit::kTrain, {first + samples * part / parts,
-                                   first + samples * (part + 1) / parts});
+      std::vector<int64_t> indices;
+      for (int64_t i = step.range.begin; i < step.range.end; ++i) {
+        if (i % parts == part) indices.push_back(order[static_cast<size_t>(i)]);
+      }
+      const Samples batch = Read(DataSplit::kTrain, indices);
       const double share = static_cast<double>(batch.labels.numel()) /
                            static_cast<double>(samples);
       (share * torch::nn::functional::cross_entropy(

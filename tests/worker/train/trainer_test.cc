@@ -128,7 +128,7 @@ TEST(TrainerTest, PartsWithoutSamplesTakePart) {
     }
     // Two samples of 8x8 in four parts.
     EXPECT_EQ(counts, global ? std::vector<int64_t>()
-                             : std::vector<int64_t>({0, 64, 0, 64}));
+                             : std::vector<int64_t>({64, 64, 0, 0}));
     for (const std::vector<float>& gradient : push.gradients) {
       for (float g : gradient) ASSERT_TRUE(std::isfinite(g));
     }

@@ -206,12 +206,13 @@ def _listed(lengths: list[int]) -> str:
     return shown if len(lengths) <= 8 else f"{shown} and so on"
 
 
-def split(batch: Any, part: int, parts: int,
-          samples: int | None = None) -> Any:
+def split(batch: Any, part: int, parts: int, samples: int | None = None,
+          first: int | None = None) -> Any:
     """Part `part` of `parts` of a batch whose tensors and lists have samples
     first.
 
     Args:
+        first: as in `part_of`.
         batch: a tensor, or dictionaries, lists and tuples of such.
         samples: in the batch; by default as `samples_in` counts them.
 
@@ -227,8 +228,21 @@ def split(batch: Any, part: int, parts: int,
             "accumulate, or the server's --global_batch: cannot split a batch into "
             f"{parts} parts: got one without tensors, want tensors or lists whose "
             "first dimension is the samples")
-    return _cut(batch, samples, slice(samples * part // parts,
-                                      samples * (part + 1) // parts))
+    return _cut(batch, samples, part_of(part, parts, samples, first))
+
+
+def part_of(part: int, parts: int, samples: int, first: int | None) -> slice:
+    """The positions of its samples.
+
+    Args:
+        first: the number of the first sample in the epoch. The samples of a part
+            go by these numbers, so a part of the step has the same ones however
+            the step is divided among the workers. None: they have no numbers, and
+            a part lies together.
+    """
+    if first is None:
+        return slice(samples * part // parts, samples * (part + 1) // parts)
+    return slice((part - first) % parts, None, parts)
 
 
 def _cut(value: Any, samples: int, part: slice, outermost: bool = True) -> Any:
@@ -260,7 +274,8 @@ def _cut(value: Any, samples: int, part: slice, outermost: bool = True) -> Any:
         if value.dim() == 0:
             return value
         if len(value) == samples:
-            return value[part]
+            # Scripts may call view().
+            return value[part] if part.step is None else value[part].clone()
         got = f"a tensor of shape {tuple(value.shape)}"
     elif isinstance(value, Sized) and not isinstance(value, (str, bytes)):
         got = f"a {type(value).__name__}"

@@ -269,7 +269,7 @@ class Data:
                              self._own.digest(assignment.version))
         step.order_digest = b"" if run.sampled is None else run.sampled.digest()
         for part in range(parts):
-            share = _batches.split(batch, part, parts, samples)
+            share = _batches.split(batch, part, parts, samples, step.first)
             step.begin_forward()
             yield share
             if run.left:

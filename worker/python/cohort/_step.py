@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _core, _doors, _errors, _loss_check,
+from cohort import (_batch_norm, _batches, _core, _doors, _errors, _loss_check,
                     _operator, _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
@@ -598,14 +598,22 @@ class Step:
                 raise _errors.UsageError(
                     "job.backward(): the number of samples in the batch is not "
                     "clear; pass weight=")
-            weight = (self._samples * (self.done + 1) // self.parts -
-                      self._samples * self.done // self.parts)
+            weight = len(range(self._samples)[_batches.part_of(
+                self.done, self.parts, self._samples, self.first)])
         weight = float(weight)
         if not 0 <= weight < float("inf"):
             raise _errors.UsageError(
                 f"weight: got {weight}, want a number of samples, labels or "
                 "pixels")
         return weight
+
+    @property
+    def first(self) -> int | None:
+        """The number of the assignment's first sample in the epoch; None if the
+        samples have none."""
+        assert self.assignment is not None
+        begin = int(self.assignment.begin)
+        return begin if self.assignment.end > begin else None
 
     def samples_of_part(self, what: str) -> float:
         """Of this worker. Raises UsageError if they cannot be counted."""
