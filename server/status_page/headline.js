@@ -142,7 +142,7 @@ function showSpeed(status) {
     const average = (last?.samples - first?.samples) / seconds;
     showTile('tile-speed', seconds > 0 ? rateText(average) : UNKNOWN,
              known(last?.elapsed_seconds) ?
-               `on average, over after ${duration(last.elapsed_seconds)}` :
+               `on average · ended after ${duration(last.elapsed_seconds)}` :
                'the run is over');
   } else if (known(status.eta_seconds)) {
     showTile('tile-speed', value, `${duration(status.eta_seconds)} left`);

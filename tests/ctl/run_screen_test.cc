@@ -14,6 +14,8 @@ TEST(RunScreenTest, ProgressIsOneLineOfATerminal) {
   io.screen = [] { return ScreenSize{.columns = 10}; };
   {
     RunScreen screen(io, /*json=*/false, "", 1);
+    screen.ShowLine({}, "waiting for worker 0");
+    screen.ShowLine({}, "waiting for worker 0");
     screen.ShowLine({}, "step 1, epoch 1");
     screen.ShowLine({}, "step 2, epoch 1");
     screen.ShowLine(ClusterProcess::Worker(0), "step 3 of mine");
@@ -22,9 +24,9 @@ TEST(RunScreenTest, ProgressIsOneLineOfATerminal) {
     screen.ShowLine({}, "step 5");
   }
   const std::string clear = "\r\x1b[K";
-  EXPECT_EQ(out.str(), "step 1, e" + clear + "step 2, e" + clear +
-                           "[worker 0] step 3 of mine\n" + "step 4" + clear +
-                           "run: stopping\n" + "step 5" + clear);
+  EXPECT_EQ(out.str(), "waiting f" + clear + "step 1, e" + clear + "step 2, e" +
+                           clear + "[worker 0] step 3 of mine\n" + "step 4" +
+                           clear + "run: stopping\n" + "step 5" + clear);
 }
 
 TEST(RunScreenTest, ALogKeepsEachLineOfProgress) {

@@ -6,8 +6,10 @@ are small scripts, so the tests cover the starting, watching, stopping and
 printing around them. cohortctl is the real one.
 """
 
+import contextlib
 import os
 import pathlib
+import pty
 import re
 import shutil
 import signal
@@ -96,14 +98,14 @@ class QuickstartTest(unittest.TestCase):
     def play(self, who: str, text: str) -> None:
         (self.plays / f"{who}.play").write_text(text)
 
-    def start(self, *flags: str) -> subprocess.Popen:
+    def start(self, *flags: str, stdout=subprocess.PIPE) -> subprocess.Popen:
         # The server of this start must not find the workers of the last one.
         for left in self.plays.glob("worker-*.args"):
             left.unlink()
         return subprocess.Popen(
             [self.root / "deploy/quickstart", *flags], cwd="/",
             env=self.environment, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            stdout=stdout, stderr=subprocess.PIPE)
 
     def quickstart(self, *flags: str) -> tuple[int, str, str]:
         """Returns exit code, stdout and stderr."""
@@ -186,6 +188,26 @@ class QuickstartTest(unittest.TestCase):
         self.assertIn('a "b" c', out.splitlines())
         log, = self.root.glob("results/*/server.log")
         self.assertIn(logged, log.read_text().splitlines())
+
+    def test_a_terminal_has_one_progress_line(self):
+        self.play("server", GOOD_SERVER.replace(
+            "echo epoch 1 of 1", "echo step 1; echo step 2; echo epoch 1 of 1"))
+        primary, secondary = pty.openpty()
+        process = self.start(stdout=secondary)
+        os.close(secondary)
+        out = b""
+        # EIO: the last process at the terminal has ended.
+        with contextlib.suppress(OSError):
+            while part := os.read(primary, 4096):
+                out += part
+        os.close(primary)
+        process.communicate(timeout=DEADLINE_S)
+        self.assertEqual(process.returncode, 0)
+        lines = out.decode().replace("\r\n", "\n").splitlines(keepends=True)
+        self.assertIn("step 1\r", lines)
+        self.assertIn("\x1b[Kstep 2\r", lines)
+        self.assertIn("\x1b[Kepoch 1 of 1\n", lines)
+        self.assertEqual(lines[-1], "test accuracy 88.5 %\n")
 
     def test_new_tree_is_configured_without_tests(self):
         self.quickstart()

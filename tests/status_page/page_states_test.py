@@ -144,7 +144,7 @@ class PageStates(page_case.PageCase):
         self.show(statuses.drained())
         self.assertIn("test accuracy of step 1,500", self.tile("learning")[2])
         self.assertEqual(self.tile("speed")[1:], [
-            "1,147 images/s", "on average, over after 1 min 49 s"])
+            "1,147 images/s", "on average · ended after 1 min 49 s"])
 
     def test_resumed_run_is_safe_and_has_steps(self):
         self.show(statuses.resumed())

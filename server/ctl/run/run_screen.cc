@@ -35,6 +35,12 @@ std::string Field(const Json& line, const char* name) {
                                                    : "";
 }
 
+// Whether the server will soon write a newer line in place of this one.
+bool IsProgress(absl::string_view line) {
+  return absl::StartsWith(line, "step ") ||
+         absl::StartsWith(line, "waiting for ");
+}
+
 }  // namespace
 
 std::string LogLineText(absl::string_view line) {
@@ -105,7 +111,7 @@ void RunScreen::ShowLine(const ClusterProcess& process,
             << std::flush;
     return;
   }
-  if (io_.terminal && process.is_server() && absl::StartsWith(line, "step ")) {
+  if (io_.terminal && process.is_server() && IsProgress(line)) {
     return progress_.Show(Printable(line), io_.screen().columns);
   }
   progress_.Clear();
