@@ -165,8 +165,9 @@ def _backward(token: torch.Tensor, dy: torch.Tensor, x: torch.Tensor,
     (dx, gamma, beta), = _passes.backward(
         step, [_passes.BackwardCall(kept, x, _like(dy, x), weight,
                                     step.visit(kept, ()), needs_dx)])
+    # Results that share memory are refused.
     return (dx if dx is not None else x.new_empty(0), gamma.double(),
-            beta.double(), torch.zeros_like(token))
+            beta.double().clone(), torch.zeros_like(token))
 
 
 def _fake_backward(token: torch.Tensor, dy: torch.Tensor, x: torch.Tensor,
