@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _core, _doors, _errors, _operator,
+from cohort import (_batch_norm, _core, _doors, _errors, _operator, _sequences,
                     _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
@@ -127,6 +127,7 @@ class Step:
         self._model.statistics.detach()
         for _, layer in self._model.layers:
             _batch_norm.restore(layer)
+        _sequences.restore(self._model.sequences)
         _doors.close_doors(self)
         self.beside.detach()
         self.mode = Mode.IDLE
