@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import cohort
-from cohort import _passes
+from cohort import _batch_norm, _passes
 from networks import distance
 from ranks import Rank, Server
 
@@ -276,7 +276,88 @@ def train_elsewhere(rank, address, first):
         return train(rank, address)
 
 
+class ApartReLU(nn.ReLU):
+    """The same, but not torch's own."""
+
+
+class Chain(nn.Module):
+    """A Sequential in which ReLUs follow batch norms, in several forms."""
+
+    def __init__(self, kind, relu):
+        super().__init__()
+        torch.manual_seed(5)
+        self.kind = kind
+        self.body = nn.Sequential(
+            conv2d(), nn.BatchNorm2d(CHANNELS), relu(inplace=True),
+            nn.Conv2d(CHANNELS, CHANNELS, 1), nn.BatchNorm2d(CHANNELS), relu())
+        self.back = nn.Linear(CHANNELS, 2)
+        # The script sees what a batch norm returns.
+        self.seen = []
+        if kind == "hook":
+            for norm in (self.body[1], self.body[4]):
+                norm.register_forward_hook(
+                    lambda module, x, y: self.seen.append(float(y.min())))
+
+    def forward(self, x):
+        if self.kind == "channels last":
+            x = x.contiguous(memory_format=torch.channels_last)
+        x = (checkpoint(self.body, x, use_reentrant=False)
+             if self.kind == "checkpointing" else self.body(x))
+        return self.back(x.flatten(2).mean(2))
+
+
+# Batch norms and ReLUs that take one pass together, in two steps.
+CHAINS = {"plain": 4, "channels last": 4, "checkpointing": 8, "recorded": 4,
+          "hook": 0}
+
+
+def train_chains(rank, address):
+    """[(name of the case, passes of both, weights)]."""
+    results = []
+    addresses = iter(address)
+    for kind in CHAINS:
+        for relu in (nn.ReLU, ApartReLU):
+            model = Chain(kind, relu)
+            job = cohort.join(model, optimizer_of(model), server=next(addresses),
+                              rank=rank, log_level="warning")
+            batch = images((2, 3), 3, 6, 6)[rank]
+            with mock.patch("cohort._batch_norm.with_relu",
+                            wraps=_batch_norm.with_relu) as both:
+                for x, y in job.data(iter([batch] * STEPS), batch_size=4):
+                    x = x.clone().requires_grad_()
+                    loss = squared_error(model, x, y)
+                    if kind == "recorded":
+                        dx, = torch.autograd.grad(loss, x, create_graph=True)
+                        loss = loss + dx.square().sum()
+                    job.backward(loss, weight=len(x), reduction="sum")
+                    job.step()
+            assert type(model.body) is nn.Sequential
+            if kind == "hook":
+                assert min(model.seen) < 0, "the hook saw the ReLU's output"
+            results.append((kind, both.call_count, {
+                key: value.clone() for key, value in model.state_dict().items()}))
+    return results
+
+
 class BatchNorm(unittest.TestCase):
+    def test_a_relu_that_follows_in_a_sequence_has_the_same_bits(self):
+        servers = [Server(2, f"--max_steps={STEPS}").__enter__()
+                   for _ in range(2 * len(CHAINS))]
+        try:
+            ranks = [Rank(train_chains, rank, [s.address for s in servers])
+                     for rank in range(2)]
+            results = [rank.result() for rank in ranks]
+        finally:
+            for server in servers:
+                server.__exit__()
+        for result in results:
+            for (kind, passes, together), (_, none, apart) in zip(
+                    result[::2], result[1::2]):
+                with self.subTest(case=kind):
+                    self.assertEqual((passes, none), (CHAINS[kind], 0))
+                    for name, value in together.items():
+                        self.assertTrue(torch.equal(value, apart[name]), name)
+
     def check(self, function, *arguments):
         servers = [Server(2, f"--max_steps={STEPS}").__enter__() for _ in CASES]
         ranks = [Rank(function, rank, [s.address for s in servers], *arguments)

@@ -286,6 +286,35 @@ class Parts(unittest.TestCase):
         self.assertEqual(indices, [i for _, b, e in ranges[:5]
                                    for i in order.indices(0, b, e)])
 
+    def test_batches_of_tensors_are_those_of_their_samples(self):
+        order = _data.Order(seed=3, size=12)
+        tensors = (torch.randn(12, 2, 3), torch.arange(12), torch.randn(12) > 0)
+        for dataset in (torch.utils.data.TensorDataset(*tensors),
+                        torch.utils.data.TensorDataset(
+                            tensors[0].transpose(1, 2), *tensors[1:])):
+            def read(**options):
+                reader = _data.RangeReader(dataset, order, 9, options)
+                return reader.read((1, 3, 8))
+            at_once = read()
+            one_by_one = read(
+                collate_fn=lambda items: torch.utils.data.default_collate(items))
+            self.assertIs(type(at_once), type(one_by_one))
+            for whole, stacked in zip(at_once, one_by_one, strict=True):
+                self.assertEqual((whole.dtype, whole.stride()),
+                                 (stacked.dtype, stacked.stride()))
+                self.assertTrue(torch.equal(whole, stacked))
+
+    def test_a_data_set_that_may_draw_numbers_has_a_seed_a_sample(self):
+        class Noisy(torch.utils.data.TensorDataset):
+            def __getitem__(self, index):
+                return super().__getitem__(index)[0] + torch.rand(())
+        dataset = Noisy(torch.zeros(12))
+        order = _data.Order(seed=3, size=12)
+        reader = _data.RangeReader(dataset, order, 9, {})
+        first, again = reader.read((0, 0, 6)), reader.read((0, 2, 4))
+        self.assertEqual(first[2:4].tolist(), again.tolist())
+        self.assertEqual(len(set(first.tolist())), 6)
+
     def test_own_batches_are_kept_until_they_count(self):
         own = _data.OwnBatches(range(2), loop=False)
         self.assertEqual([own.next(), own.next()], [0, 0])

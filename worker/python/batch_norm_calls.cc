@@ -218,11 +218,17 @@ void BatchNormCalls::Backward(absl::Span<const BackwardArgs> calls) {
   for (const BackwardArgs& call : calls) {
     const kernels::BackwardElementwiseArgs& tensors = call.tensors;
     const BatchStatistics& by = call.saved->by;
-    Moments local = BackwardSums(backend_, {.shape = tensors.shape,
-                                            .type = tensors.type,
-                                            .x = tensors.x,
-                                            .dy = tensors.dy,
-                                            .mean = by.mean.data()});
+    Moments local =
+        BackwardSums(backend_, {.shape = tensors.shape,
+                                .type = tensors.type,
+                                .x = tensors.x,
+                                .dy = tensors.dy,
+                                .mean = by.mean.data(),
+                                .relu = tensors.relu,
+                                .invstd = by.invstd.data(),
+                                .parameter_type = tensors.parameter_type,
+                                .gamma = tensors.gamma,
+                                .beta = tensors.beta});
     const std::vector<double> gamma = ScaleGradient(local, by);
     std::copy(local.first.begin(), local.first.end(),
               std::copy(gamma.begin(), gamma.end(), call.affine));

@@ -66,7 +66,8 @@ void DefineBatchNormCalls(nb::module_& m) {
            [](Backward* self, const KeptCall& saved, std::vector<int32_t> path,
               const std::vector<int64_t>& shape, const std::string& type,
               uintptr_t x, uintptr_t dy, const std::string& affine_type,
-              uintptr_t gamma, uintptr_t affine, bool needs_dx, uintptr_t dx) {
+              uintptr_t gamma, uintptr_t beta, bool relu, uintptr_t affine,
+              bool needs_dx, uintptr_t dx) {
              new (self)
                  Backward{.saved = saved.call,
                           .path = std::move(path),
@@ -76,6 +77,8 @@ void DefineBatchNormCalls(nb::module_& m) {
                                       .dy = Pointer<void>(dy),
                                       .parameter_type = TypeNamed(affine_type),
                                       .gamma = Pointer<void>(gamma),
+                                      .relu = relu,
+                                      .beta = Pointer<void>(beta),
                                       .dx = Pointer<void>(dx)},
                           .affine = Pointer<double>(affine),
                           .needs_dx = needs_dx};
@@ -97,8 +100,8 @@ void DefineBatchNormCalls(nb::module_& m) {
                           double epsilon, const std::vector<int64_t>& shape,
                           std::vector<int64_t> extents, const std::string& type,
                           uintptr_t x, const std::string& affine_type,
-                          uintptr_t gamma, uintptr_t beta, uintptr_t y,
-                          const Update& update) {
+                          uintptr_t gamma, uintptr_t beta, bool relu,
+                          uintptr_t y, const Update& update) {
         new (self) Forward{.call = {.layer = layer,
                                     .site = std::move(site),
                                     .epsilon = epsilon,
@@ -110,6 +113,7 @@ void DefineBatchNormCalls(nb::module_& m) {
                                        .parameter_type = TypeNamed(affine_type),
                                        .gamma = Pointer<void>(gamma),
                                        .beta = Pointer<void>(beta),
+                                       .relu = relu,
                                        .y = Pointer<void>(y)}};
       });
 }

@@ -37,13 +37,9 @@ else:
     _Before = object
 
 
-class _Cohort(_Before):
+class Converted(_Before):
     """The base of converted modules, in front of their class."""
 
-    # The step of the job that the module belongs to.
-    _cohort_step: Any = None
-    # The layer's number in the registered model.
-    _cohort_layer: int
     # The class that it was.
     _cohort_plain: type[nn.Module]
 
@@ -58,6 +54,15 @@ class _Cohort(_Before):
         # object.__new__(plain), in a form that pickle can write.
         return (copyreg._reconstructor, (plain, object, None),  # type: ignore
                 state)
+
+
+class _Cohort(Converted):
+    """The same of batch norms."""
+
+    # The step of the job that the module belongs to.
+    _cohort_step: Any = None
+    # The layer's number in the registered model.
+    _cohort_layer: int
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         step = self._cohort_step
@@ -108,6 +113,19 @@ def call_of(module: Layer, input: torch.Tensor) -> Call:
     moves = None if _operator.is_compiling() else step.moves_of(layer)
     return Call(layer, step.call_name, module.eps, input, module.weight,
                 module.bias, moves)
+
+
+def with_relu(module: nn.Module, x: Any) -> torch.Tensor | None:
+    """relu(module(x)) in one pass over memory, with the same bits; None where
+    that cannot be: then nothing has happened."""
+    step = module._cohort_step if isinstance(module, _Cohort) else None
+    if (step is None or type(x) is not torch.Tensor or
+            not _devices.on_host(x.device) or not _is_direct(module) or
+            not step.normalises_by_batch(module)):
+        return None
+    call = call_of(module, x)
+    call.relu = True
+    return _operator.normalise(step, call)
 
 
 def _is_transformed(x: torch.Tensor) -> bool:
@@ -211,12 +229,12 @@ class BatchNorm(_Cohort, _TorchBatchNorm):
 
 
 @functools.cache
-def _converted(plain: type[nn.Module]) -> type[nn.Module]:
-    """The class of converted modules of the class `plain`."""
-    for ours in (BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNorm):
-        if ours._cohort_plain is plain:
-            return ours
-    return type(plain.__name__, (_Cohort, plain),
+def converted(ours: type[Converted], plain: type[nn.Module]) -> type[nn.Module]:
+    """The class of modules of the class `plain` that are converted to `ours`."""
+    for known in (BatchNorm1d, BatchNorm2d, BatchNorm3d, BatchNorm):
+        if known._cohort_plain is plain:
+            return known
+    return type(plain.__name__, (ours, plain),
                 {"_cohort_plain": plain, "__module__": plain.__module__,
                  "__doc__": plain.__doc__})
 
@@ -261,7 +279,7 @@ def convert_batch_norm(model: nn.Module) -> nn.Module:
                 f"{name}: got a {type(module).__name__}, which has no shape yet; "
                 "run the model once before cohort.join()")
         plain: Any = type(module)
-        module.__class__ = _converted(plain)
+        module.__class__ = converted(_Cohort, plain)
     return model
 
 

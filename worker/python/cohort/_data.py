@@ -203,6 +203,25 @@ class _Seeded(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return self._dataset[index]
 
 
+_TensorDataset: Any = torch.utils.data.TensorDataset
+_tensor_item = _TensorDataset.__getitem__
+
+
+def _batch_of_tensors(dataset: Any, indices: list[Any]) -> list[torch.Tensor] | None:
+    """What torch's default_collate makes of these samples of a TensorDataset; None
+    of other data sets, whose samples may need a seed each."""
+    if type(dataset) is not _TensorDataset or (
+            _TensorDataset.__getitem__ is not _tensor_item):
+        return None
+    if not all(type(tensor) is torch.Tensor and tensor.device.type == "cpu" and
+               tensor.is_contiguous() and not tensor.requires_grad
+               for tensor in dataset.tensors) or (
+                   not all(type(index) is int for index in indices)):
+        return None
+    rows = torch.tensor(indices, dtype=torch.int64)
+    return [tensor[rows] for tensor in dataset.tensors]
+
+
 class _LoaderStart:
     """Runs first in a loader process: it ends with this process, and not
     before. (A loader that was forked as its parent was killed would wait for
@@ -286,8 +305,13 @@ class RangeReader:
                 f"{self._size}, as when the run began: the server hands out their "
                 "numbers. Start a new run from the model's weights")
         if self._workers == 0:
-            items = [self._seeded[key] for key in self._keys(where)]
-            return self._collate(items)
+            keys = self._keys(where)
+            if self._collate is torch.utils.data.default_collate:
+                batch = _batch_of_tensors(self._dataset,
+                                          [index for _, _, index in keys])
+                if batch is not None:
+                    return batch
+            return self._collate([self._seeded[key] for key in keys])
         try:
             return self._read_ahead(where)
         except (pickle.PicklingError, AttributeError, TypeError) as error:

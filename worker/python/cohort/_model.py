@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cohort import (_batch_norm, _core, _devices, _errors, _kept,
-                    _statistics)
+                    _sequences, _statistics)
 from cohort._graphs import has_indices, leaves_of, nodes_of
 from cohort._optimizer import OptimizerPlan, Optimizers, place_of
 
@@ -28,6 +28,7 @@ class RegisteredModel:
     def __init__(self, model: nn.Module, keep: _kept.Keep = ()) -> None:
         self.module = model
         _batch_norm.convert_batch_norm(model)
+        self.sequences = _sequences.convert(model)
         self.layers = _batch_norm.layers_of(model)
         self.statistics = _statistics.MovingStatistics(
             [layer for _, layer in self.layers])

@@ -12,6 +12,7 @@ from cohort._passes import Step
 
 # Parts of torch that the releases before 2.4 do not have.
 _newer: Any = torch
+_aten: Any = _newer.ops.aten
 
 # Steps by their handle.
 _STEPS: "weakref.WeakValueDictionary[int, Step]" = weakref.WeakValueDictionary()
@@ -64,8 +65,12 @@ class _Function(torch.autograd.Function):
         ctx.bias_dtypes = [call.bias.dtype if call.bias is not None else None
                            for call in calls]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*(tensor for call in calls
-                                for tensor in (call.x, call.weight)))
+        # A ReLU's output is read where a pass is recorded. The operator that
+        # takes it keeps it anyway, as torch's ReLU would.
+        ctx.save_for_backward(*(
+            tensor for call, (y, _) in zip(calls, outputs)
+            for tensor in (call.x, call.weight, call.bias,
+                           y if call.relu else None)))
         for call in calls:  # autograd keeps what it needs
             del call.x, call.weight, call.bias
         return (torch.zeros(()), *(y for y, _ in outputs))
@@ -79,11 +84,15 @@ class _Function(torch.autograd.Function):
             _passes.check_not_batched(step, kept)
         calls = []
         for number, (kept, dy) in enumerate(zip(ctx.kept, grads)):
-            x, weight = saved[2 * number:2 * number + 2]
+            x, weight, bias, y = saved[4 * number:4 * number + 4]
+            output_grad = _like(dy, x)
+            # Autograd records the pass if derivatives of its result are wanted.
+            if y is not None and torch.is_grad_enabled():
+                output_grad = _aten.threshold_backward(output_grad, y, 0)
+                y = None
             calls.append(_passes.BackwardCall(
-                kept, x, _like(dy, x), weight, step.visit(kept, ()),
-                ctx.needs_input_grad[2 + 3 * number]))
-        # Autograd records the pass if derivatives of its result are wanted.
+                kept, x, output_grad, weight, step.visit(kept, ()),
+                ctx.needs_input_grad[2 + 3 * number], bias, y is not None))
         if torch.is_grad_enabled():
             gradients = [_sums.recorded_backward(step, call) for call in calls]
         else:
@@ -165,8 +174,9 @@ def _backward(token: torch.Tensor, dy: torch.Tensor, x: torch.Tensor,
     (dx, gamma, beta), = _passes.backward(
         step, [_passes.BackwardCall(kept, x, _like(dy, x), weight,
                                     step.visit(kept, ()), needs_dx)])
+    # Results that share memory are refused.
     return (dx if dx is not None else x.new_empty(0), gamma.double(),
-            beta.double(), torch.zeros_like(token))
+            beta.double().clone(), torch.zeros_like(token))
 
 
 def _fake_backward(token: torch.Tensor, dy: torch.Tensor, x: torch.Tensor,

@@ -95,6 +95,7 @@ class Call:
         x: [n, channels, ...], dense in the layout of `format_of`.
         weight, bias: scale and shift [channels], or None.
         moves: None: the call moves no statistics.
+        relu: the output's negative elements are zeros; in host memory alone.
     """
     layer: int
     site: str
@@ -103,6 +104,7 @@ class Call:
     weight: torch.Tensor | None
     bias: torch.Tensor | None
     moves: Moves | None
+    relu: bool = False
 
 
 @dataclasses.dataclass
@@ -146,6 +148,7 @@ class BackwardCall:
         dy: gradient of the output, like `x`.
         path: which visit of the call it is.
         needs_dx: whether the input's is wanted. It alone needs a rendezvous.
+        bias, relu: as there; without a ReLU the shift is not read.
     """
     kept: Kept
     x: torch.Tensor
@@ -153,6 +156,8 @@ class BackwardCall:
     weight: torch.Tensor | None
     path: tuple[int, ...]
     needs_dx: bool
+    bias: torch.Tensor | None = None
+    relu: bool = False
 
 
 def is_recorded() -> bool:
@@ -273,7 +278,7 @@ def _forward_on_host(step: Step,
         call.layer, call.site, call.epsilon, _shape_of(call.x),
         _extents(call.x), TYPES[call.x.dtype], call.x.data_ptr(),
         _affine_type(call.weight, call.bias), _address(call.weight),
-        _address(call.bias), y.data_ptr(), _update(call.moves))
+        _address(call.bias), call.relu, y.data_ptr(), _update(call.moves))
         for call, y in zip(calls, outputs)]
     if step.recomputes():
         kept = [step.worker.repeat(call) for call in asked]
@@ -293,7 +298,8 @@ def _backward_on_host(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
     step.worker.backward([_core.NormGradient(
         call.kept.call, list(call.path), _shape_of(call.x), TYPES[call.x.dtype],
         call.x.data_ptr(), call.dy.data_ptr(), _affine_type(call.weight),
-        _address(call.weight), _address(own), call.needs_dx, _address(dx))
+        _address(call.weight), _address(call.bias), call.relu, _address(own),
+        call.needs_dx, _address(dx))
         for call, dx, own in zip(calls, results, affine)])
     return [(dx, gamma, beta) for dx, (gamma, beta) in zip(results, affine)]
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from cohort import (_batch_norm, _batches, _core, _doors, _errors, _loss_check,
-                    _operator, _statistics, _totals)
+                    _operator, _sequences, _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import has_functions, leaves_of, nodes_before, nodes_of
@@ -127,6 +127,7 @@ class Step:
         self._model.statistics.detach()
         for _, layer in self._model.layers:
             _batch_norm.restore(layer)
+        _sequences.restore(self._model.sequences)
         _doors.close_doors(self)
         self.beside.detach()
         self.mode = Mode.IDLE
