@@ -399,6 +399,22 @@ Scenario MakeSkips(uint64_t seed) {
   return scenario;
 }
 
+Scenario MakeEvenShares(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 13));
+  Scenario scenario;
+  CoordinatorOptions& o = scenario.run.coordinator;
+  do {
+    scenario = MakeScenario(random.Next());
+    o.policy.shares = {.automatic = true};
+  } while (o.workers < 2 || scenario.run.extras.own_data || !Validate(o).ok());
+  scenario.seed = seed;
+  scenario.run.extras.shares = true;
+  scenario.changes.clear();
+  o.epochs *= 4;
+  if (o.max_steps > 0) o.max_steps *= 4;
+  return scenario;
+}
+
 Scenario MakeElastic(uint64_t seed) {
   SplitMix64 random(MixSeed(seed, 5));
   Scenario scenario = MakeScenario(random.Next());

@@ -180,6 +180,8 @@ Scenario MakeMiscount(uint64_t seed);
 // A synchronous run whose ranks leave out layers, in an order that changes with
 // the step.
 Scenario MakeSkips(uint64_t seed);
+// A longer run whose shares go by the speeds of its workers.
+Scenario MakeEvenShares(uint64_t seed);
 // An elastic run of up to 64 ranks, with storms of losses and joins.
 Scenario MakeElastic(uint64_t seed);
 // The base scenario or an elastic one with two to four shards, which die, or

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/core/ledger/gradient_budget.h"
+#include "server/core/ledger/share_proposal.h"
 #include "server/core/optimizer/workers_optimizer.h"
 #include "tests/sim/sim_worker.h"
 
@@ -93,8 +94,11 @@ void SimServer::Heartbeat(const SharedConnection& connection) {
   // The speed of a rank differs from that of the next, and from time to time.
   const double seconds =
       0.1 * static_cast<double>(1 + (connection->session.value() * 7) % 5);
-  core_->Heartbeat(connection->session, world_.scheduler.now(),
-                   {.phases = {{"forward", seconds}}});
+  // So many are enough for a decision, because simulated runs are short.
+  for (size_t i = 0; i <= SpeedMeter::kReports; ++i) {
+    core_->Heartbeat(connection->session, world_.scheduler.now(),
+                     {.phases = {{"forward", seconds}}});
+  }
 }
 
 void SimServer::Leave(const SharedConnection& connection) {

@@ -243,6 +243,10 @@ std::vector<Case> Cases() {
        MakeSkips,
        {{&T::identical, 5}, {&T::repeated_for_order, 10}},
        2000},
+      // Every sample counts once, however the server divides a step.
+      {"even_shares",
+       MakeEvenShares,
+       {{&T::policy_changes, 2}, {&T::workers_lost, 4}}},
       // Every sample counts once, as ranks come and go, and no step is made
       // by too few.
       {"elastic",
