@@ -127,10 +127,9 @@ struct WideFactors {
 template <Mode kMode>
 HWY_INLINE WideFactors LoadFactors(const double* fields) {
   const int64_t lanes = LaneCount();
-  WideFactors f;
-  f.mean = LoadWide(fields + kMean * lanes);
-  f.scale = LoadWide(fields + kScale * lanes);
-  f.beta = f.dy_mean = f.slope = f.mean;
+  const Wide mean = LoadWide(fields + kMean * lanes);
+  // Its implicit constructor would lack the target's attributes on Arm.
+  WideFactors f = {mean, LoadWide(fields + kScale * lanes), mean, mean, mean};
   if constexpr (kMode.pass == Pass::kBackward) {
     f.dy_mean = LoadWide(fields + kDyMean * lanes);
     f.slope = LoadWide(fields + kSlope * lanes);
