@@ -132,7 +132,7 @@ def shares(options):
     duel(("1:3",), ("equal", "--shares=3,1"), options.pairs,
          lambda _, side: {"s/step": measure(
              "training", workers=2, batch_size=16, sample_pause_s=0.02,
-             rounds=options.training_steps // 4,
+             rounds=max(1, options.training_steps // 4),
              **({} if side == "equal" else {"shares": "3,1"}))["step"]})
 
 
