@@ -1,5 +1,5 @@
-// What is computed of a folded gradient before an update, and of the weights
-// after it.
+// Computations on a folded gradient before an update, and on the weights after
+// it.
 //
 // Without MulAdd, and with partial sums by position: the bits are those of
 // plain loops on every instruction set.

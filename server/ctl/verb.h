@@ -61,8 +61,8 @@ struct Context {
   int exit_code = 0;
 };
 
-// What a verb talks to. Common flags that say how to reach anything else are
-// refused, because they would have no effect.
+// The process that a verb contacts. Common flags that say how to reach another
+// one are refused, because they would have no effect.
 enum class Contacts { kServer, kOperationsPort, kNothing };
 
 // A command of cohortctl.

@@ -18,7 +18,7 @@ import with_gymnasium
 from ranks import Server
 from trainers_test import games_alone
 
-# Of Student's t, 97.5 %, by the degrees of freedom.
+# Student's t, 97.5 %, by the degrees of freedom.
 T = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 14: 2.145, 19: 2.093}
 
 

@@ -109,8 +109,8 @@ Widths WidthsFor(const CtlIo& io, const std::vector<Check>& checks) {
   return {.found = columns - std::min(columns, before), .sentence = columns};
 }
 
-// What to do, each thing once and in the order of the checks, with the names of
-// the checks that it concerns.
+// The advice of the checks, each piece once and in their order, with the names
+// of the checks that it concerns.
 std::vector<std::pair<std::string, std::vector<std::string>>> Fixes(
     const std::vector<Check>& checks) {
   std::vector<std::pair<std::string, std::vector<std::string>>> fixes;

@@ -212,9 +212,9 @@ def split(batch: Any, part: int, parts: int, samples: int | None = None,
     first.
 
     Args:
-        first: as in `part_of`.
         batch: a tensor, or dictionaries, lists and tuples of such.
         samples: in the batch; by default as `samples_in` counts them.
+        first: as in `part_of`.
 
     Raises:
         UsageError: a part of the batch has another length.

@@ -34,9 +34,11 @@ def _is_batch_norm(kind: str) -> bool:
 
 
 def check(loss: torch.Tensor) -> set[Any]:
-    """The nodes of the loss's graph. Raises UsageError if the loss depends on a batch norm that has normalised
-    by this worker's batch alone, or on an embedding whose gradient is divided by
-    how often an entry is in it.
+    """The nodes of the loss's graph.
+
+    Raises UsageError if the loss depends on a batch norm that has normalised by
+    this worker's batch alone, or on an embedding whose gradient is divided by how
+    often an entry is in it.
 
     Not found: a batch norm in a graph of torch.compile, or within checkpointing with
     reentry, or of a single sample, which instance norm makes, too.

@@ -83,7 +83,7 @@ class Run:
         self._last: StepResult | None = None
         # Handed out and not begun, such as one of the next epoch.
         self.waiting: "_core.Assignment | None" = None
-        # What the first loop over job.data() has joined with.
+        # The data set with which the first loop over job.data() has joined.
         self.data: Any = None
         # Set by the loop, if the batches are the script's own.
         self.own: _data.OwnBatches | None = None
