@@ -60,6 +60,11 @@ struct Assignment {
   // For kTrain: number of batches that the range is computed in, one after
   // another; under sync the same for all members.
   int32_t batches = 1;
+  // For kTrain with --local_steps: the samples of each local step; `range` then
+  // has as many as all of them, and begins with 0. With own data all are empty.
+  std::vector<IndexRange> local_steps;
+  // Multiplies the rate of the optimizer of local steps.
+  double local_rate_factor = 1;
   // For kTrain: how its gradients are to be sent.
   ElementType gradients = ElementType::kFloat32;
   DataSplit split = DataSplit::kTrain;

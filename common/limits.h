@@ -79,6 +79,9 @@ inline constexpr int32_t kMeasureNameMax = 64;
 inline constexpr double kMeasureSumMax = 0x1p900;
 inline constexpr double kMeasureWeightMax = 0x1p100;
 
+// Local steps of a worker in a step.
+inline constexpr int32_t kLocalStepsMax = 1024;
+
 // Parts of a step.
 inline constexpr int32_t kStepPartsMax = 1 << 20;
 

@@ -320,6 +320,9 @@ absl::Status CheckSamePlan(const RunPlan& seen, const RunPlan& wanted) {
   COHORT_RETURN_IF_ERROR(CheckSame(kName, "learning rates from the workers",
                                    seen.rates_by_workers,
                                    wanted.rates_by_workers));
+  COHORT_RETURN_IF_ERROR(CheckSame(kName, "optimizer of local steps",
+                                   seen.local_optimizer,
+                                   wanted.local_optimizer));
   return CheckSameOptimizer(seen.optimizer, wanted.optimizer);
 }
 

@@ -125,6 +125,9 @@ struct RunPlan {
   // Settings that the workers' optimizer stands for, such as
   // "optimizer" -> "adam"; see TakeWorkersOptimizer.
   std::map<std::string, std::string> optimizer;
+  // The optimizer of local steps, in words, with all that makes it differ.
+  // Empty: the program's default.
+  std::string local_optimizer;
 };
 
 // Errors: InvalidArgument naming the field: a number that no data set or loss

@@ -1,5 +1,6 @@
 #include "common/wire/convert.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -9,6 +10,7 @@ namespace cohort {
 namespace {
 
 using wire_internal::CheckNotNegative;
+using wire_internal::CheckWeight;
 using wire_internal::Refuse;
 
 v1::AssignmentKind KindToProto(AssignmentKind kind) {
@@ -44,6 +46,29 @@ absl::StatusOr<AssignmentKind> KindFromProto(v1::AssignmentKind kind) {
   }
 }
 
+// Fills the local steps; the range is set.
+absl::Status FillLocalSteps(const v1::Assignment& proto, Assignment& to) {
+  if (proto.local_steps().empty()) return absl::OkStatus();
+  int64_t samples = 0;
+  for (const v1::SampleRange& step : proto.local_steps()) {
+    if (step.begin() < 0 || step.end() < step.begin() ||
+        step.end() - step.begin() > to.range.end - samples) {
+      return Refuse("assignment.local_steps",
+                    absl::StrCat("[", step.begin(), ", ", step.end(), ")"),
+                    "0 <= begin <= end, and as many samples as the range");
+    }
+    samples += step.end() - step.begin();
+    to.local_steps.push_back({.begin = step.begin(), .end = step.end()});
+  }
+  if (to.range.begin != 0 || to.range.end != samples) {
+    return Refuse("assignment.range",
+                  absl::StrCat("[", to.range.begin, ", ", to.range.end, ")"),
+                  absl::StrCat("[0, ", samples, "), as the local steps"));
+  }
+  to.local_rate_factor = proto.local_rate_factor();
+  return CheckWeight("assignment.local_rate_factor", to.local_rate_factor);
+}
+
 // Fills members and range; the kind of `to` is already set.
 absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
   std::vector<Rank> members;
@@ -66,6 +91,7 @@ absl::Status FillWork(const v1::Assignment& proto, Assignment& to) {
   COHORT_RETURN_IF_ERROR(
       CheckNotNegative("assignment.batches", proto.batches()));
   to.batches = std::max(1, proto.batches());
+  COHORT_RETURN_IF_ERROR(FillLocalSteps(proto, to));
   const bool works =
       to.kind != AssignmentKind::kWait && to.kind != AssignmentKind::kFinished;
   switch (proto.split()) {
@@ -136,6 +162,14 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto) {
   proto->set_range_begin(assignment.range.begin);
   proto->set_range_end(assignment.range.end);
   proto->set_batches(assignment.batches);
+  for (const IndexRange& step : assignment.local_steps) {
+    v1::SampleRange* to = proto->add_local_steps();
+    to->set_begin(step.begin);
+    to->set_end(step.end);
+  }
+  if (!assignment.local_steps.empty()) {
+    proto->set_local_rate_factor(assignment.local_rate_factor);
+  }
   // Not for float32: a worker of an older release would find an unknown field.
   if (assignment.gradients != ElementType::kFloat32) {
     proto->set_gradient_encoding(EncodingOf(assignment.gradients));
@@ -250,6 +284,7 @@ void ToProto(const RunPlan& plan, v1::RunPlan* proto) {
   proto->set_loss_reference(plan.loss_reference);
   proto->set_loss(plan.loss);
   proto->set_own_data(plan.own_data);
+  proto->set_local_optimizer(plan.local_optimizer);
   proto->set_rates_by_workers(plan.rates_by_workers);
   for (const auto& [name, value] : plan.optimizer) {
     v1::OptimizerSetting* setting = proto->add_optimizer();
@@ -266,7 +301,8 @@ absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
                .loss_reference = proto.loss_reference(),
                .loss = proto.loss(),
                .own_data = proto.own_data(),
-               .rates_by_workers = proto.rates_by_workers()};
+               .rates_by_workers = proto.rates_by_workers(),
+               .local_optimizer = proto.local_optimizer()};
   for (const v1::OptimizerSetting& setting : proto.optimizer()) {
     if (!plan.optimizer.emplace(setting.name(), setting.value()).second) {
       return Refuse("plan.optimizer",

@@ -178,6 +178,8 @@ void ToProto(const CallMoments& call, v1::CallMoments* proto) {
   proto->set_count(moments.count);
   proto->mutable_mean()->Add(moments.first.begin(), moments.first.end());
   proto->mutable_m2()->Add(moments.second.begin(), moments.second.end());
+  proto->set_weight(call.weight);
+  proto->set_updates(call.updates);
 }
 
 absl::StatusOr<CallMoments> FromProto(const v1::CallMoments& proto) {
@@ -195,6 +197,10 @@ absl::StatusOr<CallMoments> FromProto(const v1::CallMoments& proto) {
                 .first = {proto.mean().begin(), proto.mean().end()},
                 .second = {proto.m2().begin(), proto.m2().end()}};
   COHORT_RETURN_IF_ERROR(CheckSecondMoments(to.moments.second));
+  to.weight = proto.weight();
+  to.updates = proto.updates();
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("moments.updates", to.updates));
+  COHORT_RETURN_IF_ERROR(CheckWeight("moments.weight", to.weight));
   return to;
 }
 

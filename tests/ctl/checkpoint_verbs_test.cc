@@ -139,7 +139,7 @@ TEST_F(CheckpointVerbsTest, VerifyNamesWhatAnEarlierReleaseWrote) {
   const std::string path = dir_.File(kSecond) + "/manifest";
   fs::rename(path, path + ".json");
   EXPECT_THAT(Run("checkpoint verify").err,
-              HasSubstr(path + ".json: got format below 4, want 4"));
+              HasSubstr(path + ".json: got format below 5, want 5"));
   EXPECT_EQ(Json("checkpoint verify")["checkpoints"][1]["result"],
             "other_release");
 }

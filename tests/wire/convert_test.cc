@@ -144,6 +144,47 @@ TEST(ConvertTest, UnboundedAndTinyWaitsStayApart) {
             absl::Milliseconds(1));
 }
 
+Assignment LocalAssignment() {
+  Assignment sent = TrainAssignment();
+  sent.local_steps = {{.begin = 7, .end = 9}, {.begin = 12, .end = 12}};
+  sent.range = {.begin = 0, .end = 2};
+  sent.local_rate_factor = 0.25;
+  return sent;
+}
+
+TEST(ConvertTest, LocalStepsComeBackAndAreChecked) {
+  const Assignment sent = LocalAssignment();
+  const v1::Assignment good = Encoded<v1::Assignment>(sent);
+  const auto back = OkValue(FromProto(good));
+  EXPECT_EQ(back.local_steps, sent.local_steps);
+  EXPECT_EQ(back.range, sent.range);
+  EXPECT_EQ(back.local_rate_factor, 0.25);
+  ExpectRefused<v1::Assignment>(
+      good,
+      {{"local_steps",
+        [](auto& p) { p.mutable_local_steps(0)->set_begin(-1); }},
+       {"local_steps", [](auto& p) { p.mutable_local_steps(0)->set_end(6); }},
+       {"local_steps", [](auto& p) { p.mutable_local_steps(1)->set_end(13); }},
+       {"range", [](auto& p) { p.set_range_end(3); }},
+       {"local_rate_factor", [](auto& p) { p.set_local_rate_factor(kNan); }},
+       {"local_rate_factor", [](auto& p) { p.set_local_rate_factor(-1); }}});
+}
+
+TEST(ConvertTest, MomentsOfLocalStepsComeBackAndAreChecked) {
+  const CallMoments sent = {
+      .moments = {.count = 4, .first = {1}, .second = {2}},
+      .weight = 0.5,
+      .updates = 3};
+  const v1::CallMoments good = Encoded<v1::CallMoments>(sent);
+  const auto back = OkValue(FromProto(good));
+  EXPECT_EQ(back.weight, 0.5);
+  EXPECT_EQ(back.updates, 3);
+  ExpectRefused<v1::CallMoments>(
+      good, {{"weight", [](auto& p) { p.set_weight(-1); }},
+             {"weight", [](auto& p) { p.set_weight(kNan); }},
+             {"updates", [](auto& p) { p.set_updates(-1); }}});
+}
+
 TEST(ConvertTest, BadAssignmentsAreRefused) {
   ExpectRefused<v1::Assignment>(
       Encoded<v1::Assignment>(TrainAssignment()),
