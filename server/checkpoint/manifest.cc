@@ -164,6 +164,7 @@ void ToProto(const RunState& state, v1::RunState* proto) {
   ToProto(*state.model, proto->mutable_model());
   ToProto(*state.snapshot, proto);
   proto->set_samples(state.samples);
+  proto->set_local_steps(state.local_steps);
   proto->set_data_epoch(state.data_epoch);
   proto->set_cursor(state.cursor);
   for (const IssuedRange& range : state.reissue) {
@@ -203,6 +204,7 @@ absl::StatusOr<RunState> StateFrom(const v1::RunState& proto) {
   RunState state{
       .model = std::make_shared<const RegisteredModel>(std::move(model)),
       .samples = proto.samples(),
+      .local_steps = proto.local_steps(),
       .data_epoch = proto.data_epoch(),
       .cursor = proto.cursor(),
       .policy_epoch = proto.policy_epoch(),

@@ -71,6 +71,8 @@ absl::Status CheckProgress(const RunState& state) {
       CheckWithin("version", state.snapshot->version.value(), 0, kCountMax));
   COHORT_RETURN_IF_ERROR(CheckWithin("samples", state.samples, 0, kCountMax));
   COHORT_RETURN_IF_ERROR(
+      CheckWithin("local_steps", state.local_steps, 0, kCountMax));
+  COHORT_RETURN_IF_ERROR(
       CheckWithin("data_epoch", state.data_epoch, 0, kCountMax));
   // The cursor at the end of an epoch is 0 of the next.
   const int64_t samples = state.model->plan.train_samples;

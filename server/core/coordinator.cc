@@ -319,8 +319,10 @@ absl::Status Coordinator::Close(const Sender& sender, const PushKey& key,
   if (under_way) {
     // A closing of an older assignment is not checked, because another policy
     // may have been in force.
-    COHORT_RETURN_IF_ERROR(CheckClosing(closing, run_.model.batch_norms(),
-                                        run_.settings.global()));
+    COHORT_RETURN_IF_ERROR(
+        CheckClosing(closing, run_.model.batch_norms(),
+                     {.global = run_.settings.global(),
+                      .local_steps = run_.settings.policy().local_steps > 0}));
     NameNonfinite(*worker, closing, turn);
     COHORT_RETURN_IF_ERROR(
         run_.driver->Close(*worker, key, std::move(closing), turn));
@@ -511,6 +513,7 @@ absl::StatusOr<ChangeAnswer> Coordinator::Change(const ChangeRequest& request,
                           run_.settings.TargetOf(request.values));
   COHORT_RETURN_IF_ERROR(CheckChange(run_.settings.options(), target,
                                      run_.model, run_.ranks, run_.ledger));
+  COHORT_RETURN_IF_ERROR(CheckLocalSwitch(run_, target));
   const RunSettings::Outlook outlook =
       run_.settings.OutlookOn(request.values, target);
   ChangeAnswer answer{

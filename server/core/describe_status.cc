@@ -357,6 +357,7 @@ StatusView DescribeStatus(const Run& run, Instant now) {
       .data_epoch = run.ledger.cursor.epoch(),
       .epochs = run.settings.options().epochs,
       .samples = run.ledger.samples,
+      .local_steps = run.ledger.local_steps,
       .samples_total = PlannedSamples(run.settings, run.ledger, run.model),
       .policy = PolicyText(run.settings.policy()),
       .learning_rate = LearningRateNow(run.settings, run.ledger, run.model),
@@ -366,7 +367,8 @@ StatusView DescribeStatus(const Run& run, Instant now) {
       .workers_live = run.ranks.live(),
       .workers_expected = run.ranks.size(),
       .workers_min = run.settings.workers_min(),
-      .step_samples = SamplesReference(run),
+      .step_samples = SamplesReference(run) *
+                      std::max(1, run.settings.policy().local_steps),
       .counts = run.ledger.counts,
       .vacancies = run.ledger.vacancies,
       .statistics = run.ledger.statistics_counts,

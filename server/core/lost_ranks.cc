@@ -74,12 +74,25 @@ void LoseOverdue(Run& run, Turn& turn) {
   Expel(run, *run.registrar.asked(), VacancyReason::kDeadline, *silent, turn);
 }
 
+namespace {
+
+// Nothing comes of an assignment before its last local step.
+absl::Duration DeadlineOf(const Worker& worker,
+                          const CoordinatorOptions& options) {
+  const std::optional<Assignment>& given = worker.work.outstanding();
+  const size_t steps = given.has_value() ? given->local_steps.size() : 0;
+  return options.step_deadline *
+         static_cast<double>(std::max<size_t>(steps, 1));
+}
+
+}  // namespace
+
 void LoseStalled(Run& run, Turn& turn) {
   const CoordinatorOptions& options = run.settings.options();
   for (const Worker& worker : run.ranks.all()) {
     const absl::Duration idle = turn.now - worker.work.last_progress();
-    if (worker.state != Worker::State::kLive || idle <= options.step_deadline ||
-        !BlocksOthers(run, worker)) {
+    if (worker.state != Worker::State::kLive ||
+        idle <= DeadlineOf(worker, options) || !BlocksOthers(run, worker)) {
       continue;
     }
     Expel(run, worker.rank, VacancyReason::kDeadline,

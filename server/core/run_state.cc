@@ -21,6 +21,7 @@ RunState CaptureState(const Run& run) {
       .model = run.model.model(),
       .snapshot = SnapshotOf(run.model.current()),
       .samples = run.ledger.samples,
+      .local_steps = run.ledger.local_steps,
       .data_epoch = run.ledger.cursor.epoch(),
       .cursor = run.ledger.cursor.position(),
       .policy_epoch = run.settings.policy_epoch(),
@@ -62,6 +63,7 @@ bool RestoreState(const RunState& restored, RunParts& run) {
     settings.AppendToHistory(adopted);
   }
   run.ledger.samples += restored.samples;
+  run.ledger.local_steps += restored.local_steps;
   run.ledger.call_order = CallOrder(restored.call_order);
   DataCursor& cursor = run.ledger.cursor;
   cursor = CursorFor(restored.model->plan, settings.options());

@@ -164,6 +164,38 @@ absl::Status CheckChange(const CoordinatorOptions& before,
       .status();
 }
 
+absl::Status CheckLocalSwitch(const Run& run,
+                              const CoordinatorOptions& target) {
+  const CoordinatorOptions& before = run.settings.options();
+  const bool begins = target.policy.local_steps > 0;
+  if (!run.model.registered() || begins == (before.policy.local_steps > 0)) {
+    return absl::OkStatus();
+  }
+  if (!run.model.model()->plan.optimizer.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--local_steps: got ", target.policy.local_steps,
+        ", but the workers' program decides whether there are local steps; "
+        "change it there and start another run"));
+  }
+  // The rule must have made a version, so that no slot of another is left.
+  Version since;
+  for (const PolicyRecord& record : run.settings.history()) {
+    if (record.changed.contains("optimizer")) since = record.version;
+  }
+  const OptimizerKind kind = before.optimizer.kind;
+  if (SlotsOf(kind).empty() &&
+      (since < run.model.version() || run.model.version() == Version())) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--local_steps: got ", target.policy.local_steps, " while ",
+      OptimizerName(kind),
+      " is in force, whose state is in the units of what was pushed so far; "
+      "first change to --optimizer=sgd, which has none, and after the next "
+      "step "
+      "change to local steps and another optimizer together"));
+}
+
 std::string PauseText(const CoordinatorOptions& target, int32_t present) {
   const int32_t more = target.workers_min - present;
   if (more <= 0) return "";
@@ -205,6 +237,7 @@ bool RequestPlanned(Run& run, Turn& turn) {
     status = CheckChange(settings.options(), *target, run.model, run.ranks,
                          run.ledger);
   }
+  if (status.ok()) status = CheckLocalSwitch(run, *target);
   if (status.ok()) {
     RequestChange(run, *target, {.reason = "recorded, --policy_from"}, turn);
   } else {
@@ -226,9 +259,17 @@ void AdoptWorkersOptimizer(Run& run, const CoordinatorOptions& target,
   const CoordinatorOptions before = run.settings.options();
   const SettingValues changed = Difference(before, target);
   run.settings.AdoptOptimizer(target);
-  if (plan.optimizer.empty() || changed.empty()) return;
+  const std::string local =
+      target.policy.local_steps == 0 || plan.local_optimizer.empty()
+          ? ""
+          : absl::StrCat("local steps by ", plan.local_optimizer);
+  if (plan.optimizer.empty() || changed.empty()) {
+    if (!local.empty()) turn.Log(local);
+    return;
+  }
   Record(run, changed,
-         absl::StrCat("the workers' optimizer: ", ChangeText(before, target)),
+         absl::StrCat("the workers' optimizer: ", ChangeText(before, target),
+                      local.empty() ? "" : "; ", local),
          "", {}, turn);
 }
 

@@ -18,6 +18,12 @@ absl::Status CheckChange(const CoordinatorOptions& before,
                          const ModelStore& model, const RankTable& ranks,
                          const RunLedger& ledger);
 
+// Whether local steps may begin or end now, if `target` says so.
+// Errors: FailedPrecondition: the workers' program decides; or the optimizer
+// has
+//   gathered what is in other units, such as a velocity.
+absl::Status CheckLocalSwitch(const Run& run, const CoordinatorOptions& target);
+
 // The consequence for `present` workers if the cohort is too small for
 // `target`:
 // "; training pauses until ..."; otherwise empty.

@@ -45,6 +45,7 @@ struct StatusView {
   // 0: the workers bring their own data.
   int64_t epochs = 0;
   int64_t samples = 0;
+  int64_t local_steps = 0;
   // Samples of the whole run; see PlannedSamples.
   int64_t samples_total = 0;
   std::string policy;

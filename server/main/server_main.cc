@@ -94,6 +94,7 @@ absl::StatusOr<ServerOptions> OptionsFromFlags(
   run.max_steps = absl::GetFlag(FLAGS_max_steps);
   run.given = given;
   TakeImplied(run);
+  TakeOuterDefaults(run);
   const std::string policy_from = absl::GetFlag(FLAGS_policy_from);
   if (!policy_from.empty()) {
     COHORT_ASSIGN_OR_RETURN(RecordedPolicy recorded,

@@ -372,6 +372,14 @@ absl::Status CheckContinuable(const Checkpoint& checkpoint,
                                ": the data order depends on it"));
   }
   const RunState& state = checkpoint.state;
+  const auto local = state.settings.find("local_steps");
+  const bool had_local = local != state.settings.end() && local->second != "0";
+  if (had_local != (options.policy.local_steps > 0)) {
+    return Refuse("local_steps", absl::StrCat(options.policy.local_steps),
+                  absl::StrCat(had_local ? "above 0" : "0",
+                               ", as the state of the optimizer is of such "
+                               "pushes; change it while the run trains"));
+  }
   COHORT_RETURN_IF_ERROR(CheckPlanFits(options, state.model->plan));
   COHORT_RETURN_IF_ERROR(
       CheckSlots(SlotsHeld(state.snapshot->slots), options.optimizer.kind));

@@ -50,6 +50,23 @@ TEST(DataCursorTest, SharesDivideTheRestOfAnEpoch) {
   EXPECT_TRUE(cursor.Take(last));
 }
 
+TEST(DataCursorTest, LocalStepsAreCutOneAfterAnother) {
+  DataCursor cursor(11, 2);
+  const StepCut cut = cursor.Cut({2, 1}, 0, {}, 3);
+  EXPECT_EQ(cut.local_count(), 3);
+  EXPECT_EQ(cut.local_steps[0],
+            (std::vector<IndexRange>{{0, 2}, {3, 5}, {6, 8}}));
+  EXPECT_EQ(cut.local_steps[1],
+            (std::vector<IndexRange>{{2, 3}, {5, 6}, {8, 9}}));
+  EXPECT_EQ(cut.ranges, (std::vector<IndexRange>{{0, 6}, {0, 3}}));
+  EXPECT_FALSE(cursor.Take(cut));
+  EXPECT_EQ(cursor.position(), 9);
+  const StepCut last = cursor.Cut({2, 1}, 0, {}, 3);
+  EXPECT_EQ(last.local_steps[0], (std::vector<IndexRange>{{9, 11}}));
+  EXPECT_EQ(last.local_steps[1], (std::vector<IndexRange>{{11, 11}}));
+  EXPECT_TRUE(cursor.Take(last));
+}
+
 TEST(DataCursorTest, IsExhaustedAfterTheLastEpoch) {
   DataCursor cursor(4, 2);
   EXPECT_TRUE(cursor.Take(cursor.Cut({4})));

@@ -424,6 +424,12 @@ absl::Status FakeCohort::Close(Rank rank, const FakePush& push) {
                       .measures = push.measures};
   if (!told_[rank].global_normalization) {
     closing.moments = {{.layer = 0, .call = 0, .moments = push.moments}};
+    const size_t steps = told_[rank].local_steps.size();
+    if (steps > 0) {
+      closing.batch_norm_calls.assign(steps, 1);
+      closing.moments.front().weight = static_cast<double>(push.moments.count);
+      closing.moments.front().updates = static_cast<int32_t>(steps);
+    }
     return Close(rank, std::move(closing));
   }
   const size_t layers = setup_.layout.batch_norms.size();

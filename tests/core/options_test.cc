@@ -73,6 +73,49 @@ TEST(OptionsTest, SharesAreRefusedWhereResultsDependOnThem) {
   }
 }
 
+TEST(OptionsTest, LocalStepsAreRefusedWithWhatTakesThemForGradients) {
+  const auto with = [](PolicyOptions policy, OptimizerOptions optimizer = {}) {
+    policy.local_steps = 4;
+    return CoordinatorOptions{.policy = policy, .optimizer = optimizer};
+  };
+  OptimizerOptions plain{.weight_decay = 0};
+  EXPECT_TRUE(Validate(with({}, plain)).ok());
+  EXPECT_TRUE(Validate(with({.pushes_min = 1}, plain)).ok());
+  ExpectRefused(with({.aggregation = AggregationKind::kAsync}, plain),
+                "--aggregation: got async, want sync");
+  ExpectRefused(with({.aggregation = AggregationKind::kBounded}, plain),
+                "--aggregation: got bounded, want sync");
+  ExpectRefused(with({.normalization = NormalizationKind::kGlobal}, plain),
+                "--normalization: got global");
+  ExpectRefused(with({.normalization_group = 2}, plain),
+                "--normalization_group: got 2");
+  ExpectRefused(with({.statistics = {StatisticsKind::kChief}}, plain),
+                "--bn_statistics: got chief");
+  ExpectRefused(with({.shares = {.automatic = true}}, plain),
+                "none with --local_steps=4");
+  ExpectRefused(with({}), "--weight_decay: got 0.0005, want 0");
+  ExpectRefused(with({}, {.weight_decay = 0, .clip_norm = 1}),
+                "--clip_norm: got 1, want 0");
+  for (const auto kind : {OptimizerKind::kLars, OptimizerKind::kLamb}) {
+    ExpectRefused(with({}, {.kind = kind, .weight_decay = 0}),
+                  "--optimizer: got la");
+  }
+  ExpectRefused(with({}, {.weight_decay = 0, .freeze = {"w[0]"}}),
+                "--freeze: got w[0]");
+}
+
+TEST(OptionsTest, LocalStepsImplyTheNumbersOfAnOuterOptimizer) {
+  CoordinatorOptions options{.policy = {.local_steps = 4}};
+  options.given = {"momentum"};
+  options.optimizer.numbers.momentum = 0.5;
+  TakeOuterDefaults(options);
+  EXPECT_EQ(options.optimizer.learning_rate, 0.7);
+  EXPECT_EQ(options.optimizer.numbers.momentum, 0.5);
+  EXPECT_EQ(options.optimizer.weight_decay, 0);
+  EXPECT_EQ(Resolve(options.policy).normalization, NormalizationKind::kLocal);
+  EXPECT_TRUE(Validate(options).ok());
+}
+
 TEST(OptionsTest, ACohortOfAnotherSizeForgetsAutomaticShares) {
   CoordinatorOptions options{
       .workers = 3,

@@ -332,7 +332,7 @@ void CoreDriver::Gradient(const Sender& sender, const PushKey& key,
   const auto told = told_.find({sender.rank, key});
   if (told != told_.end()) {
     block->epoch = told->second.data_epoch;
-    block->range = told->second.range;
+    block->ranges = {told->second.range};
   }
   const SharedModel model = core_->model();
   const auto count =

@@ -194,7 +194,7 @@ void Checker::OnFold(const Folder& folder, const FoldJob& fold) {
     contributions.push_back(
         {.key = {block->rank, block->key.sequence, block->key.attempt},
          .epoch = block->epoch,
-         .range = block->range,
+         .ranges = block->ranges,
          .front_end_state = block->front_end_state});
   }
   if (!folds_[fold.transaction]
@@ -262,7 +262,7 @@ void Checker::CheckFolds(const CommitRecord& record, const Folds& folds) {
   int64_t samples = 0;
   for (const Contribution& c : contributions) {
     ranks.push_back(std::get<Rank>(c.key));
-    samples += c.range.size();
+    for (const IndexRange& range : c.ranges) samples += range.size();
     ++applied_;
     if (!now_.applied.insert(c.key).second) {
       Fail(absl::StrCat(Text(c.key), " is applied twice"));
@@ -301,25 +301,32 @@ void Checker::NoteState(const Contribution& lowest) {
   OnHeld(std::get<Rank>(lowest.key), now_.version, Decode(&*sent));
 }
 
-void Checker::CoverOwn(const Contribution& contribution) {
-  for (int64_t i = contribution.range.begin; i < contribution.range.end; ++i) {
-    if (now_.own_samples.insert(i).second) continue;
-    Fail(absl::StrCat(Text(contribution.key), " has sample ", i,
-                      " of own data, which was used before"));
-  }
+void Checker::CoverOwn(const Contribution& contribution, int64_t sample) {
+  if (now_.own_samples.insert(sample).second) return;
+  Fail(absl::StrCat(Text(contribution.key), " has sample ", sample,
+                    " of own data, which was used before"));
 }
 
-void Checker::Cover(const Contribution& contribution) {
-  if (run_.extras.own_data) return CoverOwn(contribution);
-  const auto size = static_cast<size_t>(run_.plan.train_samples);
+void Checker::CoverRange(const Contribution& contribution,
+                         const IndexRange& range) {
   std::vector<bool>& samples = now_.samples[contribution.epoch];
-  samples.resize(size);
-  for (int64_t i = contribution.range.begin; i < contribution.range.end; ++i) {
+  samples.resize(static_cast<size_t>(run_.plan.train_samples));
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    if (run_.extras.own_data) {
+      CoverOwn(contribution, i);
+      continue;
+    }
     if (samples.at(static_cast<size_t>(i))) {
       Fail(absl::StrCat("sample ", i, " of epoch ", contribution.epoch,
                         " is used twice"));
     }
     samples[static_cast<size_t>(i)] = true;
+  }
+}
+
+void Checker::Cover(const Contribution& contribution) {
+  for (const IndexRange& range : contribution.ranges) {
+    CoverRange(contribution, range);
   }
 }
 
@@ -402,8 +409,10 @@ bool Checker::IsOver(const effect::SendVerdict& sent) const {
                            "was issued again as attempt") ||
          // With own data a process asks under its next incarnation, too. With
          // several shards a step takes longer, and can end while all of its
-         // members are away, so that none is notified.
-         ((run_.extras.own_data || scenario_.strangers || IsShared()) &&
+         // members are away, so that none is notified; so it may where a change
+         // ends a step of local ones.
+         ((run_.extras.own_data || run_.extras.local_steps ||
+           scenario_.strangers || IsShared()) &&
           (absl::StrContains(sent.verdict.reason, " ended early: ") ||
            absl::StrContains(sent.verdict.reason, "decided long ago") ||
            absl::StrContains(sent.verdict.reason, "was withdrawn")));

@@ -90,7 +90,7 @@ class Checker {
   struct Contribution {
     Key key;
     int64_t epoch = 0;
-    IndexRange range;
+    std::vector<IndexRange> ranges;
     std::optional<std::string> front_end_state;
 
     friend bool operator==(const Contribution&, const Contribution&) = default;
@@ -131,7 +131,8 @@ class Checker {
 
   void Cover(const Contribution& contribution);
   void CheckStepSamples(const CommitRecord& record);
-  void CoverOwn(const Contribution& contribution);
+  void CoverRange(const Contribution& contribution, const IndexRange& range);
+  void CoverOwn(const Contribution& contribution, int64_t sample);
   // The version that was just made has the state of its lowest rank.
   void NoteState(const Contribution& lowest);
   void CheckState(const std::string& where, const ModelVersion& snapshot);

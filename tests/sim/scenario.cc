@@ -196,9 +196,23 @@ void ChangeShares(Scenario& scenario, SplitMix64& random) {
   }
 }
 
+// One to four of them, if the policy allows any.
+void GiveLocalSteps(RunSpec& spec) {
+  PolicyOptions& policy = spec.coordinator.policy;
+  if (!spec.extras.local_steps ||
+      policy.aggregation != AggregationKind::kSync) {
+    return;
+  }
+  policy.local_steps = 1 + spec.number % 4;
+  policy.normalization_group = 0;
+  policy.statistics = {StatisticsKind::kSync};
+  spec.coordinator.optimizer.weight_decay = 0;
+}
+
 void AddExtras(const RunExtras& extras, RunSpec& spec) {
   spec.extras = extras;
   Widen(extras, spec);
+  GiveLocalSteps(spec);
   CoordinatorOptions& o = spec.coordinator;
   // A version of each rank's push where pushes are applied one by one.
   const int64_t versions =
@@ -412,6 +426,38 @@ Scenario MakeEvenShares(uint64_t seed) {
   scenario.changes.clear();
   o.epochs *= 4;
   if (o.max_steps > 0) o.max_steps *= 4;
+  return scenario;
+}
+
+Scenario MakeLocalSteps(uint64_t seed) {
+  SplitMix64 random(MixSeed(seed, 17));
+  Scenario scenario;
+  RunSpec& run = scenario.run;
+  do {
+    scenario = MakeScenario(random.Next());
+    run.extras.local_steps = true;
+    GiveLocalSteps(run);
+    run.coordinator.policy.shares = {};
+  } while (run.coordinator.policy.local_steps == 0);
+  scenario.seed = seed;
+  run.extras.shares = false;
+  // Without a rendezvous a commit may need more room.
+  run.coordinator.inflight_bytes_max =
+      LeastLimit(run, run.coordinator.inflight_bytes_max);
+  for (ChangeAt& change : scenario.changes) {
+    change.values.erase("shares");
+    const auto aggregation = change.values.find("aggregation");
+    if (aggregation == change.values.end()) continue;
+    const bool local = aggregation->second == "sync" && random.Below(3) > 0;
+    change.values["local_steps"] =
+        absl::StrCat(local ? 1 + random.Below(4) : 0);
+    change.values["learning_rate"] = "0.01";
+    change.values["weight_decay"] = "0";
+    if (!local) continue;
+    change.values["normalization"] = "auto";
+    change.values["normalization_group"] = "0";
+    change.values["bn_statistics"] = "sync";
+  }
   return scenario;
 }
 

@@ -45,6 +45,8 @@ struct RunExtras {
   bool updates = false;
   // Shares differ from the batch sizes, where the policy allows it.
   bool shares = false;
+  // Pushes are made of local steps, where the policy allows it.
+  bool local_steps = false;
 
   friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
 };
@@ -182,6 +184,8 @@ Scenario MakeMiscount(uint64_t seed);
 Scenario MakeSkips(uint64_t seed);
 // A longer run whose shares go by the speeds of its workers.
 Scenario MakeEvenShares(uint64_t seed);
+// A run of local steps; changes turn them on and off.
+Scenario MakeLocalSteps(uint64_t seed);
 // An elastic run of up to 64 ranks, with storms of losses and joins.
 Scenario MakeElastic(uint64_t seed);
 // The base scenario or an elastic one with two to four shards, which die, or

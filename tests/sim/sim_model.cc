@@ -173,6 +173,23 @@ std::vector<SharedFloats> InitialValues(
   return values;
 }
 
+std::vector<IndexRange> RangesOf(const StepInput& input) {
+  return input.local_steps.empty() ? std::vector<IndexRange>{input.range}
+                                   : input.local_steps;
+}
+
+namespace {
+
+std::vector<int64_t> SamplesOf(const StepInput& input) {
+  std::vector<int64_t> samples;
+  for (const IndexRange& range : RangesOf(input)) {
+    for (int64_t i = range.begin; i < range.end; ++i) samples.push_back(i);
+  }
+  return samples;
+}
+
+}  // namespace
+
 Moments ForwardMoments(const StepInput& input, size_t call,
                        const std::vector<Moments>& combined) {
   const auto channels = static_cast<size_t>(LayerOf(input, call).channels);
@@ -183,7 +200,7 @@ Moments ForwardMoments(const StepInput& input, size_t call,
     const auto what = static_cast<int64_t>(100 * call + c);
     double sum = 0;
     double squares = 0;
-    for (int64_t i = input.range.begin; i < input.range.end; ++i) {
+    for (const int64_t i : SamplesOf(input)) {
       const double x = Noise(input.epoch, i, what);
       sum += x;
       squares += x * x;
@@ -201,7 +218,7 @@ Moments BackwardMoments(const StepInput& input, size_t call,
   for (size_t c = 0; c < forward.first.size(); ++c) {
     const auto what = static_cast<int64_t>(10000 + 100 * call + c);
     double sum = 0;
-    for (int64_t i = input.range.begin; i < input.range.end; ++i) {
+    for (const int64_t i : SamplesOf(input)) {
       sum += Noise(input.epoch, i, what);
     }
     moments.first.push_back(sum);
@@ -228,7 +245,7 @@ std::vector<float> Gradient(const StepInput& input, int32_t partition,
   for (int64_t i = 0; i < weights->size(); ++i) {
     const double w = static_cast<double>(weights->data()[i]);
     double sum = samples * (0.3 * w + shared);
-    for (int64_t s = input.range.begin; s < input.range.end; ++s) {
+    for (const int64_t s : SamplesOf(input)) {
       sum += Noise(input.epoch, s, 20000 + 100 * partition + i);
     }
     gradient.push_back(

@@ -26,7 +26,7 @@ struct GradientBlock {
   Incarnation incarnation;
   PushKey key;
   int64_t epoch = 0;
-  IndexRange range;
+  std::vector<IndexRange> ranges;
   // That of the closing.
   std::optional<std::string> front_end_state;
 };
@@ -71,12 +71,17 @@ struct BatchNormCall {
 struct StepInput {
   const RunSpec* spec = nullptr;
   int64_t epoch = 0;
+  // Of local steps: as many samples as they have, from the first one.
   IndexRange range;
+  std::vector<IndexRange> local_steps;
   // Of the weights that are read; under sync that of the step.
   Version version;
   // One buffer a partition.
   std::vector<SharedFloats> weights;
 };
+
+// The ranges of the samples.
+std::vector<IndexRange> RangesOf(const StepInput& input);
 
 // The batch-norm calls of a forward pass, in order. The last layer is called
 // twice.

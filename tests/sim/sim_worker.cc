@@ -266,10 +266,15 @@ void SimWorker::Compute(const Assignment& assignment) {
   step_ = std::make_unique<Step>();
   step_->assignment = assignment;
   step_->key = {.sequence = assignment.sequence, .attempt = assignment.attempt};
-  const IndexRange range =
-      HasOwnData() ? BatchOf(own_, batch_) : assignment.range;
+  IndexRange range = HasOwnData() ? BatchOf(own_, batch_) : assignment.range;
+  const std::vector<IndexRange>& local = assignment.local_steps;
+  const auto steps = static_cast<int64_t>(std::max<size_t>(local.size(), 1));
+  if (!HasOwnData() && !local.empty()) {
+    range = {.begin = local.front().begin,
+             .end = local.front().begin + range.size()};
+  }
   const int64_t batch_size = world_.scenario.run.BatchMax(rank_);
-  if (!HasOwnData() && range.size() > assignment.batches * batch_size) {
+  if (!HasOwnData() && range.size() > steps * assignment.batches * batch_size) {
     world_.checker.Fail(absl::StrCat(
         "rank ", rank_.value(), " is given ", range.size(), " samples in ",
         assignment.batches, " batches of at most ", batch_size));
@@ -277,6 +282,8 @@ void SimWorker::Compute(const Assignment& assignment) {
   step_->input = {.spec = &world_.scenario.run,
                   .epoch = assignment.data_epoch,
                   .range = range,
+                  .local_steps = HasOwnData() ? std::vector<IndexRange>()
+                                              : assignment.local_steps,
                   .version = assignment.version,
                   .weights = weights_};
   step_->opening = {

@@ -203,6 +203,7 @@ class SimWorker {
   void EndUpdateIfComplete();
   void RepeatGradients();
   void ClosePush();
+  void CloseLocalSteps();
   void MiscountClosing();
   void RepeatPush();
   void FinishIfComplete();

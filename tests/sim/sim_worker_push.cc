@@ -134,7 +134,7 @@ void SimWorker::SendGradient(int32_t partition) {
   block->incarnation = incarnation_;
   block->key = step.key;
   block->epoch = step.input.epoch;
-  block->range = step.input.range;
+  block->ranges = RangesOf(step.input);
   block->front_end_state = step.closing.front_end_state;
   ReceivedGradient message{
       .about = {.partition = partition,
@@ -208,6 +208,7 @@ void SimWorker::ClosePush() {
             [](const CallMoments& a, const CallMoments& b) {
               return std::tie(a.layer, a.call) < std::tie(b.layer, b.call);
             });
+  if (!step.assignment.local_steps.empty()) CloseLocalSteps();
   MiscountClosing();
   world_.network.ToServer(
       connection_, StreamKind::kExchange,
@@ -222,6 +223,29 @@ void SimWorker::ClosePush() {
     return Proceed();
   }
   FinishIfComplete();
+}
+
+// One entry of moments a layer, and each local step with samples is a part.
+void SimWorker::CloseLocalSteps() {
+  PushClosing& closing = step_->closing;
+  std::vector<CallMoments> first;
+  for (CallMoments& call : closing.moments) {
+    if (call.call > 0) continue;
+    call.weight = 0.1 * static_cast<double>(call.moments.count);
+    call.updates = 1;
+    first.push_back(std::move(call));
+  }
+  closing.moments = std::move(first);
+  const std::vector<int32_t> counts =
+      std::exchange(closing.batch_norm_calls,
+                    std::vector<int32_t>(step_->assignment.local_steps.size() *
+                                         layout().batch_norms.size()));
+  for (size_t at = 0; at < closing.batch_norm_calls.size(); ++at) {
+    const IndexRange& range =
+        step_->assignment.local_steps[at / layout().batch_norms.size()];
+    if (range.empty() && !HasOwnData()) continue;
+    closing.batch_norm_calls[at] = counts[at % layout().batch_norms.size()];
+  }
 }
 
 void SimWorker::MiscountClosing() {

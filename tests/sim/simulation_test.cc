@@ -247,6 +247,10 @@ std::vector<Case> Cases() {
       {"even_shares",
        MakeEvenShares,
        {{&T::policy_changes, 2}, {&T::workers_lost, 4}}},
+      // A push of several cuts counts like any other.
+      {"local_steps",
+       MakeLocalSteps,
+       {{&T::identical, 7}, {&T::policy_changes, 4}, {&T::workers_lost, 4}}},
       // Every sample counts once, as ranks come and go, and no step is made
       // by too few.
       {"elastic",

@@ -62,6 +62,7 @@ struct RunState {
   // The core gives it without weights and slots.
   SharedSnapshot snapshot;
   int64_t samples = 0;
+  int64_t local_steps = 0;
   int64_t data_epoch = 0;
   int64_t cursor = 0;
   int64_t policy_epoch = 0;
@@ -105,6 +106,8 @@ struct RunState {
 struct CommitRecord {
   Version version;
   int64_t data_epoch = 0;
+  // Of all versions so far.
+  int64_t local_steps = 0;
   // Seen so far, this commit included.
   int64_t samples = 0;
   int64_t commit_samples = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -28,17 +29,11 @@ void DataCursor::Restore(int64_t epoch, int64_t position) {
   undecided_[epoch] = samples_per_epoch_ - position;
 }
 
-StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes,
-                        int64_t global_batch, const ShareRule& rule) const {
-  COHORT_CHECK(!exhausted(), "the last epoch is over");
-  if (!has_ranges_) {
-    return {.ranges = std::vector<IndexRange>(batch_sizes.size()),
-            .without_ranges = true};
-  }
-  Piece rest{.epoch = epoch_,
-             .range = {.begin = position_, .end = samples_per_epoch_}};
-  // One range a step: it may be of an earlier epoch, and a step has one epoch.
-  if (!reissue_.empty()) rest = reissue_.front();
+namespace {
+
+// Cuts `rest` once: the ranges are consecutive, in rank order.
+void CutRanges(IndexRange rest, const std::vector<int64_t>& batch_sizes,
+               int64_t global_batch, const ShareRule& rule, StepCut& cut) {
   // Given as a number, or by weights, a step is shared out among all members at
   // the end of a range too. Without this limit the first members would get all
   // that is left, in the batches of a whole step.
@@ -48,18 +43,54 @@ StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes,
         std::accumulate(batch_sizes.begin(), batch_sizes.end(), int64_t{0});
   }
   const StepShares shares =
-      ShareStep(batch_sizes, std::min(samples, rest.range.size()), rule);
-  StepCut cut{.epoch = rest.epoch,
-              .begin = rest.range.begin,
-              .reissued = !reissue_.empty(),
-              .batches = shares.batches};
-  int64_t at = rest.range.begin;
+      ShareStep(batch_sizes, std::min(samples, rest.size()), rule);
+  cut.batches = std::max(cut.batches, shares.batches);
+  cut.ranges.clear();
+  int64_t at = rest.begin;
   for (int64_t share : shares.samples) {
-    const int64_t end = std::min(at + share, rest.range.end);
+    const int64_t end = std::min(at + share, rest.end);
     cut.ranges.push_back({.begin = at, .end = end});
     at = end;
   }
   cut.end = at;
+}
+
+}  // namespace
+
+StepCut DataCursor::Cut(const std::vector<int64_t>& batch_sizes,
+                        int64_t global_batch, const ShareRule& rule,
+                        int32_t local_steps) const {
+  COHORT_CHECK(!exhausted(), "the last epoch is over");
+  std::vector<std::vector<IndexRange>> local(
+      local_steps > 0 ? batch_sizes.size() : 0);
+  if (!has_ranges_) {
+    for (std::vector<IndexRange>& steps : local) {
+      steps.resize(static_cast<size_t>(local_steps));
+    }
+    return {.ranges = std::vector<IndexRange>(batch_sizes.size()),
+            .local_steps = std::move(local),
+            .without_ranges = true};
+  }
+  Piece rest{.epoch = epoch_,
+             .range = {.begin = position_, .end = samples_per_epoch_}};
+  // One range a step: it may be of an earlier epoch, and a step has one epoch.
+  if (!reissue_.empty()) rest = reissue_.front();
+  StepCut cut{.epoch = rest.epoch,
+              .begin = rest.range.begin,
+              .reissued = !reissue_.empty()};
+  CutRanges(rest.range, batch_sizes, global_batch, rule, cut);
+  if (local_steps == 0) return cut;
+  for (int32_t step = 0;;) {
+    for (size_t i = 0; i < local.size(); ++i) local[i].push_back(cut.ranges[i]);
+    rest.range.begin = cut.end;
+    if (++step == local_steps || rest.range.empty()) break;
+    CutRanges(rest.range, batch_sizes, global_batch, rule, cut);
+  }
+  for (size_t i = 0; i < local.size(); ++i) {
+    cut.ranges[i] = {};
+    for (const IndexRange& step : local[i]) cut.ranges[i].end += step.size();
+  }
+  cut.local_steps = std::move(local);
   return cut;
 }
 

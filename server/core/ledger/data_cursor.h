@@ -13,12 +13,15 @@
 
 namespace cohort {
 
-// The indices of one synchronous step: consecutive ranges in rank order.
+// The indices of one synchronous step: consecutive ranges in rank order. With
+// local steps they follow one another, each cut like a step.
 struct StepCut {
   int64_t epoch = 0;
   // One entry a rank asked for, same order; may be short or empty at the end
-  // of an epoch.
+  // of an epoch. With local steps: as many as all of them have, from 0.
   std::vector<IndexRange> ranges;
+  // With local steps: those of each rank, equally many.
+  std::vector<std::vector<IndexRange>> local_steps;
   int64_t begin = 0;
   int64_t end = 0;
   // Out of a range that was handed out before and lost.
@@ -27,6 +30,13 @@ struct StepCut {
   int32_t batches = 1;
   // The workers bring their own data: all ranges are empty.
   bool without_ranges = false;
+
+  // How many local steps there are.
+  int64_t local_count() const {
+    return local_steps.empty()
+               ? 0
+               : static_cast<int64_t>(local_steps.front().size());
+  }
 };
 
 // Which samples come next. One cursor for all ranks, over each epoch's
@@ -55,9 +65,10 @@ class DataCursor {
 
   // ---- sync: cut, then take it once the step is committed; a cut that is
   // never taken leaves no trace. Ranges to be issued again come first, one a
-  // step. `global_batch` and `rule`: as in ShareStep. Must not be exhausted.
+  // step. `global_batch` and `rule`: as in ShareStep. `local_steps`: at the end
+  // of an epoch there may be fewer; 0: none. Must not be exhausted.
   StepCut Cut(const std::vector<int64_t>& batch_sizes, int64_t global_batch = 0,
-              const ShareRule& rule = {}) const;
+              const ShareRule& rule = {}, int32_t local_steps = 0) const;
   // Returns true if this ended an epoch.
   bool Take(const StepCut& cut);
 

@@ -43,6 +43,8 @@ class RunLedger {
   DataCursor cursor;
   // Samples of all pushes decided so far: the clock of schedules.
   int64_t samples = 0;
+  // Local steps of all versions so far.
+  int64_t local_steps = 0;
   // Commits in a row that were not finite.
   int32_t nonfinite_in_row = 0;
   // Learnt from repeated attempts.

@@ -32,20 +32,38 @@ int64_t PlannedSamples(const RunSettings& settings, const RunLedger& ledger,
   return ends_with_data ? by_data : by_steps;
 }
 
+namespace {
+
+// As the schedule has it.
+double ScheduledRate(const RunSettings& settings, const RunLedger& ledger,
+                     const ModelStore& model) {
+  const OptimizerOptions& optimizer = settings.options().optimizer;
+  if (model.registered() && model.model()->plan.own_data) {
+    return LearningRate(optimizer, StepProgress(settings, model));
+  }
+  const int64_t epoch =
+      model.registered() ? model.model()->plan.train_samples : 0;
+  return LearningRate(optimizer, {.seen = ledger.samples,
+                                  .epoch = epoch,
+                                  .total = SamplesTotal(settings, model)});
+}
+
+}  // namespace
+
 double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
                        const ModelStore& model) {
   if (ledger.sent_learning_rate.has_value()) return *ledger.sent_learning_rate;
   if (model.registered() && model.model()->plan.rates_by_workers) return 0;
-  if (model.registered() && model.model()->plan.own_data) {
-    return LearningRate(settings.options().optimizer,
-                        StepProgress(settings, model));
+  if (settings.policy().local_steps > 0) {
+    return settings.options().optimizer.learning_rate;
   }
-  const int64_t epoch =
-      model.registered() ? model.model()->plan.train_samples : 0;
-  return LearningRate(settings.options().optimizer,
-                      {.seen = ledger.samples,
-                       .epoch = epoch,
-                       .total = SamplesTotal(settings, model)});
+  return ScheduledRate(settings, ledger, model);
+}
+
+double LocalRateFactor(const RunSettings& settings, const RunLedger& ledger,
+                       const ModelStore& model) {
+  return ScheduledRate(settings, ledger, model) /
+         settings.options().optimizer.learning_rate;
 }
 
 }  // namespace cohort

@@ -18,8 +18,13 @@ int64_t PlannedSamples(const RunSettings& settings, const RunLedger& ledger,
                        const ModelStore& model);
 
 // The learning rate as the schedule has it after what the ledger has counted,
-// or, where the workers send it, that of the last commit.
+// or, where the workers send it, that of the last commit. With local steps it
+// is the outer optimizer's, which no schedule changes.
 double LearningRateNow(const RunSettings& settings, const RunLedger& ledger,
+                       const ModelStore& model);
+
+// With local steps: what the schedule multiplies the workers' own rate by.
+double LocalRateFactor(const RunSettings& settings, const RunLedger& ledger,
                        const ModelStore& model);
 
 }  // namespace cohort

@@ -103,6 +103,24 @@ AwaitedChange RunSettings::Awaited(const SettingValues& values) const {
   return awaited;
 }
 
+namespace {
+
+// Numbers that have another meaning from now on must be named.
+absl::Status CheckNamesRates(const SettingValues& values, bool local) {
+  for (const absl::string_view name : {"learning_rate", "weight_decay"}) {
+    // That of an outer optimizer is 0.
+    if (local && name == "weight_decay") continue;
+    if (values.contains(std::string(name))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--local_steps: got ", local ? "more than 0" : "0", " without --", name,
+        ", which is the outer optimizer's with local steps, and that of "
+        "gradients without: want both in one change"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
     const SettingValues& values) const {
   CoordinatorOptions target =
@@ -112,6 +130,11 @@ absl::StatusOr<CoordinatorOptions> RunSettings::TargetOf(
     target.given.insert(name);
   }
   TakeImplied(target);
+  const bool local = target.policy.local_steps > 0;
+  if (local != (options_.policy.local_steps > 0)) {
+    if (local) TakeOuterDefaults(target);
+    COHORT_RETURN_IF_ERROR(CheckNamesRates(values, local));
+  }
   // A change to an elastic size takes `continue` along, as the flags do.
   if (values.contains("workers") && !values.contains("on_worker_loss") &&
       target.elastic()) {
@@ -137,8 +160,13 @@ void RunSettings::Request(CoordinatorOptions target, const ChangeNote& note) {
 }
 
 void RunSettings::AdoptOptimizer(const CoordinatorOptions& target) {
-  options_.optimizer = target.optimizer;
-  if (pending_.has_value()) pending_->target.optimizer = target.optimizer;
+  const auto adopt = [&target](CoordinatorOptions& options) {
+    options.optimizer = target.optimizer;
+    options.policy.local_steps = target.policy.local_steps;
+  };
+  adopt(options_);
+  policy_ = Resolve(options_.policy);
+  if (pending_.has_value()) adopt(pending_->target);
 }
 
 void RunSettings::AdoptPending() {

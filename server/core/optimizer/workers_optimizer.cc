@@ -15,10 +15,11 @@ namespace {
 
 // Settings that a worker's optimizer stands for.
 constexpr absl::string_view kOptimizerSettings[] = {
-    "optimizer",    "learning_rate",
+    "optimizer",        "learning_rate",
 #define COHORT_OPTIMIZER_NUMBER(type, name, default_value, limits, help) #name,
 #include "common/optimizers.inc"
-    "weight_decay", "clip_norm",     "schedule", "decay_everything"};
+    "weight_decay",     "clip_norm",     "schedule",
+    "decay_everything", "local_steps"};
 
 // Settings of the learning rate over time.
 constexpr absl::string_view kRateSettings[] = {
@@ -68,6 +69,13 @@ absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
     const CoordinatorOptions& options, const RunPlan& plan) {
   if (options.optimizer.kind != OptimizerKind::kAuto) return options;
   CoordinatorOptions taken = options;
+  // Before the other numbers, which replace what it implies.
+  const auto steps = plan.optimizer.find("local_steps");
+  if (steps != plan.optimizer.end() && !options.given.contains(steps->first)) {
+    COHORT_RETURN_IF_ERROR(
+        OfWorkers(SetSetting(steps->first, steps->second, taken)));
+    TakeOuterDefaults(taken);
+  }
   for (const auto& [name, value] : plan.optimizer) {
     if (!Contains(kOptimizerSettings, name)) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -79,7 +87,9 @@ absl::StatusOr<CoordinatorOptions> TakeWorkersOptimizer(
     COHORT_RETURN_IF_ERROR(OfWorkers(SetSetting(name, value, taken)));
   }
   if (taken.optimizer.kind == OptimizerKind::kAuto) {
-    taken.optimizer.kind = OptimizerKind::kMomentum;
+    taken.optimizer.kind = taken.policy.local_steps > 0
+                               ? OptimizerKind::kNesterov
+                               : OptimizerKind::kMomentum;
   }
   COHORT_RETURN_IF_ERROR(OfWorkers(Validate(taken)));
   return taken;

@@ -73,9 +73,55 @@ absl::Status ValidateGroup(const PolicyOptions& policy, int32_t workers) {
              "--normalization=global or auto");
 }
 
+// Refuses what takes a push for a gradient, and what needs workers that meet.
+absl::Status ValidateLocalSteps(const CoordinatorOptions& o) {
+  const PolicyOptions& policy = o.policy;
+  if (policy.local_steps == 0) return absl::OkStatus();
+  const auto refuse = [&policy](absl::string_view option,
+                                absl::string_view seen,
+                                absl::string_view wanted) {
+    return Bad(option, seen,
+               absl::StrCat(wanted, " with --local_steps=", policy.local_steps,
+                            " (0: off)"));
+  };
+  if (policy.aggregation != AggregationKind::kSync) {
+    return refuse("aggregation", AggregationName(policy.aggregation), "sync");
+  }
+  if (policy.normalization == NormalizationKind::kGlobal) {
+    return refuse("normalization", "global",
+                  "local or auto: workers do not meet within a step");
+  }
+  for (const StatisticsKind kind :
+       {StatisticsKind::kAsync, StatisticsKind::kChief}) {
+    if (!Holds(policy.statistics, kind)) continue;
+    return refuse("bn_statistics", StatisticsName(kind),
+                  "sync, after or batch");
+  }
+  const OptimizerOptions& optimizer = o.optimizer;
+  if (optimizer.kind == OptimizerKind::kLars ||
+      optimizer.kind == OptimizerKind::kLamb) {
+    return refuse("optimizer", OptimizerName(optimizer.kind),
+                  "a rule without layer-wise rates");
+  }
+  if (optimizer.clip_norm != 0) {
+    return refuse("clip_norm", absl::StrCat(optimizer.clip_norm),
+                  "0: what is pushed is no gradient");
+  }
+  if (optimizer.weight_decay != 0) {
+    return refuse("weight_decay", absl::StrCat(optimizer.weight_decay),
+                  "0: the local optimizer decays the weights");
+  }
+  if (!optimizer.freeze.empty()) {
+    return refuse("freeze", optimizer.freeze.front(),
+                  "none: local steps would move what only the server keeps");
+  }
+  return absl::OkStatus();
+}
+
 // A setting under which other shares give other results; empty: none.
 std::string DependsOnShares(const PolicyOptions& policy) {
   const PolicyOptions p = Resolve(policy);
+  if (p.local_steps > 0) return absl::StrCat("--local_steps=", p.local_steps);
   if (p.aggregation != AggregationKind::kSync) {
     return absl::StrCat("--aggregation=", AggregationName(p.aggregation));
   }
@@ -197,14 +243,27 @@ PolicyOptions Resolve(const PolicyOptions& policy) {
   const bool sync = policy.aggregation == AggregationKind::kSync;
   PolicyOptions resolved = policy;
   if (policy.normalization == NormalizationKind::kAuto) {
-    resolved.normalization =
-        sync ? NormalizationKind::kGlobal : NormalizationKind::kLocal;
+    resolved.normalization = sync && policy.local_steps == 0
+                                 ? NormalizationKind::kGlobal
+                                 : NormalizationKind::kLocal;
   }
   if (resolved.statistics.empty()) {
     resolved.statistics.push_back(sync ? StatisticsKind::kSync
                                        : StatisticsKind::kAsync);
   }
   return resolved;
+}
+
+void TakeOuterDefaults(CoordinatorOptions& options) {
+  if (options.policy.local_steps == 0) return;
+  const auto take = [&options](absl::string_view name, double& value,
+                               double outer) {
+    if (!options.given.contains(std::string(name))) value = outer;
+  };
+  OptimizerOptions& optimizer = options.optimizer;
+  take("learning_rate", optimizer.learning_rate, 0.7);
+  take("momentum", optimizer.numbers.momentum, 0.9);
+  take("weight_decay", optimizer.weight_decay, 0);
 }
 
 void TakeImplied(CoordinatorOptions& options) {
@@ -245,6 +304,7 @@ absl::Status Validate(const CoordinatorOptions& o) {
     COHORT_RETURN_IF_ERROR(ParseFreezeSpec(spec).status());
   }
   COHORT_RETURN_IF_ERROR(ValidateSchedule(o.optimizer, o.epochs));
+  COHORT_RETURN_IF_ERROR(ValidateLocalSteps(o));
   return ValidatePolicy(o.policy, o.workers);
 }
 
@@ -294,6 +354,9 @@ std::string PolicyText(const PolicyOptions& policy) {
   }
   const bool sync = p.aggregation == AggregationKind::kSync;
   if (!sync) absl::StrAppend(&text, StalenessText(p.staleness));
+  if (p.local_steps > 0) {
+    absl::StrAppend(&text, ", ", p.local_steps, " local steps");
+  }
   if (p.global_batch > 0) {
     absl::StrAppend(
         &text, ", ", p.global_batch,

@@ -100,6 +100,9 @@ struct PolicyOptions {
   AggregationKind aggregation = AggregationKind::kSync;
   // Sync: a step is committed once so many pushes are there; 0: all.
   int32_t pushes_min = 0;
+  // Sync: updates of the workers' own weights whose sum is a push; 0: a push is
+  // a gradient.
+  int32_t local_steps = 0;
   // Bounded: assignments a rank may be ahead of the slowest.
   int64_t lead_max = 4;
   // Samples of a step, or of one push of each worker if pushes are applied one
@@ -200,6 +203,11 @@ PolicyOptions Resolve(const PolicyOptions& policy);
 // bfloat16. Only in steps: where pushes are applied one by one, workers seldom
 // hold the version that is changed.
 bool RoundsChanges(const PolicyOptions& policy);
+
+// With local steps: the rate, momentum and decay of the outer optimizer, where
+// they were not given. For when local steps begin: later changes would be
+// undone. Source: Douillard et al., "DiLoCo", 2023, section 3.1.
+void TakeOuterDefaults(CoordinatorOptions& options);
 
 // Takes the settings that others imply and that were not given: an elastic
 // cohort does not wait for a lost worker, and shares that were found for a

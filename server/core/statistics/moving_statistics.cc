@@ -6,6 +6,7 @@
 
 #include "kernels/moments_fold.h"
 #include "kernels/moving_average.h"
+#include "server/core/statistics/local_statistics.h"
 
 namespace cohort {
 
@@ -149,6 +150,10 @@ void MovingStatistics::ApplyStep(
     std::vector<LayerStatistics>& statistics, const CombinedMoments& combined,
     const std::vector<LayerChanges>& changes) const {
   if (ranks.empty() || !MovesInTraining(kind_)) return;
+  if (AreOfLocalSteps(ranks)) {
+    ApplyLocalSteps(ranks, layers_, statistics);
+    return;
+  }
   if (kind_ == StatisticsKind::kAsync) {
     for (const RankMoments& rank : ranks) {
       AddPush(rank, changes, samples_reference, statistics);

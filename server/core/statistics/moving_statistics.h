@@ -66,7 +66,7 @@ class MovingStatistics {
   // rank order, float64); kChief uses those of the first rank, so a layer that
   // this rank did not call does not move; kAsync folds rank after rank.
   // kAfter leaves everything as it is. A layer that no rank called does not
-  // move.
+  // move. For local steps see ApplyLocalSteps.
   // `samples_reference` is the samples of a nominal global step (kAsync).
   // `combined` has what kSync would combine, call by call, where a rendezvous
   // has done so already; else it is empty. Then kSync needs no moments of the

@@ -191,6 +191,25 @@ absl::Status CheckContributions(const PushClosing& closing, bool global) {
       global ? "at least 0" : "0 without a rendezvous"));
 }
 
+absl::Status CheckLocalSteps(const PushClosing& closing,
+                             const std::vector<BatchNormSpec>& layers,
+                             bool local_steps) {
+  if (local_steps && !closing.changes.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got changes of ",
+        layers[static_cast<size_t>(closing.changes.front().layer)].name,
+        ", want none with local steps: the layers keep their settings"));
+  }
+  for (const CallMoments& call : closing.moments) {
+    if ((call.updates > 0) == local_steps) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: got moments of ", call.updates, " updates of layer ",
+        call.layer, ", want ",
+        local_steps ? "those of all its calls together" : "single calls"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckOpening(const PushOpening& opening,
@@ -277,7 +296,7 @@ absl::Status CheckOpened(const ArrivedPush& push, const PushKey& key,
 
 absl::Status CheckClosing(const PushClosing& closing,
                           const std::vector<BatchNormSpec>& layers,
-                          bool global) {
+                          const ClosingBounds& bounds) {
   if (closing.correct < 0 || closing.correct > closing.labels ||
       closing.labels > limits::kLabelsMax) {
     return absl::InvalidArgumentError(
@@ -288,12 +307,17 @@ absl::Status CheckClosing(const PushClosing& closing,
   COHORT_RETURN_IF_ERROR(CheckFrontEndState(closing));
   COHORT_RETURN_IF_ERROR(CheckMeasures(closing.measures));
   COHORT_RETURN_IF_ERROR(CheckChanges(closing.changes, layers));
-  COHORT_RETURN_IF_ERROR(CheckContributions(closing, global));
-  COHORT_ASSIGN_OR_RETURN(const std::vector<int64_t> calls_by_layer,
+  COHORT_RETURN_IF_ERROR(CheckContributions(closing, bounds.global));
+  COHORT_ASSIGN_OR_RETURN(std::vector<int64_t> calls_by_layer,
                           CallsByLayer(closing.batch_norm_calls, layers));
+  COHORT_RETURN_IF_ERROR(CheckLocalSteps(closing, layers, bounds.local_steps));
+  if (bounds.local_steps) {
+    // One entry stands for all calls.
+    for (int64_t& calls : calls_by_layer) calls = std::min<int64_t>(calls, 1);
+  }
   const int64_t calls =
       std::accumulate(calls_by_layer.begin(), calls_by_layer.end(), int64_t{0});
-  const int64_t wanted = global ? 0 : calls;
+  const int64_t wanted = bounds.global ? 0 : calls;
   if (static_cast<int64_t>(closing.moments.size()) != wanted) {
     return absl::InvalidArgumentError(
         absl::StrCat("closing: got moments of ", closing.moments.size(),

@@ -38,10 +38,16 @@ absl::Status CheckGradient(const GradientArrival& gradient,
 absl::Status CheckOpened(const ArrivedPush& push, const PushKey& key,
                          const GradientArrival& gradient);
 
-// `global`: moments are combined in rendezvous, so the closing carries none.
+// What the closing of a push carries.
+struct ClosingBounds {
+  // No moments, as they are combined in rendezvous.
+  bool global = false;
+  // Those of all calls of a layer together.
+  bool local_steps = false;
+};
 absl::Status CheckClosing(const PushClosing& closing,
                           const std::vector<BatchNormSpec>& layers,
-                          bool global);
+                          const ClosingBounds& bounds);
 
 // Removes the measures that are not finite, and returns their names. In the sum
 // over ranks, steps and a window of the history one of them would hide all

@@ -1,6 +1,7 @@
 #include "server/core/step/round.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ Round::Round(Plan plan)
     const Rank rank = plan_.candidates[i];
     if (plan_.cut.ranges[i].empty() && !plan_.cut.without_ranges) continue;
     members.push_back(rank);
-    shares_.push_back({.rank = rank, .range = plan_.cut.ranges[i]});
+    shares_.push_back(
+        {.rank = rank, .range = plan_.cut.ranges[i], .candidate = i});
     pushes.Add(rank);
   }
   fixed_ = plan_.pushes_min == 0 ||
@@ -34,6 +36,11 @@ size_t Round::PositionOf(Rank rank) const {
   COHORT_CHECK(at != shares_.end() && at->rank == rank,
                absl::StrCat("rank ", rank.value(), " does not take part"));
   return static_cast<size_t>(at - shares_.begin());
+}
+
+std::vector<IndexRange> Round::local_steps(Rank rank) const {
+  if (plan_.cut.local_steps.empty()) return {};
+  return plan_.cut.local_steps[shares_[PositionOf(rank)].candidate];
 }
 
 bool Round::Issue(Rank rank) {
@@ -140,6 +147,20 @@ void Renumber(const std::vector<int32_t>& own, const std::vector<int32_t>& most,
   }
 }
 
+// Local steps without samples update the statistics too, with what others have.
+void NoteUpdates(const std::vector<int32_t>& most, size_t layers,
+                 std::vector<CallMoments>& calls) {
+  for (CallMoments& call : calls) {
+    int64_t updates = 0;
+    for (auto at = static_cast<size_t>(call.layer); at < most.size();
+         at += layers) {
+      updates += most[at];
+    }
+    call.updates = static_cast<int32_t>(
+        std::min<int64_t>(updates, std::numeric_limits<int32_t>::max()));
+  }
+}
+
 }  // namespace
 
 std::vector<BatchDigest> DigestsOf(const Round& round) {
@@ -162,6 +183,10 @@ std::vector<RankMoments> TakeMoments(Round& round, bool global, size_t layers) {
                                          .changes = push.closing().changes});
     if (global) continue;
     of.calls = round.pushes.TakeMoments(rank);
+    if (round.cut().local_count() > 0) {
+      NoteUpdates(most, layers, of.calls);
+      continue;
+    }
     const std::vector<int32_t>& own = push.closing().batch_norm_calls;
     if (own != most) Renumber(own, most, layers, of.calls);
   }

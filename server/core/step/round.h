@@ -127,6 +127,8 @@ class Round {
   bool WasIssued(Rank rank) const { return shares_[PositionOf(rank)].issued; }
   bool AnyIssued() const { return any_issued_; }
   IndexRange range(Rank rank) const { return shares_[PositionOf(rank)].range; }
+  // Empty unless the step has local ones.
+  std::vector<IndexRange> local_steps(Rank rank) const;
 
   // ---- updates
   // The number of the one in progress.
@@ -159,6 +161,8 @@ class Round {
   struct Share {
     Rank rank;
     IndexRange range;
+    // Its position among the candidates.
+    size_t candidate = 0;
     bool issued = false;
   };
   size_t PositionOf(Rank rank) const;

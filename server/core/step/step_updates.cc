@@ -20,13 +20,14 @@ absl::StatusOr<bool> EnterUpdate(const RunParts& parts, Round& round, Rank rank,
       !round.Continues()) {
     return true;
   }
-  if (parts.settings.policy().pushes_min > 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("push of rank ", rank.value(),
-                     ": a step of several optimizers needs all members, and "
-                     "--min_pushes is ",
-                     parts.settings.policy().pushes_min,
-                     "; want --aggregation=sync without it"));
+  const PolicyOptions& policy = parts.settings.policy();
+  if (policy.pushes_min > 0 || policy.local_steps > 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "push of rank ", rank.value(),
+        ": a step of several optimizers needs all members and a gradient of "
+        "each: got --min_pushes=",
+        policy.pushes_min, " and --local_steps=", policy.local_steps,
+        ", want neither"));
   }
   Round::Progress& progress = round.progress;
   if (key.update < round.update()) {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "server/core/ledger/run_progress.h"
 #include "server/core/step/push_outcome.h"
 
 namespace cohort {
@@ -27,7 +28,8 @@ void SyncRounds::StartRound() {
   const PolicyOptions& policy = parts_.settings.policy();
   StepCut cut = ledger.cursor.Cut(
       BatchSizesOf(candidates), policy.global_batch,
-      parts_.ranks.ShareRuleOf(policy.shares.weights, candidates));
+      parts_.ranks.ShareRuleOf(policy.shares.weights, candidates),
+      policy.local_steps);
   round_.emplace(Round::Plan{
       .step = parts_.model.version(),
       .attempt = ledger.next_attempt,
@@ -97,7 +99,10 @@ std::optional<Assignment> SyncRounds::Next(Worker& worker) {
                     .members = round_->members(),
                     .data_epoch = round_->cut().epoch,
                     .range = round_->range(worker.rank),
-                    .batches = round_->cut().batches};
+                    .batches = round_->cut().batches,
+                    .local_steps = round_->local_steps(worker.rank),
+                    .local_rate_factor = LocalRateFactor(
+                        parts_.settings, parts_.ledger, parts_.model)};
 }
 
 bool SyncRounds::GivesAgain(const Worker& worker) const {
@@ -239,6 +244,8 @@ void SyncRounds::Commit(Turn& turn) {
   ledger.samples += model.model()->plan.own_data ? record.commit_samples
                                                  : cut.end - cut.begin;
   record.samples = ledger.samples;
+  ledger.local_steps += cut.local_count();
+  record.local_steps = ledger.local_steps;
   record.epoch_ended = ledger.cursor.Take(cut);
   ledger.next_attempt = Attempt(0);
   NoteCommit(parts_, record, std::move(step.observation), TrainingDone(), turn);
