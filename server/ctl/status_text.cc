@@ -44,7 +44,7 @@ std::string OverviewText(const Overview& overview, bool bold) {
   line("run", absl::StrCat(RunText(status), " at ", overview.server));
   line("connection", ConnectionText(overview.connection, absl::Now()));
   line("state", Bold(Printable(status.state()), bold));
-  line("step", absl::StrCat(status.version()));
+  line("step", StepText(status));
   line("epoch", EpochText(status));
   if (status.has_train_loss()) {
     line("loss", absl::StrFormat("%.4f", status.train_loss()));
@@ -80,7 +80,7 @@ std::string OverviewText(const Overview& overview, bool bold) {
 std::string OverviewLine(const Overview& overview) {
   const v1::Status& status = overview.status;
   std::string text =
-      absl::StrCat("step ", status.version(), ", epoch ", EpochText(status));
+      absl::StrCat("step ", StepText(status), ", epoch ", EpochText(status));
   if (status.has_train_loss()) {
     absl::StrAppendFormat(&text, ", loss %.4f", status.train_loss());
   }

@@ -42,6 +42,13 @@ int64_t EpochNumber(const v1::Status& status) {
   return std::clamp<int64_t>(status.data_epoch(), 0, status.epochs() - 1) + 1;
 }
 
+std::string StepText(const v1::Status& status) {
+  return status.local_steps() == 0
+             ? absl::StrCat(status.version())
+             : absl::StrCat(status.version(), " (", status.local_steps(),
+                            " local steps)");
+}
+
 std::string RunText(const v1::Status& status) {
   const std::string id = Printable(status.run_id());
   const std::string name = Printable(status.run_name());

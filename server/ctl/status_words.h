@@ -22,6 +22,8 @@ std::map<std::string, double> MeasuresOf(const v1::Status& status);
 int64_t EpochNumber(const v1::Status& status);
 // "2 of 4, 37 % of the run"; of a run without epochs "none, 37 % of the run".
 std::string EpochText(const v1::Status& status);
+// "12", or "12 (48 local steps)".
+std::string StepText(const v1::Status& status);
 // "10 images/s, ETA 25 s".
 std::string RateText(const v1::Status& status);
 // The change in progress and what it waits for.

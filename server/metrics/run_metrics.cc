@@ -46,6 +46,9 @@ void AddRun(const RunFigures& f, Page& page) {
   page.Gauge("cohort_samples_seen",
              "Images of the run so far, including those before a restart.")
       .Value(f.status.samples);
+  page.Gauge("cohort_local_steps",
+             "Local steps of all versions; 0 without --local_steps.")
+      .Value(f.status.local_steps);
   page.Gauge("cohort_samples_planned", "Images of the whole run.")
       .Value(f.status.samples_total);
   page.Gauge("cohort_epoch",

@@ -11,7 +11,7 @@ namespace cohort {
 const char kHistoryHeader[] =
     "version,epoch,samples,seconds,train_loss,train_accuracy,learning_rate,"
     "samples_per_second,test_loss,test_accuracy,workers,policy,"
-    "bn_statistics,test_top5_accuracy,test_miou\n";
+    "bn_statistics,test_top5_accuracy,test_miou,local_steps\n";
 
 namespace {
 
@@ -27,7 +27,7 @@ constexpr size_t kTestLoss = 8;
 constexpr size_t kTestAccuracy = 9;
 constexpr size_t kStatistics = 12;
 constexpr size_t kTestMiou = 14;
-constexpr size_t kColumns = 15;
+constexpr size_t kColumns = 16;
 
 using Fields = std::vector<std::string>;
 

@@ -35,7 +35,11 @@ std::string ProgressText(const StatusView& status, double samples_per_second) {
   if (epoch.empty() || !absl::StartsWith(status.state, "training")) {
     return status.state;
   }
-  std::string text = absl::StrCat("step ", status.version.value(), ", ", epoch);
+  std::string text = absl::StrCat("step ", status.version.value());
+  if (status.local_steps > 0) {
+    absl::StrAppend(&text, " (", status.local_steps, " local steps)");
+  }
+  absl::StrAppend(&text, ", ", epoch);
   if (status.train_loss.has_value()) {
     absl::StrAppendFormat(&text, ", loss %.4f", *status.train_loss);
   }

@@ -319,12 +319,16 @@ void RunRecorder::WriteRow(const Row& row) {
   Version version;
   int64_t epoch = 0;
   std::string samples;
+  std::string local_steps;
   std::string train = ",,,";
   if (row.window.has_value()) {
     const Window& w = *row.window;
     version = w.last.version;
     epoch = w.last.data_epoch + 1;
     samples = absl::StrCat(w.last.samples);
+    if (w.last.local_steps > 0) {
+      local_steps = absl::StrCat(w.last.local_steps);
+    }
     const auto n = static_cast<double>(w.samples);
     const double seconds = absl::ToDoubleSeconds(row.at - w.begin);
     // Only in the evaluation's first row, not for every kind of statistics.
@@ -360,7 +364,8 @@ void RunRecorder::WriteRow(const Row& row) {
   history_ << version << ',' << epoch << ',' << samples << ','
            << absl::StrFormat("%.3f", absl::ToDoubleSeconds(Elapsed(row.at)))
            << ',' << train << ',' << test << ',' << workers << ",\""
-           << row.policy << "\"," << statistics << ',' << measures << '\n'
+           << row.policy << "\"," << statistics << ',' << measures << ','
+           << local_steps << '\n'
            << std::flush;
 }
 

@@ -50,6 +50,7 @@ void AddProgress(const RunFigures& figures, v1::Status& proto) {
   proto.set_version(view.version.value());
   proto.set_attempt(view.attempt.value());
   proto.set_data_epoch(view.data_epoch);
+  proto.set_local_steps(view.local_steps);
   proto.set_epochs(view.epochs);
   proto.set_samples(view.samples);
   proto.set_samples_total(view.samples_total);

@@ -55,6 +55,9 @@ function showProgress(status) {
   byId('progress-fill').style.width = `${100 * share}%`;
   bar.setAttribute('aria-valuenow', String(Math.floor(100 * share)));
   const facts = [`step ${count(status.version)}`];
+  if (status.local_steps > 0) {
+    facts.push(plural(status.local_steps, 'local step'));
+  }
   if (status.epochs > 0) {
     const epoch = Math.min(status.data_epoch, status.epochs - 1) + 1;
     facts.push(`epoch ${count(epoch)} of ${count(status.epochs)}`);

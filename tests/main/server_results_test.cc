@@ -160,15 +160,17 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
   std::vector<std::string> rows;
   for (std::string row; std::getline(history, row);) rows.push_back(row);
   ASSERT_EQ(rows.size(), 5u);
-  EXPECT_THAT(rows[0], EndsWith(",bn_statistics,test_top5_accuracy,test_miou"));
+  EXPECT_THAT(
+      rows[0],
+      EndsWith(",bn_statistics,test_top5_accuracy,test_miou,local_steps"));
   // One row for each kind. The first has the means of the epoch, and the
   // commits.
   EXPECT_THAT(rows[1], HasSubstr(",1.000000,1.000000,2,"));
-  EXPECT_THAT(rows[1], EndsWith(",sync,,"));
+  EXPECT_THAT(rows[1], EndsWith(",sync,,,"));
   EXPECT_THAT(rows[2], StartsWith("1,1,4,"));
   EXPECT_THAT(rows[2], HasSubstr(",,,,,1.000000,0.000000,2,"));
-  EXPECT_THAT(rows[2], EndsWith(",chief,,"));
-  EXPECT_THAT(rows[3], EndsWith(",after,,"));
+  EXPECT_THAT(rows[2], EndsWith(",chief,,,"));
+  EXPECT_THAT(rows[3], EndsWith(",after,,,"));
   EXPECT_THAT(rows[4], EndsWith(",,,"));
   // The commit's checkpoint had no `after` statistics; the last one does.
   std::vector<std::string> problems;

@@ -10,7 +10,7 @@ namespace cohort {
 namespace {
 
 TEST(EarlierHistoryTest, TimeOfCommitsWithoutARowIsEstimated) {
-  const std::string rest = ",0.5,0.25,0.1,9,,,2,sync,,,";
+  const std::string rest = ",0.5,0.25,0.1,9,,,2,sync,,,,";
   const EarlierHistory history = EarlierHistoryOf(
       {"50,1,200,10" + rest, "100,1,400,30" + rest}, Version(130));
   ASSERT_EQ(history.training.size(), 2u);

@@ -80,7 +80,7 @@ TEST_F(RunRecorderTest, RowsHoldMeansByLossWeightAndLabels) {
   EXPECT_THAT(row, StartsWith("4,1,9,"));
   EXPECT_THAT(row, HasSubstr(",4.000000,0.250000,"));
   EXPECT_THAT(
-      row, EndsWith(",2,\"sync, global normalisation, sync statistics\",,,"));
+      row, EndsWith(",2,\"sync, global normalisation, sync statistics\",,,,"));
 }
 
 TEST_F(RunRecorderTest, MeasuresOfTheTrainingProgramHaveATableOfTheirOwn) {
@@ -196,10 +196,10 @@ TEST_F(RunRecorderTest, ContinuedFilesLoseWhatIsComputedAgain) {
   const std::string policy = ",\"sync, with a \"\"quote\"\"\",";
   WriteText(folder_.File("history.csv"),
             absl::StrCat(head, "3,1,12,20.500,0.5,0.5,0.1,9,,,2", policy,
-                         ",,\n4,1,16,30.250,0.4,0.5,0.1,9,0.7,0.6,2", policy,
-                         "sync,,\n4,1,,30.250,,,,,0.8,0.5,2", policy,
-                         "chief,,\n9,2,36,70.000,0.4,0.5,0.1,9,,,2", policy,
-                         ",,\n9,2,36,7"));
+                         ",,,\n4,1,16,30.250,0.4,0.5,0.1,9,0.7,0.6,2", policy,
+                         "sync,,,\n4,1,,30.250,,,,,0.8,0.5,2", policy,
+                         "chief,,,\n9,2,36,70.000,0.4,0.5,0.1,9,,,2", policy,
+                         ",,,\n9,2,36,7"));
   WriteText(folder_.File("class_iou.csv"),
             "version,epoch,bn_statistics,class,iou\n"
             "4,1,sync,0,0.5\n9,2,sync,0,0.75\n");

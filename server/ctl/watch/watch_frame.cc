@@ -118,7 +118,7 @@ void AddProgress(const v1::Status& status, Frame& frame) {
                            "]", text));
   frame.Value("speed", absl::StrCat(RateText(status), "; ", status.samples(),
                                     " of ", status.samples_total(),
-                                    " images, step ", status.version()));
+                                    " images, step ", StepText(status)));
 }
 
 void AddMeasures(const v1::Status& status, Frame& frame) {
