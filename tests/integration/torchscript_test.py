@@ -10,6 +10,7 @@ import tempfile
 import unittest
 
 from processes import Cohort, python_with_torch, run
+from safetensors_file import floats, tensors_of
 
 SCRIPT = pathlib.Path(__file__).with_name("torch_networks.py")
 TRAIN, TEST = 48, 24
@@ -47,21 +48,6 @@ def networks(*arguments):
     if result.returncode != 0:
         raise AssertionError(result.stderr)
     return result.stdout
-
-
-def tensors_of(path):
-    """Bytes by name of a safetensors file."""
-    content = pathlib.Path(path).read_bytes()
-    length = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(content[8:8 + length])
-    header.pop("__metadata__", None)
-    return {name: content[8 + length + entry["data_offsets"][0]:
-                          8 + length + entry["data_offsets"][1]]
-            for name, entry in header.items()}
-
-
-def floats(content):
-    return struct.unpack(f"<{len(content) // 4}f", content)
 
 
 @unittest.skipIf(PYTHON is None, "no python3 here has PyTorch: install "

@@ -34,6 +34,8 @@ class ModelWeights {
                                            at::Device device = at::kCPU);
 
   const ModelLayout& layout() const { return layout_; }
+  // For the factors of rates and decay.
+  ModelLayout& mutable_layout() { return layout_; }
   // The model's own tensors, in layout order.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   // Elements of each parameter, without a copy on the CPU; on another device a

@@ -11,6 +11,7 @@
 #include "absl/types/span.h"
 #include "common/permutation.h"
 #include "common/status_macros.h"
+#include "worker/batch_norm/local_moments.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
 #include "worker/device/out_of_memory.h"
@@ -73,7 +74,8 @@ absl::Status StepRunner::Run(const Assignment& assignment) {
       case AssignmentKind::kCollectMoments:
         return CollectMoments(assignment);
       default:
-        return Train(assignment);
+        return assignment.local_steps.empty() ? Train(assignment)
+                                              : TrainLocally(assignment);
     }
   } catch (const StepInterrupted& interrupted) {
     return interrupted.status();
@@ -92,12 +94,7 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
                           ReadTrainingSamples(assignment, opening));
   parts_.weights.ClearGradients();
   parts_.model->train();
-  // Dropout draws from the process-wide generator, so a repeated step must find
-  // it in the same state.
-  torch::manual_seed(MixSeed(parts_.seed,
-                             static_cast<uint64_t>(session_.version()->value()),
-                             static_cast<uint64_t>(parts_.rank.value())));
-
+  SeedStep();
   StepContext context{
       .rendezvous = assignment.global_normalization ? &session_ : nullptr,
       .backend = options_.backend,
@@ -130,6 +127,81 @@ absl::Status StepRunner::Train(const Assignment& assignment) {
   closing.changes =
       ChangesOf(closing.batch_norm_calls, parts_.binding.layers());
   return session_.Close(std::move(closing)).status();
+}
+
+void StepRunner::SeedStep() const {
+  // Dropout draws from the process-wide generator, so a repeated step must find
+  // it in the same state.
+  torch::manual_seed(MixSeed(parts_.seed,
+                             static_cast<uint64_t>(session_.version()->value()),
+                             static_cast<uint64_t>(parts_.rank.value())));
+}
+
+absl::Status StepRunner::TrainLocally(const Assignment& assignment) {
+  COHORT_RETURN_IF_ERROR(ReadWeights(assignment));
+  parts_.weights.ClearGradients();
+  parts_.model->train();
+  SeedStep();
+  StepContext context{.backend = options_.backend,
+                      .compute = options_.compute,
+                      .reached = &reached_};
+  StepSums sums(options_.compute);
+  reached_ = {};
+  hooks_.set_sending(false);
+  PushOpening opening;
+  LocalSteps steps(parts_.weights, options_.local_optimizer,
+                   assignment.local_rate_factor);
+  {
+    const BatchNormScope scope(parts_.binding, &context);
+    for (const IndexRange& range : assignment.local_steps) {
+      Assignment one = assignment;
+      one.range = range;
+      COHORT_RETURN_IF_ERROR(LocalStep(one, context, steps, sums, opening));
+    }
+  }
+  COHORT_RETURN_IF_ERROR(context.status);
+  const auto samples = static_cast<double>(opening.samples);
+  steps.Finish(samples / session_.loss_reference());
+  opening.gradient_weight = opening.loss_weight == 0 ? 0 : samples;
+  COHORT_RETURN_IF_ERROR(session_.Open(opening));
+  COHORT_RETURN_IF_ERROR(session_.SendRest());
+  PushClosing closing;
+  COHORT_RETURN_IF_ERROR(sums.AddTo(closing));
+  closing.batch_norm_calls = context.calls;
+  closing.moments =
+      CombineLocalSteps(context.moments, context.calls, parts_.binding.layers(),
+                        static_cast<int64_t>(assignment.members.size()));
+  return session_.Close(std::move(closing)).status();
+}
+
+absl::Status StepRunner::LocalStep(const Assignment& assignment,
+                                   StepContext& context, LocalSteps& steps,
+                                   StepSums& sums, PushOpening& opening) {
+  const int64_t parts = options_.accumulate * assignment.batches;
+  const auto first = context.part;
+  context.part += static_cast<int32_t>(parts);
+  if (assignment.range.empty()) return absl::OkStatus();
+  PushOpening own;
+  COHORT_ASSIGN_OR_RETURN(const Batch batch,
+                          ReadTrainingSamples(assignment, own));
+  opening.samples += own.samples;
+  opening.loss_weight += own.loss_weight;
+  batch_text_ = TypeAndShapeText(at::kFloat, batch.images.sizes());
+  for (int64_t part = 0; part < parts; ++part) {
+    const Batch share = batch.Part(PartOf(assignment.range, part, parts));
+    if (share.images.size(0) == 0) continue;
+    context.part = first + static_cast<int32_t>(part);
+    COHORT_ASSIGN_OR_RETURN(const Losses losses, Forward(share));
+    if (own.loss_weight > 0) {
+      const StepPhases::Scope backward(session_.phases(), StepPhase::kBackward);
+      (losses.objective / own.loss_weight).backward();
+    }
+    COHORT_RETURN_IF_ERROR(sums.Add(losses.loss_sum, losses.logits, share));
+  }
+  context.part = first + static_cast<int32_t>(parts);
+  // Without a valid label there is nothing to learn from.
+  if (own.loss_weight > 0) steps.Step();
+  return absl::OkStatus();
 }
 
 absl::Status StepRunner::TrainPart(const Part& part, StepSums& sums) {

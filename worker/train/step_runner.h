@@ -17,6 +17,7 @@
 #include "worker/session/worker_session.h"
 #include "worker/train/assignment_samples.h"
 #include "worker/train/gradient_hooks.h"
+#include "worker/train/local_steps.h"
 #include "worker/train/loss.h"
 #include "worker/train/model_weights.h"
 #include "worker/train/step_sums.h"
@@ -74,6 +75,15 @@ class StepRunner {
   };
 
   absl::Status Train(const Assignment& assignment);
+  // Trains by local steps.
+  absl::Status TrainLocally(const Assignment& assignment);
+  // One of them, over the assignment's range, in the next parts of the context.
+  // Adds its samples to the opening.
+  absl::Status LocalStep(const Assignment& assignment, StepContext& context,
+                         LocalSteps& steps, StepSums& sums,
+                         PushOpening& opening);
+  // Everything that a step draws at random follows from it.
+  void SeedStep() const;
   // Runs forward and backward pass of one part. Gradients add up in the model
   // and are sent during the last part.
   absl::Status TrainPart(const Part& part, StepSums& sums);

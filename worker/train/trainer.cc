@@ -78,17 +78,18 @@ absl::Status Trainer::Prepare() {
       ModelWeights weights,
       ModelWeights::Make(*model, binding, options_.compute.torch));
   COHORT_ASSIGN_OR_RETURN(memory_, weights.MakeMemory(options_.compute));
-  ModelLayout layout = weights.layout();
-  COHORT_RETURN_IF_ERROR(ApplyGroups(options_.groups, layout));
+  COHORT_RETURN_IF_ERROR(
+      ApplyGroups(options_.groups, weights.mutable_layout()));
   COHORT_RETURN_IF_ERROR(session_.Register(
-      std::move(layout),
+      weights.layout(),
       {.dataset = PlanName(options_.order, dataset_),
        .dataset_digest = dataset_.digest(),
        .train_samples = order.epoch_size(),
        .test_samples = order.test_size(),
        .loss_reference = static_cast<double>(options_.batch_size *
                                              dataset_.labels_per_sample()),
-       .loss = loss.text()},
+       .loss = loss.text(),
+       .local_optimizer = LocalOptimizerText(options_.local_optimizer)},
       weights.Values(), binding.Statistics(), *memory_));
   auto samples = std::make_unique<AssignmentSamples>(
       dataset_, options_.compute,

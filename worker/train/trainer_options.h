@@ -12,6 +12,7 @@
 #include "worker/device/compute_device.h"
 #include "worker/models/model.h"
 #include "worker/telemetry/trainer_observer.h"
+#include "worker/train/local_steps.h"
 #include "worker/train/loss.h"
 #include "worker/train/parameter_groups.h"
 #include "worker/train/scoring.h"
@@ -27,6 +28,8 @@ struct TrainerOptions {
   // Number of parts that each batch of an assignment is computed in, one after
   // another; each is a separate batch to batch norm. The same on all workers.
   int64_t accumulate = 1;
+  // With the server's --local_steps.
+  LocalOptimizerOptions local_optimizer;
   OrderOptions order;
   // Must be equal on all workers.
   std::vector<ParameterGroup> groups;

@@ -104,6 +104,17 @@ absl::Status Validate() {
   return ParsePrecision(absl::GetFlag(FLAGS_precision)).status();
 }
 
+LocalOptimizerOptions LocalOptimizerFromFlags() {
+  using Kind = LocalOptimizerOptions::Kind;
+  const std::string kind = absl::GetFlag(FLAGS_local_optimizer);
+  return {.kind = kind == "adamw"      ? Kind::kAdamW
+                  : kind == "nesterov" ? Kind::kNesterov
+                                       : Kind::kSgd,
+          .learning_rate = absl::GetFlag(FLAGS_local_learning_rate),
+          .momentum = absl::GetFlag(FLAGS_local_momentum),
+          .weight_decay = absl::GetFlag(FLAGS_local_weight_decay)};
+}
+
 absl::StatusOr<LossOptions> LossFromFlags() {
   LossOptions options{.label_smoothing = absl::GetFlag(FLAGS_label_smoothing)};
   const std::string text = absl::GetFlag(FLAGS_class_weights);
@@ -329,6 +340,7 @@ int Train(const Task& task) {
            [&](uint64_t seed) { return ModelFor(task.dataset, seed, nullptr); },
        .batch_size = task.samples,
        .accumulate = absl::GetFlag(FLAGS_accumulate),
+       .local_optimizer = LocalOptimizerFromFlags(),
        .order = task.order,
        .groups = task.groups,
        .loss = task.loss,
