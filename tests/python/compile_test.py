@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import cohort
-from networks import DEVICE, distance
+from networks import DEVICE, Shapes, digest, distance, joined, step
 from ranks import Server
 
 
@@ -73,6 +73,15 @@ def train(rank, address, steps, backends, recomputed):
             for key, value in model.state_dict().items()}, breaks, graphs
 
 
+def train_locally(compiled):
+    """The digest of what one worker makes by local steps."""
+    model, job = joined(None, lr=0.05, local_steps=3, serve={"epochs": 1})
+    run = torch.compile(model, backend="aot_eager") if compiled else model
+    for batch in job.data(Shapes(44), batch_size=4, shuffle=False):
+        step(run, job, batch)
+    return digest(model.state_dict())
+
+
 @unittest.skipUnless(hasattr(torch.library, "custom_op"),
                      f"torch {torch.__version__} has no custom operators")
 class Compile(unittest.TestCase):
@@ -99,6 +108,9 @@ class Compile(unittest.TestCase):
 
     def test_one_graph_over_200_steps_of_unequal_batches(self):
         self.check(200, 0, "aot_eager", "aot_eager")
+
+    def test_local_steps(self):
+        self.assertEqual(train_locally(True), train_locally(False))
 
     def test_compiled_and_eager_workers(self):
         self.check(20, 0, "aot_eager", None)

@@ -316,10 +316,13 @@ class Parts(unittest.TestCase):
         self.assertEqual(len(set(first.tolist())), 6)
 
     def test_own_batches_are_kept_until_they_count(self):
-        own = _data.OwnBatches(range(2), loop=False)
-        self.assertEqual([own.next(), own.next()], [0, 0])
+        own = _data.OwnBatches(range(4), loop=False)
+        for length in 1, 2, 2:
+            own.rewind()
+            self.assertEqual([own.next() for _ in range(length)],
+                             list(range(length)))
         own.counted()
-        self.assertEqual(own.next(), 1)
+        self.assertEqual([own.next(), own.next()], [2, 3])
         own.counted()
         with self.assertRaises(StopIteration):
             own.next()

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "worker/batch_norm/local_moments.h"
 
 namespace cohort {
 namespace {
@@ -46,6 +47,9 @@ BatchNormCalls::BatchNormCalls(Rendezvous& rendezvous,
 void BatchNormCalls::Begin(const Assignment& assignment) {
   meets_ = assignment.kind == AssignmentKind::kTrain &&
            assignment.global_normalization;
+  local_members_ = assignment.local_steps.empty()
+                       ? 0
+                       : static_cast<int64_t>(assignment.members.size());
   part_ = 0;
   numbers_.clear();
   counts_.assign(layers_.size(), 0);
@@ -56,9 +60,9 @@ void BatchNormCalls::Begin(const Assignment& assignment) {
 
 void BatchNormCalls::BeginPart() {
   made_.assign(layers_.size() + 1, {});
-  if (!meets_) return;
+  if (!meets_ && local_members_ == 0) return;
   ++part_;
-  numbers_.clear();
+  if (meets_) numbers_.clear();
   counts_.resize(counts_.size() + layers_.size());
 }
 
@@ -70,7 +74,32 @@ std::vector<CallMoments> BatchNormCalls::TakeMoments() {
             [](const CallMoments& a, const CallMoments& b) {
               return std::tie(a.layer, a.call) < std::tie(b.layer, b.call);
             });
-  return moments;
+  if (local_members_ == 0) return moments;
+  return CombineLocalSteps(moments, counts_, layers_, local_members_);
+}
+
+absl::Status BatchNormCalls::SettleLocalSteps(
+    std::vector<LayerChanges>& changes) const {
+  if (local_members_ == 0) return absl::OkStatus();
+  for (const LayerChanges& layer : changes) {
+    const BatchNormSpec& spec = layers_[static_cast<size_t>(layer.layer)];
+    const bool as_registered =
+        std::all_of(layer.calls.begin(), layer.calls.end(),
+                    [&spec](const TrainingCall& call) {
+                      return call.moves == spec.track_statistics &&
+                             (!call.moves || call.momentum == spec.momentum);
+                    });
+    // Reads come before all training calls, or were refused.
+    if (as_registered && layer.writes.empty()) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        spec.name, ": ",
+        as_registered ? "its moving statistics were written"
+                      : "its momentum or track_running_stats was changed",
+        " within local steps, which move the statistics once, at their end; "
+        "leave them as they were at cohort.join()"));
+  }
+  changes.clear();
+  return absl::OkStatus();
 }
 
 std::vector<Moments> BatchNormCalls::Exchange(

@@ -90,8 +90,13 @@ class BatchNormCalls {
   // Forward calls in this step, by part and layer, for the closing.
   std::vector<int32_t> Counts() const;
   // Moments of the calls so far that had no rendezvous, ascending by (layer,
-  // call).
+  // call); with local steps, those of each layer together.
   std::vector<CallMoments> TakeMoments();
+
+  // With local steps the layers must keep their registered settings, and the
+  // closing has no changes. No-op without.
+  // Errors: InvalidArgument naming the layer that does not.
+  absl::Status SettleLocalSteps(std::vector<LayerChanges>& changes) const;
 
   // Calls that do not need each other's output; they meet in one rendezvous
   // request.
@@ -155,8 +160,10 @@ class BatchNormCalls {
 
   int32_t part_ = 0;
   // Calls are numbered apart in each part where members meet, and through the
-  // step where they do not.
+  // step where they do not; then parts are counted apart with local steps only.
   bool meets_ = true;
+  // Members of a step that has local ones; 0: it has none.
+  int64_t local_members_ = 0;
   std::map<Site, int32_t> numbers_;
   // By part and layer.
   std::vector<int32_t> counts_;

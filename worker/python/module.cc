@@ -260,6 +260,7 @@ class Worker {
   absl::StatusOr<PushVerdict> CloseStep(PushClosing closing) {
     closing.batch_norm_calls = batch_norms_->Counts();
     COHORT_ASSIGN_OR_RETURN(closing.changes, batch_norms_->buffers().Close());
+    COHORT_RETURN_IF_ERROR(batch_norms_->SettleLocalSteps(closing.changes));
     closing.moments = batch_norms_->TakeMoments();
     absl::StatusOr<PushVerdict> verdict = session_->Close(std::move(closing));
     End(verdict.status()).IgnoreError();

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -190,7 +191,8 @@ void DefineValues(nb::module_& m) {
       .def_rw("loss", &RunPlan::loss)
       .def_rw("own_data", &RunPlan::own_data)
       .def_rw("rates_by_workers", &RunPlan::rates_by_workers)
-      .def_rw("optimizer", &RunPlan::optimizer);
+      .def_rw("optimizer", &RunPlan::optimizer)
+      .def_rw("local_optimizer", &RunPlan::local_optimizer);
   nb::class_<Assignment>(m, "Assignment")
       .def_prop_ro("kind",
                    [](const Assignment& a) { return AssignmentName(a.kind); })
@@ -217,6 +219,16 @@ void DefineValues(nb::module_& m) {
                      return ranks;
                    })
       .def_ro("batches", &Assignment::batches)
+      // Begin and end of each local step; empty unless the step has local ones.
+      .def_prop_ro("local_steps",
+                   [](const Assignment& a) {
+                     std::vector<std::pair<int64_t, int64_t>> steps;
+                     for (const IndexRange& step : a.local_steps) {
+                       steps.emplace_back(step.begin, step.end);
+                     }
+                     return steps;
+                   })
+      .def_ro("local_rate_factor", &Assignment::local_rate_factor)
       .def_ro("statistics", &Assignment::statistics)
       .def_ro("global_normalization", &Assignment::global_normalization)
       .def_ro("moves_statistics", &Assignment::moves_statistics)

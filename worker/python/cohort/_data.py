@@ -399,8 +399,8 @@ def digest_of_batch(batch: Any) -> int:
 
 
 class OwnBatches:
-    """Batches of the worker's own, one after another. A batch is kept until
-    its step counts, and comes again if the step was void.
+    """Batches of the worker's own, one after another. Those of a step are kept
+    until it counts, and come again if it was void.
 
     Args:
         source: any iterable of batches.
@@ -412,16 +412,18 @@ class OwnBatches:
         self._loop = loop
         self._iterator = iter(source)
         self._kept: list[Any] = []
+        # The position among them of the one that comes next.
+        self._next = 0
         self._handed_out = 0
         self._digest: int | None = None
         self._counter = _batches.OwnCounter()
 
     def samples(self, declared: int | None) -> tuple[int | None, str]:
         """Those of the batch in progress, and why they are in doubt."""
-        return self._counter.count(self._kept[0], declared)
+        return self._counter.count(self._kept[self._next - 1], declared)
 
     def digest(self, version: int) -> int:
-        """A digest of the batch in progress, in the step from this version; 0 in
+        """A digest of the step's first batch, in the step from this version; 0 in
         most steps: a tensor on a GPU must be waited for. All ranks of a
         synchronous step choose the same ones, by the version; those of other
         policies by their own number of batches.
@@ -435,14 +437,19 @@ class OwnBatches:
             self._digest = digest_of_batch(self._kept[0])
         return self._digest
 
+    def rewind(self) -> None:
+        """A step begins."""
+        self._next = 0
+
     def next(self) -> Any:
-        """The batch of the step in progress.
+        """The next batch of the step in progress.
 
         Raises:
             StopIteration: the source has ended.
         """
-        if self._kept:
-            return self._kept[0]
+        self._next += 1
+        if self._next <= len(self._kept):
+            return self._kept[self._next - 1]
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -450,11 +457,11 @@ class OwnBatches:
                 raise
             self._iterator = iter(self._source)
             batch = next(self._iterator)
-        self._kept = [batch]
-        self._handed_out += 1
-        self._digest = None
+        self._kept.append(batch)
+        self._handed_out += len(self._kept) == 1
         return batch
 
     def counted(self) -> None:
-        """The step of the kept batch is part of a version."""
-        self._kept = []
+        """The step of the kept batches is part of a version."""
+        self._kept, self._next = [], 0
+        self._digest = None

@@ -1,7 +1,7 @@
 """The gradients of a step: observed while autograd adds to them, and sent as
 soon as they are final."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,8 @@ class Gradients:
         # job.backward() computes them, and sends them.
         self.expected = False
         self.sending = False
+        # They are the optimizer's own in a local step, not parts of a sum.
+        self.local = False
         self._counts = True
 
     def watch(self) -> None:
@@ -70,6 +72,8 @@ class Gradients:
             if parameter.requires_grad and number not in self._watched:
                 self._watched.add(number)
                 self._watch(number, parameter)
+            if self.local:
+                continue
             late = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
             if len(late) > (number in self._watched):
                 raise _errors.UsageError(
@@ -172,6 +176,13 @@ class Gradients:
             self._send(number)
         if self._queue is not None:
             self._queue.finish()
+
+    def send(self, differences: Mapping[int, torch.Tensor]) -> None:
+        """Sends these in place of gradients."""
+        queue = _devices.GradientQueue(self._model.device, self._deliver)
+        for number in sorted(differences, reverse=True):
+            queue.add(number, differences[number])
+        queue.finish()
 
     def hold(self) -> None:
         """Called after the pass of a part that another one follows."""

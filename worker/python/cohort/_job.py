@@ -55,13 +55,18 @@ class Job:
         what a learning rate, or another value that the script changes with the
         steps, should depend on. A repeated step has the same number, and a
         restarted process continues with the run's. (With
-        --aggregation=async or bounded, workers may have one number at once.)
+        --aggregation=async or bounded, workers may have one number at once.) With
+        `local_steps` of `cohort.join` it counts these: batches, not versions.
 
         Raises:
             UsageError: the run is not joined yet.
         """
-        self._run.joined()
-        return self.version or 0
+        run = self._run
+        run.joined()
+        if run.schedulers.local_steps is None:
+            return self.version or 0
+        local = run.step.local
+        return run.schedulers.local_steps + (0 if local is None else local.index)
 
     @property
     def finished(self) -> bool:
@@ -190,7 +195,8 @@ class Job:
         """Computes the gradients and sends them while they are computed.
 
         The step's loss is the mean over all workers, weighted by `weight`, so
-        batches may differ in size.
+        batches may differ in size. That of a local step is the mean over this
+        worker's batch, and its gradients stay here.
 
         Args:
             loss: a scalar: the mean over what `weight` counts, or its sum. Or
@@ -241,6 +247,11 @@ class Job:
         was not stepped. All updates of a step are part of its version, or none:
         a step that is void is repeated from its beginning.
 
+        With `local_steps` of `cohort.join` it makes a local step, by the script's
+        optimizer in this process alone. The last one of a step sends what all of
+        them have changed; then the model has the weights of all workers, and the
+        verdict is for all batches of the step.
+
         Args:
             optimizer: if the job has several: the one to step. All workers step
                 the same ones in the same order.
@@ -248,7 +259,8 @@ class Job:
                 that was passed to `cohort.join`.
 
         Returns:
-            What became of it; "part" for an update that others follow.
+            What became of it; "part" for an update that others follow, "local"
+            for a local step that others follow.
         """
         updates = self._run.step.updates
         self._run.step.check_in_progress("job.step()")

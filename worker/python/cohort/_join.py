@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _core, _errors, _kept, _model_checks,
-                    _server, _torchrun)
+from cohort import (_batch_norm, _core, _errors, _kept, _local_steps,
+                    _model_checks, _server, _torchrun)
 from cohort._job import Job
 from cohort._model import RegisteredModel
 from cohort._optimizer import check_optimizers
@@ -187,6 +187,8 @@ def join(model: nn.Module,
          keep: _kept.Keep = (),
          buffers: Mapping[str, str] | None = None,
          scaler: Any = None,
+         local_steps: int = 0, outer: _local_steps.Outer | None = None,
+         keep_inner: bool = False,
          server: str | None = None, rank: int | None = None,
          serve: Mapping[str, Any] | str | None = None,
          server_flags: Mapping[str, Any] | None = None,
@@ -232,6 +234,18 @@ def join(model: nn.Module,
         scaler: a torch.amp.GradScaler, for float16. job.backward() scales the
             loss and unscales the gradients, and job.step() moves the scale. One
             that is not enabled does nothing.
+        local_steps: batches after each of which `optimizer`, of any class, updates
+            this worker's weights by their gradients, as in one process. Then the
+            server applies `outer` to the mean of what the workers have changed,
+            weighted by samples: DiLoCo, for slow links. Schedulers, len(data) and
+            cohort.steps() count batches, --max_steps counts steps of the run. Batch
+            norm is that of each batch. A flag of the server takes precedence.
+        outer: functools.partial(torch.optim.SGD, lr=0.7, momentum=0.9,
+            nesterov=True), which is the default, or an optimizer of the same
+            parameters, of a class that the server has a rule for.
+        keep_inner: `optimizer` keeps its state, such as moments, from one step of
+            the run to the next; otherwise it starts without. The state is lost
+            with the process, so a run with a killed worker has other bits.
         server: HOST:PORT, or unix:/path on the server's host; by default
             COHORT_SERVER, or a server that this process starts, if it is alone.
         rank: this worker's number; by default COHORT_RANK, torchrun's RANK, or
@@ -283,9 +297,12 @@ def join(model: nn.Module,
         raise _errors.ConfigurationError(
             "cohort.join(scaler=...): got several optimizers, want one; bfloat16 "
             "autocast needs no scaler")
+    inner = _local_steps.Options(local_steps, outer, keep_inner)
+    _local_steps.check_options(inner, optimizers, scale is not None)
     _core.start_log(log_level)
     _core.keep_freed_memory()
-    planned = Schedulers(optimizers, schedulers, epoch_schedulers, scale)
+    planned = Schedulers(optimizers, schedulers, epoch_schedulers, scale,
+                         inner.steps > 0)
     insecure = bool(_given("insecure") if insecure is None else insecure)
     stopped_exit_code = _given("stopped_exit_code")
     threads = _given("threads")
@@ -313,7 +330,7 @@ def join(model: nn.Module,
             local=_local_mode(local))
         _observe(trace or "", ops_listen or "", insecure, tls)
         run = Run(model, optimizers, planned, reached, connect,
-                  stopped_exit_code, keep, buffers)
+                  stopped_exit_code, keep, buffers, inner)
     except BaseException:
         if reached.own is not None:
             reached.own.close()

@@ -131,8 +131,8 @@ class Kept:
     def _not_all(self) -> str:
         return (f"keep: {min(self._moving)}: under this policy the workers do not "
                 "synchronise in every step, so their states would differ; want "
-                "--aggregation=sync and --normalization=global, without groups or "
-                "--min_pushes")
+                "--aggregation=sync and --normalization=global, without groups, "
+                "--min_pushes or local steps")
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Those of the model, and those that the script has named."""

@@ -165,8 +165,10 @@ class Data:
                           "follows each one: `for epoch in job.epochs():` around it")
             epoch = int(assignment.data_epoch)
             run.waiting = None
-            if run.read_weights(assignment):
-                yield from self._train(assignment)
+            run.check_local(assignment)
+            if run.step.local is not None or run.read_weights(assignment):
+                yield from (self._train_locally(assignment)
+                            if assignment.local_steps else self._train(assignment))
             if run.left:
                 return
 
@@ -204,6 +206,9 @@ class Data:
         run.step.check_trained()
         if run.waiting is None:
             run.check_rates_kept()
+        if run.step.local is not None:
+            # The loop was left within a step, and entered again.
+            return run.step.assignment
         run.step.capture_statistics()
         while not run.finished:
             if run.waiting is None:
@@ -240,13 +245,22 @@ class Data:
         elif not self._by_number and self._own is None:
             self._own = run.own = _data.OwnBatches(self._dataset, self._loop)
 
-    def _read(self, assignment: "_core.Assignment") -> Any:
+    def _read(self, assignment: "_core.Assignment",
+              positions: tuple[int, int] | None = None) -> Any:
+        """`positions`: those of the assignment, unless they are given."""
         with self._run.step.phase("data"):
             if self._own is not None:
                 return self._own.next()
             assert self._reader is not None
-            return self._reader.read((assignment.data_epoch, assignment.begin,
-                                      assignment.end))
+            begin, end = positions or (assignment.begin, assignment.end)
+            return self._reader.read((assignment.data_epoch, begin, end))
+
+    def _count(self, batch: Any, positions: tuple[int, int]
+               ) -> tuple[int | None, str]:
+        """The samples of a batch, and why they are in doubt."""
+        if self._own is not None:
+            return self._own.samples(self._declared)
+        return _batches.counted_samples(batch, positions[1] - positions[0])
 
     def _train(self, assignment: "_core.Assignment") -> Iterator[Any]:
         run, step = self._run, self._run.step
@@ -258,16 +272,21 @@ class Data:
             run.end_of_data()
             return
         parts = self._accumulate * assignment.batches
-        if self._own is None:
-            samples, doubt = _batches.counted_samples(
-                batch, assignment.end - assignment.begin)
-        else:
-            samples, doubt = self._own.samples(self._declared)
+        samples, doubt = self._count(batch, (assignment.begin, assignment.end))
         if not run.begin_step(assignment, parts, samples, doubt):
             return
-        step.batch_digest = (0 if self._own is None else
-                             self._own.digest(assignment.version))
-        step.order_digest = b"" if run.sampled is None else run.sampled.digest()
+        self._note_digests(assignment)
+        yield from self._parts(batch, parts, samples)
+
+    def _note_digests(self, assignment: "_core.Assignment") -> None:
+        run = self._run
+        run.step.batch_digest = (0 if self._own is None else
+                                 self._own.digest(assignment.version))
+        run.step.order_digest = (b"" if run.sampled is None else
+                                 run.sampled.digest())
+
+    def _parts(self, batch: Any, parts: int, samples: int | None) -> Iterator[Any]:
+        run, step = self._run, self._run.step
         for part in range(parts):
             share = _batches.split(batch, part, parts, samples, step.first)
             step.begin_forward()
@@ -277,10 +296,45 @@ class Data:
             if step.done <= part < parts - 1:
                 step.check_trained()
 
+    def _train_locally(self, assignment: "_core.Assignment") -> Iterator[Any]:
+        """The batches of the local steps that are not made yet."""
+        run, step = self._run, self._run.step
+        parts = self._accumulate * assignment.batches
+        if step.local is None:
+            if self._own is not None and not self._settle(assignment):
+                return
+            if not run.begin_step(assignment, parts, None, ""):
+                return
+        while (local := step.local) is not None and (
+                positions := local.range) is not None:
+            run.end_if_stopped()
+            if self._own is None and positions[0] == positions[1]:
+                run.skip_local_step()
+                continue
+            try:
+                batch = self._read(assignment, positions)
+            except StopIteration:
+                if local.made > 0:
+                    # What was made counts.
+                    run.end_local_steps()
+                else:
+                    step.abandon("its data has ended")
+                    run.end_of_data()
+                return
+            if local.made == 0:
+                self._note_digests(assignment)
+            samples, doubt = self._count(batch, positions)
+            run.begin_local_step(samples, doubt)
+            yield from self._parts(batch, parts, samples)
+            if run.left:
+                return
+            step.check_trained()
+
     def _settle(self, assignment: "_core.Assignment") -> bool:
         """Whether a batch of own data that was kept counts already. False if the
         assignment is void."""
         assert self._own is not None
+        self._own.rewind()
         try:
             if self._run.worker.settle_last_push(assignment) != "repeat":
                 self._own.counted()

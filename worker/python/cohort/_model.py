@@ -178,6 +178,10 @@ class RegisteredModel:
         """The network has written weights; they are the model's now."""
         assert self._weights is not None
         self._weights.upload(range(len(self.parameters)))
+        self.note_weights()
+
+    def note_weights(self) -> None:
+        """The weights are as they should be now."""
         self._weight_versions = [parameter._version
                                  for parameter in self.parameters]
         self._weight_prints = [_devices.fingerprint(parameter)

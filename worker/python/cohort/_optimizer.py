@@ -3,7 +3,7 @@ learning rate and weight decay for each parameter."""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -119,6 +119,11 @@ def _refuse(optimizer: torch.optim.Optimizer, what: str, wanted: str) -> None:
 Optimizers = Sequence[torch.optim.Optimizer]
 
 
+def is_of_the_server(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether only the server can apply it."""
+    return isinstance(optimizer, _OfTheServer)
+
+
 def groups_of(optimizers: Optimizers) -> list[dict[str, Any]]:
     """Their groups, numbered as the server does."""
     return [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -174,9 +179,11 @@ def _is_nothing(value: Any) -> bool:
     return not value
 
 
-def check_no_state(optimizer: torch.optim.Optimizer, place: str) -> None:
+def check_no_state(optimizer: torch.optim.Optimizer, place: str,
+                   why: str = "the server would begin without") -> None:
     """Raises ConfigurationError if the optimizer has state from earlier steps,
-    such as momentum: the server begins without. `place`: what it is called."""
+    such as momentum: the server begins without. `place`: what it is called;
+    `why`: what would become of the state."""
     for state in optimizer.state.values():
         # Adagrad makes its state when it is made itself.
         if "step" in state and _is_nothing(state["step"]):
@@ -185,7 +192,7 @@ def check_no_state(optimizer: torch.optim.Optimizer, place: str) -> None:
             if not _is_nothing(value):
                 raise _errors.ConfigurationError(
                     f"{place}: got a {type(optimizer).__name__} with state of earlier "
-                    f"steps ({name}), which the server would begin without; pass a new "
+                    f"steps ({name}), which {why}; pass a new "
                     "optimizer of the model's parameters to cohort.join(). The "
                     "server keeps the state of the run in its checkpoint "
                     "(cohort-server --checkpoint_dir=DIR, then --resume)")
@@ -260,6 +267,18 @@ def _settings(optimizers: Optimizers) -> dict[str, str]:
     return settings
 
 
+def _numbers_in(group: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
+    """All numbers of a group, as arguments of its class."""
+    for name, value in group.items():
+        if name == "params":
+            continue
+        for position, one in (enumerate(value) if isinstance(value, (list, tuple))
+                              else [(-1, value)]):
+            if isinstance(one, (int, float)) and not isinstance(one, bool) or (
+                    isinstance(one, torch.Tensor) and one.numel() == 1):
+                yield name, name, position
+
+
 @dataclasses.dataclass(frozen=True)
 class StepNumbers:
     """What a push sends of an optimizer's groups."""
@@ -286,23 +305,38 @@ class _Number:
         return f"{self.name}{place} of {self.of}"
 
 
+def _like(now: Any, value: float) -> Any:
+    """A value of the type that it had: counts must stay integers, and compiled
+    optimizers have tensors."""
+    if isinstance(now, torch.Tensor):
+        return now.fill_(value)
+    return int(value) if isinstance(now, int) and value.is_integer() else value
+
+
 class GroupNumbers:
     """The numbers in optimizers' groups that a script may change from step to
     step: rates, weight decay, and those of the rule.
 
     Args:
         optimizers: of one of the classes that the server knows.
+        local: of any class, as the server does not apply them.
 
     Raises:
         ConfigurationError: the server has no rule for it.
     """
 
-    def __init__(self, optimizers: Optimizers) -> None:
+    def __init__(self, optimizers: Optimizers, local: bool = False) -> None:
         self._groups = groups_of(optimizers)
-        arguments = [("learning_rate", "lr", -1), ("weight_decay", "weight_decay", -1)]
-        arguments += [(argument.number, argument.name, argument.position)
-                      for argument in _rule(optimizers)[1].arguments
-                      if not argument.constant]
+        arguments: Iterable[tuple[str, str, int]]
+        if local:
+            arguments = {number: None for group in self._groups
+                         for number in _numbers_in(group)}
+        else:
+            arguments = [
+                ("learning_rate", "lr", -1), ("weight_decay", "weight_decay", -1),
+                *((argument.number, argument.name, argument.position)
+                  for argument in _rule(optimizers)[1].arguments
+                  if not argument.constant)]
         of = [f"group {index}" + (
                   f" of {place_of(optimizers, position)}" if len(optimizers) > 1 else "")
               for position, optimizer in enumerate(optimizers)
@@ -316,7 +350,7 @@ class GroupNumbers:
                  zip(self._numbers, self.now()) if number.group == 0}
         self._registered = [
             value if number.name in ("lr", "weight_decay")
-            else first[number.setting]
+            else first.get(number.setting, value)
             for number, value in zip(self._numbers, self.now())]
 
     def now(self) -> list[float]:
@@ -333,10 +367,10 @@ class GroupNumbers:
         for number, value in zip(self._numbers, values):
             group = self._groups[number.group]
             if number.position < 0:
-                group[number.name] = value
+                group[number.name] = _like(group[number.name], value)
             else:
                 items = list(group[number.name])
-                items[number.position] = value
+                items[number.position] = _like(items[number.position], value)
                 group[number.name] = type(group[number.name])(items)
 
     def covers(self, name: str, position: int = -1) -> bool:

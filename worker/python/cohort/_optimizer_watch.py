@@ -33,7 +33,13 @@ _METHODS = {
                        "state: set them before it",
 }
 
-_REPLACED = (*_METHODS, "state_dict")
+# The same of the inner optimizer of local steps, which the script's process has.
+_METHODS_LOCALLY = {
+    "step": "job.step() calls it, once for each batch; remove this call",
+    "add_param_group": _METHODS["add_param_group"],
+    "load_state_dict": "with local steps the state begins again in each step of the "
+                       "run; set rates before cohort.join()",
+}
 
 
 def _refusing(text: str) -> Callable[..., None]:
@@ -99,28 +105,34 @@ class OptimizerWatch:
             until `detach`.
         place: what errors call it.
         numbers: may change, as the steps send them.
+        local: it is the inner optimizer of local steps, not the server's.
 
     Raises:
         UsageError: the optimizer has hooks of its step.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, place: str,
-                 numbers: GroupNumbers) -> None:
-        check_hooks(optimizer)
+                 numbers: GroupNumbers, local: bool = False) -> None:
+        self._local = local
+        if not local:
+            check_hooks(optimizer)
         self._optimizer = optimizer
         self._place = place
         self._numbers = numbers
         self._noted = self._values()
         # Methods of the instance; absent: the class has the method.
-        self._methods = {name: vars(optimizer)[name] for name in _REPLACED
-                         if name in vars(optimizer)}
-        for name, text in _METHODS.items():
-            setattr(optimizer, name, _refusing(f"{place}.{name}(): {text}"))
-        setattr(optimizer, "state_dict", _warning(optimizer.state_dict))
+        replaced: dict[str, Callable[..., Any]] = {
+            name: _refusing(f"{place}.{name}(): {text}") for name, text in
+            (_METHODS_LOCALLY if local else _METHODS).items()}
+        if not local:
+            replaced["state_dict"] = _warning(optimizer.state_dict)
+        self._methods = {name: vars(optimizer).get(name) for name in replaced}
+        for name, method in replaced.items():
+            setattr(optimizer, name, method)
 
     def _values(self) -> list[dict[str, Any]]:
         return [{name: _plain(group[name]) for name in _WATCHED
-                 if name in group} |
+                 if name in group and not self._local} |
                 {"params": [id(parameter) for parameter in group["params"]]}
                 for group in self._optimizer.param_groups]
 
@@ -134,7 +146,8 @@ class OptimizerWatch:
     def check(self) -> None:
         """Raises UsageError if the optimizer was changed in a way that the server
         does not follow, or has hooks."""
-        check_hooks(self._optimizer)
+        if not self._local:
+            check_hooks(self._optimizer)
         now = self._values()
         if now == self._noted:
             return
@@ -155,8 +168,8 @@ class OptimizerWatch:
 
     def detach(self) -> None:
         """The optimizer is the script's alone again."""
-        for name in _REPLACED:
-            if name in self._methods:
-                setattr(self._optimizer, name, self._methods[name])
+        for name, method in self._methods.items():
+            if method is not None:
+                setattr(self._optimizer, name, method)
             else:
                 delattr(self._optimizer, name)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cohort import (_after_step, _core, _data, _errors, _evaluation, _kept,
-                    _normalizer, _rules, _sampler, _server)
+                    _local_steps, _normalizer, _rules, _sampler, _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import Optimizers, StepNumbers, place_of, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -33,6 +33,7 @@ class Run:
         stopped_exit_code: of a script that was stopped or drained; None: that
             of the table.
         keep, buffers: see `cohort.join`.
+        local: of the inner optimizer.
     """
 
     def __init__(self, model: nn.Module, optimizers: Optimizers,
@@ -40,15 +41,25 @@ class Run:
                  connect: "Callable[[RegisteredModel, int, int], _core.Worker]",
                  stopped_exit_code: int | None,
                  keep: "_kept.Keep" = (),
-                 buffers: Mapping[str, str] | None = None) -> None:
+                 buffers: Mapping[str, str] | None = None,
+                 local: _local_steps.Options = _local_steps.Options()) -> None:
         self.model = RegisteredModel(model, keep)
         self.kept = self.model.kept
         self.model.check_optimizers(optimizers)
         self.schedulers = schedulers
-        self._plan = plan_of(optimizers, bool(schedulers))
+        # The inner optimizer, with its name; None: the server applies them.
+        self.local: _local_steps.LocalSteps | None = None
+        self._local_optimizer = ""
+        if local.steps:
+            self._plan = _local_steps.plan_with_outer(local, optimizers[0])
+            self._local_optimizer = _local_steps.text_of(local, optimizers[0])
+            self.local = _local_steps.LocalSteps(self.model, optimizers[0],
+                                                 local.keep_inner)
+        else:
+            self._plan = plan_of(optimizers, bool(schedulers))
         self._watches = [
             OptimizerWatch(optimizer, place_of(optimizers, position),
-                           schedulers.numbers)
+                           schedulers.numbers, self.local is not None)
             for position, optimizer in enumerate(optimizers)]
         self._reached = reached
         self._connect = connect
@@ -63,8 +74,9 @@ class Run:
         self._final_version: int | None = None
         # Averages of the last version, if the server has kept any.
         self.last_averages: dict[str, Any] | None = None
-        # The worker has left the run.
-        self.left = False
+        # The worker has left the run; and after a signal, it shall not wait for
+        # the end of the step.
+        self.left = self._stops_now = False
         # The run is over, or needs nothing more of this worker.
         self.finished = False
         # The iterable of own data has ended, and with it the run.
@@ -93,7 +105,7 @@ class Run:
         self._normalizers = _normalizer.Normalizers(self, self.kept)
         self.step = Step(self.model, schedulers.scale, Updates(
             optimizers, [self.model.optimizer_name(optimizers, position)
-                         for position in range(len(optimizers))]))
+                         for position in range(len(optimizers))]), self.local)
         self.after_step = _after_step.AfterStep(self.step)
         atexit.register(self.leave, "the script has ended")
 
@@ -184,6 +196,7 @@ class Run:
         plan.loss = "of the training script"
         plan.rates_by_workers = self._plan.rates_by_workers
         plan.optimizer = self._plan.settings
+        plan.local_optimizer = self._local_optimizer
         return plan
 
     def is_here(self) -> bool:
@@ -275,10 +288,16 @@ class Run:
             return True
         if patience:
             _core.log("info", f"signal {number}: leaving after the step in progress, if there is one")
-            if self.step.trains():
+            if self.step.is_open():
                 return False
         worker.request_stop()
+        self._stops_now = True
         return True
+
+    def end_if_stopped(self) -> None:
+        """Called between local steps: the rest of a step may take long."""
+        if self._stops_now:
+            self._raise_if_stopped()
 
     def _raise_if_stopped(self) -> None:
         if self._watcher is None or self._watcher.signal is None:
@@ -331,12 +350,14 @@ class Run:
     def load(self, averaged: bool = False) -> int:
         """See Job.load; `averaged`: the averages that --ema_decay keeps."""
         self.joined()
-        if self.step.trains():
+        if self.step.is_open():
             raise _errors.UsageError(
                 "job.load(), job.state_dict(): a step is in progress; call "
                 "job.step() before" + (
                     ", with last=True where the step ends"
-                    if self.step.updates.several else ""))
+                    if self.step.updates.several else
+                    ", until its verdict is another than 'local'"
+                    if self.step.local is not None else ""))
         pulled = None
         while pulled is None:
             if self.left:
@@ -385,10 +406,40 @@ class Run:
         self.step.begin(assignment, parts, samples, doubt)
         self._normalizers.begin()
         self._rules.begin()
-        membership = self.joined()
-        _data.seed_everything(_core.mix_seed(
-            membership.seed, self.worker.version() or 0, int(membership.rank)))
+        self._seed()
         return True
+
+    def _seed(self, number: int = 0) -> None:
+        """`number`: of the local step."""
+        membership = self.joined()
+        seed = _core.mix_seed(membership.seed, self.worker.version() or 0,
+                              int(membership.rank))
+        _data.seed_everything(_core.mix_seed(seed, number) if number else seed)
+
+    def check_local(self, assignment: "_core.Assignment") -> None:
+        """Raises ConfigurationError if server and script do not agree on whether
+        steps have local ones."""
+        count = len(assignment.local_steps)
+        if (count > 0) == (self.local is not None):
+            return
+        raise _errors.ConfigurationError(
+            f"cohort.join(): the server has --local_steps={count}, which the script "
+            "does not expect; pass local_steps= to cohort.join(), and the server's "
+            "optimizer as outer=, or set --local_steps=0" if count else
+            "cohort.join(local_steps=...): the server has no local steps: a flag "
+            "such as --local_steps or --optimizer, or a change of the policy, takes "
+            "precedence over the script; remove it, start the server with "
+            "--local_steps=N, or leave local_steps= out")
+
+    def begin_local_step(self, samples: int | None, doubt: str) -> None:
+        """The batch of a local step is there; arguments as of `begin_step`."""
+        local, step = self.local, self.step
+        assert local is not None and step.assignment is not None
+        if local.made > 0:
+            self.schedulers.begin_local_step(
+                local.made == 1 and int(step.assignment.version) == 0)
+        step.begin_local_step(samples, doubt)
+        self._seed(local.index)
 
     def _begin_rates(self, assignment: "_core.Assignment") -> None:
         """Schedulers and rates as they are at the beginning of this step, in its
@@ -415,6 +466,9 @@ class Run:
             UsageError: they were changed since the first job.backward().
         """
         numbers = self.schedulers.numbers
+        if self.step.local is not None:
+            # They are the inner optimizer's, which is here.
+            return StepNumbers([], [])
         differing = (numbers.differing(self._sent)
                      if self.step.passes > 0 else None)
         if differing is not None:
@@ -479,15 +533,45 @@ class Run:
         if step.done < step.parts:
             step.end_part()
             return StepResult(version=None, verdict="part")
+        if step.local is not None:
+            return self._end_local_step()
         step.gradients.check()
         self.schedulers.advance(step.updates.optimizers[0])
         return self._end_step()
+
+    def _end_local_step(self) -> StepResult:
+        step, local = self.step, self.local
+        assert local is not None
+        last = local.is_last()
+        result = step.end_local_step()
+        self.schedulers.advance(step.updates.optimizers[0])
+        if last:
+            return self.end_local_steps()
+        self.schedulers.end_step()
+        return result
+
+    def skip_local_step(self) -> None:
+        """Others have samples for it, and their schedulers follow."""
+        self.step.skip_local_step()
+        self.schedulers.skip_local_step(self.step.updates.optimizers[0])
+
+    def end_local_steps(self) -> StepResult:
+        """No further batch comes for the step."""
+        step, local = self.step, self.local
+        assert local is not None
+        while local.range is not None:
+            self.skip_local_step()
+        step.push_local_steps()
+        result = self._end_step()
+        local.ended(result.counts)
+        return result
 
     def _end_step(self) -> StepResult:
         step = self.step
         assert step.assignment is not None
         self._normalizers.sync()
-        state = self.schedulers.finish(step.overflow)
+        state = self.schedulers.finish(step.overflow,
+                                       len(step.assignment.local_steps))
         try:
             self.kept.check(self.worker, step.assignment,
                             scored=self.evaluator is not None)

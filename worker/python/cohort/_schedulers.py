@@ -150,6 +150,15 @@ class ScriptsScheduler:
         if calls != {"step": 1, "epoch": turns}.get(self.when, 0):
             self._refuse(f"{calls} calls since the last step")
 
+    def continue_locally(self, second: bool) -> None:
+        """A local step begins after one of the same step: checks the calls.
+        `second`: of the run."""
+        if second and not self.when and self._calls == 1:
+            self.when = "step"
+        if self._calls != (self.when == "step"):
+            self._refuse(f"{self._calls} calls since the last step")
+        self._may_call = False
+
     def resume(self, turns: int, version: int | None) -> None:
         """A step begins with a state of the server's: makes the calls that are
         due.
@@ -186,6 +195,7 @@ class Schedulers:
         each_step: each is advanced with the steps of its optimizer.
         each_epoch: advanced once an epoch.
         scale: of gradients; None: they are not scaled.
+        local: the optimizer makes local steps, which schedulers follow.
 
     Raises:
         ConfigurationError: a scheduler of another optimizer, or one that needs
@@ -194,9 +204,11 @@ class Schedulers:
 
     def __init__(self, optimizers: Optimizers,
                  each_step: Sequence[Any], each_epoch: Sequence[Any],
-                 scale: LossScale | None = None) -> None:
+                 scale: LossScale | None = None, local: bool = False) -> None:
         self._optimizers = optimizers
-        self.numbers = GroupNumbers(optimizers)
+        self.numbers = GroupNumbers(optimizers, local)
+        # Local steps of all steps so far; None: steps have none.
+        self.local_steps = 0 if local else None
         self.scale = scale
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)
@@ -311,19 +323,36 @@ class Schedulers:
         if self._scripts is not None:
             self._scripts.begin_step()
 
+    def begin_local_step(self, second: bool) -> None:
+        """A local step begins that is not the first of its step. `second`: of the
+        run."""
+        self.check_kept()
+        self._kept = None
+        if self._scripts is not None:
+            self._scripts.continue_locally(second)
+
+    def skip_local_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Other workers have made a local step."""
+        self.advance(optimizer)
+        if self._scripts is not None and self._scripts.when == "step":
+            self._scripts.advance()
+
     def advance(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has made a step: the schedulers that were passed follow."""
         for scheduler, advance in zip(self._each_step, self._steps):
             if scheduler.optimizer is optimizer:
                 self._advance(advance)
 
-    def finish(self, overflow: bool = False) -> bytes:
+    def finish(self, overflow: bool = False, local_steps: int = 0) -> bytes:
         """The step of all workers is computed. Returns the state for the server,
         which has the call that the script's scheduler is due after it.
 
         Args:
             overflow: its scaled gradients were not finite.
+            local_steps: that it consists of.
         """
+        if self.local_steps is not None:
+            self.local_steps += local_steps
         if self.scale is not None:
             self.scale.update(overflow)
         state = self.save()
@@ -369,6 +398,8 @@ class Schedulers:
             state["when"] = self._scripts.when
         if self.scale is not None:
             state["scale"] = self.scale.save()
+        if self.local_steps is not None:
+            state["local_steps"] = self.local_steps
         encoded = json.dumps(state, separators=(",", ":")).encode()
         if len(encoded) > STATE_BYTES_MAX:
             raise _errors.ConfigurationError(
@@ -393,6 +424,8 @@ class Schedulers:
                 "others have none; start all workers with the same program")
         if self.scale is not None:
             self.scale.load(state["scale"])
+        if self.local_steps is not None:
+            self.local_steps = state.get("local_steps", 0)
         self._epoch = state["epoch"]
         for scheduler, values in zip(schedulers, state["schedulers"]):
             _scheduler_state.load(scheduler, values)

@@ -18,6 +18,7 @@ from cohort import (_batch_norm, _batches, _core, _doors, _errors, _loss_check,
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import has_functions, leaves_of, nodes_before, nodes_of
+from cohort._local_steps import LocalSteps
 from cohort._model import RegisteredModel
 from cohort._optimizer import StepNumbers
 from cohort._passes import Kept, Layer, Moves
@@ -51,9 +52,12 @@ class StepResult:
         verdict: "applied", "damped", "skipped" (a number was not finite; with a
             GradScaler: at the present scale), "dropped", "rejected_nonfinite"; "void": the step was given up,
             because a worker was lost, or the server learnt the order of calls
-            from it, or another worker's data ended; its batch comes again; or
-            "part": more parts of the step follow (`accumulate`).
-        loss: this worker's mean loss; None if it had no weight.
+            from it, or another worker's data ended; its batches come again;
+            "part": more parts of the step follow (`accumulate`); or "local": the
+            inner optimizer has made a local step, and the step of the run, with
+            a verdict for all its batches, ends with a later one.
+        loss: this worker's mean loss, after the last local step that of all of
+            them; None if it had no weight.
         reason: why it was not applied; empty if it was.
     """
     version: int | None
@@ -81,13 +85,15 @@ class Step:
             what to do.
         scale: of gradients; None: they are not scaled.
         updates: of the job's optimizers.
+        local: of the inner optimizer; None: steps have no local ones.
     """
 
     def __init__(self, model: RegisteredModel, scale: LossScale | None,
-                 updates: Updates) -> None:
+                 updates: Updates, local: LocalSteps | None = None) -> None:
         self._model = model
         self._scale = scale
         self.updates = updates
+        self._local = local
         # Set once the run is joined.
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self.mode = Mode.IDLE
@@ -146,6 +152,16 @@ class Step:
     def trains(self) -> bool:
         """Whether a batch is being trained."""
         return self.mode is Mode.TRAIN
+
+    @property
+    def local(self) -> LocalSteps | None:
+        """The local steps of the step in progress, also between two of them; None:
+        it has none."""
+        return self._local if self._local and self._local.is_open else None
+
+    def is_open(self) -> bool:
+        """Whether a step is in progress."""
+        return self.mode is Mode.TRAIN or self.local is not None
 
     def normalises_alone(self) -> bool:
         """Whether each worker trains with the moments of its batch."""
@@ -255,12 +271,20 @@ class Step:
         Raises:
             UsageError: there are none that belong to the weights now.
         """
-        if self.mode is not Mode.TRAIN or self.recomputes():
+        if not (self.is_open() and self.is_watched()) or self.recomputes():
             return
         try:
             self.worker.note_read(layer)
         except _errors.StatusError as error:
-            raise _errors.UsageError(str(error.args[1])) from None
+            text = str(error.args[1])
+            if self.local is not None:
+                text = (
+                    f"{self.layer_name(layer)}: an evaluation pass reads moving "
+                    "statistics after a training call in the same step of the run, "
+                    "whose local steps move them only at its end; evaluate after an "
+                    "epoch, in the body of `for epoch in job.epochs()`, or directly "
+                    "after a job.step() whose verdict was not 'local'")
+            raise _errors.UsageError(text) from None
 
     def channels_of(self, layer: int) -> int:
         """The number of channels of a registered layer."""
@@ -436,8 +460,8 @@ class Step:
         raise _errors.UsageError(
             f"{what}: under this policy the workers do not synchronise in every "
             "step, so values over all of them are not known; want "
-            "--aggregation=sync and --normalization=global without groups, or one "
-            "mean with job.backward(loss, weight=...)")
+            "--aggregation=sync and --normalization=global without groups and local "
+            "steps, or one mean with job.backward(loss, weight=...)")
 
     @_operator.not_compiled
     def sum(self, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
@@ -516,9 +540,13 @@ class Step:
         self._thread = threading.get_ident()
         self._foreign = None
         self.updates.begin()
+        self.gradients.local = bool(assignment.local_steps)
         self.gradients.begin()
         self.worker.begin_step(assignment)
         self.beside.begin()
+        if self._local is not None:
+            self._local.begin(assignment.local_steps,
+                              float(assignment.local_rate_factor))
 
     def begin_forward(self) -> None:
         """The script computes a part's loss. From here on until `backward` time
@@ -613,8 +641,11 @@ class Step:
         """The number of the assignment's first sample in the epoch; None if the
         samples have none."""
         assert self.assignment is not None
-        begin = int(self.assignment.begin)
-        return begin if self.assignment.end > begin else None
+        local = self.local
+        begin, end = (self.assignment.begin, self.assignment.end)
+        if local is not None and local.range is not None:
+            begin, end = local.range
+        return int(begin) if end > begin else None
 
     def samples_of_part(self, what: str) -> float:
         """Of this worker. Raises UsageError if they cannot be counted."""
@@ -638,11 +669,18 @@ class Step:
         given = weight is not None
         weight = self._weight_of(weight)
         self._prepare()
-        if self.passes == 0:
-            self._total = self._total_weight(
-                weight * self.parts if given else float(self._samples or 0))
+        expected = weight * self.parts if given else float(self._samples or 0)
         scale = weight if reduction == "mean" else 1.0
         self._weight += weight
+        if self.local is not None:
+            self._differentiate_locally(
+                loss, self.local.factor(weight, expected, reduction))
+            if weight > 0:
+                self.local.loss += float(loss.detach()) * scale
+                self._loss += float(loss.detach()) * scale
+            return
+        if self.passes == 0:
+            self._total = self._total_weight(expected)
         # A sum counts even where this worker has nothing of its weight.
         self._differentiate([(loss, scale / self._total)], self._weight)
         if scale > 0:
@@ -681,6 +719,73 @@ class Step:
         self._loss += sum(float(loss.detach()) * root * met
                           for loss, root in zip(losses, roots) if root > 0)
         return list(zip(losses, roots))
+
+    # ---- local steps
+
+    def begin_local_step(self, samples: int | None, doubt: str) -> None:
+        """Starts to train the batch of one; arguments as of `begin`."""
+        assert self.local is not None
+        if self.local.index > 0:
+            self.worker.begin_part()
+        self.local.weight = self.local.loss = 0.0
+        self.mode = Mode.TRAIN
+        self._thread = threading.get_ident()
+        self.passes = self.done = 0
+        self._samples, self._doubt = samples, doubt
+        self.forget_calls()
+        self.gradients.watch()
+
+    def _differentiate_locally(self, loss: torch.Tensor, factor: float) -> None:
+        """The backward pass of a part of a local step. No other member meets it."""
+        assert self.local is not None
+        self._end_forward()
+        self.passes += 1
+        self.gradients.expected = self._in_backward = True
+        try:
+            with self.phase("backward"):
+                self._visit([(loss, factor)], alone=True)
+        finally:
+            self.gradients.expected = self._in_backward = False
+            self.forget_calls()
+        if self.passes < self.parts:
+            self.gradients.hold()
+        else:
+            self.local.end_passes()
+
+    def end_local_step(self) -> StepResult:
+        """The inner optimizer acts on the gradients."""
+        local = self.local
+        assert local is not None
+        local.samples += (round(local.weight) if self._samples is None
+                          else self._samples)
+        with self.phase("backward"):
+            local.step()
+        self.gradients.clear()
+        self.forget_calls()
+        self.mode = Mode.IDLE
+        return StepResult(None, "local",
+                          local.loss / local.weight if local.weight else None)
+
+    def skip_local_step(self) -> None:
+        """This worker has no samples for it: its parts have no calls."""
+        assert self.local is not None
+        for _ in range(self.parts - (self.local.index == 0)):
+            self.worker.begin_part()
+        self.local.index += 1
+
+    def push_local_steps(self) -> None:
+        """Puts the weights back and sends what they have changed by."""
+        local = self.local
+        assert local is not None
+        self._samples = local.samples
+        samples = self._pushed_samples(0)
+        differences = local.differences(samples / self.worker.loss_reference())
+        local.put_back()
+        with self.phase("push"):
+            self.worker.open_step(
+                samples, self._weight, float(samples if self._weight else 0), [], [],
+                self.batch_digest, 0, False)
+            self.gradients.send(differences)
 
     # ---- updates of several optimizers
 
@@ -897,10 +1002,11 @@ class Step:
         return totals, int(met)
 
     def _visit(self, losses: list[tuple[torch.Tensor, float]],
-               inputs: list[torch.Tensor] | None = None) -> None:
+               inputs: list[torch.Tensor] | None = None,
+               alone: bool = False) -> None:
         """The backward pass, from these gradients at the losses; to `inputs`
-        alone, if they are given."""
-        further = self._further_roots()
+        alone, if they are given. `alone`: no other member needs it."""
+        further = [] if alone else self._further_roots()
         # Functions of the script, and checkpoints with reentry, may call layers
         # in their backward pass. Other derivatives of a mean over nothing are
         # infinite or no numbers, and 0 times them would be none. So there only
@@ -939,6 +1045,10 @@ class Step:
         """See Job.share. `workers` are those of the cohort."""
         own = self._weight_of(weight)
         assert self.assignment is not None
+        if self.local is not None:
+            # A local step has this worker's samples alone.
+            mean: torch.Tensor = loss.mul(float(own > 0))
+            return mean
         alone = workers == 1 and not self.assignment.global_normalization
         if not alone:
             self.check_meets("job.share()")
@@ -997,7 +1107,9 @@ class Step:
 
     def abandon(self, reason: str) -> None:
         """The step in progress, if there is one, is not sent."""
-        if self.mode is Mode.TRAIN:
+        if self.is_open():
+            if self.local is not None:
+                self.local.put_back()
             self.worker.abandon_step(reason)
             self.load_statistics()
         self.gradients.clear()

@@ -56,7 +56,8 @@ def steps(samples: Sized | int, batch_size: int, *, workers: int | None = None,
     It is epochs times `len(job.data(...))` within an epoch, without parts
     (`accumulate`): all workers are there and have this batch size. Steps that are
     void do not count. A server with --max_steps may end the run before; then, and
-    with own data, the number is that flag's.
+    with own data, the number is that flag's. With `local_steps` of `cohort.join` it
+    counts these; that flag's steps have so many each.
 
     Args:
         samples: the data set, or its length.

@@ -178,6 +178,9 @@ class CohortStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
 
     def _join(self, trainer: Any) -> None:
         options = dict(self._join_options)
+        if options.get("local_steps"):
+            _refuse("got local_steps, whose steps have several batches",
+                    "use cohort.join() in a loop of the script's own")
         if not options.get("server"):
             limits = {"epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
             options.setdefault("serve", {name: value for name, value in
