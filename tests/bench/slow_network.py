@@ -13,6 +13,7 @@ turns; ratios are those of the same turn. Needs root, for the namespaces.
 import argparse
 import contextlib
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -36,32 +37,34 @@ def missing_tool():
         if shutil.which(tool) is None:
             return f"there is no {tool}: install iproute2"
     try:
-        with Network(1, 1000):
+        with Network([1000]):
             return None
     except subprocess.CalledProcessError as error:
         return f"{' '.join(map(str, error.cmd))}: {error.stderr.strip()}"
 
 
 def command(*words):
-    subprocess.run(words, check=True, capture_output=True, text=True)
+    """What a command prints."""
+    return subprocess.run(words, check=True, capture_output=True,
+                          text=True).stdout
 
 
 class Network:
-    """Hosts on one switch: server 1 to N, and host 0 with the workers."""
+    """Hosts on one switch. `rates_mbit`: what the card of each passes in each
+    direction; None: no limit."""
 
-    def __init__(self, servers, rate_mbit):
+    def __init__(self, rates_mbit):
         self._prefix = f"cohort{os.getpid()}-"
         self._stack = contextlib.ExitStack()
-        self._servers = servers
-        self._rate = f"{rate_mbit}mbit"
+        self._rates_mbit = rates_mbit
 
     def __enter__(self):
         try:
             self._make("switch")
             self._ip("switch", "link", "add", "bridge", "type", "bridge")
             self._ip("switch", "link", "set", "bridge", "up")
-            for host in range(self._servers + 1):
-                self._connect(host)
+            for host, rate_mbit in enumerate(self._rates_mbit):
+                self._connect(host, rate_mbit)
         except BaseException:
             self._stack.close()
             raise
@@ -77,9 +80,9 @@ class Network:
         self._ip(name, "link", "set", "lo", "up")
 
     def _ip(self, name, *words):
-        command("ip", "-n", self._prefix + name, *words)
+        return command("ip", "-n", self._prefix + name, *words)
 
-    def _connect(self, host):
+    def _connect(self, host, rate_mbit):
         name = f"host{host}"
         self._make(name)
         self._ip(name, "link", "add", "card", "type", "veth", "peer", "name",
@@ -87,14 +90,20 @@ class Network:
         self._ip(name, "addr", "add", f"{self.address(host)}/24", "dev", "card")
         self._ip(name, "link", "set", "card", "up")
         self._ip("switch", "link", "set", name, "master", "bridge", "up")
-        if host > 0:
-            self._limit(name, "card")
-            self._limit("switch", name)
+        if rate_mbit is not None:
+            self._limit(name, "card", rate_mbit)
+            self._limit("switch", name, rate_mbit)
 
-    def _limit(self, name, device):
+    def _limit(self, name, device, rate_mbit):
         command("tc", "-n", self._prefix + name, "qdisc", "add", "dev", device,
-                "root", "tbf", "rate", self._rate, "burst", BURST, "latency",
-                LATENCY)
+                "root", "tbf", "rate", f"{rate_mbit}mbit", "burst", BURST,
+                "latency", LATENCY)
+
+    def sent_and_received(self, host):
+        """Bytes so far through a host's card, with all headers."""
+        card, = json.loads(self._ip(f"host{host}", "-s", "-j", "link", "show",
+                                    "card"))
+        return (card["stats64"]["tx"]["bytes"], card["stats64"]["rx"]["bytes"])
 
     @staticmethod
     def address(host):
@@ -109,7 +118,9 @@ class Network:
 def step_seconds(options, shards, wire):
     """Mean time of a timed step of a run with so many shards."""
     numbers = Numbers()
-    with Network(shards, options.rate_mbit) as network, \
+    # Host 0 has the workers.
+    rates_mbit = [None] + [options.rate_mbit] * shards
+    with Network(rates_mbit) as network, \
             tempfile.TemporaryDirectory() as folder, \
             Processes() as processes:
         addresses = []
