@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import signal
 import unittest
 
@@ -154,6 +155,20 @@ class ImagesTest(unittest.TestCase):
             self.assertIn("continuing from", podman.log(server))
 
 
+def expanded(variables: list[dict]) -> list[dict]:
+    """Variables with $(NAME) replaced by earlier ones: podman leaves that out."""
+    values: dict[str, str] = {}
+    result = []
+    for variable in variables:
+        if "value" in variable:
+            value = re.sub(r"\$\((\w+)\)", lambda m: values.get(m[1], m[0]),
+                           variable["value"])
+            values[variable["name"]] = value
+            variable = variable | {"value": value}
+        result.append(variable)
+    return result
+
+
 KUBE_WHY_NOT = manifests.why_not_rendered()
 
 
@@ -182,9 +197,9 @@ class PodsTest(unittest.TestCase):
         spec = dict(pod.spec)
         # The images have no curl for podman to probe with, and podman would
         # publish the same ports of this machine for each pod.
-        spec["containers"] = [{
-            key: value for key, value in pod.container.items()
-            if key != "ports" and not key.endswith("Probe")}]
+        container = {key: value for key, value in pod.container.items()
+                     if key != "ports" and not key.endswith("Probe")}
+        spec["containers"] = [container | {"env": expanded(container["env"])}]
         if pod.program == "server":
             spec["volumes"] = [*spec["volumes"], {
                 "name": "state", "persistentVolumeClaim": {"claimName": volume}}]
