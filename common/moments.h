@@ -71,7 +71,7 @@ struct CallMoments {
   // Counts the calls of this layer through all parts of the step.
   int32_t call = 0;
   Moments moments;
-  // Of a push of local steps, for all calls of the layer together; otherwise 0.
+  // With local steps, for all calls of the layer in a push; otherwise 0.
   // CallMoments in parameters.proto has the formulas.
   double weight = 0;
   int32_t updates = 0;

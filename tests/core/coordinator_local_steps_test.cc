@@ -23,6 +23,12 @@ FakeSetup Local(FakeSetup setup) {
   return setup;
 }
 
+// Turns local steps off, with all that must be named.
+SettingValues Gradients() {
+  return {
+      {"local_steps", "0"}, {"learning_rate", "0.1"}, {"weight_decay", "0"}};
+}
+
 TEST(CoordinatorLocalStepsTest, AnAssignmentHasOrderedCuts) {
   StartedCohort cohort(Local(SmallSetup()));
   const Assignment& first = cohort.told(kRank0);
@@ -141,11 +147,7 @@ TEST(CoordinatorLocalStepsTest, AChangeNamesTheRateThatItGivesAnotherMeaning) {
   EXPECT_THAT(
       cohort.Change({{"local_steps", "0"}, {"learning_rate", "0.1"}}).status(),
       IsError(kInvalidArgument, "weight_decay"));
-  ASSERT_TRUE(cohort
-                  .Change({{"local_steps", "0"},
-                           {"learning_rate", "0.1"},
-                           {"weight_decay", "0"}})
-                  .ok());
+  ASSERT_TRUE(cohort.Change(Gradients()).ok());
   cohort.PushBoth(PushOf(1));
   EXPECT_EQ(cohort.told(kRank0).local_steps, Ranges());
   EXPECT_EQ(cohort.told(kRank0).range, (IndexRange{12, 15}));
@@ -180,11 +182,7 @@ TEST(CoordinatorLocalStepsTest, TheyBeginAndEndWithoutAVelocity) {
   step();
   EXPECT_EQ(cohort.told(kRank0).local_steps.size(), 2);
   cohort.PushBoth(PushOf(1));
-  EXPECT_THAT(cohort
-                  .Change({{"local_steps", "0"},
-                           {"learning_rate", "0.1"},
-                           {"weight_decay", "0"}})
-                  .status(),
+  EXPECT_THAT(cohort.Change(Gradients()).status(),
               IsError(kFailedPrecondition, "nesterov"));
 }
 
@@ -198,11 +196,7 @@ TEST(CoordinatorLocalStepsTest, AScriptDecidesWhetherThereAreAny) {
                           {"weight_decay", "0"}};
   StartedCohort cohort(setup);
   EXPECT_EQ(cohort.told(kRank0).local_steps.size(), 3);
-  EXPECT_THAT(cohort
-                  .Change({{"local_steps", "0"},
-                           {"learning_rate", "0.1"},
-                           {"weight_decay", "0"}})
-                  .status(),
+  EXPECT_THAT(cohort.Change(Gradients()).status(),
               IsError(kFailedPrecondition, "program"));
   // Their number may change, and the outer rate stays theirs.
   ExpectOk(cohort.Change({{"local_steps", "1"}}).status());

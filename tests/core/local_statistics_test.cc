@@ -36,7 +36,7 @@ struct MeanAndVariance {
   double variance = 0;
 };
 
-// Of the values of all ranks.
+// Over the values of all ranks.
 MeanAndVariance Of(const std::vector<std::vector<double>>& ranks,
                    bool unbiased) {
   double sum = 0;
@@ -78,7 +78,7 @@ Moments MomentsOf(const std::vector<double>& batch) {
           .second = {of.variance * count}};
 }
 
-// What the ranks push, and what the server makes of it.
+// The statistics that the server makes of the pushes.
 LayerStatistics ByPushes(const Batches& batches, const BatchNormSpec& layer,
                          LayerStatistics held) {
   const size_t ranks = batches.front().size();

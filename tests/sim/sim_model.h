@@ -71,7 +71,7 @@ struct BatchNormCall {
 struct StepInput {
   const RunSpec* spec = nullptr;
   int64_t epoch = 0;
-  // Of local steps: as many samples as they have, from the first one.
+  // With local steps: as many samples as they have, from the first one.
   IndexRange range;
   std::vector<IndexRange> local_steps;
   // Of the weights that are read; under sync that of the step.

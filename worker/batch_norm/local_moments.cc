@@ -8,8 +8,7 @@
 namespace cohort {
 namespace {
 
-// Of each call of one layer: its number among those of the whole cohort's
-// steps, and how many there are.
+// The calls of one layer, numbered through the steps of the whole cohort.
 struct Numbering {
   std::vector<int64_t> of_call;
   int32_t updates = 0;
@@ -33,7 +32,7 @@ Numbering NumberCalls(absl::Span<const int32_t> counts, size_t layers,
   return numbering;
 }
 
-// What a variance that divides by the count is multiplied by.
+// The factor of a variance that divides by the count.
 double BesselFactor(const BatchNormSpec& layer, int64_t count,
                     int64_t members) {
   const auto n = static_cast<double>(count * members);

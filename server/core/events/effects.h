@@ -106,7 +106,7 @@ struct RunState {
 struct CommitRecord {
   Version version;
   int64_t data_epoch = 0;
-  // Of all versions so far.
+  // In all versions so far.
   int64_t local_steps = 0;
   // Seen so far, this commit included.
   int64_t samples = 0;

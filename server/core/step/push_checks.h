@@ -38,7 +38,7 @@ absl::Status CheckGradient(const GradientArrival& gradient,
 absl::Status CheckOpened(const ArrivedPush& push, const PushKey& key,
                          const GradientArrival& gradient);
 
-// What the closing of a push carries.
+// The kind of moments that a closing carries.
 struct ClosingBounds {
   // No moments, as they are combined in rendezvous.
   bool global = false;

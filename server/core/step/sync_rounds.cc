@@ -95,14 +95,17 @@ std::optional<Assignment> SyncRounds::Next(Worker& worker) {
   if (!IsMember(worker.rank) || !round_->Issue(worker.rank)) {
     return std::nullopt;
   }
-  return Assignment{.attempt = round_->attempt(),
-                    .members = round_->members(),
-                    .data_epoch = round_->cut().epoch,
-                    .range = round_->range(worker.rank),
-                    .batches = round_->cut().batches,
-                    .local_steps = round_->local_steps(worker.rank),
-                    .local_rate_factor = LocalRateFactor(
-                        parts_.settings, parts_.ledger, parts_.model)};
+  Assignment next{.attempt = round_->attempt(),
+                  .members = round_->members(),
+                  .data_epoch = round_->cut().epoch,
+                  .range = round_->range(worker.rank),
+                  .batches = round_->cut().batches,
+                  .local_steps = round_->local_steps(worker.rank)};
+  if (!next.local_steps.empty()) {
+    next.local_rate_factor =
+        LocalRateFactor(parts_.settings, parts_.ledger, parts_.model);
+  }
+  return next;
 }
 
 bool SyncRounds::GivesAgain(const Worker& worker) const {
@@ -229,9 +232,9 @@ void SyncRounds::Commit(Turn& turn) {
   turn.changed = true;
   PublishedStep step = PublishStep(parts_, *round_, turn);
   const std::vector<std::pair<Rank, PushKey>> keys = EndAssignments();
-  const StepCut cut = round_->cut();
-  turn.out.push_back(effect::Discard{
-      .what = std::make_shared<const Round>(*std::move(round_))});
+  const auto ended = std::make_shared<const Round>(*std::move(round_));
+  const StepCut& cut = ended->cut();
+  turn.out.push_back(effect::Discard{.what = ended});
   round_.reset();
   parts_.flow.ForgetLetIn();
 

@@ -186,9 +186,9 @@ class LocalSteps:
         self.weight = self.loss = 0.0
         self._ranges: Sequence[tuple[int, int]] = ()
         self._rate_factor = 1.0
-        # What the weight of the local step was taken to be.
+        # The weight that the local step was expected to have.
         self._expected = 1.0
-        # Of the trained parameters, before the first local step; and those that
+        # The trained parameters before the first local step; and those that
         # have had a gradient.
         self._before: dict[int, torch.Tensor] = {}
         self._reached: set[int] = set()

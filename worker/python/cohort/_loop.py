@@ -315,7 +315,7 @@ class Data:
                 batch = self._read(assignment, positions)
             except StopIteration:
                 if local.made > 0:
-                    # What was made counts.
+                    # The local steps so far count.
                     run.end_local_steps()
                 else:
                     step.abandon("its data has ended")

@@ -676,8 +676,9 @@ class Step:
             self._differentiate_locally(
                 loss, self.local.factor(weight, expected, reduction))
             if weight > 0:
-                self.local.loss += float(loss.detach()) * scale
-                self._loss += float(loss.detach()) * scale
+                own = float(loss.detach()) * scale
+                self.local.loss += own
+                self._loss += own
             return
         if self.passes == 0:
             self._total = self._total_weight(expected)
