@@ -80,10 +80,11 @@ class LocalSteps(unittest.TestCase):
             self.assertEqual((status["version"], int(status["local_steps"])),
                              (3, 8))
             self.assertEqual(series(cohort.page())["cohort_local_steps"], 8)
+            self.assertEqual(status["learning_rate"], 0.7)
+            cohort.drain()
             last = [row for row in cohort.rows() if row["local_steps"]][-1]
             self.assertEqual((last["version"], last["local_steps"]),
                              ("3", "8"))
-            self.assertEqual(status["learning_rate"], 0.7)
 
     def test_kills_do_not_change_a_bit(self):
         flags = ["--local_steps=4", "--epochs=60", "--schedule=constant"]

@@ -257,8 +257,19 @@ class Cohort:
             self.await_worker(rank, code)
 
     def rows(self, name="history.csv"):
-        """A table of the results."""
-        with open(self.results / name, newline="", encoding="utf-8") as file:
+        """A table of the results of a run that has ended."""
+        if self.server.poll() is None:
+            raise AssertionError(f"{name} is read before the server's end: "
+                                 "complete() first, or rows_so_far()")
+        return self.rows_so_far(name)
+
+    def rows_so_far(self, name="history.csv"):
+        """The same of a run that may go on: the server writes rows later than
+        it answers calls, so whoever needs one waits for it."""
+        path = self.results / name
+        if not path.exists():
+            return []
+        with open(path, newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
 
     def log(self, name="server"):

@@ -139,6 +139,7 @@ class Faults(unittest.TestCase):
     def test_own_data_counts_once_where_late_pushes_are_dropped(self):
         with Server(3, "--max_steps=60", "--min_pushes=2") as server:
             server.call(train_own, 0, server.dir)
+            server.complete()
             counted = int(server.rows()[-1]["samples"])
             logs = [(server.dir / f"rank{rank}.0").read_text().splitlines()
                     for rank in range(3)]

@@ -253,8 +253,9 @@ class Kills(unittest.TestCase):
         """The checkpoint waits for the version that workers begin next."""
         with Server(2, *RUN, keeps=True) as server:
             ranks = server.ranks(train, server.dir, (), 0.05)
-            await_true(lambda: server.rows() and int(
-                server.rows()[-1]["version"]) >= 4, "a few steps")
+            await_true(lambda: any(int(row["version"]) >= 4
+                                   for row in server.rows_so_far()),
+                       "a few steps")
             server.server.send_signal(signal.SIGTERM)
             server.server.wait(60)
             server.await_checkpoint()

@@ -199,6 +199,7 @@ class Sums(unittest.TestCase):
     def test_the_loss_is_that_of_one_process(self):
         with Server(2, "--max_steps=1") as server:
             server.call(train_pairs)
+            server.complete()
             reported = float(server.rows()[-1]["train_loss"])
         model = network()
         parts = [next(batches(rank, 2 + rank, 1)) for rank in range(2)]
