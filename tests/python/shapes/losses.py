@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from shapes.rows import Net, error_of, refused, row, steps, train
 
 # The text of what is a mean over a part.
-A_PART = ("job.backward()", "a part of the labels", "weight=")
+A_PART = ("job.backward()", "a part of the", "weight=")
 
 
 def labels_of(y):
@@ -74,6 +74,44 @@ def loss_of_entries_in_a_mask(t):
     for model, x, y in steps(t):
         mask = y[:, 0] > 0
         train(t, F.mse_loss(model(x)[mask], y[mask]))
+
+
+@refused("UsageError", *A_PART)
+def batch_that_the_body_filters(t):
+    for model, x, y in steps(t):
+        keep = y[:, 0] > -0.5
+        train(t, F.cross_entropy(model(x[keep]), labels_of(y[keep])))
+
+
+@refused("UsageError", *A_PART)
+def batch_that_the_body_cuts(t):
+    for model, x, y in steps(t):
+        train(t, F.mse_loss(model(x[:4]), y[:4]))
+
+
+@row(sizes={2: (2, 4), 3: (2, 4, 6)})
+def half_of_the_batch_on_each_worker(t):
+    for model, x, y in steps(t):
+        train(t, F.cross_entropy(model(x)[::2], labels_of(y[::2])))
+
+
+def boxes_of(y):
+    """The sample of each box: some have one, others two."""
+    return torch.repeat_interleave(1 + (y[:, 0] > 0).long())
+
+
+@refused("UsageError", *A_PART)
+def mean_over_boxes(t):
+    for model, x, y in steps(t):
+        of = boxes_of(y)
+        train(t, (model(x)[of] - y[of]).abs().sum(1).mean())
+
+
+@row()
+def mean_over_boxes_that_is_weighted(t):
+    for model, x, y in steps(t):
+        of = boxes_of(y)
+        train(t, (model(x)[of] - y[of]).square().sum(1).mean(), weight=len(of))
 
 
 @refused("UsageError", *A_PART)

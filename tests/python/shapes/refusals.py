@@ -12,6 +12,61 @@ def one_step(t, model):
         train(t, error_of(model(x), y))
 
 
+# ---- a model that changes after the join
+
+# The text of a part that the server does not have.
+CHANGED = ("when the run was joined", "before")
+
+
+def changed(t, change):
+    net = Net()
+    for model, x, y in steps(t, net):
+        train(t, error_of(model(x), y))
+        change(net)
+
+
+@refused("UsageError", "head.weight", *CHANGED)
+def layer_that_is_replaced(t):
+    changed(t, lambda net: setattr(net, "head", nn.Linear(4, 2)))
+
+
+@refused("UsageError", "head.weight", *CHANGED)
+def parameter_that_is_replaced(t):
+    changed(t, lambda net: setattr(net.head, "weight", nn.Parameter(
+        net.head.weight.detach() * 0.5, requires_grad=False)))
+
+
+@refused("UsageError", "tail.0.weight", *CHANGED)
+def layer_that_is_added_later(t):
+    changed(t, lambda net: setattr(net, "tail", nn.Sequential(nn.Linear(2, 2))))
+
+
+@refused("UsageError", "norm1", *CHANGED)
+def batch_norm_without_parameters_that_is_replaced(t):
+    net = Net(affine=False)
+    for model, x, y in steps(t, net):
+        train(t, error_of(model(x), y))
+        net.norm1 = nn.BatchNorm2d(4, affine=False)
+
+
+@refused("UsageError", "norm1", "SyncBatchNorm", *CHANGED)
+def batch_norms_that_are_converted_after_the_join(t):
+    net = started(t, Net())
+    nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    one_step(t, net)
+
+
+@row()
+def layers_without_parameters_come_and_go(t):
+    """What is left out has no gradients, as in one process."""
+    net = Net()
+    for number, (model, x, y) in enumerate(steps(t, net)):
+        train(t, error_of(model(x), y))
+        if number == 0:
+            net.norm2 = nn.Identity()
+        net.extra = nn.Tanh()
+
+
 # ---- before the run
 
 @refused("ConfigurationError", "DistributedDataParallel", ".module")

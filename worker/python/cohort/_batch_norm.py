@@ -239,7 +239,7 @@ def converted(ours: type[Converted], plain: type[nn.Module]) -> type[nn.Module]:
                  "__doc__": plain.__doc__})
 
 
-def _is_batch_norm(module: nn.Module) -> bool:
+def is_batch_norm(module: nn.Module) -> bool:
     """Whether the module keeps moving statistics as batch norm does: a batch
     norm of torch's, a subclass, or a module of the same buffers."""
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
@@ -272,7 +272,7 @@ def convert_batch_norm(model: nn.Module) -> nn.Module:
     _check_scripted(model)
     for name, module in model.named_modules():
         if isinstance(module, (_Cohort, _ScriptModule)) or (
-                not _is_batch_norm(module)):
+                not is_batch_norm(module)):
             continue
         if isinstance(module, nn.modules.lazy.LazyModuleMixin):
             raise _errors.ConfigurationError(

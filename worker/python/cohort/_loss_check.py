@@ -41,19 +41,22 @@ def _kind(node: Any) -> str:
     return type(node).__name__
 
 
-def shares_in(nodes: Iterable[Any], samples: int) -> list[float]:
-    """Of each mean in a graph that leaves some entries out, such as ignored labels
-    or those outside of a mask, or weighs them by classes, the weight of the rest over
-    the number of all. It is a mean over samples only if all workers have the same.
+def shares_in(nodes: Iterable[Any], samples: int, entries_max: float) -> list[float]:
+    """Of each mean in a graph that leaves some entries out, such as ignored labels,
+    those outside of a mask, or samples that the script has dropped, or weighs them by
+    classes, the weight of the rest over the number of all. It is a mean over samples
+    only if all workers have the same.
 
     Args:
         nodes: of the graph.
-        samples: as many such means, or more, may be of one sample each.
+        samples: in the batch; as many such means, or more, may be of one sample each.
+        entries_max: a mean of more is not looked at for entries of which samples
+            cannot have equally many.
     """
     means = [node for node in nodes if _is_mean(_kind(node)) and
              getattr(node, "_saved_reduction", _MEAN) == _MEAN]
     shares = [share for mean in means
-              if (share := _share_of(mean, samples)) is not None]
+              if (share := _share_of(mean, samples, entries_max)) is not None]
     if 1 < samples <= len(shares):
         return []
     return sorted(share for share in shares if share != 1)
@@ -64,13 +67,17 @@ def _is_mean(kind: str) -> bool:
     return _MEANS.fullmatch(kind) is not None
 
 
-def _share_of(mean: Any, samples: int) -> float | None:
-    """None: it has no mask, and no labels that may be ignored."""
+def _share_of(mean: Any, samples: int, entries_max: float) -> float | None:
+    """None: it has no mask, and no labels that may be ignored, and samples have equal
+    parts in it."""
     share = None
+    entries = _entries_of(mean)
+    if entries % samples and entries <= entries_max and _depends_on_samples(mean):
+        share = entries / samples
     if _kind(mean).startswith("NllLoss"):
         counted = saved(mean, "total_weight")
         if counted is not None:
-            share = float(counted) / max(1, mean._saved_target.numel())
+            share = (share or 1) * float(counted) / max(1, entries)
     elif _kind(mean).startswith("Div"):
         shape = _summed(mean.next_functions[0][0])
         divisor = saved(mean, "other") if shape else None
@@ -93,14 +100,25 @@ def _share_of(mean: Any, samples: int) -> float | None:
     return share
 
 
+def _entries_of(mean: Any) -> int:
+    """How many numbers it is the mean of; 0: its graph does not say."""
+    target = saved(mean, "target")
+    if target is not None:
+        return int(target.numel())
+    return int(getattr(mean, "_saved_self_sym_numel",
+                       getattr(mean, "_saved_self_numel", 0)))
+
+
 def refuse_shares(shares: list[float]) -> NoReturn:
     """Raises UsageError: other workers have other `shares` in this step."""
     raise _errors.UsageError(
-        "job.backward(): the loss is a mean over a part of the labels or entries, or "
-        "over class weights (ignore_index=, a mask, F.cross_entropy(weight=)), here "
+        "job.backward(): the loss is a mean over a part of the samples, labels or "
+        "entries, or over class weights (a batch that was filtered, ignore_index=, a "
+        "mask, F.cross_entropy(weight=)), here "
         f"{', '.join(f'{share:.3g}' for share in shares) or '1'} of all, on other "
         "workers another part; pass as weight= to job.backward() what it is a mean "
-        "over: (y != ignore_index).sum(), mask.sum(), or w[y].sum() with class weights; "
+        "over: len(x) that are left, (y != ignore_index).sum(), mask.sum(), or w[y].sum() "
+        "with class weights; "
         f"{_OVERRIDE}")
 
 

@@ -1,6 +1,7 @@
 """The model of a job: its parameters and batch-norm layers as they are
 registered, and checks that nothing changes them behind the server's back."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,11 @@ class RegisteredModel:
             self.names.append(name)
             self.parameters.append(parameter)
         _batch_norm.check_layers(self.layers)
+        # What the modules had then and have now, to see a change.
+        self._first = dict(model.named_parameters())
+        self._holders: list[dict[str, Any]] = []
+        self._held: list[Any] = []
+        self._note_structure()
         if not self.parameters:
             raise _errors.ConfigurationError("the model has no parameters")
         # As they are exchanged; made by `memory`.
@@ -200,13 +206,48 @@ class RegisteredModel:
             self._weight_versions[number] = parameter._version
             self._weight_prints[number] = _devices.fingerprint(parameter)
 
+    def _note_structure(self) -> None:
+        self._holders = [holder for module in self.module.modules()
+                         for holder in (module._parameters, module._modules)]
+        self._held = [value for holder in self._holders
+                      for value in holder.values()]
+
+    def _check_structure(self) -> None:
+        """Raises UsageError if the model computes with other parameters or batch
+        norms than the server has. What it no longer has gets no gradients, as in
+        torch."""
+        held = [value for holder in self._holders for value in holder.values()]
+        if len(held) == len(self._held) and all(
+                map(operator.is_, held, self._held)):
+            return
+        known = set(map(id, self._first.values()))
+        for name, parameter in self.module.named_parameters():
+            if id(parameter) not in known and (
+                    parameter.requires_grad or name in self._first):
+                raise _errors.UsageError(
+                    f"{name}: a parameter that was not in the model when the run was "
+                    "joined, so the server does not have it; give the model all its "
+                    "layers before the optimizer is made and cohort.join() is called")
+        modules = dict(self.module.named_modules())
+        for name, layer in self.layers:
+            now = modules.get(name, layer)
+            if now is not layer and _batch_norm.is_batch_norm(now):
+                raise _errors.UsageError(
+                    f"{name}: got a {type(now).__name__} in place of the batch norm "
+                    "that was there when the run was joined; keep that one, which "
+                    "is over the samples of all workers, or change the model before "
+                    "cohort.join()")
+        self._note_structure()
+
     def check_weights(self, content: bool) -> None:
-        """Raises UsageError if a weight was changed by hand since then.
+        """Raises UsageError if a weight was changed by hand since then, or the
+        model has others.
 
         Args:
             content: compares the values, too, which changes by `.data` and NumPy
                 alone show.
         """
+        self._check_structure()
         for name, parameter, version, printed, address in zip(
                 self.names, self.parameters, self._weight_versions,
                 self._weight_prints, self._addresses):

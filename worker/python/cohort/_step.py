@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import enum
 import hashlib
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -616,9 +617,13 @@ class Step:
                 assignment.members < 2):
             return
         samples = max(1, self._samples // self.parts)
-        self._shares = _loss_check.shares_in(nodes, samples)
-        # Those that call job.sum() are made for several workers.
-        if assignment.version == 0 and not self.sums:
+        # Those that call job.sum() are made for several workers. After the first
+        # step more entries than samples may be a fixed number of them, in a smaller
+        # batch that ends an epoch.
+        first = assignment.version == 0
+        self._shares = _loss_check.shares_in(
+            nodes, samples, 0 if self.sums else math.inf if first else samples)
+        if first and not self.sums:
             _loss_check.check_terms(loss, samples, reduction)
 
     def _weight_of(self, weight: float | None) -> float:
