@@ -353,6 +353,21 @@ class Processes(unittest.TestCase):
         self.assertEqual(done.returncode, 8, done.stderr)
         self.assertNotIn("started again", done.stdout + done.stderr)
 
+    def test_a_run_whose_scripts_leave_their_loops_is_over(self):
+        script = """
+            import networks
+            model, job = networks.joined(None)
+            for batch in job.data(networks.Shapes(64), batch_size=4):
+                if networks.step(model, job, batch).version == 3:
+                    break
+            """
+        with tempfile.TemporaryDirectory() as results:
+            done = self.under_cohortctl(script, "--workers=2",
+                                        f"--results_dir={results}")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn("the model of step 3 was written", done.stdout)
+            self.assertTrue((pathlib.Path(results) / "model.safetensors").exists())
+
     TWO_PHASES = """
             import networks
             for phase in range(2):

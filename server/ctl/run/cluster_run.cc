@@ -112,12 +112,19 @@ ServerTarget ClusterRun::Target() const {
           .tls = options_.spec.certificates.client};
 }
 
-// Reports a worker that was drained, but not one whose run is over.
+// Reports a worker that was drained or whose script left its loop, but not one
+// whose run is over.
 void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
   if (cluster_->server_end().has_value() || stopping_ || given_up_) return;
-  const absl::StatusOr<v1::Status> status =
-      AdminClient(Target(), kAskMax).GetStatus();
+  AdminClient server(Target(), kAskMax);
+  const absl::StatusOr<v1::Status> status = server.GetStatus();
   if (!status.ok() || status->ended()) return;
+  if (cluster_->workers_running() == 0) {
+    screen_.Say("no worker is left, so the run is drained");
+    // If it fails, the server is about to end.
+    (void)server.Drain(v1::DrainRequest());
+    return;
+  }
   screen_.Say(
       absl::StrCat(worker.Name(),
                    " has left and is not started again; if the run waits for "

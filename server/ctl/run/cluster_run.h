@@ -32,7 +32,8 @@ struct ClusterRunOptions {
 // A worker that dies is started again if the server waits for it or the cohort
 // is elastic, unless it would die again: it ended with the code for a wrong
 // command line or value, or has used up its restarts. Then the run is stopped,
-// or, if enough workers of an elastic cohort are left, continues without it.
+// or, if enough workers of an elastic cohort are left, continues without it. A
+// run that all workers have left by themselves is drained.
 class ClusterRun {
  public:
   // Both must outlive it.
