@@ -264,8 +264,8 @@ class Cohort:
         return self.rows_so_far(name)
 
     def rows_so_far(self, name="history.csv"):
-        """The same of a run that may go on: the server writes rows later than
-        it answers calls, so whoever needs one waits for it."""
+        """The same of any run. The server writes rows later than it answers
+        calls, so a test waits for the row that it needs."""
         path = self.results / name
         if not path.exists():
             return []
