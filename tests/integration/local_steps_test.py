@@ -81,10 +81,10 @@ class LocalSteps(unittest.TestCase):
                              (3, 8))
             self.assertEqual(series(cohort.page())["cohort_local_steps"], 8)
             self.assertEqual(status["learning_rate"], 0.7)
-            cohort.drain()
-            last = [row for row in cohort.rows() if row["local_steps"]][-1]
-            self.assertEqual((last["version"], last["local_steps"]),
-                             ("3", "8"))
+            cohort.wait_until(
+                lambda: ("3", "8") in {(row["version"], row["local_steps"])
+                                       for row in cohort.rows_so_far()},
+                "the row of the last step")
 
     def test_kills_do_not_change_a_bit(self):
         flags = ["--local_steps=4", "--epochs=60", "--schedule=constant"]
