@@ -50,8 +50,7 @@ class RegisteredModel:
             self.names.append(name)
             self.parameters.append(parameter)
         _batch_norm.check_layers(self.layers)
-        # What the modules had then and have now, to see a change.
-        self._first = dict(model.named_parameters())
+        # Where the modules keep what they have, and what that was, to see a change.
         self._holders: list[dict[str, Any]] = []
         self._held: list[Any] = []
         self._note_structure()
@@ -220,10 +219,10 @@ class RegisteredModel:
         if len(held) == len(self._held) and all(
                 map(operator.is_, held, self._held)):
             return
-        known = set(map(id, self._first.values()))
+        known = set(map(id, self._held))
         for name, parameter in self.module.named_parameters():
             if id(parameter) not in known and (
-                    parameter.requires_grad or name in self._first):
+                    parameter.requires_grad or name in self.names):
                 raise _errors.UsageError(
                     f"{name}: a parameter that was not in the model when the run was "
                     "joined, so the server does not have it; give the model all its "

@@ -617,14 +617,16 @@ class Step:
                 assignment.members < 2):
             return
         samples = max(1, self._samples // self.parts)
-        # Those that call job.sum() are made for several workers. After the first
-        # step more entries than samples may be a fixed number of them, in a smaller
-        # batch that ends an epoch.
-        first = assignment.version == 0
-        self._shares = _loss_check.shares_in(
-            nodes, samples, 0 if self.sums else math.inf if first else samples)
-        if first and not self.sums:
+        if self.sums:
+            # It is made for several workers.
+            entries_max = 0.0
+        elif assignment.version == 0:
+            entries_max = math.inf
             _loss_check.check_terms(loss, samples, reduction)
+        else:
+            # More may be a fixed number, in a smaller batch that ends an epoch.
+            entries_max = samples
+        self._shares = _loss_check.shares_in(nodes, samples, entries_max)
 
     def _weight_of(self, weight: float | None) -> float:
         if weight is None:
