@@ -48,10 +48,12 @@ class Measures(unittest.TestCase):
             for worker in phases.values():
                 for phase in ("data", "backward", "rendezvous", "push", "wait"):
                     self.assertGreater(worker[phase], 0, worker)
-            row = server.rows("measures.csv")[1]
             # 50 commits of weight 4.
-            self.assertEqual((row["measure"], row["mean"], row["weight"]),
-                             ("share", "0.75", "200"))
+            server.wait_until(
+                lambda: ("share", "0.75", "200") in {
+                    (row["measure"], row["mean"], row["weight"])
+                    for row in server.rows_so_far("measures.csv")},
+                "the row of the first measure")
             self.assertIn(b"share/train", b"".join(
                 file.read_bytes()
                 for file in (server.dir / "events").glob("*")))
