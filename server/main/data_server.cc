@@ -34,7 +34,7 @@ absl::StatusOr<std::unique_ptr<DataServer>> DataServer::Start(
   COHORT_RETURN_IF_ERROR(server->Listen());
   COHORT_RETURN_IF_ERROR(server->operations_.Start(
       server->address_,
-      {.calls = server->metrics_, .metrics = [&host = server->host_] {
+      {.calls = server->calls_.metrics, .metrics = [&host = server->host_] {
          DataShardFigures figures = host.figures();
          figures.memory_limit_bytes = MemoryLimitBytes();
          return DataShardFamilies(figures);
@@ -59,7 +59,7 @@ DataServer::DataServer(const ServerOptions& options,
                        std::unique_ptr<ServerSecurity> security,
                        std::shared_ptr<TraceFile> trace)
     : options_(options),
-      metrics_(DataShardMethods()),
+      calls_(DataShardMethods(), clock_),
       security_(std::move(security)),
       trace_(std::move(trace)),
       host_({.fold_threads = options.fold_threads,
@@ -80,15 +80,15 @@ DataServer::DataServer(const ServerOptions& options,
                  },
              .timeline = trace_.get()},
             clock_),
-      doors_(options_, *security_, metrics_, clock_),
+      doors_(options_, *security_, calls_),
       operations_(options_, *security_) {}
 
 DataServer::~DataServer() { Stop(); }
 
 absl::Status DataServer::Listen() {
   Transport::Services services;
-  services.push_back(MakeDataShardsService(host_));
-  services.push_back(MakeDataParametersService(host_));
+  services.push_back(MakeDataShardsService(host_, calls_));
+  services.push_back(MakeDataParametersService(host_, calls_));
   COHORT_RETURN_IF_ERROR(doors_.Listen(
       std::move(services), options_.inflight_bytes_max, [](absl::string_view) {
         return "this is a data shard (cohort-server --data_shard); workers and "

@@ -15,8 +15,8 @@
 #include "server/main/operations.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
-#include "server/metrics/grpc_metrics.h"
 #include "server/partitions/partitions_host.h"
+#include "server/rpc/call_counts.h"
 
 namespace cohort {
 
@@ -60,7 +60,7 @@ class DataServer {
   const ServerOptions options_;
   const SteadyClock clock_;
   std::string address_;
-  GrpcMetrics metrics_;
+  CallCounts calls_;
 
   Mutex mu_;
   CondVar changed_;

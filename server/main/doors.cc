@@ -41,7 +41,7 @@ absl::Status Doors::OpenLocal(RunHost& run,
              return MakeLocalReduce(run, rank, incarnation, peer);
            },
        .arena_bytes_max = MemoryLimitBytes() / 2},
-      clock_);
+      counts_.clock);
   if (door.ok()) {
     local_ = *std::move(door);
     return absl::OkStatus();
@@ -64,7 +64,7 @@ absl::Status Doors::ListenForAdmin(Transport::Services services) {
                                 .security = security_.security(),
                                 .access = security_.access(),
                                 .connections_max = kAdminConnectionsMax},
-                               std::move(services), metrics_, clock_));
+                               std::move(services), counts_));
   if (!security_.encrypted() && !admin_->address().loopback()) {
     Log(LogLevel::kWarning,
         absl::StrCat("--insecure: any client that can reach ", admin_address(),
@@ -85,7 +85,7 @@ absl::Status Doors::Listen(
                                     .connections_per_address =
                                         options_.connections_per_address,
                                     .unserved = std::move(unserved)},
-                                   std::move(services), metrics_, clock_));
+                                   std::move(services), counts_));
   return absl::OkStatus();
 }
 

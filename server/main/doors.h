@@ -7,13 +7,12 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
-#include "common/clock.h"
 #include "common/listen_address.h"
 #include "common/local/shared_float_files.h"
 #include "server/local/local_door.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
-#include "server/metrics/grpc_metrics.h"
+#include "server/rpc/call_counts.h"
 #include "server/rpc/transport.h"
 #include "server/run/run_host.h"
 
@@ -26,11 +25,8 @@ class Doors {
  public:
   // All references must outlive it.
   Doors(const ServerOptions& options, ServerSecurity& security,
-        GrpcMetrics& metrics, const Clock& clock)
-      : options_(options),
-        security_(security),
-        metrics_(metrics),
-        clock_(clock) {}
+        CallCounts& counts)
+      : options_(options), security_(security), counts_(counts) {}
 
   // Lets workers of this host share memory, in which `weights` lie. No-op if
   // that is null. `run` must outlive it.
@@ -59,8 +55,7 @@ class Doors {
  private:
   const ServerOptions& options_;
   ServerSecurity& security_;
-  GrpcMetrics& metrics_;
-  const Clock& clock_;
+  CallCounts& counts_;
 
   // Destroyed in the reverse order: each uses those before it.
   std::unique_ptr<LocalDoor> local_;

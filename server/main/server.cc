@@ -174,13 +174,13 @@ Server::Server(const ServerOptions& options, std::ostream& out,
     : options_(options),
       out_(out),
       stats_(clock_),
-      grpc_metrics_(CoordinatorMethods()),
+      calls_(CoordinatorMethods(), clock_),
       lifecycle_({.data_shards = !options.shard_addresses.empty(),
                   .exit_when_done = options.exit_when_done}),
       security_(std::move(security)),
       trace_(std::move(trace)),
       files_(std::move(files)),
-      doors_(options_, *security_, grpc_metrics_, clock_),
+      doors_(options_, *security_, calls_),
       operations_(options_, *security_) {}
 
 Server::~Server() { Stop(); }
@@ -191,7 +191,7 @@ absl::Status Server::Start() {
   COHORT_RETURN_IF_ERROR(OpenRecorder());
   COHORT_RETURN_IF_ERROR(Listen());
   operations_.StartReport(*figures_);
-  COHORT_RETURN_IF_ERROR(operations_.Start(address_, {.calls = grpc_metrics_,
+  COHORT_RETURN_IF_ERROR(operations_.Start(address_, {.calls = calls_.metrics,
                                                       .figures = figures_.get(),
                                                       .watchers = &watchers_}));
   COHORT_RETURN_IF_ERROR(
@@ -340,9 +340,9 @@ absl::Status Server::Listen() {
                                              [this] { return Links(); });
   COHORT_RETURN_IF_ERROR(doors_.OpenLocal(*run_, local_weights_));
   Transport::Services services;
-  services.push_back(MakeMembershipService(*run_, doors_.local()));
-  services.push_back(MakeParametersService(*run_, doors_.local()));
-  services.push_back(MakeMomentsService(*run_));
+  services.push_back(MakeMembershipService(*run_, calls_, doors_.local()));
+  services.push_back(MakeParametersService(*run_, calls_, doors_.local()));
+  services.push_back(MakeMomentsService(*run_, calls_));
   services.push_back(MakeKeptStateService(
       *run_, {.states = &kept_states_,
               .keeps_checkpoints = files_->keeps_checkpoints(),

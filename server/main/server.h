@@ -24,11 +24,11 @@
 #include "server/main/operations.h"
 #include "server/main/server_options.h"
 #include "server/main/server_security.h"
-#include "server/metrics/grpc_metrics.h"
 #include "server/metrics/run_stats.h"
 #include "server/ops/figures_source.h"
 #include "server/ops/watchers.h"
 #include "server/records/run_files.h"
+#include "server/rpc/call_counts.h"
 #include "server/rpc/change_waits.h"
 #include "server/run/kept_states.h"
 #include "server/run/run_host.h"
@@ -139,7 +139,7 @@ class Server : private RunListener {
 
   // Synchronise themselves.
   RunStats stats_;
-  GrpcMetrics grpc_metrics_;
+  CallCounts calls_;
   Watchers watchers_{clock_};
   ChangeWaits change_waits_;
   // Used by OnCommitted only.

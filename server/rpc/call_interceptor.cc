@@ -6,15 +6,15 @@
 
 #include <memory>
 #include <string>
-#include <utility>
 
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
 #include "cohort/v1/admin.pb.h"
 #include "cohort/v1/data_shard.pb.h"
 #include "cohort/v1/kept_state.pb.h"
 #include "cohort/v1/membership.pb.h"
 #include "cohort/v1/moments.pb.h"
 #include "cohort/v1/parameters.pb.h"
-#include "server/rpc/caller.h"
 
 namespace cohort {
 namespace {
@@ -22,9 +22,11 @@ namespace {
 using grpc::experimental::InterceptionHookPoints;
 using grpc::experimental::InterceptorBatchMethods;
 
+constexpr char kBidiStream[] = "bidi_stream";
+
 std::string TypeOf(const google::protobuf::MethodDescriptor& method) {
   if (method.client_streaming()) {
-    return method.server_streaming() ? "bidi_stream" : "client_stream";
+    return method.server_streaming() ? kBidiStream : "client_stream";
   }
   return method.server_streaming() ? "server_stream" : "unary";
 }
@@ -58,74 +60,52 @@ void AddHealth(std::vector<GrpcMethod>& methods) {
 // Counts one call. Does not read its messages.
 class CallCounter final : public grpc::experimental::Interceptor {
  public:
-  // `client` is empty without encryption.
-  CallCounter(GrpcMetrics::Calls& calls, OpenCalls& open, std::string client,
-              const Clock& clock)
-      : calls_(calls),
-        open_(open),
-        client_(std::move(client)),
-        clock_(clock),
-        begin_(clock.Now()) {
-    calls_.Started();
-    if (!client_.empty()) open_.Opened(client_);
-  }
-  ~CallCounter() override {
-    if (!client_.empty()) open_.Closed(client_);
-  }
+  CallCounter(CallCounts& counts, grpc::experimental::ServerRpcInfo& info)
+      : call_(counts, info.method(), *info.server_context()) {}
 
   void Intercept(InterceptorBatchMethods* methods) override {
     if (methods->QueryInterceptionHookPoint(
             InterceptionHookPoints::POST_RECV_MESSAGE) &&
         methods->GetRecvMessage() != nullptr) {
-      calls_.Received();
+      call_.Received();
     }
     if (methods->QueryInterceptionHookPoint(
             InterceptionHookPoints::PRE_SEND_MESSAGE)) {
-      calls_.Sent();
+      call_.Sent();
     }
     if (methods->QueryInterceptionHookPoint(
             InterceptionHookPoints::PRE_SEND_STATUS)) {
-      calls_.Handled(methods->GetSendStatus().error_code(),
-                     clock_.Now() - begin_);
+      call_.Ended(methods->GetSendStatus().error_code());
     }
     methods->Proceed();
   }
 
  private:
-  GrpcMetrics::Calls& calls_;
-  OpenCalls& open_;
-  const std::string client_;
-  const Clock& clock_;
-  const Instant begin_;
+  CountedCall call_;
 };
 
 class CallCounterFactory final
     : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
-  CallCounterFactory(GrpcMetrics& metrics, OpenCalls& open, const Clock& clock)
-      : metrics_(metrics), open_(open), clock_(clock) {}
+  explicit CallCounterFactory(CallCounts& counts) : counts_(counts) {
+    for (const auto& methods : {CoordinatorMethods(), DataShardMethods()}) {
+      for (const GrpcMethod& of : methods) {
+        if (of.type != kBidiStream) continue;
+        streams_.insert(absl::StrCat("/", of.service, "/", of.method));
+      }
+    }
+  }
 
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
+    if (streams_.contains(info->method())) return nullptr;
     // gRPC deletes it when the call is over.
-    return new CallCounter(metrics_.Of(info->method()), open_,
-                           ClientOf(*info->server_context()), clock_);
+    return new CallCounter(counts_, *info);
   }
 
  private:
-  static std::string ClientOf(const grpc::ServerContextBase& context) {
-    const std::shared_ptr<const grpc::AuthContext> connection =
-        context.auth_context();
-    if (connection == nullptr ||
-        connection->GetPeerIdentityPropertyName().empty()) {
-      return "";
-    }
-    return CountedAs(*connection);
-  }
-
-  GrpcMetrics& metrics_;
-  OpenCalls& open_;
-  const Clock& clock_;
+  CallCounts& counts_;
+  absl::flat_hash_set<std::string> streams_;
 };
 
 }  // namespace
@@ -153,8 +133,8 @@ std::vector<GrpcMethod> DataShardMethods() {
 }
 
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>
-MakeCallCounter(GrpcMetrics& metrics, OpenCalls& open, const Clock& clock) {
-  return std::make_unique<CallCounterFactory>(metrics, open, clock);
+MakeCallCounter(CallCounts& counts) {
+  return std::make_unique<CallCounterFactory>(counts);
 }
 
 }  // namespace cohort

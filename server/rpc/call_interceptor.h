@@ -3,9 +3,8 @@
 #include <memory>
 #include <vector>
 
-#include "common/clock.h"
-#include "server/access/open_calls.h"
 #include "server/metrics/grpc_metrics.h"
+#include "server/rpc/call_counts.h"
 
 namespace grpc::experimental {
 class ServerInterceptorFactoryInterface;
@@ -19,9 +18,11 @@ namespace cohort {
 std::vector<GrpcMethod> CoordinatorMethods();
 std::vector<GrpcMethod> DataShardMethods();
 
-// Counts every call of a server, which all arguments must outlive.
-// `open` counts those of encrypted connections by client.
+// Counts the calls of a server, which `counts` must outlive, except
+// bidirectional streams of known methods, which count themselves (CountedCall).
+// Behind an interceptor gRPC 1.51 completes each operation twice, and each
+// time another thread may take it.
 std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>
-MakeCallCounter(GrpcMetrics& metrics, OpenCalls& open, const Clock& clock);
+MakeCallCounter(CallCounts& counts);
 
 }  // namespace cohort

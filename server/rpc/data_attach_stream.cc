@@ -36,11 +36,11 @@ class AttachReactor final
   explicit AttachReactor(PartitionsHost& host)
       : QueuedWrites(host.links()), host_(host) {}
 
-  void Start(grpc::CallbackServerContext* context) {
+  void Start(const StreamCall& call) {
     // The gate has admitted only the first server, by the table of
     // rights.
-    authenticated_ = !IdentityNameOf(*context).empty();
-    const bool admitted = Begin(context, [this] {
+    authenticated_ = !IdentityNameOf(*call.context).empty();
+    const bool admitted = Begin(call, [this] {
       return host_.Admit(host_.links(), shared_from_this(), /*speaks=*/true);
     });
     if (admitted) Read();
@@ -77,6 +77,7 @@ class AttachReactor final
       host_.Detach(this);
       return;
     }
+    Received();
     const absl::Status status = ServePeer([this] { return Handle(); });
     if (!status.ok()) {
       End(status);
@@ -227,11 +228,12 @@ using RawDataShards = v1::DataShards::WithRawCallbackMethod_Attach<
 
 class DataShardsService final : public RawDataShards {
  public:
-  explicit DataShardsService(PartitionsHost& host) : host_(host) {}
+  DataShardsService(PartitionsHost& host, CallCounts& counts)
+      : host_(host), counts_(counts) {}
 
   ByteBidiReactor* Attach(grpc::CallbackServerContext* context) override {
     const auto stream = std::make_shared<AttachReactor>(host_);
-    stream->Start(context);
+    stream->Start({context, "/cohort.v1.DataShards/Attach", counts_});
     return stream.get();
   }
   ByteWriteReactor* Fetch(grpc::CallbackServerContext* context,
@@ -243,12 +245,14 @@ class DataShardsService final : public RawDataShards {
 
  private:
   PartitionsHost& host_;
+  CallCounts& counts_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeDataShardsService(PartitionsHost& host) {
-  return std::make_unique<DataShardsService>(host);
+std::unique_ptr<grpc::Service> MakeDataShardsService(PartitionsHost& host,
+                                                     CallCounts& counts) {
+  return std::make_unique<DataShardsService>(host, counts);
 }
 
 }  // namespace cohort

@@ -147,9 +147,8 @@ class ExchangeReactor final : public WorkerStream<ExchangeStream> {
 }  // namespace
 
 ByteBidiReactor* StartExchange(PartitionsHost& host, RunHost* run,
-                               grpc::CallbackServerContext* context,
-                               const LocalDoor* local) {
-  return Started<ExchangeReactor>(host, run, context, local);
+                               const StreamCall& call, const LocalDoor* local) {
+  return Started<ExchangeReactor>(host, run, call, local);
 }
 
 }  // namespace cohort

@@ -24,11 +24,12 @@ using RawMembership = v1::Membership::WithRawCallbackMethod_Session<
 
 class MembershipService final : public RawMembership {
  public:
-  MembershipService(RunHost& run, LocalDoor* local)
-      : run_(run), local_(local) {}
+  MembershipService(RunHost& run, CallCounts& counts, LocalDoor* local)
+      : run_(run), counts_(counts), local_(local) {}
 
   ByteBidiReactor* Session(grpc::CallbackServerContext* context) override {
-    return StartSession(run_, context, local_);
+    return StartSession(
+        run_, {context, "/cohort.v1.Membership/Session", counts_}, local_);
   }
 
   grpc::ServerUnaryReactor* Report(grpc::CallbackServerContext* context,
@@ -68,14 +69,16 @@ class MembershipService final : public RawMembership {
   }
 
   RunHost& run_;
+  CallCounts& counts_;
   LocalDoor* const local_;
 };
 
 }  // namespace
 
 std::unique_ptr<grpc::Service> MakeMembershipService(RunHost& run,
+                                                     CallCounts& counts,
                                                      LocalDoor* local) {
-  return std::make_unique<MembershipService>(run, local);
+  return std::make_unique<MembershipService>(run, counts, local);
 }
 
 }  // namespace cohort

@@ -10,20 +10,23 @@ using RawMoments =
 
 class MomentsService final : public RawMoments {
  public:
-  explicit MomentsService(RunHost& run) : run_(run) {}
+  MomentsService(RunHost& run, CallCounts& counts)
+      : run_(run), counts_(counts) {}
 
   ByteBidiReactor* Reduce(grpc::CallbackServerContext* context) override {
-    return StartReduce(run_, context);
+    return StartReduce(run_, {context, "/cohort.v1.Moments/Reduce", counts_});
   }
 
  private:
   RunHost& run_;
+  CallCounts& counts_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run) {
-  return std::make_unique<MomentsService>(run);
+std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run,
+                                                  CallCounts& counts) {
+  return std::make_unique<MomentsService>(run, counts);
 }
 
 }  // namespace cohort

@@ -5,21 +5,25 @@
 namespace cohort {
 namespace {
 
+constexpr char kExchange[] = "/cohort.v1.Parameters/Exchange";
+
 using RawParameters = v1::Parameters::WithRawCallbackMethod_Register<
     v1::Parameters::WithRawCallbackMethod_Exchange<
         v1::Parameters::WithRawCallbackMethod_Pull<v1::Parameters::Service>>>;
 
 class ParametersService final : public RawParameters {
  public:
-  ParametersService(RunHost& run, LocalDoor* local)
-      : run_(run), local_(local) {}
+  ParametersService(RunHost& run, CallCounts& counts, LocalDoor* local)
+      : run_(run), counts_(counts), local_(local) {}
 
   ByteBidiReactor* Register(grpc::CallbackServerContext* context) override {
-    return StartRegister(run_, context);
+    return StartRegister(run_,
+                         {context, "/cohort.v1.Parameters/Register", counts_});
   }
 
   ByteBidiReactor* Exchange(grpc::CallbackServerContext* context) override {
-    return StartExchange(run_.partitions(), &run_, context, local_);
+    return StartExchange(run_.partitions(), &run_,
+                         {context, kExchange, counts_}, local_);
   }
 
   ByteWriteReactor* Pull(grpc::CallbackServerContext* context,
@@ -29,6 +33,7 @@ class ParametersService final : public RawParameters {
 
  private:
   RunHost& run_;
+  CallCounts& counts_;
   // Null if there is no shared memory.
   LocalDoor* const local_;
 };
@@ -38,10 +43,12 @@ using RawDataParameters = v1::Parameters::WithRawCallbackMethod_Exchange<
 
 class DataParametersService final : public RawDataParameters {
  public:
-  explicit DataParametersService(PartitionsHost& host) : host_(host) {}
+  DataParametersService(PartitionsHost& host, CallCounts& counts)
+      : host_(host), counts_(counts) {}
 
   ByteBidiReactor* Exchange(grpc::CallbackServerContext* context) override {
-    return StartExchange(host_, nullptr, context, nullptr);
+    return StartExchange(host_, nullptr, {context, kExchange, counts_},
+                         nullptr);
   }
   ByteWriteReactor* Pull(grpc::CallbackServerContext* context,
                          const grpc::ByteBuffer* request) override {
@@ -50,17 +57,20 @@ class DataParametersService final : public RawDataParameters {
 
  private:
   PartitionsHost& host_;
+  CallCounts& counts_;
 };
 
 }  // namespace
 
-std::unique_ptr<grpc::Service> MakeDataParametersService(PartitionsHost& host) {
-  return std::make_unique<DataParametersService>(host);
+std::unique_ptr<grpc::Service> MakeDataParametersService(PartitionsHost& host,
+                                                         CallCounts& counts) {
+  return std::make_unique<DataParametersService>(host, counts);
 }
 
 std::unique_ptr<grpc::Service> MakeParametersService(RunHost& run,
+                                                     CallCounts& counts,
                                                      LocalDoor* local) {
-  return std::make_unique<ParametersService>(run, local);
+  return std::make_unique<ParametersService>(run, counts, local);
 }
 
 }  // namespace cohort

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/mutex.h"
 #include "common/wire/status.h"
+#include "server/rpc/call_counts.h"
 #include "server/streams/fault.h"
 #include "server/streams/stream_registry.h"
 #include "server/streams/streams.h"
@@ -99,9 +100,11 @@ class QueuedWrites : public Reactor,
   }
 
   void OnDone() override {
+    std::unique_ptr<CountedCall> counted;
     {
       MutexLock lock(mu_);
       call_ = nullptr;
+      counted = std::move(counted_);
     }
     registry_.Forget(this);
     OnGone();
@@ -116,6 +119,17 @@ class QueuedWrites : public Reactor,
   static constexpr int64_t kQueueBytesMax = int64_t{16} << 20;
   static constexpr absl::Duration kReaderPatience = absl::Seconds(60);
   static constexpr int64_t kSlowestBytesPerSecond = int64_t{1} << 20;
+
+  // As below, for a call that no interceptor counts.
+  template <typename Admit>
+  bool Begin(const StreamCall& call, Admit admit) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(mu_);
+      counted_ = std::make_unique<CountedCall>(call.counts, call.method,
+                                               *call.context);
+    }
+    return Begin(call.context, std::move(admit));
+  }
 
   // Call once, before the reactor is passed to gRPC. Calls `admit` once and
   // returns whether it admitted the stream; otherwise ends the stream.
@@ -153,6 +167,12 @@ class QueuedWrites : public Reactor,
     queued_bytes_ += bytes;
     queue_.push_back(std::move(response));
     ContinueLocked();
+  }
+
+  // Call for each message of the peer.
+  void Received() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (counted_ != nullptr) counted_->Received();
   }
 
   // Call when the peer has sent its first message.
@@ -219,9 +239,11 @@ class QueuedWrites : public Reactor,
     if (!queue_.empty()) {
       writing_ = true;
       ++writes_;
+      if (counted_ != nullptr) counted_->Sent();
       this->StartWrite(&queue_.front());
     } else if (ended_ && !finished_) {
       finished_ = true;
+      if (counted_ != nullptr) counted_->Ended(status_.error_code());
       this->Finish(status_);
     }
   }
@@ -238,6 +260,8 @@ class QueuedWrites : public Reactor,
   int64_t writes_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t seen_write_ ABSL_GUARDED_BY(mu_) = 0;
   Instant seen_since_ ABSL_GUARDED_BY(mu_);
+  // Null before Begin and after OnDone, or if an interceptor counts the call.
+  std::unique_ptr<CountedCall> counted_ ABSL_GUARDED_BY(mu_);
   // Null before Begin and after OnDone.
   grpc_call* call_ ABSL_GUARDED_BY(mu_) = nullptr;
   bool cut_ ABSL_GUARDED_BY(mu_) = false;

@@ -57,9 +57,8 @@ class ReduceReactor final : public WorkerStream<ReduceStream> {
 
 }  // namespace
 
-ByteBidiReactor* StartReduce(RunHost& run,
-                             grpc::CallbackServerContext* context) {
-  return Started<ReduceReactor>(run.partitions(), &run, context);
+ByteBidiReactor* StartReduce(RunHost& run, const StreamCall& call) {
+  return Started<ReduceReactor>(run.partitions(), &run, call);
 }
 
 }  // namespace cohort

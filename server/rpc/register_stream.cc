@@ -217,9 +217,8 @@ class RegisterReactor final : public WorkerStream<RegisterStream> {
 
 }  // namespace
 
-ByteBidiReactor* StartRegister(RunHost& run,
-                               grpc::CallbackServerContext* context) {
-  return Started<RegisterReactor>(run.partitions(), &run, context);
+ByteBidiReactor* StartRegister(RunHost& run, const StreamCall& call) {
+  return Started<RegisterReactor>(run.partitions(), &run, call);
 }
 
 }  // namespace cohort

@@ -14,6 +14,7 @@
 #include "server/local/local_inbox.h"
 #include "server/local/local_peer.h"
 #include "server/metrics/run_figures.h"
+#include "server/rpc/call_counts.h"
 #include "server/rpc/change_waits.h"
 #include "server/run/kept_states.h"
 #include "server/run/run_host.h"
@@ -23,17 +24,20 @@ class Service;
 }  // namespace grpc
 
 // The gRPC services of a shard. They translate and forward, and decide nothing.
-// `run` must outlive the services, and the services must outlive the gRPC
-// server.
+// `run` and `counts` must outlive the services, and the services must outlive
+// the gRPC server.
 namespace cohort {
 
 // `local` lets workers of this host share memory, and must outlive the
 // services; null: none may.
 std::unique_ptr<grpc::Service> MakeMembershipService(RunHost& run,
+                                                     CallCounts& counts,
                                                      LocalDoor* local);
 std::unique_ptr<grpc::Service> MakeParametersService(RunHost& run,
+                                                     CallCounts& counts,
                                                      LocalDoor* local);
-std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run);
+std::unique_ptr<grpc::Service> MakeMomentsService(RunHost& run,
+                                                  CallCounts& counts);
 
 // What is done for the state that the workers' programs keep.
 struct KeptStateActions {
@@ -49,8 +53,10 @@ std::unique_ptr<grpc::Service> MakeKeptStateService(RunHost& run,
 
 // The services of a data shard in a process of its own: for shard 0, and for
 // workers Exchange and Pull. `host` must outlive them.
-std::unique_ptr<grpc::Service> MakeDataShardsService(PartitionsHost& host);
-std::unique_ptr<grpc::Service> MakeDataParametersService(PartitionsHost& host);
+std::unique_ptr<grpc::Service> MakeDataShardsService(PartitionsHost& host,
+                                                     CallCounts& counts);
+std::unique_ptr<grpc::Service> MakeDataParametersService(PartitionsHost& host,
+                                                         CallCounts& counts);
 // Moments.Reduce for a worker of this host, without gRPC: the messages are the
 // same. `run` must outlive the service.
 std::shared_ptr<LocalService> MakeLocalReduce(

@@ -238,10 +238,9 @@ class SessionReactor final : public WorkerStream<SessionStream> {
 
 }  // namespace
 
-ByteBidiReactor* StartSession(RunHost& run,
-                              grpc::CallbackServerContext* context,
+ByteBidiReactor* StartSession(RunHost& run, const StreamCall& call,
                               LocalDoor* local) {
-  return Started<SessionReactor>(run.partitions(), &run, context, local);
+  return Started<SessionReactor>(run.partitions(), &run, call, local);
 }
 
 }  // namespace cohort

@@ -5,6 +5,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include "server/local/local_door.h"
+#include "server/rpc/call_counts.h"
 #include "server/rpc/services.h"
 #include "server/run/run_host.h"
 
@@ -19,16 +20,12 @@ using ByteWriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 
 // `local`, which may be null, must outlive the stream; `run` is null at a data
 // shard.
-ByteBidiReactor* StartSession(RunHost& run,
-                              grpc::CallbackServerContext* context,
+ByteBidiReactor* StartSession(RunHost& run, const StreamCall& call,
                               LocalDoor* local);
-ByteBidiReactor* StartRegister(RunHost& run,
-                               grpc::CallbackServerContext* context);
+ByteBidiReactor* StartRegister(RunHost& run, const StreamCall& call);
 ByteBidiReactor* StartExchange(PartitionsHost& host, RunHost* run,
-                               grpc::CallbackServerContext* context,
-                               const LocalDoor* local);
-ByteBidiReactor* StartReduce(RunHost& run,
-                             grpc::CallbackServerContext* context);
+                               const StreamCall& call, const LocalDoor* local);
+ByteBidiReactor* StartReduce(RunHost& run, const StreamCall& call);
 ByteWriteReactor* StartPull(PartitionsHost& host, RunHost* run,
                             grpc::CallbackServerContext* context,
                             const grpc::ByteBuffer& request);

@@ -90,8 +90,7 @@ std::shared_ptr<grpc::ServerCredentials> CredentialsOf(
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
-    const TransportOptions& options, Services services, GrpcMetrics& metrics,
-    const Clock& clock) {
+    const TransportOptions& options, Services services, CallCounts& counts) {
   std::unique_ptr<Transport> transport(new Transport);
   COHORT_ASSIGN_OR_RETURN(transport->address_,
                           ParseListenAddress(options.flag, options.listen));
@@ -106,7 +105,7 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   // It must exist before the server starts.
   auto acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
-      CredentialsOf(options, transport->open_calls_));
+      CredentialsOf(options, counts.open));
   for (const auto& service : transport->services_) {
     builder.RegisterService(service.get());
   }
@@ -117,8 +116,7 @@ absl::StatusOr<std::unique_ptr<Transport>> Transport::Start(
   std::vector<
       std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
       interceptors;
-  interceptors.push_back(
-      MakeCallCounter(metrics, transport->open_calls_, clock));
+  interceptors.push_back(MakeCallCounter(counts));
   builder.experimental().SetInterceptorCreators(std::move(interceptors));
   absl::StatusOr<ListenSocket> socket =
       ListenSocket::Open(options.flag, transport->address_);

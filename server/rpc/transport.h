@@ -9,14 +9,12 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "common/clock.h"
 #include "common/listen_address.h"
 #include "common/ops/listen_socket.h"
 #include "common/wire/shared_security.h"
 #include "server/access/access_control.h"
-#include "server/access/open_calls.h"
-#include "server/metrics/grpc_metrics.h"
 #include "server/rpc/accept_loop.h"
+#include "server/rpc/call_counts.h"
 
 namespace grpc {
 class CallbackGenericService;
@@ -54,11 +52,10 @@ class Transport {
  public:
   using Services = std::vector<std::unique_ptr<grpc::Service>>;
 
-  // `metrics` and `clock` must outlive it.
+  // `counts` must outlive it.
   // Errors: Unavailable: the address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<Transport>> Start(
-      const TransportOptions& options, Services services, GrpcMetrics& metrics,
-      const Clock& clock);
+      const TransportOptions& options, Services services, CallCounts& counts);
   ~Transport();
 
   const ListenAddress& address() const { return address_; }
@@ -69,8 +66,6 @@ class Transport {
   Transport() = default;
 
   ListenAddress address_;
-  // Calls of clients with certificates or tokens.
-  OpenCalls open_calls_{kOpenCallsEachMax};
   // Answers calls of methods that are not served; may be null.
   std::unique_ptr<grpc::CallbackGenericService> unserved_;
   // Destroyed in the reverse order: each uses those before it.

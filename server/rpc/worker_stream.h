@@ -39,10 +39,10 @@ class WorkerStream
 
   // Call once, before the stream is passed to gRPC. Reads the first message, or
   // ends the stream if the host does not admit it.
-  void Start(grpc::CallbackServerContext* context) {
-    caller_ = CallerOf(*context);
-    encrypted_ = !IdentityNameOf(*context).empty();
-    if (this->Begin(context, [this] { return Admit(); })) Read();
+  void Start(const StreamCall& call) {
+    caller_ = CallerOf(*call.context);
+    encrypted_ = !IdentityNameOf(*call.context).empty();
+    if (this->Begin(call, [this] { return Admit(); })) Read();
   }
 
   void OnReadDone(bool ok) override {
@@ -51,6 +51,7 @@ class WorkerStream
       this->End(OnHalfClose());
       return;
     }
+    this->Received();
     // A late message must not reclaim the place that this stream has lost.
     if (this->ended()) return;
     if (!std::exchange(spoken_, true)) this->Spoke();
@@ -130,10 +131,9 @@ class WorkerStream
 // Creates a stream and starts it. The stream owns itself.
 template <typename Stream, typename... Arguments>
 ByteBidiReactor* Started(PartitionsHost& host, RunHost* run,
-                         grpc::CallbackServerContext* context,
-                         Arguments... arguments) {
+                         const StreamCall& call, Arguments... arguments) {
   const auto stream = std::make_shared<Stream>(host, run, arguments...);
-  stream->Start(context);
+  stream->Start(call);
   return stream.get();
 }
 

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/rpc/call_counts.h"
+#include "server/rpc/call_interceptor.h"
 #include "server/rpc/services.h"
 #include "server/run/run_host.h"
 #include "tests/rpc/hand_worker.h"
@@ -20,9 +22,9 @@ namespace cohort {
 class ShardServiceTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    services_.push_back(MakeMembershipService(shard_, {}));
-    services_.push_back(MakeParametersService(shard_, nullptr));
-    services_.push_back(MakeMomentsService(shard_));
+    services_.push_back(MakeMembershipService(shard_, counts_, {}));
+    services_.push_back(MakeParametersService(shard_, counts_, nullptr));
+    services_.push_back(MakeMomentsService(shard_, counts_));
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(),
@@ -43,6 +45,7 @@ class ShardServiceTest : public ::testing::Test {
 
   SilentListener listener_;
   MovedClock clock_;
+  CallCounts counts_{CoordinatorMethods(), clock_};
   RunHost shard_{TinyRunHostOptions(), nullptr, clock_, listener_};
   std::vector<std::unique_ptr<grpc::Service>> services_;
   std::unique_ptr<grpc::Server> server_;
