@@ -3,12 +3,14 @@
 #include <grpc/compression.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
+#include <stdlib.h>
 
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "absl/synchronization/mutex.h"
 #include "common/listen_address.h"
 #include "common/wire/security.h"
 
@@ -122,6 +124,12 @@ int64_t LookaheadBytes(int64_t inflight_bytes_max, int32_t workers) {
   const int64_t share =
       inflight_bytes_max / (2 * std::max<int64_t>(workers, 1));
   return std::clamp<int64_t>(share, kLookaheadBytesMin, kLookaheadBytesMax);
+}
+
+void ApplyProcessSettings() {
+  setenv("GRPC_EXPERIMENTS", "tcp_frame_size_tuning,tcp_rcv_lowat",
+         /*overwrite=*/0);
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 }
 
 ReadChunk ReadChunkFor(int32_t workers) {

@@ -22,15 +22,16 @@
 #include "common/cli/command_line.h"
 #include "common/cli/environment.h"
 #include "common/cli/file_limit.h"
-#include "common/cli/lock_checks.h"
 #include "common/cli/program.h"
 #include "common/cli/signal_watcher.h"
 #include "common/clock.h"
 #include "common/flags/flag_table.h"
+#include "common/host_memory.h"
 #include "common/limits.h"
 #include "common/log/log.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
+#include "common/wire/channel.h"
 #include "common/wire/grpc_log.h"
 #include "server/core/settings/settings.h"
 #include "server/main/data_server.h"
@@ -337,9 +338,10 @@ int Main(absl::Span<char* const> arguments) {
                                  "--log_level: ", level.status().message())));
   }
   InitLogging({.level = *level, .process = "server"});
-  TurnOffLockChecks();
   // gRPC's errors come back as a status, which is reported in Cohort's words.
   RouteGrpcLog(&LogTransport);
+  ApplyProcessSettings();
+  KeepFreedMemory();
   ExitOnUncaughtExceptions();
   const absl::StatusOr<ServerOptions> options = OptionsFromFlags(given);
   if (!options.ok()) return Fail(kExitConfig, options.status());

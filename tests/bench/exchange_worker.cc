@@ -20,6 +20,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
+#include "common/host_memory.h"
 #include "common/log/log.h"
 #include "common/status_macros.h"
 #include "worker/client/client.h"
@@ -188,6 +189,10 @@ int Main(absl::Span<char* const> arguments) {
   absl::Status status = read.status();
   if (status.ok()) {
     SetLogLevel(LogLevel::kWarning);
+    // As cohort-worker does.
+    PrepareTransport(
+        [](absl::string_view text) { Log(LogLevel::kDebug, text); });
+    KeepFreedMemory();
     BenchWorker worker(absl::GetFlag(FLAGS_server),
                        Rank(absl::GetFlag(FLAGS_rank)),
                        {.workers = absl::GetFlag(FLAGS_workers),

@@ -33,7 +33,6 @@
 #include "common/byte_rope.h"
 #include "common/cli/command_line.h"
 #include "common/cli/file_limit.h"
-#include "common/cli/lock_checks.h"
 #include "common/float_buffer.h"
 #include "common/log/log.h"
 #include "common/mutex.h"
@@ -410,7 +409,7 @@ int Main(absl::Span<char* const> arguments) {
   }
   SetLogLevel(LogLevel::kWarning);
   RaiseFileLimit();
-  TurnOffLockChecks();
+  PrepareTransport([](absl::string_view text) { Log(LogLevel::kDebug, text); });
   const absl::Status status = RunClients(
       {.server = absl::GetFlag(FLAGS_address),
        .server_process = absl::GetFlag(FLAGS_server_process),

@@ -100,6 +100,8 @@ TEST_F(OpsPortTest, CountsAStepAndItsCalls) {
       "grpc_type=\"bidi_stream\"}";
   EXPECT_EQ(ValueOf(page, "grpc_server_started_total" + exchange), 2);
   EXPECT_EQ(ValueOf(page, "grpc_server_msg_received_total" + exchange), 6);
+  // To each worker its weights and the verdict.
+  EXPECT_EQ(ValueOf(page, "grpc_server_msg_sent_total" + exchange), 4);
   EXPECT_THAT(page, HasSubstr("process_resident_memory_bytes"));
   EXPECT_THAT(page, HasSubstr("cohort_log_messages_total{level=\"error\"} "));
   EXPECT_THAT(page, HasSubstr("cohort_build_info{version="));

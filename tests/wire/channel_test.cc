@@ -1,12 +1,15 @@
 #include "common/wire/channel.h"
 
+#include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "cohort/v1/membership.grpc.pb.h"
 
 namespace cohort {
@@ -31,6 +34,35 @@ class ReportLength final : public v1::Membership::Service {
     return grpc::Status::OK;
   }
 };
+
+// Where Abseil checks the order of locks, it ends the process at the second
+// order.
+TEST(ProcessSettingsTest, LocksMayBeTakenInAnyOrder) {
+  ApplyProcessSettings();
+  absl::Mutex a;
+  absl::Mutex b;
+  int orders = 0;
+  {
+    absl::MutexLock first(&a);
+    absl::MutexLock second(&b);
+    ++orders;
+  }
+  {
+    absl::MutexLock first(&b);
+    absl::MutexLock second(&a);
+    ++orders;
+  }
+  EXPECT_EQ(orders, 2);
+}
+
+TEST(ProcessSettingsTest, KeepWhatTheEnvironmentSays) {
+  setenv("GRPC_EXPERIMENTS", "", 1);
+  ApplyProcessSettings();
+  EXPECT_STREQ(getenv("GRPC_EXPERIMENTS"), "");
+  unsetenv("GRPC_EXPERIMENTS");
+  ApplyProcessSettings();
+  EXPECT_THAT(getenv("GRPC_EXPERIMENTS"), testing::HasSubstr("tcp_rcv_lowat"));
+}
 
 TEST(LookaheadTest, IsAShareOfTheLimitWithinBounds) {
   constexpr int64_t kMib = 1 << 20;

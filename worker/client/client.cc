@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/listen_address.h"
 #include "common/status_macros.h"
+#include "common/wire/channel.h"
 #include "common/wire/grpc_log.h"
 #include "common/wire/security.h"
 #include "worker/client/grpc_client.h"
@@ -13,7 +14,8 @@
 
 namespace cohort {
 
-void RouteTransportLog(void (*log)(absl::string_view text)) {
+void PrepareTransport(void (*log)(absl::string_view text)) {
+  ApplyProcessSettings();
   RouteGrpcLog(log);
 }
 

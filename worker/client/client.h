@@ -248,9 +248,9 @@ class Client {
       std::function<void(const std::string&)> observer) = 0;
 };
 
-// Passes what the network library would print to `log`, from any thread. Call
-// it before creating any client.
-void RouteTransportLog(void (*log)(absl::string_view text));
+// Settings of the network library for the whole process; what it would print
+// goes to `log`, from any thread. Call it before creating any client.
+void PrepareTransport(void (*log)(absl::string_view text));
 
 // A GrpcClient whose calls a RetryingClient repeats.
 // Errors: InvalidArgument if the options are invalid.

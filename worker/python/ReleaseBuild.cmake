@@ -33,7 +33,7 @@ message(STATUS "Links with the archives of build/release")
 file(LOCK ${release}/.quickstart-lock TIMEOUT 3600 RESULT_VARIABLE locked)
 execute_process(
   COMMAND ${release_CMAKE_COMMAND} --build ${release}
-    --target cohort-server cohortctl cohort_python_session cohort_build_info cohort_flags cohort_host_memory cohort_log
+    --target cohort-server cohortctl cohort_python_session cohort_build_info cohort_flags cohort_log
   RESULT_VARIABLE failed)
 file(LOCK ${release}/.quickstart-lock RELEASE)
 if(failed OR locked)

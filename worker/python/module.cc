@@ -27,13 +27,13 @@
 #include "common/build_info.h"
 #include "common/byte_rope.h"
 #include "common/exit_codes.h"
+#include "common/host_memory.h"
 #include "common/log/log.h"
 #include "common/mutex.h"
 #include "common/permutation.h"
 #include "common/status_macros.h"
 #include "common/thread_pool.h"
 #include "kernels/backend.h"
-#include "worker/device/host_memory.h"
 #include "worker/python/batch_norm_calls.h"
 #include "worker/python/loader_process.h"
 #include "worker/python/moving_buffers.h"
@@ -673,8 +673,7 @@ nb::bytes PermutationBytes(uint64_t seed, int64_t epoch, int64_t n) {
 
 void StartLog(const std::string& level) {
   InitLogging({.level = Take(ParseLogLevel(level)), .process = "worker"});
-  RouteTransportLog(
-      [](absl::string_view text) { Log(LogLevel::kDebug, text); });
+  PrepareTransport([](absl::string_view text) { Log(LogLevel::kDebug, text); });
 }
 
 // The table of exit codes and the rules of supervisors.

@@ -22,11 +22,11 @@
 #include "common/build_info.h"
 #include "common/cli/command_line.h"
 #include "common/cli/environment.h"
-#include "common/cli/lock_checks.h"
 #include "common/cli/program.h"
 #include "common/cli/signal_watcher.h"
 #include "common/flags/flag_table.h"
 #include "common/formats/file_system.h"
+#include "common/host_memory.h"
 #include "common/limits.h"
 #include "common/log/log.h"
 #include "common/measures/measures.h"
@@ -40,7 +40,6 @@
 #include "worker/datasets/dataset.h"
 #include "worker/datasets/options.h"
 #include "worker/device/compute_device.h"
-#include "worker/device/host_memory.h"
 #include "worker/device/precision.h"
 #include "worker/models/model.h"
 #include "worker/models/state_dict.h"
@@ -431,11 +430,9 @@ int Main(absl::Span<char* const> arguments) {
                 kExitConfig);
   }
   InitLogging({.level = *level, .process = "worker"});
-  TurnOffLockChecks();
   // Transport errors also come back as a status, which is reported in our
   // words.
-  RouteTransportLog(
-      [](absl::string_view text) { Log(LogLevel::kDebug, text); });
+  PrepareTransport([](absl::string_view text) { Log(LogLevel::kDebug, text); });
   const absl::Status valid = Validate();
   if (!valid.ok()) return Fail(valid, kExitConfig);
   KeepFreedMemory();

@@ -1,4 +1,4 @@
-#include "worker/device/host_memory.h"
+#include "common/host_memory.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

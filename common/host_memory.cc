@@ -1,4 +1,4 @@
-#include "worker/device/host_memory.h"
+#include "common/host_memory.h"
 
 #include <stdlib.h>
 
@@ -18,6 +18,9 @@ void KeepFreedMemory() {
   if (mallopt(M_MMAP_THRESHOLD, kMost) == 0) mallopt(M_MMAP_MAX, 0);
   // The heap's free end is given back when it is larger.
   mallopt(M_TRIM_THRESHOLD, kMost);
+  // Threads allocate in heaps of 64 MiB. One that is free as a whole is given
+  // back unless this much may stay at the end of the one before.
+  mallopt(M_TOP_PAD, 64 << 20);
 #endif
 }
 
