@@ -16,11 +16,15 @@ BulkStream::BulkStream(
       stream_({.on_message = std::move(on_message),
                .on_written =
                    [this](const grpc::ByteBuffer& message) {
+                     bool wakes = false;
                      {
                        MutexLock lock(link_.mu);
                        queued_bytes_ -= static_cast<int64_t>(message.Length());
+                       wakes = std::exchange(waits_for_room_, false);
                      }
-                     link_.Notify();
+                     // Not for each message: the driving thread may be waiting
+                     // for something else.
+                     if (wakes) link_.Notify();
                    },
                .on_end =
                    [this, on_end = std::move(on_end)](const absl::Status& end) {
@@ -49,6 +53,7 @@ absl::Status BulkStream::Send(grpc::ByteBuffer message, Instant deadline) {
     // for ever.
     while (queued_bytes_ > 0 && queued_bytes_ + bytes > queued_bytes_max_) {
       if (over_) return absl::UnavailableError("the stream is over");
+      waits_for_room_ = true;
       COHORT_RETURN_IF_ERROR(link_.WaitLocked(deadline));
       COHORT_RETURN_IF_ERROR(link_.tracker.CheckTaken());
     }

@@ -49,6 +49,8 @@ class BulkStream {
   grpc::GenericStub stub_;
   int64_t queued_bytes_ ABSL_GUARDED_BY(link_.mu) = 0;
   bool over_ ABSL_GUARDED_BY(link_.mu) = false;
+  // Send waits.
+  bool waits_for_room_ ABSL_GUARDED_BY(link_.mu) = false;
   // Last, so that it is destroyed before the members that its reactions use.
   Stream stream_;
 };
