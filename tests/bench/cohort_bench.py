@@ -9,6 +9,7 @@ All ratios compare numbers of one run; absolute numbers depend on the machine.
 """
 
 import argparse
+import itertools
 import sys
 
 import peers
@@ -33,22 +34,23 @@ def exchange(options):
 
 
 def rendezvous(options):
-    """Its ways, the number of contributions, and bare TCP."""
+    """Its ways, the number of contributions, and bare TCP without a gap."""
     print(f"rendezvous, {options.channels} channels, {options.rounds} rounds, "
-          "in microseconds")
-    table = Table("workers:<8", "together:<9", "way:<5", "p50:>10.1f",
+          "in microseconds,\nby the time that workers compute before each (gap)")
+    table = Table("workers:<8", "together:<9", "way:<5", "gap:>6", "p50:>10.1f",
                   "p99:>10.1f", "TCP p50:>10.1f", "TCP p99:>10.1f",
                   "x TCP:>8.2f")
     for workers in (1, 2):
         tcp, _ = machine_steps("tcp_rendezvous", workers=workers,
                                elements=options.channels * 4,
                                rounds=options.rounds)
-        for together in (1, 4):
-            for way in ("tcp", "shm"):
-                waits = rendezvous_waits(options, workers, together, local=way)
-                table.row(workers, together, way, *(
-                    1e6 * quantile(values, q) for values in (waits, tcp)
-                    for q in (0.5, 0.99)), median(waits) / median(tcp))
+        for together, way, gap in itertools.product(
+                (1, 4), ("tcp", "shm"), options.gap):
+            waits = rendezvous_waits(options, workers, together, local=way,
+                                     gap=f"{gap}us")
+            table.row(workers, together, way, gap, *(
+                1e6 * quantile(values, q) for values in (waits, tcp)
+                for q in (0.5, 0.99)), median(waits) / median(tcp))
 
 
 def tls(options):
@@ -229,6 +231,10 @@ def positive(text):
     return int(text)
 
 
+def microseconds(text):
+    return [int(part) for part in text.split(",")]
+
+
 def read_options():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -250,6 +256,8 @@ def read_options():
             ("core_partitions", 16_384, "of the core's largest model")):
         add(f"--{name}", type=positive, default=default,
             help=f"{text} ({default})")
+    add("--gap", type=microseconds, default=[0], help="rendezvous: computing "
+        "before each, in microseconds, several with commas (0)")
     add("--ps_lite_program", default="", help="peers: a benchmark built from "
         "ps-lite (tests/bench/README.md); without it,\nps-lite is skipped")
     add("--python", default="python3,/usr/bin/python3",

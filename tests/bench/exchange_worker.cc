@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "common/cli/command_line.h"
 #include "common/host_memory.h"
@@ -37,6 +38,8 @@ ABSL_FLAG(int64_t, channels, 0,
           "of the one batch-norm layer; 0: there is none");
 ABSL_FLAG(int32_t, calls, 0, "rendezvous a step");
 ABSL_FLAG(int32_t, together, 1, "how many of them share a wait");
+ABSL_FLAG(absl::Duration, gap, absl::ZeroDuration(),
+          "of computing before each wait");
 
 namespace cohort::bench {
 namespace {
@@ -49,6 +52,7 @@ struct RunShape {
   int64_t channels = 0;
   int32_t calls = 0;
   int32_t together = 1;
+  absl::Duration gap;
 };
 
 using SteadyTime = std::chrono::steady_clock::time_point;
@@ -154,6 +158,9 @@ class BenchWorker {
     std::vector<Contribution> local(static_cast<size_t>(shape_.together), one);
     for (int32_t call = 0; call < shape_.calls;) {
       for (Contribution& of : local) of.place.call = call++;
+      const SteadyTime computes = Now();
+      while (Now() - computes < absl::ToChronoNanoseconds(shape_.gap)) {
+      }
       const SteadyTime start = Now();
       COHORT_RETURN_IF_ERROR(session_->Reduce(local).status());
       rendezvous_seconds.push_back(Seconds(start, Now()));
@@ -200,7 +207,8 @@ int Main(absl::Span<char* const> arguments) {
                         .elements = absl::GetFlag(FLAGS_elements),
                         .channels = absl::GetFlag(FLAGS_channels),
                         .calls = absl::GetFlag(FLAGS_calls),
-                        .together = absl::GetFlag(FLAGS_together)},
+                        .together = absl::GetFlag(FLAGS_together),
+                        .gap = absl::GetFlag(FLAGS_gap)},
                        LocalModeNamed(absl::GetFlag(FLAGS_local)));
     status = worker.Run();
     for (double s : worker.step_seconds) absl::PrintF("step %.9f\n", s);
