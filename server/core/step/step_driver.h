@@ -65,8 +65,8 @@ class StepDriver {
   // The commit in progress; null if there is none.
   virtual const PendingCommit* commit() const = 0;
   // Jobs of the pool have ended.
-  virtual void MomentsFolded(MomentsFold, Turn&) {}
-  virtual void StatisticsUpdated(StatisticsUpdate, Turn&) {}
+  virtual void MomentsFolded(MomentsFold&&, Turn&) {}
+  virtual void StatisticsUpdated(StatisticsUpdate&&, Turn&) {}
   // This update of the outstanding push of `worker`, or a later one, has been
   // opened.
   bool HasOpened(const Worker& worker, const PushKey& key) const {

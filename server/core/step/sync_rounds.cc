@@ -367,7 +367,7 @@ void SyncRounds::Folded(FoldReport report, Turn& turn) {
   }
 }
 
-void SyncRounds::MomentsFolded(MomentsFold done, Turn& turn) {
+void SyncRounds::MomentsFolded(MomentsFold&& done, Turn& turn) {
   // Otherwise its attempt has been given up since.
   if (!IsPresent(done.key.step, done.key.attempt)) return;
   const ReduceKey key = done.key;
@@ -375,7 +375,7 @@ void SyncRounds::MomentsFolded(MomentsFold done, Turn& turn) {
                 round_->rendezvous.Folded(std::move(done), turn.now), turn);
 }
 
-void SyncRounds::StatisticsUpdated(StatisticsUpdate done, Turn& /*turn*/) {
+void SyncRounds::StatisticsUpdated(StatisticsUpdate&& done, Turn& /*turn*/) {
   if (!IsPresent(done.step, done.attempt)) return;
   round_->progress.statistics = std::move(done);
 }

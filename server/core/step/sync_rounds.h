@@ -28,8 +28,8 @@ class SyncRounds final : public StepDriver {
                       Turn& turn) override;
   void Folded(FoldReport report, Turn& turn) override;
   const PendingCommit* commit() const override;
-  void MomentsFolded(MomentsFold done, Turn& turn) override;
-  void StatisticsUpdated(StatisticsUpdate done, Turn& turn) override;
+  void MomentsFolded(MomentsFold&& done, Turn& turn) override;
+  void StatisticsUpdated(StatisticsUpdate&& done, Turn& turn) override;
 
   bool Advance(Turn& turn) override;
   std::optional<Assignment> Next(Worker& worker) override;
