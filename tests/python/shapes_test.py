@@ -44,11 +44,11 @@ if hasattr(torch, "compile"):
     import torch._dynamo.backends.debugging
     import torch._functorch.aot_autograd
 
-from shapes import (adversarial, batches, by_hand, derivatives, kept, losses,
-                    meetings, models, normalizers, refusals, rows, runner, scaled,
+from shapes import (adversarial, batches, by_hand, derivatives, kept, loops,
+                    losses, meetings, models, normalizers, refusals, rows, runner, scaled,
                     statistics, sums, supervised, surprises, teachers, values)
 
-assert all((adversarial, batches, by_hand, derivatives, kept, losses, meetings,
+assert all((adversarial, batches, by_hand, derivatives, kept, loops, losses, meetings,
             models, normalizers, refusals, scaled, statistics, sums, supervised,
             surprises, teachers, values))
 

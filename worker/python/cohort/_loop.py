@@ -1,5 +1,6 @@
 """The loop over a worker's assignments, as an iterable of batches."""
 
+import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,30 @@ _LOADER_OPTIONS = inspect.signature(torch.utils.data.DataLoader).parameters.keys
 
 # Iterations of a run that is over, after which the script will not end by itself.
 _EMPTY_MAX = 1 << 20
+_SCORE = ("to score the model iterate a DataLoader of the script's own, or use "
+          "job.evaluate_with()")
+
+
+@dataclasses.dataclass(frozen=True)
+class _AtEnd:
+    """What training depends on."""
+    epoch: int | None
+    numbers: list[float]
+    requires_grad: list[bool]
+    training: list[bool]
+
+    @staticmethod
+    def of(run: Run) -> "_AtEnd":
+        """As it is now."""
+        return _AtEnd(run.epoch_limit, run.schedulers.numbers.now(),
+                      [parameter.requires_grad for parameter in run.model.parameters],
+                      [module.training for module in run.model.module.modules()])
+
+    def changed(self, now: "_AtEnd") -> str:
+        """What is another than now; empty: nothing."""
+        return ("a number of the optimizer" if self.numbers != now.numbers else
+                "requires_grad" if self.requires_grad != now.requires_grad else
+                "model.train() or eval()" if self.training != now.training else "")
 
 
 class Data:
@@ -95,6 +120,9 @@ class Data:
         self._empty = 0
         # The caller knows that one loop goes through all epochs.
         self._knows_epochs = False
+        # What training depends on, when a loop came to the end of its epoch or of
+        # the run.
+        self._at_end: _AtEnd | None = None
 
     @property
     def dataset(self) -> Any:
@@ -143,13 +171,50 @@ class Data:
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         self._iterated = True
-        self._empty += run.finished
+        self._check_again()
+        yield from self._batches()
+        if run.finished or run.epoch_limit is not None:
+            self._at_end = _AtEnd.of(run)
+
+    def _check_again(self) -> None:
+        """Raises UsageError for a loop that would have no batches, where one
+        process has some."""
+        run = self._run
+        if not torch.is_grad_enabled():
+            raise _errors.UsageError(
+                "job.data(): iterated within torch.no_grad(), but its batches are "
+                f"for training, once each; {_SCORE}. Moving statistics for an average "
+                "of weights: cohort-server --bn_statistics=after")
+        if self._at_end is None:
+            return
+        if run.epoch_limit is not None and self._at_end.epoch == run.epoch_limit:
+            raise _errors.UsageError(
+                "job.data(): a second loop over the data in one epoch, whose batches "
+                f"have been trained; {_SCORE}")
+        if not run.finished:
+            return
+        changed = self._at_end.changed(_AtEnd.of(run))
+        if changed:
+            raise _errors.UsageError(
+                f"job.data(): the run is over, so this loop has no batches, and {changed} "
+                "has changed since the last one. One loop goes through all epochs: "
+                "write `for epoch in job.epochs():` around it for what depends on the "
+                f"epoch; {_SCORE}")
+        self._empty += 1
+        if self._empty == 1:
+            _core.log("warning", "job.data(): the run is over, so this loop has no "
+                      "batches: the first one went through all epochs. Write `for "
+                      "epoch in job.epochs():` around it if anything depends on the "
+                      "epoch")
         if self._empty > _EMPTY_MAX:
             raise _errors.UsageError(
                 f"job.data(): the run is over, and the data was iterated {_EMPTY_MAX} "
                 "times since; a loop such as `while True:` around it never ends: "
                 "write `while not job.finished:`, or leave it out, as one loop over "
                 "the data goes through all epochs")
+
+    def _batches(self) -> Iterator[Any]:
+        run = self._run
         epoch: int | None = None
         while (assignment := self._next_to_train()) is not None:
             limit = run.epoch_limit
@@ -180,6 +245,8 @@ class Data:
         self._run.check_rates_kept()
         epoch = self.coming_epoch()
         self._iterated = epoch is None
+        # A server that continues from a checkpoint may give an epoch again.
+        self._at_end = None if epoch is not None else self._at_end
         return epoch
 
     def check_rates_kept(self) -> None:

@@ -1,0 +1,109 @@
+"""Rows: loops around the data, each with the numbers of one process or refused by
+name."""
+
+import torch
+
+from shapes.rows import Net, error_of, refused, row, sgd, started, train
+from shapes.script import Samples
+
+SAMPLES = 16
+
+
+def data_of(t):
+    """A model that has joined, and its data: two steps an epoch."""
+    return started(t), t.job.data(Samples(SAMPLES, (3, 6, 6)), batch_size=t.size)
+
+
+def epoch_of(t, model, data):
+    for x, y in data:
+        train(t, error_of(model(x), y))
+
+
+# ---- one loop goes through all epochs
+
+@row(steps=4)
+def a_loop_of_the_script_over_epochs(t):
+    model = started(t)
+    if t.rank is None:
+        epoch_of(t, model, t.indexed(SAMPLES))
+        return
+    data = t.job.data(Samples(SAMPLES, (3, 6, 6)), batch_size=t.size)
+    for _ in range(2):
+        epoch_of(t, model, data)
+
+
+def by_epoch(t, change):
+    """`change` is called before each epoch."""
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    for epoch in range(2):
+        change(model, epoch)
+        epoch_of(t, model, data)
+
+
+@refused("UsageError", "number of the optimizer", "job.epochs", steps=4)
+def rate_by_an_epoch_of_the_script(t):
+    if t.rank is None:
+        return
+    model = Net()
+    optimizer = sgd(model)
+    t.join(model, optimizer)
+    data = t.job.data(Samples(SAMPLES, (3, 6, 6)), batch_size=t.size)
+    for epoch in range(2):
+        optimizer.param_groups[0]["lr"] = 0.1 * 0.5 ** epoch
+        epoch_of(t, model, data)
+
+
+@refused("UsageError", "requires_grad", "job.epochs", steps=4)
+def unfrozen_by_an_epoch_of_the_script(t):
+    by_epoch(t, lambda model, epoch: model.conv1.requires_grad_(epoch > 0))
+
+
+@refused("UsageError", "model.train()", "job.epochs", steps=4)
+def statistics_frozen_by_an_epoch_of_the_script(t):
+    by_epoch(t, lambda model, epoch: model.norm1.train(epoch < 1))
+
+
+# ---- the data is for training
+
+@refused("UsageError", "no_grad", "evaluate_with", steps=4)
+def a_score_over_the_data_in_an_epoch(t):
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    for _ in t.job.epochs():
+        epoch_of(t, model, data)
+        with torch.no_grad():
+            for x, _ in data:
+                model(x)
+
+
+@refused("UsageError", "second loop", "evaluate_with", steps=4)
+def a_second_loop_over_the_data_in_the_last_epoch(t):
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    for epoch in t.job.epochs():
+        for _ in range(1 + epoch):
+            epoch_of(t, model, data)
+
+
+@refused("UsageError", "eval()", "evaluate_with", steps=4)
+def a_score_over_the_data_after_the_run(t):
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    epoch_of(t, model, data)
+    model.eval()
+    for x, _ in data:
+        model(x)
+
+
+@refused("UsageError", "no_grad", "--bn_statistics=after", steps=4)
+def statistics_over_the_data_after_the_run(t):
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    epoch_of(t, model, data)
+    torch.optim.swa_utils.update_bn(data, model)
