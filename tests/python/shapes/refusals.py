@@ -1,5 +1,7 @@
 """Rows: what cannot be right, and is refused by name."""
 
+import copy
+
 import torch
 from torch import nn
 
@@ -215,6 +217,35 @@ def optimizer_step(t):
     for x, y in t.data():
         t.backward(error_of(model(x), y))
         optimizer.step()
+
+
+@refused("UsageError", "SGD", "conv1.weight", "second run")
+def another_optimizer_in_the_run(t):
+    """As for fine-tuning after a number of steps."""
+    for model, x, y in steps(t):
+        if t.step_number == 1:
+            torch.optim.SGD(model.parameters(), lr=0.01)
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "Adam", "head.weight", "cohort.join")
+def another_optimizer_after_the_join(t):
+    model = started(t)
+    torch.optim.Adam(model.head.parameters(), lr=0.01)
+    one_step(t, model)
+
+
+@row()
+def another_optimizer_of_a_copy_in_the_run(t):
+    for model, x, y in steps(t):
+        torch.optim.SGD(copy.deepcopy(model).parameters(), lr=0.01)
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "retain_graph", "torch.autograd.grad")
+def an_argument_of_torch(t):
+    for model, x, y in steps(t):
+        t.backward(error_of(model(x), y), retain_graph=True)
 
 
 @refused("UsageError", "add_param_group")

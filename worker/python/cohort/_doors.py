@@ -1,8 +1,9 @@
-"""Where a run looks into torch: batch norms that are called by hand, and passes
-of autograd that the script starts.
+"""Where a run looks into torch: batch norms that are called by hand, passes of
+autograd that the script starts, and optimizers that it makes.
 
 While a process has a job, torch.batch_norm, through which all of torch's own
-code goes, and autograd's engine are replaced; after it they are torch's again.
+code goes, autograd's engine and Optimizer.add_param_group are replaced; after it
+they are torch's again.
 """
 
 import contextlib
@@ -31,6 +32,8 @@ _variable: Any = torch.autograd.Variable
 _step: "weakref.ref[Step] | None" = None
 _torch_verify_batch_size = _functional._verify_batch_size
 _torch_engine = _variable._execution_engine
+_optimizer: Any = torch.optim.Optimizer
+_torch_add_param_group = _optimizer.add_param_group
 # Releases before 2.0 do not export it.
 _set_multithreading: Any = getattr(torch.autograd, "set_multithreading_enabled",
                                    contextlib.nullcontext)
@@ -340,6 +343,22 @@ def _replace_scaler_methods() -> None:
                 setattr(kind, name, _scaler_door(name, vars(kind)[name]))
 
 
+# ---- optimizers
+
+def _group_door(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+    """Replaces Optimizer.add_param_group, by which every optimizer is made."""
+    _torch_add_param_group(optimizer, group)
+    step = _step() if _step is not None else None
+    name = step and step.name_of_trained(optimizer.param_groups[-1]["params"])
+    if name:
+        raise _errors.UsageError(
+            f"{type(optimizer).__name__}: a new optimizer of {name}, which the run "
+            "trains, would never be used: the server applies the one that was passed "
+            "to cohort.join() until the run is over. Change its groups (group[\"lr\"] "
+            "= ...) at the beginning of the loop's body; an optimizer that begins "
+            "again, such as for a second phase, needs a second run")
+
+
 # ---- for the time of a run
 
 def open_doors(step: "Step") -> None:
@@ -351,6 +370,7 @@ def open_doors(step: "Step") -> None:
         setattr(place, name, _Operator(name, operator))
     _functional._verify_batch_size = _verify_door
     _variable._execution_engine = _Engine()
+    _optimizer.add_param_group = _group_door
     _replace_scaler_methods()
 
 
@@ -365,6 +385,7 @@ def close_doors(step: "Step") -> None:
         setattr(place, name, operator)
     _functional._verify_batch_size = _torch_verify_batch_size
     _variable._execution_engine = _torch_engine
+    _optimizer.add_param_group = _torch_add_param_group
     while _scaler_methods:
         kind, name, method = _scaler_methods.pop()
         setattr(kind, name, method)

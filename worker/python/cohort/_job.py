@@ -191,7 +191,7 @@ class Job:
     def backward(self, loss: torch.Tensor | list[tuple[torch.Tensor, float]],
                  weight: float | None = None, *, reduction: str = "mean",
                  optimizer: torch.optim.Optimizer | None = None,
-                 correct: int = 0, labels: int = 0) -> None:
+                 correct: int = 0, labels: int = 0, **unknown: Any) -> None:
         """Computes the gradients and sends them while they are computed.
 
         The step's loss is the mean over all workers, weighted by `weight`, so
@@ -213,7 +213,14 @@ class Job:
                 in torch, calls before its job.step() add up.
             correct: labels that were predicted, for the live page.
             labels: of so many.
+            unknown: those of torch's backward(), which are refused.
         """
+        if unknown:
+            raise _errors.UsageError(
+                f"job.backward({next(iter(unknown))}=...): it has no such argument. It "
+                "computes all gradients of the step at once: add the losses and pass "
+                "their sum, and compute other gradients before it, by "
+                "torch.autograd.grad(..., retain_graph=True)")
         run, step = self._run, self._run.step
         step.check_in_progress("job.backward()")
         position = step.updates.position_of(optimizer, "job.backward()")

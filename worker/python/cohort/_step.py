@@ -203,6 +203,13 @@ class Step:
                 f"{name}: a training call outside the loop's thread, so the order "
                 "of calls would depend on timing; make it in the loop's thread")
 
+    def name_of_trained(self, parameters: list[torch.Tensor]) -> str | None:
+        """That of the first that the job's optimizers have."""
+        known = {id(self._model.parameters[number]): number
+                 for number in self._model.trained}
+        return next((self._model.names[known[id(parameter)]]
+                     for parameter in parameters if id(parameter) in known), None)
+
     def layer_name(self, layer: int) -> str:
         """A registered layer's."""
         return self._model.layers[layer][0]
