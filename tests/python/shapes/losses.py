@@ -4,10 +4,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shapes.rows import Net, error_of, refused, row, steps, train
+from shapes.rows import Net, error_of, refused, row, started, steps, train
 
 # The text of what is a mean over a part.
 A_PART = ("job.backward()", "a part of the", "weight=")
+# Workers whose numbers of samples tell nothing.
+EVEN = {2: (4, 4), 3: (2, 2, 2)}
 
 
 def labels_of(y):
@@ -130,6 +132,47 @@ def sum_over_labels_by_their_number(t):
               int((labels >= 0).sum()))
 
 
+@refused("UsageError", *A_PART)
+def quotient_of_means(t):
+    for model, x, y in steps(t):
+        mask = (y[:, 0] > 0).to(x.dtype)
+        each = (model(x) - y).square().sum(1)
+        train(t, error_of(model(x), y) + 0.5 * (each * mask).mean() / mask.mean())
+
+
+@refused("UsageError", *A_PART)
+def loss_by_its_own_value(t):
+    for model, x, y in steps(t):
+        loss = error_of(model(x), y)
+        train(t, loss / loss.detach())
+
+
+@refused("UsageError", *A_PART)
+def more_masks_than_samples(t):
+    """One for each word of a sentence."""
+    for model, x, y in steps(t):
+        out = model.features(x)
+        train(t, sum(out[:, word % 4, 0, 0].square().masked_select(
+            x[:, 0, word % 6, 0] > 0.5).mean() for word in range(7)) / 7)
+
+
+@refused("UsageError", *A_PART, sizes={2: (2, 2)})
+def as_many_heads_as_samples(t):
+    for model, x, y in steps(t):
+        target = (x[:, 0, :4, :4] > 0.5).long().masked_fill(x[:, 1, :4, :4] > 1, 255)
+        first = model.first(x)
+        train(t, F.cross_entropy(model.second(first), target, ignore_index=255) +
+              0.4 * F.cross_entropy(first, target, ignore_index=255))
+
+
+@row()
+def quotient_of_each_image(t):
+    for model, x, y in steps(t):
+        losses = [one.square().sum() / max(1, int((image[0] > 0.5).sum()))
+                  for one, image in zip(model.features(x), x)]
+        train(t, sum(losses) / len(losses))
+
+
 @row()
 def quotients_by_the_batch(t):
     for model, x, y in steps(t):
@@ -183,6 +226,85 @@ def sum_beside_a_mean(t):
     for model, x, y in steps(t):
         out = model(x)
         train(t, (out - y).square().sum() + 0.5 * out.square().mean())
+
+
+@refused("UsageError", "job.backward()", "a sum", "reduction=", sizes={2: (4, 4)})
+def half_of_a_sum(t):
+    for model, x, y in steps(t):
+        train(t, 0.5 * (model(x) - y).square().sum())
+
+
+@refused("UsageError", "job.backward()", "a sum", "job.sum", sizes={2: (4, 4)})
+def sum_by_a_constant(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y).square().sum() / 10)
+
+
+@refused("UsageError", "job.backward()", "a sum", "job.sum")
+def sum_in_one_dimension(t):
+    for model, x, y in steps(t):
+        train(t, F.mse_loss(model(x).view(-1), y.view(-1), reduction="sum"))
+
+
+@refused("UsageError", "job.backward()", "a sum", "job.sum")
+def sum_of_means_of_samples(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y).square().mean(dim=-1).sum())
+
+
+@refused("UsageError", "job.backward()", "a sum", "job.sum")
+def product_with_weights(t):
+    """As Lovasz's loss of a flat batch."""
+    for model, x, y in steps(t):
+        each = (model(x) - y).square().sum(1).sort(descending=True).values
+        train(t, torch.dot(each, torch.linspace(1, 0, len(x), dtype=x.dtype)))
+
+
+@row(sizes=EVEN)
+def sums_by_the_batch(t):
+    """Of a variational autoencoder, with penalties of the weights."""
+    for model, x, y in steps(t):
+        out = model(x)
+        error = F.mse_loss(out, y, reduction="sum")
+        apart = -0.5 * torch.sum(1 + out - out.square() - out.exp())
+        train(t, (error + 0.1 * apart) / len(x) + 0.3 * apart * (1 / len(x)) +
+              0.01 * model.conv2.weight.view(-1).abs().sum() +
+              model.conv1.weight.square().sum())
+
+
+@row(sizes=EVEN)
+def sum_of_weighted_columns_of_means(t):
+    for model, x, y in steps(t):
+        columns = model.features(x).mean((2, 3)).square().mean(0)
+        weights = torch.tensor([1.0, 2.0, 0.5, 0.1], dtype=x.dtype)
+        train(t, error_of(model(x), y) + (weights * columns).sum())
+
+
+# ---- parts of a step
+
+@refused("UsageError", "divided by 2", "accumulate=2", sizes={2: (4, 6)})
+def loss_by_the_number_of_parts(t):
+    """As in a script that adds up gradients by itself."""
+    model = started(t)
+    for x, y in t.data(accumulate=2):
+        train(t, error_of(model(x), y) / 2)
+
+
+@row(sizes={2: (2, 1), 3: (4, 1, 3)})
+def constants_under_few_samples(t):
+    for model, x, y in steps(t):
+        out = model(x)
+        third = torch.tensor(3, dtype=x.dtype)
+        train(t, (error_of(out, y) + torch.tanh(out).mean()) / 2 +
+              torch.sigmoid(out).mean() / 0.3 + torch.relu(out).mean() / third)
+
+
+@row(sizes={2: (4, 6)})
+def mean_of_two_losses_over_two_parts(t):
+    model = started(t)
+    for x, y in t.data(accumulate=2):
+        out = model(x)
+        train(t, (error_of(out, y) + torch.tanh(out).mean()) / 2)
 
 
 @row()

@@ -70,15 +70,28 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def saved(node: Any, name: str) -> Any:
-    """What a node of torch's keeps for its derivative: a tensor, or several. None:
-    nothing, or it was looked at before, or hooks would make it, such as those of
-    activation checkpointing, which would compute and meet again."""
-    raw = getattr(node, f"_raw_saved_{name}", None)
-    try:
-        for one in raw if isinstance(raw, (tuple, list)) else [raw]:
-            # Only one that has no hooks yet takes any.
-            one.register_hooks(_same, _same)
-    except (AttributeError, RuntimeError):
-        return None
-    return getattr(node, f"_saved_{name}")
+class Saved:
+    """What nodes of torch's keep for their derivatives. Each can be looked at once,
+    and is remembered here."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, str], Any] = {}
+
+    def of(self, node: Any, name: str) -> Any:
+        """A tensor, or several. None: nothing, or another object has looked at it, or
+        hooks would make it, such as those of activation checkpointing, which would
+        compute and meet again."""
+        if (node, name) not in self._found:
+            self._found[node, name] = self._look(node, name)
+        return self._found[node, name]
+
+    @staticmethod
+    def _look(node: Any, name: str) -> Any:
+        raw = getattr(node, f"_raw_saved_{name}", None)
+        try:
+            for one in raw if isinstance(raw, (tuple, list)) else [raw]:
+                # Only one that has no hooks yet takes any.
+                one.register_hooks(_same, _same)
+        except (AttributeError, RuntimeError):
+            return None
+        return getattr(node, f"_saved_{name}")

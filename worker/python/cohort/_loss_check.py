@@ -1,6 +1,7 @@
 """Losses that samples do not weigh rightly, found in their graphs: means over other
 things than samples, plain sums, and what is no sum over samples."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from cohort import _errors
-from cohort._graphs import has_indices, nodes_from, saved
+from cohort._graphs import Saved, has_indices, nodes_from
 
 # Values of the reduction that nodes of losses save.
 _MEAN, _SUM = 1, 2
@@ -23,6 +24,8 @@ _MEANS = re.compile(r"((Nll|Mse|SmoothL1|Huber|SoftMargin|Multi\w*Margin)Loss(2D
 _PASSES = re.compile(r"(Add|Sub|Rsub|Neg|View|UnsafeView|ReshapeAlias|Squeeze|Unsqueeze|"
                      r"ToCopy|Clone|Alias)Backward\d")
 _FACTORS = re.compile(r"(Mul|Div)Backward\d")
+# Relative rounding of a number that a loss is divided by.
+_ROUNDING = 1e-5
 # Functions of one number, or from many to one, that are no sums.
 _NONLINEAR = re.compile(
     r"(Sqrt|Rsqrt|Log|Log2|Log10|Log1P|Exp|Expm1|Pow|Abs|Clamp|ClampMin|ClampMax|Relu|"
@@ -31,6 +34,8 @@ _NONLINEAR = re.compile(
 # Functions whose output has as many entries, or rows of them, as its first input.
 _BY_ENTRY = re.compile(r"(LogSoftmax|Pow|Abs|Sub|Add|Mul|Div|Neg|Log|Sqrt|Squeeze|Sum|"
                        r"Rsub)Backward\d")
+# Functions that put samples and other dimensions into one.
+_FLAT = re.compile(r"(View|UnsafeView|ReshapeAlias|Clone)Backward\d")
 # From a mean to the mask of its entries, at most.
 _STEPS_TO_MASK = 5
 
@@ -41,25 +46,70 @@ def _kind(node: Any) -> str:
     return type(node).__name__
 
 
-def shares_in(nodes: Iterable[Any], samples: int, entries_max: float) -> list[float]:
+def _is_multiple(number: float, samples: int) -> bool:
+    """Whether a sum divided by it is a mean over samples."""
+    times = number / samples
+    return round(times) >= 1 and abs(times - round(times)) <= _ROUNDING * times
+
+
+@dataclasses.dataclass(frozen=True)
+class _Share:
+    """The weight of a mean's entries over the number of all of them, and the shape of
+    these."""
+    value: float
+    shape: Sequence[int]
+    of_labels: bool = False
+
+
+def shares_in(loss: torch.Tensor, nodes: Iterable[Any], samples: int,
+              entries_max: float, saved: Saved) -> list[float]:
     """Of each mean in a graph that leaves some entries out, such as ignored labels,
     those outside of a mask, or samples that the script has dropped, or weighs them by
-    classes, the weight of the rest over the number of all. It is a mean over samples
-    only if all workers have the same.
+    classes, the weight of the rest over the number of all; and tensors that terms of
+    the loss are divided by. It is a mean over samples only if all workers have the
+    same.
 
     Args:
-        nodes: of the graph.
-        samples: in the batch; as many such means, or more, may be of one sample each.
+        loss: of one element.
+        nodes: of its graph.
+        samples: in the batch.
         entries_max: a mean of more is not looked at for entries of which samples
             cannot have equally many.
+        saved: what was looked at.
     """
     means = [node for node in nodes if _is_mean(_kind(node)) and
              getattr(node, "_saved_reduction", _MEAN) == _MEAN]
     shares = [share for mean in means
-              if (share := _share_of(mean, samples, entries_max)) is not None]
-    if 1 < samples <= len(shares):
-        return []
-    return sorted(share for share in shares if share != 1)
+              if (share := _share_of(mean, samples, entries_max, saved)) is not None]
+    values = [] if _are_by_sample(shares, samples) else [
+        share.value for share in shares]
+    divisors = _divisors_in(loss, saved)
+    if not 1 < samples <= len(divisors):
+        values += divisors
+    return sorted(value for value in values if value != 1)
+
+
+def _are_by_sample(shares: Sequence[_Share], samples: int) -> bool:
+    """Whether each mean may be of one sample: of each kind there are as many for each
+    sample, or some have entries of which samples cannot have equally many."""
+    if not 1 < samples <= len(shares) or any(
+            share.of_labels and len(share.shape) > 1 and share.shape[0] == samples
+            for share in shares):
+        return False
+    kinds = [(share.of_labels, share.shape[1:]) for share in shares]
+    return any(math.prod(share.shape) % samples for share in shares) or all(
+        kinds.count(kind) % samples == 0 for kind in kinds)
+
+
+def _divisors_in(loss: torch.Tensor, saved: Saved) -> list[float]:
+    """Tensors of one number that terms of a loss are divided by, such as the mean of a
+    mask. (A sum over a number is a share.) Numbers of Python are mostly constants, and
+    64 bits wide."""
+    factors = {factor for term in _terms(loss, saved) for factor in term.factors}
+    return [float(factor.number) for factor in factors
+            if factor.divides and factor.number is not None and
+            factor.number.dtype in (torch.float32, torch.float16, torch.bfloat16) and
+            not _summed(factor.node.next_functions[0][0], saved)]
 
 
 @functools.cache
@@ -67,46 +117,45 @@ def _is_mean(kind: str) -> bool:
     return _MEANS.fullmatch(kind) is not None
 
 
-def _share_of(mean: Any, samples: int, entries_max: float) -> float | None:
+def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
+              ) -> _Share | None:
     """None: it has no mask, and no labels that may be ignored, and samples have equal
     parts in it."""
-    share = None
-    entries = _entries_of(mean)
-    if entries % samples and entries <= entries_max and _depends_on_samples(mean):
-        share = entries / samples
-    if _kind(mean).startswith("NllLoss"):
-        counted = saved(mean, "total_weight")
-        if counted is not None:
-            share = (share or 1) * float(counted) / max(1, entries)
-    elif _kind(mean).startswith("Div"):
-        shape = _summed(mean.next_functions[0][0])
-        divisor = saved(mean, "other") if shape else None
+    if _kind(mean).startswith("Div"):
+        shape = _summed(mean.next_functions[0][0], saved)
+        divisor = saved.of(mean, "other") if shape else None
         if divisor is None or divisor.numel() != 1:
             return None
         # A sum over the number of samples, or of their entries, is a mean over them.
         by = float(divisor)
-        return None if by % samples == 0 else by / math.prod(shape)
+        return _Share(1.0 if _is_multiple(by, samples) else by / math.prod(shape), shape)
+    target = saved.of(mean, "target")
+    # Absent: its graph does not say how many numbers it is the mean of.
+    shape = (getattr(mean, "_saved_self_sym_numel",
+                     getattr(mean, "_saved_self_numel", 0)),
+             ) if target is None else target.shape
+    entries = math.prod(shape)
+    value = None
+    if entries % samples and entries <= entries_max and _depends_on_samples(mean):
+        value = entries / samples
+    of_labels = _kind(mean).startswith("NllLoss")
+    if of_labels:
+        counted = saved.of(mean, "total_weight")
+        if counted is not None:
+            value = (value or 1) * float(counted) / max(1, entries)
     node = mean
     for _ in range(_STEPS_TO_MASK):
         node = node.next_functions[0][0] if node.next_functions else None
         chosen = {"IndexBackward0": "indices",
                   "MaskedSelectBackward0": "mask"}.get(_kind(node))
-        masks = saved(node, chosen) if chosen else None
+        masks = saved.of(node, chosen) if chosen else None
         for mask in masks if isinstance(masks, (tuple, list)) else [masks]:
             if mask is not None and mask.dtype == torch.bool:
-                return (1.0 if share is None else share) * float(mask.float().mean())
+                return _Share((1.0 if value is None else value) *
+                              float(mask.float().mean()), mask.shape)
         if not _BY_ENTRY.fullmatch(_kind(node)):
             break
-    return share
-
-
-def _entries_of(mean: Any) -> int:
-    """How many numbers it is the mean of; 0: its graph does not say."""
-    target = saved(mean, "target")
-    if target is not None:
-        return int(target.numel())
-    return int(getattr(mean, "_saved_self_sym_numel",
-                       getattr(mean, "_saved_self_numel", 0)))
+    return None if value is None else _Share(value, shape, of_labels)
 
 
 def refuse_shares(shares: list[float]) -> NoReturn:
@@ -114,7 +163,7 @@ def refuse_shares(shares: list[float]) -> NoReturn:
     raise _errors.UsageError(
         "job.backward(): the loss is a mean over a part of the samples, labels or "
         "entries, or over class weights (a batch that was filtered, ignore_index=, a "
-        "mask, F.cross_entropy(weight=)), here "
+        "mask, F.cross_entropy(weight=), a divisor that depends on the batch), here "
         f"{', '.join(f'{share:.3g}' for share in shares) or '1'} of all, on other "
         "workers another part; pass as weight= to job.backward() what it is a mean "
         "over: len(x) that are left, (y != ignore_index).sum(), mask.sum(), or w[y].sum() "
@@ -122,19 +171,21 @@ def refuse_shares(shares: list[float]) -> NoReturn:
         f"{_OVERRIDE}")
 
 
-def check_terms(loss: torch.Tensor, samples: int, reduction: str) -> None:
+def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) -> None:
     """Raises UsageError for a loss that is no mean over this worker's samples, by
     its last operations.
 
     Args:
+        loss: of one element.
         samples: of which it is made. Of a single one, or if there are as many
             functions as samples, each may be of one sample.
         reduction: over the samples, as the script says.
+        saved: what was looked at.
     """
     if samples == 1:
         return
-    terms = list(_terms(loss))
-    unlike = [_kind(node) for node, _ in terms if _is_nonlinear(node)]
+    terms = list(_terms(loss, saved))
+    unlike = [_kind(term.node) for term in terms if _is_nonlinear(term.node)]
     if 0 < len(unlike) < samples:
         raise _errors.UsageError(
             f"job.backward(): the loss has {unlike[0].partition('Backward')[0].lower()}() "
@@ -142,37 +193,132 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str) -> None:
             "of one process's batch it would be another number; put sums over the "
             "samples of all workers into it, by job.sum(t), as for Dice or a root of "
             f"a mean; {_OVERRIDE}")
-    for node, scaled in terms:
-        shape = () if scaled or reduction == "sum" else _summed(node)
-        if shape and shape[0] == samples and not _is_mean_by_column(node):
+    for term in terms if reduction == "mean" else ():
+        if not _is_sum_over(samples, term.node, saved):
+            continue
+        factors = [factor.value for factor in term.factors]
+        if any(factor is None or factor and _is_multiple(1 / factor, samples)
+               for factor in factors):
+            continue
+        if any(factor.divides for factor in term.factors):
             raise _errors.UsageError(
-                "job.backward(): the loss has a sum over this worker's samples, but "
-                "counts as a mean; pass reduction=\"sum\" for the mean over the "
-                "samples of all workers, or job.backward(job.sum(loss)) for their "
-                f"sum; {_OVERRIDE}")
+                "job.backward(): the loss has a sum over this worker's samples times "
+                f"{math.prod(filter(None, factors)):.3g}: a mean over a part of the "
+                "samples, labels or entries, or no mean; pass what it is divided by, "
+                "such as mask.sum(), as weight= to job.backward(), or if that is a "
+                "constant, job.backward(job.sum(loss)) for the sum over the samples of "
+                f"all workers; {_OVERRIDE}")
+        raise _errors.UsageError(
+            "job.backward(): the loss has a sum over this worker's samples, but "
+            "counts as a mean; pass reduction=\"sum\" for the mean over the "
+            "samples of all workers, or job.backward(job.sum(loss)) for their "
+            f"sum; {_OVERRIDE}")
+
+
+def check_parts(loss: torch.Tensor, parts: int, saved: Saved) -> None:
+    """Raises UsageError for a mean that is divided by the number of parts of a step,
+    as in scripts that add up gradients by themselves."""
+    last = _factor_of(loss.grad_fn, saved)
+    if last is None or last.value is None or abs(last.value * parts - 1) > _ROUNDING:
+        return
+    # It may be the mean of as many losses.
+    if len(list(_terms(loss, saved))) != parts:
+        raise _errors.UsageError(
+            f"job.backward(): the loss is divided by {parts}, and "
+            f"job.data(accumulate={parts}) has that many parts, which count by their "
+            f"samples already; remove the division; {_OVERRIDE}")
+
+
+def _is_sum_over(samples: int, node: Any, saved: Saved) -> bool:
+    shape = _summed(node, saved)
+    if not shape or not _depends_on_samples(node):
+        return False
+    inputs = _by_entry(node)
+    if any(map(_is_mean_by_column, inputs)):
+        return False
+    return shape[0] == samples or len(shape) == 1 and shape[0] % samples == 0 and any(
+        _FLAT.fullmatch(_kind(part)) for part in inputs)
+
+
+def _by_entry(node: Any) -> list[Any]:
+    """The nodes that a node's entries come from, the last ones included."""
+    found: list[Any] = []
+    todo = [following for following, _ in node.next_functions]
+    while todo:
+        part = todo.pop()
+        if part is None or part in found:
+            continue
+        found.append(part)
+        if _BY_ENTRY.fullmatch(_kind(part)):
+            todo += [following for following, _ in part.next_functions]
+    return found
 
 
 def _is_mean_by_column(node: Any) -> bool:
-    """Whether it adds up a mean over samples."""
-    return _kind(node.next_functions[0][0]).startswith("Mean")
+    """Whether it is a mean over samples, of several columns."""
+    rank = len(getattr(node, "_saved_self_sym_sizes",
+                       getattr(node, "_saved_self_sizes", ())))
+    # Torch keeps dimensions without a sign.
+    return _kind(node) == "MeanBackward1" and any(
+        (dim - (dim >> 63 << 64)) % rank == 0 for dim in node._saved_dim)
 
 
-def _terms(loss: torch.Tensor) -> Iterator[tuple[Any, bool]]:
-    """The nodes whose sum the loss is, and whether each is multiplied."""
-    todo = [(loss.grad_fn, False)]
+@dataclasses.dataclass(frozen=True)
+class _Factor:
+    """The number by which a node multiplies or divides; None: it is not known, or
+    trained."""
+    node: Any
+    number: torch.Tensor | None
+    divides: bool
+
+    @property
+    def value(self) -> float | None:
+        """Of the factor; 0 if it is a division by 0."""
+        if self.number is None:
+            return None
+        value = float(self.number)
+        if not self.divides:
+            return value
+        return 1 / value if value else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Term:
+    """A node whose output is a term of a loss, and what that is multiplied by."""
+    node: Any
+    factors: tuple[_Factor, ...]
+
+
+def _factor_of(node: Any, saved: Saved) -> _Factor | None:
+    """None: the node does not multiply by a number."""
+    if not _FACTORS.fullmatch(_kind(node)) or _is_nonlinear(node):
+        return None
+    inputs = [following for following, _ in node.next_functions]
+    number = None
+    if None in inputs or len(inputs) == 1:
+        number = saved.of(node, "self" if inputs[0] is None else "other")
+    return _Factor(node, number if number is not None and number.numel() == 1 else None,
+                   _kind(node).startswith("Div"))
+
+
+def _terms(loss: torch.Tensor, saved: Saved) -> Iterator[_Term]:
+    """Those whose sum the loss is."""
+    todo = [_Term(loss.grad_fn, ())]
     seen = set()
     while todo:
-        node, scaled = todo.pop()
+        term = todo.pop()
+        node = term.node
         if node is None or node in seen:
             continue
         seen.add(node)
         following = [other for other, _ in node.next_functions]
-        if _PASSES.fullmatch(_kind(node)):
-            todo += [(other, scaled) for other in following]
-        elif _FACTORS.fullmatch(_kind(node)) and not _is_nonlinear(node):
-            todo += [(other, True) for other in following]
+        factor = _factor_of(node, saved)
+        if factor is not None:
+            todo += [_Term(other, (*term.factors, factor)) for other in following]
+        elif _PASSES.fullmatch(_kind(node)):
+            todo += [_Term(other, term.factors) for other in following]
         else:
-            yield node, scaled
+            yield term
 
 
 def _is_nonlinear(node: Any) -> bool:
@@ -196,13 +342,16 @@ def _depends_on_samples(node: Any) -> bool:
     return False
 
 
-def _summed(node: Any) -> Sequence[int]:
+def _summed(node: Any, saved: Saved) -> Sequence[int]:
     """The shape of what a node adds up to a number; empty: it does not."""
     shape: Sequence[int] = ()
     if _kind(node) == "SumBackward0":
         shape = getattr(node, "_saved_self_sym_sizes",
                         getattr(node, "_saved_self_sizes", ()))
+    elif _kind(node) == "DotBackward0":
+        one = saved.of(node, "tensor" if node.next_functions[1][0] is None else "self")
+        shape = () if one is None else one.shape
     elif getattr(node, "_saved_reduction", None) == _SUM:
-        target = saved(node, "target")
+        target = saved.of(node, "target")
         shape = () if target is None else target.shape
     return shape

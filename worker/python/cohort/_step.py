@@ -18,7 +18,7 @@ from cohort import (_batch_norm, _batches, _core, _doors, _errors, _loss_check,
                     _operator, _sequences, _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
-from cohort._graphs import has_functions, leaves_of, nodes_before, nodes_of
+from cohort._graphs import Saved, has_functions, leaves_of, nodes_before, nodes_of
 from cohort._local_steps import LocalSteps
 from cohort._model import RegisteredModel
 from cohort._optimizer import StepNumbers
@@ -620,8 +620,13 @@ class Step:
         self._shares = []
         assignment = self.assignment
         if (weight is not None or loss.numel() != 1 or self._samples is None or
-                assignment is None or not assignment.global_normalization or
-                assignment.members < 2):
+                assignment is None):
+            return
+        saved = Saved()
+        accumulate = self.parts // max(1, assignment.batches)
+        if accumulate > 1 and reduction == "mean" and assignment.version == 0:
+            _loss_check.check_parts(loss, accumulate, saved)
+        if not assignment.global_normalization or assignment.members < 2:
             return
         samples = max(1, self._samples // self.parts)
         if self.sums:
@@ -629,11 +634,11 @@ class Step:
             entries_max = 0.0
         elif assignment.version == 0:
             entries_max = math.inf
-            _loss_check.check_terms(loss, samples, reduction)
+            _loss_check.check_terms(loss, samples, reduction, saved)
         else:
             # More may be a fixed number, in a smaller batch that ends an epoch.
             entries_max = samples
-        self._shares = _loss_check.shares_in(nodes, samples, entries_max)
+        self._shares = _loss_check.shares_in(loss, nodes, samples, entries_max, saved)
 
     def _weight_of(self, weight: float | None) -> float:
         if weight is None:
