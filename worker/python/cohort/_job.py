@@ -191,7 +191,8 @@ class Job:
     def backward(self, loss: torch.Tensor | list[tuple[torch.Tensor, float]],
                  weight: float | None = None, *, reduction: str = "mean",
                  optimizer: torch.optim.Optimizer | None = None,
-                 correct: int = 0, labels: int = 0, **unknown: Any) -> None:
+                 correct: int = 0, labels: int = 0, retain_graph: None = None,
+                 create_graph: None = None, inputs: None = None) -> None:
         """Computes the gradients and sends them while they are computed.
 
         The step's loss is the mean over all workers, weighted by `weight`, so
@@ -213,11 +214,11 @@ class Job:
                 in torch, calls before its job.step() add up.
             correct: labels that were predicted, for the live page.
             labels: of so many.
-            unknown: those of torch's backward(), which are refused.
+            retain_graph, create_graph, inputs: torch's, which are refused.
         """
-        if unknown:
+        if any(value is not None for value in (retain_graph, create_graph, inputs)):
             raise _errors.UsageError(
-                f"job.backward({next(iter(unknown))}=...): it has no such argument. It "
+                "job.backward(): retain_graph, create_graph and inputs are torch's. It "
                 "computes all gradients of the step at once: add the losses and pass "
                 "their sum, and compute other gradients before it, by "
                 "torch.autograd.grad(..., retain_graph=True)")
