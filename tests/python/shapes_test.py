@@ -45,12 +45,13 @@ if hasattr(torch, "compile"):
     import torch._functorch.aot_autograd
 
 from shapes import (adversarial, batches, by_hand, derivatives, kept, loops,
-                    losses, meetings, models, normalizers, refusals, rows, runner, scaled,
-                    statistics, sums, supervised, surprises, teachers, values)
+                    losses, meetings, models, normalizers, own_batches, refusals,
+                    rows, runner, scaled, statistics, sums, supervised, surprises,
+                    teachers, values)
 
-assert all((adversarial, batches, by_hand, derivatives, kept, loops, losses, meetings,
-            models, normalizers, refusals, scaled, statistics, sums, supervised,
-            surprises, teachers, values))
+assert all((adversarial, batches, by_hand, derivatives, kept, loops, losses,
+            meetings, models, normalizers, own_batches, refusals, scaled,
+            statistics, sums, supervised, surprises, teachers, values))
 
 
 def available(row: rows.Row) -> bool:

@@ -1,5 +1,6 @@
 """What a batch consists of: its samples, and how it is cut in parts."""
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
@@ -204,6 +205,27 @@ def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
 def _listed(lengths: list[int]) -> str:
     shown = ", ".join(map(str, lengths[:8]))
     return shown if len(lengths) <= 8 else f"{shown} and so on"
+
+
+def copied(value: Any, clones: bool) -> Any:
+    """A batch in other containers, which the script may change (`batch.pop("y")`).
+
+    Args:
+        clones: of tensors, too.
+    """
+    if isinstance(value, torch.Tensor):
+        # One with a history is not the loader's alone.
+        return value.clone() if clones and not value.requires_grad else value
+    if type(value) is dict:
+        return {key: copied(item, clones) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(copied(item, clones) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(copied(item, clones) for item in value)
+    if isinstance(value, Mapping) or (
+            dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return copy.copy(value)
+    return value
 
 
 def split(batch: Any, part: int, parts: int, samples: int | None = None,

@@ -415,6 +415,10 @@ class OwnBatches:
         # The position among them of the one that comes next.
         self._next = 0
         self._handed_out = 0
+        # The tensors that the script has of them, each with the version that it had;
+        # and whether they are copies, as the script changes them.
+        self._handed: list[tuple[torch.Tensor, int]] = []
+        self._clones = True
         self._digest: int | None = None
         self._counter = _batches.OwnCounter()
 
@@ -449,7 +453,12 @@ class OwnBatches:
         """
         self._next += 1
         if self._next <= len(self._kept):
-            return self._kept[self._next - 1]
+            if not self._clones and self._is_changed():
+                raise _errors.UsageError(
+                    "job.data(): the loop's body has changed a tensor of the batch in "
+                    "place, and the step is void, so the same batch comes again; change "
+                    "a copy: x = x - mean, not x -= mean")
+            return self._hand_out(self._kept[self._next - 1])
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -459,9 +468,22 @@ class OwnBatches:
             batch = next(self._iterator)
         self._kept.append(batch)
         self._handed_out += len(self._kept) == 1
-        return batch
+        return self._hand_out(batch)
+
+    def _hand_out(self, batch: Any) -> Any:
+        given = _batches.copied(batch, self._clones)
+        self._handed += [(tensor, tensor._version)
+                         for tensor in _batches.tensors_in(given)
+                         if not tensor.is_inference()]
+        return given
+
+    def _is_changed(self) -> bool:
+        return any(tensor._version != version for tensor, version in self._handed)
 
     def counted(self) -> None:
         """The step of the kept batches is part of a version."""
-        self._kept, self._next = [], 0
+        if self._handed:
+            # What the body does to tensors in the first step it does in others.
+            self._clones = self._clones and self._is_changed()
+        self._kept, self._next, self._handed = [], 0, []
         self._digest = None
