@@ -44,12 +44,12 @@ if hasattr(torch, "compile"):
     import torch._dynamo.backends.debugging
     import torch._functorch.aot_autograd
 
-from shapes import (adversarial, batches, by_hand, derivatives, kept, loops,
+from shapes import (across, adversarial, batches, by_hand, derivatives, kept, loops,
                     losses, meetings, models, normalizers, own_batches, refusals,
                     rows, runner, scaled, statistics, sums, supervised, surprises,
                     teachers, values)
 
-assert all((adversarial, batches, by_hand, derivatives, kept, loops, losses,
+assert all((across, adversarial, batches, by_hand, derivatives, kept, loops, losses,
             meetings, models, normalizers, own_batches, refusals, scaled,
             statistics, sums, supervised, surprises, teachers, values))
 

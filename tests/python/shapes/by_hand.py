@@ -363,7 +363,7 @@ class Renormalised(nn.BatchNorm2d):
                 (var + self.eps).sqrt().view(1, -1, 1, 1))
 
 
-@refused("CohortError", "norm1")
+@refused("UsageError", "across the", "batch-norm module")
 def subclass_that_normalises_by_itself(t):
     """Its buffers differ from worker to worker."""
     trained(t, Net(Renormalised))

@@ -39,10 +39,12 @@ _FLAT = re.compile(r"(View|UnsafeView|ReshapeAlias|Clone)Backward\d")
 # From a mean to the mask of its entries, at most.
 _STEPS_TO_MASK = 5
 
-_OVERRIDE = "if it is meant so, or a mean over samples, pass weight=len(x)"
+# What a script writes if it means what was found.
+OVERRIDE = "if it is meant so, or a mean over samples, pass weight=len(x)"
 
 
-def _kind(node: Any) -> str:
+def kind_of(node: Any) -> str:
+    """The name of its class."""
     return type(node).__name__
 
 
@@ -77,7 +79,7 @@ def shares_in(loss: torch.Tensor, nodes: Iterable[Any], samples: int,
             cannot have equally many.
         saved: what was looked at.
     """
-    means = [node for node in nodes if _is_mean(_kind(node)) and
+    means = [node for node in nodes if _is_mean(kind_of(node)) and
              getattr(node, "_saved_reduction", _MEAN) == _MEAN]
     shares = [share for mean in means
               if (share := _share_of(mean, samples, entries_max, saved)) is not None]
@@ -121,7 +123,7 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
               ) -> _Share | None:
     """None: it has no mask, and no labels that may be ignored, and samples have equal
     parts in it."""
-    if _kind(mean).startswith("Div"):
+    if kind_of(mean).startswith("Div"):
         shape = _summed(mean.next_functions[0][0], saved)
         divisor = saved.of(mean, "other") if shape else None
         if divisor is None or divisor.numel() != 1:
@@ -136,9 +138,9 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
              ) if target is None else target.shape
     entries = math.prod(shape)
     value = None
-    if entries % samples and entries <= entries_max and _depends_on_samples(mean):
+    if entries % samples and entries <= entries_max and depends_on_samples(mean):
         value = entries / samples
-    of_labels = _kind(mean).startswith("NllLoss")
+    of_labels = kind_of(mean).startswith("NllLoss")
     if of_labels:
         counted = saved.of(mean, "total_weight")
         if counted is not None:
@@ -147,13 +149,13 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
     for _ in range(_STEPS_TO_MASK):
         node = node.next_functions[0][0] if node.next_functions else None
         chosen = {"IndexBackward0": "indices",
-                  "MaskedSelectBackward0": "mask"}.get(_kind(node))
+                  "MaskedSelectBackward0": "mask"}.get(kind_of(node))
         masks = saved.of(node, chosen) if chosen else None
         for mask in masks if isinstance(masks, (tuple, list)) else [masks]:
             if mask is not None and mask.dtype == torch.bool:
                 return _Share((1.0 if value is None else value) *
                               float(mask.float().mean()), mask.shape)
-        if not _BY_ENTRY.fullmatch(_kind(node)):
+        if not _BY_ENTRY.fullmatch(kind_of(node)):
             break
     return None if value is None else _Share(value, shape, of_labels)
 
@@ -168,7 +170,7 @@ def refuse_shares(shares: list[float]) -> NoReturn:
         "workers another part; pass as weight= to job.backward() what it is a mean "
         "over: len(x) that are left, (y != ignore_index).sum(), mask.sum(), or w[y].sum() "
         "with class weights; "
-        f"{_OVERRIDE}")
+        f"{OVERRIDE}")
 
 
 def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) -> None:
@@ -185,14 +187,14 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
     if samples == 1:
         return
     terms = list(_terms(loss, saved))
-    unlike = [_kind(term.node) for term in terms if _is_nonlinear(term.node)]
+    unlike = [kind_of(term.node) for term in terms if is_nonlinear(term.node)]
     if 0 < len(unlike) < samples:
         raise _errors.UsageError(
             f"job.backward(): the loss has {unlike[0].partition('Backward')[0].lower()}() "
             "of a number that is computed from all samples of this worker's batch, but "
             "of one process's batch it would be another number; put sums over the "
             "samples of all workers into it, by job.sum(t), as for Dice or a root of "
-            f"a mean; {_OVERRIDE}")
+            f"a mean; {OVERRIDE}")
     for term in terms if reduction == "mean" else ():
         if not _is_sum_over(samples, term.node, saved):
             continue
@@ -207,12 +209,12 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
                 "samples, labels or entries, or no mean; pass what it is divided by, "
                 "such as mask.sum(), as weight= to job.backward(), or if that is a "
                 "constant, job.backward(job.sum(loss)) for the sum over the samples of "
-                f"all workers; {_OVERRIDE}")
+                f"all workers; {OVERRIDE}")
         raise _errors.UsageError(
             "job.backward(): the loss has a sum over this worker's samples, but "
             "counts as a mean; pass reduction=\"sum\" for the mean over the "
             "samples of all workers, or job.backward(job.sum(loss)) for their "
-            f"sum; {_OVERRIDE}")
+            f"sum; {OVERRIDE}")
 
 
 def check_parts(loss: torch.Tensor, parts: int, saved: Saved) -> None:
@@ -226,18 +228,18 @@ def check_parts(loss: torch.Tensor, parts: int, saved: Saved) -> None:
         raise _errors.UsageError(
             f"job.backward(): the loss is divided by {parts}, and "
             f"job.data(accumulate={parts}) has that many parts, which count by their "
-            f"samples already; remove the division; {_OVERRIDE}")
+            f"samples already; remove the division; {OVERRIDE}")
 
 
 def _is_sum_over(samples: int, node: Any, saved: Saved) -> bool:
     shape = _summed(node, saved)
-    if not shape or not _depends_on_samples(node):
+    if not shape or not depends_on_samples(node):
         return False
     inputs = _by_entry(node)
     if any(map(_is_mean_by_column, inputs)):
         return False
     return shape[0] == samples or len(shape) == 1 and shape[0] % samples == 0 and any(
-        _FLAT.fullmatch(_kind(part)) for part in inputs)
+        _FLAT.fullmatch(kind_of(part)) for part in inputs)
 
 
 def _by_entry(node: Any) -> list[Any]:
@@ -249,7 +251,7 @@ def _by_entry(node: Any) -> list[Any]:
         if part is None or part in found:
             continue
         found.append(part)
-        if _BY_ENTRY.fullmatch(_kind(part)):
+        if _BY_ENTRY.fullmatch(kind_of(part)):
             todo += [following for following, _ in part.next_functions]
     return found
 
@@ -259,7 +261,7 @@ def _is_mean_by_column(node: Any) -> bool:
     rank = len(getattr(node, "_saved_self_sym_sizes",
                        getattr(node, "_saved_self_sizes", ())))
     # Torch keeps dimensions without a sign.
-    return _kind(node) == "MeanBackward1" and any(
+    return kind_of(node) == "MeanBackward1" and any(
         (dim - (dim >> 63 << 64)) % rank == 0 for dim in node._saved_dim)
 
 
@@ -291,14 +293,14 @@ class _Term:
 
 def _factor_of(node: Any, saved: Saved) -> _Factor | None:
     """None: the node does not multiply by a number."""
-    if not _FACTORS.fullmatch(_kind(node)) or _is_nonlinear(node):
+    if not _FACTORS.fullmatch(kind_of(node)) or is_nonlinear(node):
         return None
     inputs = [following for following, _ in node.next_functions]
     number = None
     if None in inputs or len(inputs) == 1:
         number = saved.of(node, "self" if inputs[0] is None else "other")
     return _Factor(node, number if number is not None and number.numel() == 1 else None,
-                   _kind(node).startswith("Div"))
+                   kind_of(node).startswith("Div"))
 
 
 def _terms(loss: torch.Tensor, saved: Saved) -> Iterator[_Term]:
@@ -315,28 +317,29 @@ def _terms(loss: torch.Tensor, saved: Saved) -> Iterator[_Term]:
         factor = _factor_of(node, saved)
         if factor is not None:
             todo += [_Term(other, (*term.factors, factor)) for other in following]
-        elif _PASSES.fullmatch(_kind(node)):
+        elif _PASSES.fullmatch(kind_of(node)):
             todo += [_Term(other, term.factors) for other in following]
         else:
             yield term
 
 
-def _is_nonlinear(node: Any) -> bool:
+def is_nonlinear(node: Any) -> bool:
+    """Whether it is a function of something computed from samples that is no sum."""
     following = [other for other, _ in node.next_functions]
-    if _FACTORS.fullmatch(_kind(node)):
-        by_samples = [other is not None and _depends_on_samples(other)
+    if _FACTORS.fullmatch(kind_of(node)):
+        by_samples = [other is not None and depends_on_samples(other)
                       for other in following]
         return len(by_samples) > 1 and by_samples[1] and (
-            by_samples[0] or _kind(node).startswith("Div"))
-    return bool(_NONLINEAR.fullmatch(_kind(node))) and _depends_on_samples(node)
+            by_samples[0] or kind_of(node).startswith("Div"))
+    return bool(_NONLINEAR.fullmatch(kind_of(node))) and depends_on_samples(node)
 
 
-def _depends_on_samples(node: Any) -> bool:
+def depends_on_samples(node: Any) -> bool:
     """Whether it is computed from more than parameters and numbers."""
     for part in nodes_from([node]):
         if not isinstance(getattr(part, "variable", None), (nn.Parameter, type(None))):
             return True
-        if has_indices(part) or not _BY_ENTRY.fullmatch(_kind(part)) and any(
+        if has_indices(part) or not _BY_ENTRY.fullmatch(kind_of(part)) and any(
                 following is None for following, _ in part.next_functions):
             return True
     return False
@@ -345,10 +348,10 @@ def _depends_on_samples(node: Any) -> bool:
 def _summed(node: Any, saved: Saved) -> Sequence[int]:
     """The shape of what a node adds up to a number; empty: it does not."""
     shape: Sequence[int] = ()
-    if _kind(node) == "SumBackward0":
+    if kind_of(node) == "SumBackward0":
         shape = getattr(node, "_saved_self_sym_sizes",
                         getattr(node, "_saved_self_sizes", ()))
-    elif _kind(node) == "DotBackward0":
+    elif kind_of(node) == "DotBackward0":
         one = saved.of(node, "tensor" if node.next_functions[1][0] is None else "self")
         shape = () if one is None else one.shape
     elif getattr(node, "_saved_reduction", None) == _SUM:

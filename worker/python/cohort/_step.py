@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _batches, _core, _doors, _errors, _loss_check,
-                    _operator, _sequences, _statistics, _totals)
+from cohort import (_across_check, _batch_norm, _batches, _core, _doors, _errors,
+                    _loss_check, _operator, _sequences, _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import Saved, has_functions, leaves_of, nodes_before, nodes_of
@@ -112,6 +112,8 @@ class Step:
         self._warned_of_shares = False
         # The script's name of calls; see `call`.
         self.call_name = ""
+        # The graph of the loss may have derivatives, which sum over samples.
+        self._differentiated = False
         # What moved in this step and cannot be put back.
         self._foreign: str | None = None
         self.beside = ModulesBeside(model.module, model.kept.ids)
@@ -407,6 +409,7 @@ class Step:
         if of_script:
             self._of_script = True
             self._note_shares(inputs)
+            self._differentiated = self._differentiated or keeps
             if self._roots and not keeps:
                 seen = nodes_of(tensors)
         self._depth += 1
@@ -634,6 +637,8 @@ class Step:
             entries_max = 0.0
         elif assignment.version == 0:
             entries_max = math.inf
+            if not self._differentiated:
+                _across_check.check(loss, nodes, samples, saved)
             _loss_check.check_terms(loss, samples, reduction, saved)
         else:
             # More may be a fixed number, in a smaller batch that ends an epoch.
