@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cohort import _errors
-from cohort._graphs import Saved
+from cohort._graphs import Saved, signed
 from cohort._loss_check import OVERRIDE, depends_on_samples, is_nonlinear, kind_of
 
 # Of one dimension, or several: sums, of which functions are no sums, and others.
@@ -69,12 +69,12 @@ def _is_across(node: Any, samples: int, saved: Saved) -> bool:
     shape = _shape_of(node, saved)
     if dims is None or not shape:
         return False
-    # Torch keeps dimensions without a sign; none stands for all.
-    signed = [dim - (dim >> 63 << 64) for dim in (
-        dims if isinstance(dims, tuple) else (dims,))] or [0]
-    over = shape[0] == samples or sums and len(shape) == 2 and shape[0] % samples == 0
-    return bool(over) and any(dim % len(shape) == 0 for dim in signed) and (
-        _has_samples_first(node))
+    # An empty list stands for all.
+    over_first = any(signed(dim) % len(shape) == 0 for dim in (
+        dims if isinstance(dims, tuple) else (dims,))) or dims == ()
+    return over_first and bool(
+        shape[0] == samples or sums and len(shape) == 2 and shape[0] % samples == 0
+    ) and _has_samples_first(node)
 
 
 def _shape_of(node: Any, saved: Saved) -> Sequence[int]:

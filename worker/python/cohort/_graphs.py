@@ -66,6 +66,11 @@ def has_indices(node: Any) -> bool:
                for name in ("index", "indices", "mask", "condition"))
 
 
+def signed(dimension: int) -> int:
+    """A dimension that a node saves, which may lack its sign."""
+    return dimension - (1 << 64) if dimension >= 1 << 63 else dimension
+
+
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -133,6 +133,13 @@ class Data:
     def batch_size(self) -> int:
         """Samples of this worker in a step."""
         return self._batch_size
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Raises AttributeError, so that other packages find none."""
+        raise AttributeError(
+            "job.data(...).sampler: there is none, as the server shuffles each epoch by "
+            "itself; remove sampler.set_epoch(epoch)")
 
     def __len__(self) -> int:
         """The steps of an epoch, if all workers of the cohort are there and have

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from cohort import _errors
-from cohort._graphs import Saved, has_indices, nodes_from
+from cohort._graphs import Saved, has_indices, nodes_from, signed
 
 # Values of the reduction that nodes of losses save.
 _MEAN, _SUM = 1, 2
@@ -260,9 +260,8 @@ def _is_mean_by_column(node: Any) -> bool:
     """Whether it is a mean over samples, of several columns."""
     rank = len(getattr(node, "_saved_self_sym_sizes",
                        getattr(node, "_saved_self_sizes", ())))
-    # Torch keeps dimensions without a sign.
     return kind_of(node) == "MeanBackward1" and any(
-        (dim - (dim >> 63 << 64)) % rank == 0 for dim in node._saved_dim)
+        signed(dim) % rank == 0 for dim in node._saved_dim)
 
 
 @dataclasses.dataclass(frozen=True)
