@@ -107,16 +107,50 @@ def _divisors_in(loss: torch.Tensor, saved: Saved) -> list[float]:
     """Tensors of one number that terms of a loss are divided by, such as the mean of a
     mask. (A sum over a number is a share.) Numbers of Python are mostly constants, and
     64 bits wide."""
-    factors = {factor for term in _terms(loss, saved) for factor in term.factors}
-    return [float(factor.number) for factor in factors
-            if factor.divides and factor.number is not None and
-            factor.number.dtype in (torch.float32, torch.float16, torch.bfloat16) and
-            not _summed(factor.node.next_functions[0][0], saved)]
+    found = []
+    todo, seen = [loss.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kind = kind_of(node)
+        if _is_passed(kind):
+            todo += [following for following, _ in node.next_functions]
+        elif is_factor(kind) and not is_nonlinear(node):
+            todo += [following for following, _ in node.next_functions]
+            if kind.startswith("Div") and not _summed(node.next_functions[0][0], saved):
+                number = saved.of(node, "other")
+                if number is not None and number.numel() == 1 and number.dtype in (
+                        torch.float32, torch.float16, torch.bfloat16):
+                    found.append(float(number))
+    return found
 
 
 @functools.cache
 def _is_mean(kind: str) -> bool:
     return _MEANS.fullmatch(kind) is not None
+
+
+@functools.cache
+def _is_passed(kind: str) -> bool:
+    return _PASSES.fullmatch(kind) is not None
+
+
+@functools.cache
+def is_factor(kind: str) -> bool:
+    """Whether it is a product or a quotient."""
+    return _FACTORS.fullmatch(kind) is not None
+
+
+@functools.cache
+def _is_function(kind: str) -> bool:
+    return _NONLINEAR.fullmatch(kind) is not None
+
+
+@functools.cache
+def _is_by_entry(kind: str) -> bool:
+    return _BY_ENTRY.fullmatch(kind) is not None
 
 
 def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
@@ -155,7 +189,7 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
             if mask is not None and mask.dtype == torch.bool:
                 return _Share((1.0 if value is None else value) *
                               float(mask.float().mean()), mask.shape)
-        if not _BY_ENTRY.fullmatch(kind_of(node)):
+        if not _is_by_entry(kind_of(node)):
             break
     return None if value is None else _Share(value, shape, of_labels)
 
@@ -221,7 +255,9 @@ def check_parts(loss: torch.Tensor, parts: int, saved: Saved) -> None:
     """Raises UsageError for a mean that is divided by the number of parts of a step,
     as in scripts that add up gradients by themselves."""
     last = _factor_of(loss.grad_fn, saved)
-    if last is None or last.value is None or abs(last.value * parts - 1) > _ROUNDING:
+    # Half of a square is meant as often as not.
+    if last is None or not last.divides or last.value is None or (
+            abs(last.value * parts - 1) > _ROUNDING):
         return
     # It may be the mean of as many losses.
     if len(list(_terms(loss, saved))) != parts:
@@ -251,7 +287,7 @@ def _by_entry(node: Any) -> list[Any]:
         if part is None or part in found:
             continue
         found.append(part)
-        if _BY_ENTRY.fullmatch(kind_of(part)):
+        if _is_by_entry(kind_of(part)):
             todo += [following for following, _ in part.next_functions]
     return found
 
@@ -292,7 +328,7 @@ class _Term:
 
 def _factor_of(node: Any, saved: Saved) -> _Factor | None:
     """None: the node does not multiply by a number."""
-    if not _FACTORS.fullmatch(kind_of(node)) or is_nonlinear(node):
+    if not is_factor(kind_of(node)) or is_nonlinear(node):
         return None
     inputs = [following for following, _ in node.next_functions]
     number = None
@@ -324,13 +360,12 @@ def _terms(loss: torch.Tensor, saved: Saved) -> Iterator[_Term]:
 
 def is_nonlinear(node: Any) -> bool:
     """Whether it is a function of something computed from samples that is no sum."""
-    following = [other for other, _ in node.next_functions]
-    if _FACTORS.fullmatch(kind_of(node)):
-        by_samples = [other is not None and depends_on_samples(other)
-                      for other in following]
-        return len(by_samples) > 1 and by_samples[1] and (
-            by_samples[0] or kind_of(node).startswith("Div"))
-    return bool(_NONLINEAR.fullmatch(kind_of(node))) and depends_on_samples(node)
+    kind = kind_of(node)
+    if is_factor(kind):
+        first, second = [other for other, _ in node.next_functions][:2]
+        return second is not None and depends_on_samples(second) and (
+            kind.startswith("Div") or first is not None and depends_on_samples(first))
+    return _is_function(kind) and depends_on_samples(node)
 
 
 def depends_on_samples(node: Any) -> bool:
@@ -338,7 +373,7 @@ def depends_on_samples(node: Any) -> bool:
     for part in nodes_from([node]):
         if not isinstance(getattr(part, "variable", None), (nn.Parameter, type(None))):
             return True
-        if has_indices(part) or not _BY_ENTRY.fullmatch(kind_of(part)) and any(
+        if has_indices(part) or not _is_by_entry(kind_of(part)) and any(
                 following is None for following, _ in part.next_functions):
             return True
     return False
