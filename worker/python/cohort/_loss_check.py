@@ -362,7 +362,8 @@ def is_nonlinear(node: Any) -> bool:
     """Whether it is a function of something computed from samples that is no sum."""
     kind = kind_of(node)
     if is_factor(kind):
-        first, second = [other for other, _ in node.next_functions][:2]
+        # A factor may be no tensor.
+        first, second = [other for other, _ in (*node.next_functions, (None, 0))][:2]
         return second is not None and depends_on_samples(second) and (
             kind.startswith("Div") or first is not None and depends_on_samples(first))
     return _is_function(kind) and depends_on_samples(node)
