@@ -253,6 +253,30 @@ def sum_of_means_of_samples(t):
 
 
 @refused("UsageError", "job.backward()", "a sum", "job.sum")
+def sum_in_a_loop_over_samples(t):
+    for model, x, y in steps(t):
+        loss = 0
+        for out, label in zip(model(x), labels_of(y)):
+            loss += F.cross_entropy(out[None], label[None])
+        train(t, loss)
+
+
+@refused("UsageError", "job.backward()", "a sum", "job.sum", sizes={2: (4, 4)})
+def sum_of_two_losses_in_a_loop_over_samples(t):
+    for model, x, y in steps(t):
+        out = model(x)
+        train(t, sum(F.mse_loss(out[i], y[i]) + 0.5 * out[i].square().sum()
+                     for i in range(len(x))))
+
+
+@row(sizes=EVEN)
+def sum_over_columns_in_a_loop(t):
+    for model, x, y in steps(t):
+        maps = model.features(x).flatten(1)
+        train(t, sum(F.mse_loss(maps[:, i], y[:, i % 2]) for i in range(16)))
+
+
+@refused("UsageError", "job.backward()", "a sum", "job.sum")
 def product_with_weights(t):
     """As Lovasz's loss of a flat batch."""
     for model, x, y in steps(t):

@@ -229,17 +229,22 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
             "of one process's batch it would be another number; put sums over the "
             "samples of all workers into it, by job.sum(t), as for Dice or a root of "
             f"a mean; {OVERRIDE}")
-    for term in terms if reduction == "mean" else ():
-        if not _is_sum_over(samples, term.node, saved):
-            continue
-        factors = [factor.value for factor in term.factors]
-        if any(factor is None or factor and _is_multiple(1 / factor, samples)
-               for factor in factors):
+    if reduction == "sum":
+        return
+    # Those that nothing has divided by the number of samples.
+    terms = [term for term in terms if not any(
+        factor.value is None or factor.value and _is_multiple(1 / factor.value, samples)
+        for factor in term.factors)]
+    of_one = [term for term in terms if _is_of_one(samples, term.node)]
+    in_loop = len(of_one) >= samples and len(of_one) % samples == 0
+    for term in terms:
+        if not (in_loop and term in of_one) and not _is_sum_over(
+                samples, term.node, saved):
             continue
         if any(factor.divides for factor in term.factors):
             raise _errors.UsageError(
                 "job.backward(): the loss has a sum over this worker's samples times "
-                f"{math.prod(filter(None, factors)):.3g}: a mean over a part of the "
+                f"{math.prod(factor.value or 1 for factor in term.factors):.3g}: a mean over a part of the "
                 "samples, labels or entries, or no mean; pass what it is divided by, "
                 "such as mask.sum(), as weight= to job.backward(), or if that is a "
                 "constant, job.backward(job.sum(loss)) for the sum over the samples of "
@@ -276,6 +281,20 @@ def _is_sum_over(samples: int, node: Any, saved: Saved) -> bool:
         return False
     return shape[0] == samples or len(shape) == 1 and shape[0] % samples == 0 and any(
         _FLAT.fullmatch(kind_of(part)) for part in inputs)
+
+
+def _is_of_one(samples: int, node: Any) -> bool:
+    """Whether it is computed from an entry of the first dimension, as in a loop over
+    samples."""
+    while node.next_functions and (node := node.next_functions[0][0]) is not None:
+        kind = kind_of(node)
+        if kind in ("SelectBackward0", "UnbindBackward0"):
+            shape = getattr(node, "_saved_self_sym_sizes",
+                            getattr(node, "_saved_self_sizes", (samples,)))
+            return bool(node._saved_dim == 0 and shape[0] == samples)
+        if not _is_by_entry(kind) and not _is_passed(kind):
+            break
+    return False
 
 
 def _by_entry(node: Any) -> list[Any]:
