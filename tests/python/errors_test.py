@@ -123,8 +123,11 @@ class BeforeJoining(unittest.TestCase):
 
     def test_joining_twice(self):
         model = three_batch_norms()
+        before = sgd(model)
         job = cohort.join(model, sgd(model), server="127.0.0.1:1")
-        self.refuses(cohort.UsageError, "belongs to a job", model)
+        self.refuses(cohort.UsageError, "belongs to a job", model, before)
+        with self.assertRaisesRegex(cohort.UsageError, "SGD: a new optimizer of 0.weight"):
+            sgd(model)
         other = three_batch_norms()
         self.refuses(cohort.UsageError, "this process has a job already", other)
         # A refused model is not changed.

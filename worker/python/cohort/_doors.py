@@ -354,9 +354,9 @@ def _group_door(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None
         raise _errors.UsageError(
             f"{type(optimizer).__name__}: a new optimizer of {name}, which the run "
             "trains, would never be used: the server applies the one that was passed "
-            "to cohort.join() until the run is over. Change its groups (group[\"lr\"] "
-            "= ...) at the beginning of the loop's body; an optimizer that begins "
-            "again, such as for a second phase, needs a second run")
+            "to cohort.join() until the run is over, or job.leave(). Change its groups "
+            "(group[\"lr\"] = ...) at the beginning of the loop's body; an optimizer "
+            "that begins again, such as for a second phase, needs a second run")
 
 
 # ---- for the time of a run

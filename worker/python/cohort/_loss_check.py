@@ -235,20 +235,20 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
     terms = [term for term in terms if not any(
         factor.value is None or factor.value and _is_multiple(1 / factor.value, samples)
         for factor in term.factors)]
-    of_one = [term for term in terms if _is_of_one(samples, term.node)]
+    of_one = {term.node for term in terms if _is_of_one(samples, term.node)}
     in_loop = len(of_one) >= samples and len(of_one) % samples == 0
     for term in terms:
-        if not (in_loop and term in of_one) and not _is_sum_over(
+        if not (in_loop and term.node in of_one) and not _is_sum_over(
                 samples, term.node, saved):
             continue
         if any(factor.divides for factor in term.factors):
+            times = math.prod(factor.value or 1 for factor in term.factors)
             raise _errors.UsageError(
                 "job.backward(): the loss has a sum over this worker's samples times "
-                f"{math.prod(factor.value or 1 for factor in term.factors):.3g}: a mean over a part of the "
-                "samples, labels or entries, or no mean; pass what it is divided by, "
-                "such as mask.sum(), as weight= to job.backward(), or if that is a "
-                "constant, job.backward(job.sum(loss)) for the sum over the samples of "
-                f"all workers; {OVERRIDE}")
+                f"{times:.3g}: a mean over a part of the samples, labels or entries, or no "
+                "mean; pass what it is divided by, such as mask.sum(), as weight= to "
+                "job.backward(), or if that is a constant, job.backward(job.sum(loss)) "
+                f"for the sum over the samples of all workers; {OVERRIDE}")
         raise _errors.UsageError(
             "job.backward(): the loss has a sum over this worker's samples, but "
             "counts as a mean; pass reduction=\"sum\" for the mean over the "
