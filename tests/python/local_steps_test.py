@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import signal
+import threading
 import unittest
 from unittest import mock
 
@@ -626,6 +627,33 @@ class Refusals(unittest.TestCase):
                                 job._run._watcher.signal if patience > 1 else
                                 job._run._stops_now), "the signal")
                 self.assertEqual([result.version for result in results], wanted)
+
+    def test_a_signal_during_a_push_waits_for_its_verdict(self):
+        for local in 0, LOCAL:
+            with self.subTest(local=local):
+                model, job = joined(None, local_steps=local, serve={"epochs": 1})
+                run, decided = job._run, threading.Event()
+                stop, await_weights = run._stop, run.model.await_weights
+
+                def decide(*arguments):
+                    enough = stop(*arguments)
+                    decided.set()
+                    return enough
+
+                def push():
+                    if run.step.closes and not decided.is_set():
+                        os.kill(os.getpid(), signal.SIGTERM)
+                        await_true(decided.is_set, "the signal")
+                    await_weights()
+
+                results = []
+                with mock.patch.object(run, "_stop", decide), \
+                        mock.patch.object(run.model, "await_weights", push), \
+                        self.assertRaises(cohort.Stopped):
+                    for batch in job.data(Shapes(SAMPLES), batch_size=BATCH):
+                        results.append(step(model, job, batch))
+                self.assertEqual([result.version for result in results],
+                                 [None, None, 1] if local else [1])
 
     def test_a_job_that_leaves_within_a_step_has_the_weights_of_its_version(self):
         model, job = joined(None, local_steps=LOCAL, serve={"epochs": 1})

@@ -288,7 +288,7 @@ class Run:
             return True
         if patience:
             _core.log("info", f"signal {number}: leaving after the step in progress, if there is one")
-            if self.step.is_open():
+            if self.step.is_open() or self.step.closes:
                 return False
         worker.request_stop()
         self._stops_now = True

@@ -98,6 +98,8 @@ class Step:
         # Set once the run is joined.
         self.worker: "_core.Worker" = None  # type: ignore[assignment]
         self.mode = Mode.IDLE
+        # The step's push is being sent, or its verdict is on its way.
+        self.closes = False
         self._pid = os.getpid()
         # The process has had weights of the run: from now on training calls
         # belong to steps.
@@ -548,6 +550,7 @@ class Step:
         self._begin(parts, samples, doubt)
         self.assignment = assignment
         self.mode = Mode.TRAIN
+        self.closes = False
         self._thread = threading.get_ident()
         self._foreign = None
         self.updates.begin()
@@ -805,6 +808,7 @@ class Step:
         self._samples = local.samples
         samples = self._pushed_samples(0)
         differences = local.differences(samples / self.worker.loss_reference())
+        self.closes = True
         local.put_back()
         with self.phase("push"):
             self.worker.open_step(
@@ -1105,6 +1109,7 @@ class Step:
         """
         loss = self._loss / self._weight if self._weight else None
         self._model.statistics.fetch()
+        self.closes = True
         self.mode = Mode.IDLE
         self._model.await_weights()
         try:
@@ -1117,6 +1122,7 @@ class Step:
                 return StepResult(None, "void", loss, str(error.args[1]))
             raise
         finally:
+            self.closes = False
             self.gradients.clear()
             self.forget_calls()
         if verdict.verdict == "skipped" and self.updates.done > 0:
