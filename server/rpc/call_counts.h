@@ -15,7 +15,7 @@ class ServerContextBase;
 
 namespace cohort {
 
-// What the calls of a server are counted in.
+// The counts of a server's calls.
 // Thread safety: safe.
 struct CallCounts {
   // `clock` must outlive it.

@@ -149,7 +149,7 @@ def functions_of_means_of_weights(t):
 
 @row(sizes=EVEN)
 def products_of_each_sample(t):
-    """Of a style."""
+    """A loss of style."""
     for model, x, y in steps(t):
         each = model.features(x).flatten(2)
         train(t, (each @ each.transpose(1, 2) - 0.1).square().mean() +

@@ -286,7 +286,7 @@ def product_with_weights(t):
 
 @row(sizes=EVEN)
 def sums_by_the_batch(t):
-    """Of a variational autoencoder, with penalties of the weights."""
+    """A variational autoencoder, with penalties of the weights."""
     for model, x, y in steps(t):
         out = model(x)
         error = F.mse_loss(out, y, reduction="sum")

@@ -13,14 +13,14 @@ from cohort import _errors
 from cohort._graphs import Saved, signed
 from cohort._loss_check import OVERRIDE, depends_on_samples, is_nonlinear, kind_of
 
-# Of one dimension, or several: sums, of which functions are no sums, and others.
+# Functions over some dimensions: sums, and others. A function of such a sum is no sum.
 _SUMS = re.compile(r"(Mean|Sum)Backward1")
 _OTHERS = re.compile(r"(Var|Std|VarMean|StdMean|LinalgVectorNorm|Logsumexp|Amax|Amin|Max|"
                      r"Min|Softmax|LogSoftmax|Logcumsumexp)Backward0|(Norm|Prod)Backward1")
-# Of two matrices, with the names of what they save of these.
+# Products of two matrices, with the names by which nodes save these.
 _PRODUCTS = {"MmBackward0": ("self", "mat2"), "BmmBackward0": ("self", "mat2"),
              "CdistBackward0": ("x1", "x2"), "EuclideanDistBackward0": ("x1", "x2")}
-# What is linear in its inputs, if its factors are no samples.
+# Linear functions of their inputs, if no factor is computed from samples.
 _LINEAR = re.compile(r"(Add|Sub|Rsub|Neg|Mul|Div|Mean|Sum|View|UnsafeView|ReshapeAlias|"
                      r"Squeeze|Unsqueeze|Expand|ToCopy|Clone|Alias|Select|Slice|Unbind|"
                      r"Stack|Cat|Transpose|Permute|T|Index|Dot)Backward\d")
@@ -78,7 +78,7 @@ def _is_across(node: Any, samples: int, saved: Saved) -> bool:
 
 
 def _shape_of(node: Any, saved: Saved) -> Sequence[int]:
-    """Of its input, or of its output."""
+    """The shape of its input, or of its output."""
     return _shape_as(node, "self", saved) or _shape_as(node, "result", saved)
 
 

@@ -39,7 +39,7 @@ _FLAT = re.compile(r"(View|UnsafeView|ReshapeAlias|Clone)Backward\d")
 # From a mean to the mask of its entries, at most.
 _STEPS_TO_MASK = 5
 
-# What a script writes if it means what was found.
+# For a script that means what was found.
 OVERRIDE = "if it is meant so, or a mean over samples, pass weight=len(x)"
 
 
@@ -79,7 +79,7 @@ def shares_in(loss: torch.Tensor, nodes: Iterable[Any], samples: int,
             cannot have equally many.
         saved: what was looked at.
     """
-    means = [node for node in nodes if _is_mean(kind_of(node)) and
+    means = [node for node in nodes if _matches(_MEANS, kind_of(node)) and
              getattr(node, "_saved_reduction", _MEAN) == _MEAN]
     shares = [share for mean in means
               if (share := _share_of(mean, samples, entries_max, saved)) is not None]
@@ -107,50 +107,16 @@ def _divisors_in(loss: torch.Tensor, saved: Saved) -> list[float]:
     """Tensors of one number that terms of a loss are divided by, such as the mean of a
     mask. (A sum over a number is a share.) Numbers of Python are mostly constants, and
     64 bits wide."""
-    found = []
-    todo, seen = [loss.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        kind = kind_of(node)
-        if _is_passed(kind):
-            todo += [following for following, _ in node.next_functions]
-        elif is_factor(kind) and not is_nonlinear(node):
-            todo += [following for following, _ in node.next_functions]
-            if kind.startswith("Div") and not _summed(node.next_functions[0][0], saved):
-                number = saved.of(node, "other")
-                if number is not None and number.numel() == 1 and number.dtype in (
-                        torch.float32, torch.float16, torch.bfloat16):
-                    found.append(float(number))
-    return found
+    numbers = {factor.node: factor.number for term in _terms(loss, saved)
+               for factor in term.factors
+               if factor.divides and not _summed(factor.node.next_functions[0][0], saved)}
+    return [float(number) for number in numbers.values() if number is not None and
+            number.dtype in (torch.float32, torch.float16, torch.bfloat16)]
 
 
 @functools.cache
-def _is_mean(kind: str) -> bool:
-    return _MEANS.fullmatch(kind) is not None
-
-
-@functools.cache
-def _is_passed(kind: str) -> bool:
-    return _PASSES.fullmatch(kind) is not None
-
-
-@functools.cache
-def is_factor(kind: str) -> bool:
-    """Whether it is a product or a quotient."""
-    return _FACTORS.fullmatch(kind) is not None
-
-
-@functools.cache
-def _is_function(kind: str) -> bool:
-    return _NONLINEAR.fullmatch(kind) is not None
-
-
-@functools.cache
-def _is_by_entry(kind: str) -> bool:
-    return _BY_ENTRY.fullmatch(kind) is not None
+def _matches(kinds: re.Pattern[str], kind: str) -> bool:
+    return kinds.fullmatch(kind) is not None
 
 
 def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
@@ -189,7 +155,7 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
             if mask is not None and mask.dtype == torch.bool:
                 return _Share((1.0 if value is None else value) *
                               float(mask.float().mean()), mask.shape)
-        if not _is_by_entry(kind_of(node)):
+        if not _matches(_BY_ENTRY, kind_of(node)):
             break
     return None if value is None else _Share(value, shape, of_labels)
 
@@ -280,7 +246,7 @@ def _is_sum_over(samples: int, node: Any, saved: Saved) -> bool:
     if any(map(_is_mean_by_column, inputs)):
         return False
     return shape[0] == samples or len(shape) == 1 and shape[0] % samples == 0 and any(
-        _FLAT.fullmatch(kind_of(part)) for part in inputs)
+        _matches(_FLAT, kind_of(part)) for part in inputs)
 
 
 def _is_of_one(samples: int, node: Any) -> bool:
@@ -292,7 +258,7 @@ def _is_of_one(samples: int, node: Any) -> bool:
             shape = getattr(node, "_saved_self_sym_sizes",
                             getattr(node, "_saved_self_sizes", (samples,)))
             return bool(node._saved_dim == 0 and shape[0] == samples)
-        if not _is_by_entry(kind) and not _is_passed(kind):
+        if not _matches(_BY_ENTRY, kind) and not _matches(_PASSES, kind):
             break
     return False
 
@@ -306,7 +272,7 @@ def _by_entry(node: Any) -> list[Any]:
         if part is None or part in found:
             continue
         found.append(part)
-        if _is_by_entry(kind_of(part)):
+        if _matches(_BY_ENTRY, kind_of(part)):
             todo += [following for following, _ in part.next_functions]
     return found
 
@@ -329,7 +295,7 @@ class _Factor:
 
     @property
     def value(self) -> float | None:
-        """Of the factor; 0 if it is a division by 0."""
+        """The factor; 0 for a division by 0."""
         if self.number is None:
             return None
         value = float(self.number)
@@ -347,7 +313,7 @@ class _Term:
 
 def _factor_of(node: Any, saved: Saved) -> _Factor | None:
     """None: the node does not multiply by a number."""
-    if not is_factor(kind_of(node)) or is_nonlinear(node):
+    if not _matches(_FACTORS, kind_of(node)) or is_nonlinear(node):
         return None
     inputs = [following for following, _ in node.next_functions]
     number = None
@@ -371,7 +337,7 @@ def _terms(loss: torch.Tensor, saved: Saved) -> Iterator[_Term]:
         factor = _factor_of(node, saved)
         if factor is not None:
             todo += [_Term(other, (*term.factors, factor)) for other in following]
-        elif _PASSES.fullmatch(kind_of(node)):
+        elif _matches(_PASSES, kind_of(node)):
             todo += [_Term(other, term.factors) for other in following]
         else:
             yield term
@@ -380,12 +346,12 @@ def _terms(loss: torch.Tensor, saved: Saved) -> Iterator[_Term]:
 def is_nonlinear(node: Any) -> bool:
     """Whether it is a function of something computed from samples that is no sum."""
     kind = kind_of(node)
-    if is_factor(kind):
+    if _matches(_FACTORS, kind):
         # A factor may be no tensor.
         first, second = [other for other, _ in (*node.next_functions, (None, 0))][:2]
         return second is not None and depends_on_samples(second) and (
             kind.startswith("Div") or first is not None and depends_on_samples(first))
-    return _is_function(kind) and depends_on_samples(node)
+    return _matches(_NONLINEAR, kind) and depends_on_samples(node)
 
 
 def depends_on_samples(node: Any) -> bool:
@@ -393,7 +359,7 @@ def depends_on_samples(node: Any) -> bool:
     for part in nodes_from([node]):
         if not isinstance(getattr(part, "variable", None), (nn.Parameter, type(None))):
             return True
-        if has_indices(part) or not _is_by_entry(kind_of(part)) and any(
+        if has_indices(part) or not _matches(_BY_ENTRY, kind_of(part)) and any(
                 following is None for following, _ in part.next_functions):
             return True
     return False
