@@ -168,6 +168,30 @@ def buffers_written_after_a_step(t):
 
 
 @row()
+def buffers_moved_in_memory(t):
+    """Tensors that stay the same objects, by share_memory() and `.data`."""
+    for model, x, y in steps(t):
+        for buffer in model.norm1.buffers():
+            buffer.share_memory_()
+        mean = model.norm2.running_mean
+        mean.data = mean.data + 0.1
+        model.eval()
+        with torch.no_grad():
+            t.own("eval", model(x))
+        model.train()
+        train(t, error_of(model(x), y))
+        mean.data = mean.data + 0.1
+
+
+@refused("UsageError", "conv1.weight", "moved")
+def a_model_moved_into_shared_memory(t):
+    for model, x, y in steps(t):
+        if t.step_number == 1:
+            model.share_memory()
+        train(t, error_of(model(x), y))
+
+
+@row()
 def buffers_saved_and_restored_around_a_pass(t):
     for model, x, y in steps(t):
         saved = {name: value.clone() for name, value in model.named_buffers()}

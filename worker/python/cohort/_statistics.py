@@ -22,6 +22,8 @@ class _Buffers:
         self._layer = layer
         self.own: tuple[torch.Tensor | None, ...] = ()
         self.host: tuple[torch.Tensor | None, ...] = ()
+        # A tensor may move, by share_memory() or `.data`.
+        self._places: list[int] = []
         self.adopt()
 
     def adopt(self) -> bool:
@@ -29,9 +31,11 @@ class _Buffers:
         assigned. Returns whether there was something new."""
         now = tuple(getattr(self._layer, name, None) for name in
                     ("running_mean", "running_var", "num_batches_tracked"))
-        if len(self.own) == 3 and all(a is b for a, b in zip(now, self.own)):
+        places = _addresses(now)
+        if len(self.own) == 3 and places == self._places and all(
+                a is b for a, b in zip(now, self.own)):
             return False
-        self.own = now
+        self.own, self._places = now, places
         self.host = tuple(
             buffer if buffer is None or self._is_shared(buffer)
             else torch.empty(buffer.shape, dtype=buffer.dtype)
@@ -43,8 +47,11 @@ class _Buffers:
         return _devices.on_host(buffer.device) and buffer.is_contiguous()
 
     def addresses(self) -> list[int]:
-        return [0 if buffer is None else buffer.data_ptr()
-                for buffer in self.host]
+        return _addresses(self.host)
+
+
+def _addresses(buffers: Sequence[torch.Tensor | None]) -> list[int]:
+    return [0 if buffer is None else buffer.data_ptr() for buffer in buffers]
 
 
 class MovingStatistics:
@@ -92,10 +99,16 @@ class MovingStatistics:
                 return number
         return None
 
+    def adopt(self, layer: int | None = None) -> None:
+        """C++ gets the addresses of what the layer has now; of all layers, if it is
+        None."""
+        if any([buffers.adopt() for buffers in (
+                self._buffers if layer is None else [self._buffers[layer]])]):
+            self._attach()
+
     def fetch(self) -> None:
         """What is on a device is read by C++ afterwards."""
-        if any([buffers.adopt() for buffers in self._buffers]):
-            self._attach()
+        self.adopt()
         with torch.no_grad():
             for own, host in self._mirrored():
                 host.copy_(own)
@@ -113,11 +126,13 @@ class MovingStatistics:
 
     def load(self) -> None:
         """The model gets the statistics of the version that the worker holds."""
+        self.adopt()
         self._worker.load_statistics()
         self._upload()
 
     def show(self, pulled: "_core.Pulled") -> None:
         """The model gets other statistics, until `load`."""
+        self.adopt()
         self._worker.show_statistics(pulled)
         self._upload()
 

@@ -285,6 +285,7 @@ class Step:
         """
         if not (self.is_open() and self.is_watched()) or self.recomputes():
             return
+        self._model.statistics.adopt(layer)
         try:
             self.worker.note_read(layer)
         except _errors.StatusError as error:
