@@ -80,10 +80,12 @@ class Epochs(unittest.TestCase):
             self.assertEqual(Rank(with_test_data, 0, server.address).result(),
                              "refused")
 
-    def test_an_epoch_that_was_left_early_comes_again_with_its_rest(self):
-        with Server(1, "--epochs=2") as server:
-            turns = Rank(left_early, 0, server.address).result()
-        self.assertEqual(turns, [(0, 3), (0, 5), (1, 8)])
+    def test_an_epoch_that_is_left_early_has_none_after_it(self):
+        for batches, wanted in ((3, r"^\[\(0, 3\)\] .*end of epoch 0.*num_samples"),
+                                (8, r"^\[\(0, 8\), \(1, 8\)\] no error$")):
+            with self.subTest(batches), Server(1, "--epochs=2") as server:
+                self.assertRegex(Rank(left_early, 0, server.address,
+                                      batches).result(), wanted)
 
     def test_bodies_without_the_data_are_refused(self):
         for what, pattern in (("no data", "the job has no data"),
@@ -128,19 +130,22 @@ def with_test_data(rank, address):
         return "refused"
 
 
-def left_early(rank, address):
+def left_early(rank, address, batches):
+    """Leaves the loop over the first epoch after so many of 8."""
     del rank
     model, job, data = begun(address)
     turns = []
-    for epoch in job.epochs():
-        batches = 0
-        for batch in data:
-            step(model, job, batch)
-            batches += 1
-            if len(turns) == 0 and batches == 3:
-                break
-        turns.append((epoch, batches))
-    return turns
+    try:
+        for epoch in job.epochs():
+            for number, batch in enumerate(data, 1):
+                step(model, job, batch)
+                if not turns and number == batches:
+                    break
+            turns.append((epoch, number))
+    except cohort.UsageError as error:
+        job.leave()
+        return f"{turns} {error}"
+    return f"{turns} no error"
 
 
 def misused(rank, address, what):

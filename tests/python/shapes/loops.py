@@ -1,6 +1,8 @@
 """Rows: loops around the data, each with the numbers of one process or refused by
 name."""
 
+import itertools
+
 import torch
 
 from shapes.rows import Net, error_of, refused, row, sgd, started, train
@@ -63,6 +65,40 @@ def unfrozen_by_an_epoch_of_the_script(t):
 @refused("UsageError", "model.train()", "job.epochs", steps=4)
 def statistics_frozen_by_an_epoch_of_the_script(t):
     by_epoch(t, lambda model, epoch: model.norm1.train(epoch < 1))
+
+
+@refused("UsageError", "left before the end of epoch 0", "num_samples", steps=4)
+def an_epoch_of_fewer_batches(t):
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    for _ in t.job.epochs():
+        epoch_of(t, model, itertools.islice(data, 1))
+
+
+@row(steps=4)
+def an_epoch_of_fewer_samples(t):
+    """As the error says; here as many as there are."""
+    model = started(t)
+    if t.rank is None:
+        epoch_of(t, model, t.indexed(SAMPLES))
+        return
+    data = t.job.data(Samples(SAMPLES, (3, 6, 6)), batch_size=t.size)
+    for _ in t.job.epochs():
+        epoch_of(t, model, itertools.islice(data, len(data)))
+
+
+@refused("UsageError", "while not job.finished", steps=4)
+def a_generator_without_end(t):
+    """Within the row's patience."""
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+
+    def endless():
+        while True:
+            yield from data
+    epoch_of(t, model, itertools.islice(endless(), 10))
 
 
 # ---- the data is for training

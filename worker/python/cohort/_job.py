@@ -162,8 +162,9 @@ class Job:
 
         Call `job.data` before, and iterate its result in the body: it ends with
         the epoch, and the model has then the server's moving statistics. A
-        worker that joins later begins at the epoch of the run. An epoch whose
-        loop was left early comes again, with its rest.
+        worker that joins later begins at the epoch of the run. A loop over the data
+        that is left early leaves its epoch unfinished: then the next one is a
+        UsageError.
         """
         try:
             while not self._run.finished:

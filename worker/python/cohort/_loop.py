@@ -13,8 +13,10 @@ from cohort._step import Mode
 
 _LOADER_OPTIONS = inspect.signature(torch.utils.data.DataLoader).parameters.keys()
 
-# Iterations of a run that is over, after which the script will not end by itself.
+# Iterations of a run that is over, after which the script will not end by itself; and
+# how often the later ones of them look at the model.
 _EMPTY_MAX = 1 << 20
+_EMPTY_LOOKS = 1 << 10
 _SCORE = ("to score the model iterate a DataLoader of the script's own, or use "
           "job.evaluate_with()")
 
@@ -116,6 +118,8 @@ class Data:
         self._own: _data.OwnBatches | None = None
         # Since `next_epoch`.
         self._iterated = True
+        # The loop over the data has not come to its end.
+        self._left = False
         # Iterations since the run is over.
         self._empty = 0
         # The caller knows that one loop goes through all epochs.
@@ -179,7 +183,11 @@ class Data:
         run = self._run
         self._iterated = True
         self._check_again()
+        if self._empty:
+            return
+        self._left = True
         yield from self._batches()
+        self._left = False
         if run.finished or run.epoch_limit is not None:
             self._at_end = _AtEnd.of(run)
 
@@ -200,19 +208,20 @@ class Data:
                 f"have been trained; {_SCORE}")
         if not run.finished:
             return
-        changed = self._at_end.changed(_AtEnd.of(run))
+        self._empty += 1
+        changed = (self._at_end.changed(_AtEnd.of(run)) if self._empty < _EMPTY_LOOKS or
+                   self._empty % _EMPTY_LOOKS == 0 else "")
         if changed:
             raise _errors.UsageError(
                 f"job.data(): the run is over, so this loop has no batches, and {changed} "
                 "has changed since the last one. One loop goes through all epochs: "
                 "write `for epoch in job.epochs():` around it for what depends on the "
                 f"epoch; {_SCORE}")
-        self._empty += 1
         if self._empty == 1:
             _core.log("warning", "job.data(): the run is over, so this loop has no "
                       "batches: the first one went through all epochs. Write `for "
                       "epoch in job.epochs():` around it if anything depends on the "
-                      "epoch")
+                      "epoch; and `while not job.finished:` around next()")
         if self._empty > _EMPTY_MAX:
             raise _errors.UsageError(
                 f"job.data(): the run is over, and the data was iterated {_EMPTY_MAX} "
@@ -251,6 +260,14 @@ class Data:
                 "job.epochs(): the body did not iterate what job.data() returned")
         self._run.check_rates_kept()
         epoch = self.coming_epoch()
+        if self._left and epoch is not None and epoch == self._run.epoch_limit and (
+                not self._run.repeats):
+            raise _errors.UsageError(
+                f"job.epochs(): the loop over the data was left before the end of epoch "
+                f"{epoch} (break, islice, zip), whose other samples would come next; in "
+                "one process a new epoch would begin. For epochs of n samples pass "
+                "job.data(sampler=torch.utils.data.RandomSampler(dataset, num_samples=n"
+                ")); to stop early, leave both loops")
         self._iterated = epoch is None
         # A server that continues from a checkpoint may give an epoch again.
         self._at_end = None if epoch is not None else self._at_end

@@ -131,6 +131,11 @@ class Run:
         return self._final_version if self.worker is None else (
             self.worker.version())
 
+    @property
+    def repeats(self) -> bool:
+        """The last step does not count, and comes again."""
+        return self._last is not None and not self._last.counts
+
     # ---- joining and leaving
 
     def join(self, dataset: Any, by_number: bool, batch_size: int,

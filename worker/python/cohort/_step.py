@@ -605,7 +605,10 @@ class Step:
             "called. Call it and job.step() for each batch. One that is left out, "
             "such as with `continue` or after an exception, needs "
             "job.backward(out.sum() * 0, weight=0) and job.step(), so that other "
-            "workers do not wait; to look at a sample, take it from the data set")
+            "workers do not wait. For epochs of fewer batches do not take one more and "
+            "`break`, and do not zip() with fewer of something: pass job.data(sampler="
+            "RandomSampler(dataset, num_samples=n)). To look at a sample, take it from "
+            "the data set")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
