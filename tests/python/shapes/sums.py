@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import cohort
+from shapes.own_batches import Three, out_of
 from shapes.rows import Net, error_of, refused, row, started, train
 
 
@@ -644,3 +645,22 @@ def two_normalisers_in_groups(t):
     model = started(t)
     for x, y in t.data():
         t.backward(detection(t, model, x, y))
+
+
+# ---- a first step that is void
+
+@row()
+def a_sum_in_a_void_first_step(t):
+    """There it is this worker's alone, which is no reason to refuse it."""
+    model = started(t, Three())
+    for x, y in t.data():
+        out = out_of(t, model, x)
+        train(t, t.sum((out - y).square().sum()) * 0.05)
+
+
+@row()
+def a_gather_in_a_void_first_step(t):
+    model = started(t, Three())
+    for x, y in t.data():
+        z, wanted = t.gather(out_of(t, model, x)), t.gather(y)
+        train(t, (z @ z.t()).square().mean() + error_of(z, wanted))

@@ -644,9 +644,11 @@ class Step:
             entries_max = 0.0
         elif assignment.version == 0:
             entries_max = math.inf
-            if not self._differentiated:
-                _across_check.check(loss, nodes, samples, saved)
-            _loss_check.check_terms(loss, samples, reduction, saved)
+            # In a void step sums and gathers of the script are this worker's alone.
+            if not self.is_void():
+                if not self._differentiated:
+                    _across_check.check(loss, nodes, samples, saved)
+                _loss_check.check_terms(loss, samples, reduction, saved)
         else:
             # More may be a fixed number, in a smaller batch that ends an epoch.
             entries_max = samples
