@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import cohort
 from shapes.own_batches import Three, out_of
-from shapes.rows import Net, error_of, refused, row, started, train
+from shapes.rows import Net, error_of, refused, row, started, steps, train
 
 
 def plain():
@@ -664,3 +664,53 @@ def a_gather_in_a_void_first_step(t):
     for x, y in t.data():
         z, wanted = t.gather(out_of(t, model, x)), t.gather(y)
         train(t, (z @ z.t()).square().mean() + error_of(z, wanted))
+
+
+# ---- penalties
+
+def penalty_of(model):
+    return model.head.weight.square().sum()
+
+
+@refused("UsageError", "job.backward()", "term of the weights alone",
+         "weight=n")
+def a_penalty_in_a_sum_over_samples(t):
+    for model, x, y in steps(t):
+        loss = (model(x) - y).square().sum() + 0.5 * penalty_of(model)
+        train(t, loss, weight=len(x), reduction="sum")
+
+
+@refused("UsageError", "job.sum()", "term of the weights alone",
+         "job.sum(loss) + penalty")
+def a_penalty_in_a_sum_over_workers(t):
+    for model, x, y in steps(t):
+        loss = (model(x) - y).square().sum() + penalty_of(model)
+        train(t, t.sum(0.05 * loss))
+
+
+@row()
+def a_penalty_beside_a_sum_over_workers(t):
+    """As the error says."""
+    for model, x, y in steps(t):
+        loss = t.sum((model(x) - y).square().sum())
+        train(t, 0.05 * loss + 0.3 * penalty_of(model))
+
+
+@row()
+def a_penalty_beside_a_mean_over_labels(t):
+    """As the error says."""
+    for model, x, y in steps(t):
+        valid = (y[:, 0] > -0.5).to(x.dtype)
+        loss = ((model(x) - y).square().sum(1) * valid).sum() / valid.sum()
+        train(t, loss + 0.3 * penalty_of(model), weight=float(valid.sum()))
+
+
+@row()
+def trained_weights_of_sums(t):
+    """A term of the weights that counts once for each sample."""
+    net = Net()
+    net.scales = nn.Parameter(torch.zeros(2))
+    for model, x, y in steps(t, net):
+        each = (model(x) - y).square().sum(0)
+        loss = torch.exp(-model.scales) * each + model.scales * len(x)
+        train(t, loss.sum(), weight=len(x), reduction="sum")

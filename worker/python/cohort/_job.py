@@ -237,6 +237,9 @@ class Job:
         nodes = [_graph_check.check(one) for one, _ in pairs]
         if isinstance(loss, torch.Tensor):
             step.note_loss(loss, nodes[0], weight, reduction)
+        if reduction == "sum":
+            for one, _ in pairs:
+                step.check_sum("job.backward()", one)
         run.model.check_weights(content=False)
         if step.updates.several:
             step.backward_update(position, pairs, reduction, numbers)

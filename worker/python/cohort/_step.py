@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from cohort import (_across_check, _batch_norm, _batches, _core, _doors, _errors,
-                    _loss_check, _operator, _sequences, _statistics, _totals)
+                    _loss_check, _operator, _sequences, _statistics, _sum_check,
+                    _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import Saved, has_functions, leaves_of, nodes_before, nodes_of
@@ -480,6 +481,7 @@ class Step:
     @_operator.not_compiled
     def sum(self, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
         """See Job.sum."""
+        self.check_sum("job.sum()", tensor)
         return _totals.sum_of(self, tensor, name)
 
     @_operator.not_compiled
@@ -536,6 +538,8 @@ class Step:
         self._roots: list[torch.Tensor] = []
         # Nodes whose values a pass of the script has released.
         self._freed: set[Any] = set()
+        # Of nodes of the losses so far.
+        self._saved = Saved()
         self.token = torch.zeros((), requires_grad=True)
 
     def begin(self, assignment: "_core.Assignment", parts: int,
@@ -632,7 +636,7 @@ class Step:
         if (weight is not None or loss.numel() != 1 or self._samples is None or
                 assignment is None):
             return
-        saved = Saved()
+        saved = self._saved
         accumulate = self.parts // max(1, assignment.batches)
         if accumulate > 1 and reduction == "mean" and assignment.version == 0:
             _loss_check.check_parts(loss, accumulate, saved)
@@ -653,6 +657,15 @@ class Step:
             # More may be a fixed number, in a smaller batch that ends an epoch.
             entries_max = samples
         self._shares = _loss_check.shares_in(loss, nodes, samples, entries_max, saved)
+
+    def check_sum(self, what: str, total: torch.Tensor) -> None:
+        """Raises UsageError for a sum over this worker's samples that has a penalty in
+        it, also in the run's first step alone."""
+        assignment = self.assignment
+        if (assignment is not None and assignment.version == 0 and
+                assignment.members > 1 and isinstance(total, torch.Tensor) and
+                total.numel() == 1):
+            _sum_check.check(what, total, self._samples or 0, self._saved)
 
     def _weight_of(self, weight: float | None) -> float:
         if weight is None:
