@@ -1,4 +1,5 @@
-"""Rows: batches of the script's own that its body changes, and that come again."""
+"""Rows: what a body changes that is repeated: batches of the script's own, and plain
+attributes of modules."""
 
 import torch
 from torch import nn
@@ -78,3 +79,47 @@ def a_batch_that_is_changed_in_place_in_a_later_step(t):
         if t.step_number:
             batch["x"].sub_(0.3).mul_(2)
         train(t, error_of(late(t, model, batch["x"]), batch["y"]))
+
+
+# ---- attributes of modules
+
+class Annealed(Three):
+    """A temperature by the number of passes, and a state between batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = 1.0
+        self.state = None
+
+    def anneal(self, out):
+        self.temperature *= 0.5
+        self.state = out.detach().mean(0) if self.state is None else (
+            self.state * self.temperature)
+        self.last_but_one = self.temperature
+        return out * self.temperature
+
+
+@row(steps=4)
+def a_number_and_a_state_of_a_module(t):
+    model = started(t, Annealed())
+    for x, y in t.data():
+        out = model.anneal(late(t, model, x))
+        train(t, error_of(out, y + 0.0 * model.state))
+        t.same("temperature", model.temperature)
+
+
+class Sharpened(nn.Module):
+    """A loss with a factor that grows."""
+    factor = 1.0
+
+    def forward(self, out, y):
+        self.factor += 0.5
+        return self.factor * error_of(out, y)
+
+
+@row(steps=4)
+def a_number_of_a_loss(t):
+    model, loss = started(t, Three()), Sharpened()
+    for x, y in t.data():
+        train(t, loss(late(t, model, x), y))
+        t.same("factor", loss.factor)

@@ -38,6 +38,7 @@ class ModulesBeside:
         self._shapes = {parameter.shape for parameter in model.parameters()}
         # By address: name, tensor, and its state when it was noted.
         self._tensors: dict[int, _Watched] = {}
+        self._modules: dict[int, "weakref.ref[nn.Module]"] = {}
         # Vectors that the script holds outside of modules.
         self._vectors: dict[int, "weakref.ref[torch.Tensor]"] = {}
         # By address, tensors that optimizers of the script have stepped, and in
@@ -85,8 +86,10 @@ class ModulesBeside:
                     self._vectors[id(thing)] = weakref.ref(thing)
             elif _is(thing, torch.optim.Optimizer):
                 optimizers.append(thing)
-            elif _is(thing, nn.Module) and (
-                    id(thing) not in known):
+            elif _is(thing, nn.Module) and id(thing) not in self._own:
+                self._modules[id(thing)] = weakref.ref(thing)
+                if id(thing) in known:
+                    continue
                 for name, tensor in _state_of(thing):
                     if id(tensor) not in known:
                         self._watch(f"{type(thing).__name__}.{name}", tensor)
@@ -106,6 +109,13 @@ class ModulesBeside:
         the script's own hands are."""
         known = self._vectors.get(id(tensor))
         return known is not None and known() is tensor
+
+    def modules(self) -> Iterator[nn.Module]:
+        """The script's, but for the model's, kept ones included."""
+        for reference in self._modules.values():
+            module = reference()
+            if module is not None:
+                yield module
 
     def begin(self) -> None:
         """Called when a step begins."""

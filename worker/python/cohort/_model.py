@@ -50,7 +50,8 @@ class RegisteredModel:
             self.names.append(name)
             self.parameters.append(parameter)
         _batch_norm.check_layers(self.layers)
-        # Where the modules keep what they have, and what that was, to see a change.
+        # The modules, where they keep what they have, and what that was, to see a change.
+        self.modules: list[nn.Module] = []
         self._holders: list[dict[str, Any]] = []
         self._held: list[Any] = []
         self._note_structure()
@@ -206,7 +207,8 @@ class RegisteredModel:
             self._weight_prints[number] = _devices.fingerprint(parameter)
 
     def _note_structure(self) -> None:
-        self._holders = [holder for module in self.module.modules()
+        self.modules = list(self.module.modules())
+        self._holders = [holder for module in self.modules
                          for holder in (module._parameters, module._modules)]
         self._held = [value for holder in self._holders
                       for value in holder.values()]

@@ -4,13 +4,13 @@ import atexit
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from cohort import (_after_step, _core, _data, _errors, _evaluation, _kept,
+from cohort import (_after_step, _attributes, _core, _data, _errors, _evaluation, _kept,
                     _local_steps, _normalizer, _rules, _sampler, _server)
 from cohort._model import RegisteredModel
 from cohort._optimizer import Optimizers, StepNumbers, place_of, plan_of
@@ -107,6 +107,7 @@ class Run:
             optimizers, [self.model.optimizer_name(optimizers, position)
                          for position in range(len(optimizers))]), self.local)
         self.after_step = _after_step.AfterStep(self.step)
+        self._attributes = _attributes.Attributes(self._modules)
         atexit.register(self.leave, "the script has ended")
 
     @property
@@ -130,6 +131,11 @@ class Run:
         """See Job.version."""
         return self._final_version if self.worker is None else (
             self.worker.version())
+
+    def _modules(self) -> Iterator[nn.Module]:
+        """The model's, those that are kept, and others of the script."""
+        yield from self.model.modules
+        yield from self.step.beside.modules()
 
     @property
     def repeats(self) -> bool:
@@ -406,9 +412,14 @@ class Run:
             self.ended_by(error, _errors.VOID)
             return False
         self.after_step.check(self._last)
+        again = self.repeats and self._begun == assignment.version
         self._begin_rates(assignment)
         self._last = None
         self.step.begin(assignment, parts, samples, doubt)
+        if again:
+            self._attributes.put_back()
+        else:
+            self._attributes.note()
         self._normalizers.begin()
         self._rules.begin()
         self._seed()
