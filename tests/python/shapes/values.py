@@ -481,6 +481,51 @@ def perturbation_by_an_optimizer_of_the_script(t):
         train(t, error_of(model(x + change.detach()), y))
 
 
+@refused("UsageError", "Tensor of shape (1, 3, 6, 6)", "nn.Parameter")
+def perturbation_trained_by_hand(t):
+    """One for all samples."""
+    model = started(t)
+    one = torch.zeros(1, 3, 6, 6, requires_grad=True)
+    for x, y in t.data():
+        train(t, error_of(model(x + one), y))
+        with torch.no_grad():
+            one.add_(0.5 * one.grad)
+        one.grad = None
+
+
+@refused("UsageError", "Tensor of shape (1,)", "nn.Parameter")
+def temperature_trained_as_data(t):
+    model = started(t)
+    scale = torch.ones(1, requires_grad=True)
+    for x, y in t.data():
+        train(t, error_of(model(x) * scale, y))
+        scale.data -= 0.1 * scale.grad
+        scale.grad.zero_()
+
+
+@row()
+def one_tensor_for_all_inputs(t):
+    """With gradients, of samples."""
+    model = started(t)
+    held = None
+    for x, y in t.data():
+        held = torch.zeros_like(x, requires_grad=True) if held is None else held
+        with torch.no_grad():
+            held.copy_(x)
+        held.grad = None
+        train(t, error_of(model(held), y))
+        t.own("gradient", held.grad)
+
+
+@row()
+def temperature_that_is_a_constant(t):
+    """It has a gradient, which is not used."""
+    model = started(t)
+    scale = torch.full((1,), 0.7, requires_grad=True)
+    for x, y in t.data():
+        train(t, error_of(model(x) * scale.to(x.dtype), y))
+
+
 def probe_of(model, x, y, probe, optimizer):
     """Trains on features, and returns them."""
     features = model.features(x)

@@ -5,13 +5,13 @@ import dataclasses
 import gc
 import importlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from cohort import _errors
+from cohort import _devices, _errors
 
 # Its package deletes the name.
 _optimizers: Any = importlib.import_module("torch.optim.optimizer")
@@ -44,6 +44,8 @@ class ModulesBeside:
         # By address, tensors that optimizers of the script have stepped, and in
         # which step first. Such an optimizer may be made at any time.
         self._trained: dict[int, tuple["weakref.ref[torch.Tensor]", int]] = {}
+        # The same of tensors that losses depend on, with their content then.
+        self._leaves: dict[int, tuple["weakref.ref[torch.Tensor]", int, Any]] = {}
         self._steps = 0
         # torch has it from 2.0 on.
         register = getattr(_optimizers, "register_optimizer_step_pre_hook", None)
@@ -74,6 +76,33 @@ class ModulesBeside:
                 elif step < self._steps:
                     raise _errors.UsageError(trained_alone(_name_in(
                         tensor, optimizer)))
+
+    def check_leaves(self, nodes: Iterable[Any], samples: int) -> None:
+        """Raises UsageError if a loss depends on a tensor beside the model that the
+        script changes from step to step, as if it trained it.
+
+        Args:
+            nodes: of the loss's graph.
+            samples: in the batch; what has as many rows may be made of them.
+        """
+        for node in nodes:
+            leaf = getattr(node, "variable", None)
+            if leaf is None or leaf.shape[:1] == (samples,) or (
+                    id(leaf) in self._own or id(leaf) in self._tensors):
+                continue
+            known, step, content = self._leaves.get(id(leaf), (None, 0, None))
+            if known is not None and known() is leaf and step == self._steps:
+                continue
+            now = _devices.fingerprint(leaf)
+            if known is not None and known() is leaf and id(leaf) not in self._kept() and (
+                    not _devices.same(content, now)):
+                raise _errors.UsageError(
+                    f"a {type(leaf).__name__} of shape {tuple(leaf.shape)} that the loss "
+                    "depends on has changed since the last step, but is in no optimizer "
+                    "of the job, so each worker would train another one; make it an "
+                    "nn.Parameter of the model before the optimizer is made, or if no "
+                    "samples change it, use its detach() in the loss")
+            self._leaves[id(leaf)] = weakref.ref(leaf), self._steps, now
 
     def _find(self) -> None:
         optimizers = []

@@ -235,6 +235,8 @@ class Job:
             step.check_samples("job.backward", weight)
             pairs = [(loss, weight)]
         nodes = [_graph_check.check(one) for one, _ in pairs]
+        for found in nodes:
+            step.check_leaves(found)
         if isinstance(loss, torch.Tensor):
             step.note_loss(loss, nodes[0], weight, reduction)
         if reduction == "sum":

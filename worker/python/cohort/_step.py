@@ -658,6 +658,11 @@ class Step:
             entries_max = samples
         self._shares = _loss_check.shares_in(loss, nodes, samples, entries_max, saved)
 
+    def check_leaves(self, nodes: set[Any]) -> None:
+        """Raises UsageError if the script trains a tensor beside the model by hand."""
+        if self._samples is not None and self.local is None:
+            self.beside.check_leaves(nodes, int(self._weight_of(None)))
+
     def check_sum(self, what: str, total: torch.Tensor) -> None:
         """Raises UsageError for a sum over this worker's samples that has a penalty in
         it, also in the run's first step alone."""
