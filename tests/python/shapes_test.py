@@ -47,11 +47,11 @@ if hasattr(torch, "compile"):
 from shapes import (across, adversarial, batches, by_hand, derivatives, kept, loops,
                     losses, meetings, models, normalizers, own_batches, refusals,
                     rows, runner, scaled, statistics, sums, supervised, surprises,
-                    teachers, values)
+                    teachers, unseeded, values)
 
 assert all((across, adversarial, batches, by_hand, derivatives, kept, loops, losses,
             meetings, models, normalizers, own_batches, refusals, scaled,
-            statistics, sums, supervised, surprises, teachers, values))
+            statistics, sums, supervised, surprises, teachers, unseeded, values))
 
 
 def available(row: rows.Row) -> bool:

@@ -104,11 +104,14 @@ class ModulesBeside:
                     "samples change it, use its detach() in the loss")
             self._leaves[id(leaf)] = weakref.ref(leaf), self._steps, now
 
+    def known(self) -> set[int]:
+        """The ids of modules and tensors that are the model's, or kept."""
+        return self._kept() | self._own | set(map(id, self._model.buffers()))
+
     def _find(self) -> None:
         optimizers = []
-        kept = self._kept()
         # Another module may register them, too.
-        known = kept | self._own | set(map(id, self._model.buffers()))
+        known = self.known()
         for thing in gc.get_objects():
             if type(thing) is torch.Tensor:
                 if thing.dim() == 1:

@@ -25,6 +25,7 @@ from cohort._model import RegisteredModel
 from cohort._optimizer import StepNumbers
 from cohort._passes import Kept, Layer, Moves
 from cohort._scaler import LossScale
+from cohort._unseeded import Unseeded
 from cohort._updates import Updates
 
 # The phases of a step, as heartbeats, metrics and timeline name them.
@@ -120,6 +121,7 @@ class Step:
         # What moved in this step and cannot be put back.
         self._foreign: str | None = None
         self.beside = ModulesBeside(model.module, model.kept.ids)
+        self._unseeded = Unseeded()
         self._in_forward = False
         self.handle = _operator.new_handle(self)
         self.assignment: "_core.Assignment | None" = None
@@ -563,6 +565,9 @@ class Step:
         self.gradients.begin()
         self.worker.begin_step(assignment)
         self.beside.begin()
+        if assignment.global_normalization:
+            self._unseeded.begin(self._model.module, self.beside.modules(),
+                                 self.beside.known())
         if self._local is not None:
             self._local.begin(assignment.local_steps,
                               float(assignment.local_rate_factor))
@@ -1023,14 +1028,17 @@ class Step:
                 of samples.
             UsageError: samples do not weigh the loss rightly.
         """
-        kept = self._model.kept
-        (*totals, _, _, _, _), (*_, state, spread, orders, shares), met = (
+        kept, unseeded = self._model.kept, self._unseeded
+        unseeded.end()
+        (*totals, _, _, _, _, _), (*_, state, spread, orders, shares, drawn), met = (
             self.worker.meet(site, [
                 *own, kept.digest, _number_of(repr(self.numbers).encode()),
                 _number_of(self.order_digest),
-                _number_of(repr(self._shares).encode())]))
+                _number_of(repr(self._shares).encode()), unseeded.number]))
         if state > 0:
             kept.refuse_difference(self.worker)
+        if drawn > 0:
+            unseeded.refuse_difference(self.worker)
         if orders > 0:
             raise _errors.ConfigurationError(
                 "job.data(sampler=...): this worker's sampler yields different "
