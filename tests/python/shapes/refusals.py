@@ -319,6 +319,35 @@ def rates_by_hand_that_differ_between_workers(t):
         train(t, error_of(model(x), y))
 
 
+MODES = ("ConfigurationError", "frozen (requires_grad)", "evaluation mode", "alike")
+
+
+@refused(*MODES)
+def a_layer_frozen_on_one_rank(t):
+    for model, x, y in steps(t):
+        model.conv1.requires_grad_(t.rank != 1)
+        train(t, error_of(model(x), y))
+
+
+@refused(*MODES)
+def a_layer_frozen_on_one_rank_without_batch_norm(t):
+    """There is no other meeting."""
+    for model, x, y in steps(t, Net(lambda channels: nn.GroupNorm(1, channels))):
+        model.conv1.requires_grad_(t.rank != 1)
+        train(t, error_of(model(x), y))
+
+
+@refused(*MODES)
+def a_model_left_in_evaluation_mode_on_rank_0(t):
+    net = Net(lambda channels: nn.GroupNorm(1, channels))
+    net.drop = nn.Dropout(0.5)
+    for model, x, y in steps(t, net):
+        if t.rank == 0:
+            model.eval()
+            model(x)
+        train(t, error_of(model.drop(model(x)), y))
+
+
 @refused("UsageError", "job.step()")
 def a_batch_without_a_step(t):
     for model, x, y in steps(t):

@@ -52,6 +52,8 @@ class RegisteredModel:
         _batch_norm.check_layers(self.layers)
         # The modules, where they keep what they have, and what that was, to see a change.
         self.modules: list[nn.Module] = []
+        # Those that are no batch norm.
+        self._others: list[nn.Module] = []
         self._holders: list[dict[str, Any]] = []
         self._held: list[Any] = []
         self._note_structure()
@@ -206,8 +208,17 @@ class RegisteredModel:
             self._weight_versions[number] = parameter._version
             self._weight_prints[number] = _devices.fingerprint(parameter)
 
+    def modes(self) -> bytes:
+        """A letter for each parameter and module: f of one that is frozen, e of one in
+        evaluation mode. A batch norm in that mode does not meet."""
+        return bytes([116 if parameter.requires_grad else 102
+                      for parameter in self.parameters] +
+                     [116 if module.training else 101 for module in self._others])
+
     def _note_structure(self) -> None:
         self.modules = list(self.module.modules())
+        layers = {id(layer) for _, layer in self.layers}
+        self._others = [module for module in self.modules if id(module) not in layers]
         self._holders = [holder for module in self.modules
                          for holder in (module._parameters, module._modules)]
         self._held = [value for holder in self._holders

@@ -1030,11 +1030,20 @@ class Step:
         """
         kept, unseeded = self._model.kept, self._unseeded
         unseeded.end()
-        (*totals, _, _, _, _, _), (*_, state, spread, orders, shares, drawn), met = (
-            self.worker.meet(site, [
-                *own, kept.digest, _number_of(repr(self.numbers).encode()),
-                _number_of(self.order_digest),
-                _number_of(repr(self._shares).encode()), unseeded.number]))
+        modes = self._model.modes()
+        (*totals, _, _, _, _, _, _), (
+            *_, state, spread, orders, shares, drawn, others), met = self.worker.meet(
+                site, [*own, kept.digest, _number_of(repr(self.numbers).encode()),
+                       _number_of(self.order_digest),
+                       _number_of(repr(self._shares).encode()), unseeded.number,
+                       _number_of(modes)])
+        if others > 0:
+            raise _errors.ConfigurationError(
+                "job.backward(): in this step the model has other parameters frozen "
+                "(requires_grad), or other modules in evaluation mode, than on other "
+                f"workers; here {modes.count(b'f')} parameters are frozen and "
+                f"{modes.count(b'e')} modules in evaluation mode. Do so on all workers "
+                "alike, and call model.train() after a score on rank 0")
         if state > 0:
             kept.refuse_difference(self.worker)
         if drawn > 0:
