@@ -7,6 +7,8 @@ from typing import Any
 from torch import nn
 
 _ABSENT = object()
+# Attributes that torch gives each module, such as its mode and its hooks.
+_OF_TORCH = frozenset(vars(nn.Module()))
 
 
 class Attributes:
@@ -32,5 +34,5 @@ class Attributes:
             for name in now.keys() - before.keys():
                 del now[name]
             for name, value in before.items():
-                if now.get(name, _ABSENT) is not value:
+                if name not in _OF_TORCH and now.get(name, _ABSENT) is not value:
                     now[name] = value
