@@ -396,3 +396,32 @@ def gradient_in_the_loss_of_a_generator(t):
         found, = grad((image * noise).sum(), latent, create_graph=True)
         length = found.square().sum((1, 2, 3)).add(1e-6).sqrt()
         train(t, error_of(model.out(image), y) + (length - 0.5).square().mean())
+
+
+# ---- functions of gradients of the weights, which are added up first
+
+@row()
+def weight_of_a_loss_by_gradients(t):
+    """As a VQGAN's."""
+    for model, x, y in steps(t):
+        out = model(x)
+        losses = error_of(out, y), out.tanh().mean()
+        first, second = (
+            t.sum(grad(t.share(loss, len(x)), model.head.weight,
+                       retain_graph=True)[0]).norm()
+            for loss in losses)
+        train(t, losses[0] + first / (second + 1e-2) * losses[1])
+
+
+@row()
+def squared_gradients_of_the_step_before(t):
+    """As the weights of EWC's penalty."""
+    squares = []
+    for model, x, y in steps(t):
+        loss = error_of(model(x), y)
+        t.backward(loss + sum(
+            (square * parameter.square()).sum()
+            for square, parameter in zip(squares, model.parameters())))
+        squares = [t.sum(parameter.grad).square()
+                   for parameter in model.parameters()]
+        t.step()

@@ -590,7 +590,8 @@ class Step:
         self.updates.check_open(what)
         raise _errors.UsageError(
             f"{what}: no batch is in progress; iterate job.data() and call it "
-            "once for each batch")
+            "once for each batch; for several steps with one batch, iterate over "
+            "batches of the script's own that come several times")
 
     def check_samples(self, what: str, weight: float | None) -> None:
         """Raises UsageError if the default weight is in doubt."""
