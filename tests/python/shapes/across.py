@@ -16,7 +16,7 @@ def embedded(model, x):
     return model.features(x).mean((2, 3))
 
 
-@refused("UsageError", "mm()", *ACROSS)
+@refused("UsageError", *ACROSS)
 def similarities(t):
     """SimCLR."""
     for model, x, y in steps(t):
@@ -25,7 +25,7 @@ def similarities(t):
         train(t, F.cross_entropy(each, torch.arange(len(z)).roll(len(x))))
 
 
-@refused("UsageError", "mm()", *ACROSS)
+@refused("UsageError", *ACROSS)
 def similarities_of_two_views(t):
     """CLIP."""
     for model, x, y in steps(t):
@@ -34,7 +34,7 @@ def similarities_of_two_views(t):
         train(t, F.cross_entropy(each, torch.arange(len(x))))
 
 
-@refused("UsageError", "dist()", *ACROSS)
+@refused("UsageError", *ACROSS)
 def hardest_samples(t):
     for model, x, y in steps(t):
         z = embedded(model, x)
@@ -42,7 +42,7 @@ def hardest_samples(t):
         train(t, F.relu(apart.amax(1) - apart.amin(1) + 0.3).mean())
 
 
-@refused("UsageError", "mm()", *ACROSS)
+@refused("UsageError", *ACROSS)
 def covariances(t):
     """Barlow Twins."""
     for model, x, y in steps(t):
@@ -50,7 +50,7 @@ def covariances(t):
         train(t, (product - torch.eye(4, dtype=x.dtype)).square().sum())
 
 
-@refused("UsageError", "var()", *ACROSS)
+@refused("UsageError", *ACROSS)
 def variances(t):
     """VICReg."""
     for model, x, y in steps(t):
@@ -59,14 +59,14 @@ def variances(t):
               F.relu(1 - (z.var(0) + 1e-4).sqrt()).mean())
 
 
-@refused("UsageError", "mean()", *ACROSS)
+@refused("UsageError", *ACROSS)
 def entropy_of_a_mean(t):
     for model, x, y in steps(t):
         share = model(x).softmax(1).mean(0)
         train(t, error_of(model(x), y) + (share * share.log()).sum())
 
 
-@refused("UsageError", "sum()", *ACROSS, sizes=EVEN)
+@refused("UsageError", *ACROSS, sizes=EVEN)
 def dice_by_class(t):
     for model, x, y in steps(t):
         share = model.features(x).sigmoid()
@@ -76,12 +76,84 @@ def dice_by_class(t):
                       (share.sum(over) + target.sum(over) + 1)).mean())
 
 
-@refused("UsageError", "logcumsumexp()", *ACROSS)
+@refused("UsageError", *ACROSS)
 def risks(t):
     """Cox."""
     for model, x, y in steps(t):
         out = model(x)[y[:, 0].argsort(descending=True), 0]
         train(t, (out.logcumsumexp(0) - out).mean())
+
+
+MIXED = ("functions of sums", *ACROSS)
+
+
+@refused("UsageError", *MIXED)
+def differences_of_all_pairs(t):
+    """As in a maximum mean discrepancy."""
+    for model, x, y in steps(t):
+        z = model(x)
+        apart = (z[:, None] - z[None]).square().sum(-1)
+        train(t, error_of(z, y) + (-apart).exp().mean())
+
+
+@refused("UsageError", *MIXED)
+def distances_to_means_of_classes(t):
+    for model, x, y in steps(t):
+        z = embedded(model, x)
+        of = F.one_hot((y[:, 0] > 0).long(), 2).to(x.dtype)
+        centres = (of[:, :, None] * z[:, None]).sum(0) / (of.sum(0)[:, None] + 1)
+        train(t, (z - (of[:, :, None] * centres).sum(1)).square().mean())
+
+
+@refused("UsageError", *MIXED)
+def triplets_of_the_batch(t):
+    for model, x, y in steps(t):
+        z = model(x)
+        train(t, F.triplet_margin_loss(z, z.roll(1, 0), z.roll(2, 0), margin=9.0))
+
+
+@refused("UsageError", *MIXED)
+def root_of_a_mean_by_einsum(t):
+    for model, x, y in steps(t):
+        apart = model(x) - y
+        train(t, torch.einsum("nc,nc->", apart, apart).div(len(x)).sqrt().view(1))
+
+
+@refused("UsageError", *MIXED)
+def pairs_from_the_second_step_on(t):
+    for model, x, y in steps(t):
+        z = model(x)
+        loss = error_of(z, y)
+        if t.step_number > 0:
+            loss = loss + (z * z.roll(1, 0)).sum(1).tanh().mean()
+        train(t, loss)
+
+
+@refused("UsageError", *MIXED)
+def dice_beside_a_mean_over_pixels(t):
+    for model, x, y in steps(t):
+        share = model.features(x).sigmoid()
+        target = (x[:, :1, :4, :4] > 0).to(x.dtype).expand_as(share)
+        dice = 2 * (share * target).sum() / (share.sum() + target.sum())
+        train(t, F.binary_cross_entropy(share, target) - dice,
+              weight=share.numel())
+
+
+@refused("UsageError", *MIXED)
+def dice_as_one_of_two_losses(t):
+    for model, x, y in steps(t):
+        share = torch.sigmoid(model(x))
+        dice = 2 * share[:, 0].sum() / (share.sum() + len(x))
+        t.backward([(error_of(share, y), len(x)), (-dice, 2 * len(x))])
+        t.step()
+
+
+@refused("UsageError", *MIXED)
+def words_of_all_samples(t):
+    """Rows of the last layer are parts of samples."""
+    for model, x, y in steps(t):
+        words = model.head(model.features(x).flatten(2).transpose(1, 2))
+        train(t, (words.softmax(-1).mean((0, 1)) + 0.1).log().mean())
 
 
 class ByHand(nn.Module):
@@ -97,13 +169,73 @@ class ByHand(nn.Module):
         return self.scale * x / (x.square().mean(over, keepdim=True) + 1e-5).sqrt()
 
 
-@refused("UsageError", "mean()", "batch-norm module", *ACROSS)
+@refused("UsageError", "the model computes", "batch-norm module", *ACROSS)
 def batch_norm_by_hand(t):
     for model, x, y in steps(t, Net(ByHand)):
         train(t, error_of(model(x), y))
 
 
+# ---- hooks of outputs, which are called once
+
+@row()
+def gradient_of_an_output_is_kept(t):
+    for model, x, y in steps(t):
+        features = model.features(x).mean((2, 3))
+        out = model.head(features)
+        features.retain_grad()
+        seen = []
+        out.register_hook(seen.append)
+        train(t, error_of(out, y))
+        t.own("features", features.grad)
+        grad, = seen
+        t.own("out", grad)
+
+
 # ---- other dimensions of that extent
+
+class Sequences(nn.Module):
+    """Words in the first dimension."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(6)
+        self.memory = nn.LSTM(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.memory(x.transpose(0, 1))[0])
+
+
+@row(sizes={2: (4, 2)})
+def sequences_by_word(t):
+    model = started(t, Sequences())
+    for x, y in t.data((6, 3)):
+        words = model(x)
+        train(t, error_of(words.softmax(2).tanh().sum(0), y) +
+              F.cross_entropy(words.flatten(0, 1), words.flatten(0, 1).argmax(1)))
+
+
+class Prototypes(nn.Module):
+    """Classes as outputs of a layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(6)
+        self.words = nn.Linear(3, 4)
+        self.images = nn.Linear(3, 4)
+
+    def forward(self, x):
+        classes = self.words(torch.eye(12, 3, dtype=x.dtype))
+        return F.normalize(self.images(x), dim=1) @ F.normalize(classes, dim=1).t()
+
+
+@row(sizes={2: (4, 6)})
+def similarities_to_classes(t):
+    model = started(t, Prototypes())
+    for x, y in t.data((3,)):
+        train(t, F.cross_entropy(model(x), (5 * y[:, 0].abs()).long().clamp(max=11)))
+
+
 
 @row(sizes=EVEN)
 def mean_of_four_outputs(t):
@@ -169,3 +301,71 @@ def similarities_that_are_meant(t):
     for model, x, y in steps(t):
         z = model(x)
         train(t, error_of(z, y) + 0.0 * (z @ z.t()).square().mean(), weight=len(x))
+
+
+# ---- arithmetic within the model
+
+class Shifted(Net):
+    """Takes each sample's features from its neighbour."""
+
+    def second(self, x):
+        return super().second(x + 0.5 * x.roll(-1, 0))
+
+
+@refused("UsageError", "the model computes", *ACROSS, sizes={2: (4, 5)})
+def features_of_neighbours(t):
+    for model, x, y in steps(t, Shifted()):
+        train(t, error_of(model(x), y))
+
+
+class OverTheBatch(Net):
+    """Attention to the samples of the batch."""
+
+    def out(self, x):
+        x = x.mean((2, 3))
+        return self.head((x @ x.t()).softmax(1) @ x)
+
+
+@refused("UsageError", "the model computes", *ACROSS)
+def attention_to_samples(t):
+    for model, x, y in steps(t, OverTheBatch()):
+        train(t, error_of(model(x), y))
+
+
+class Deviation(Net):
+    """The last channel is how much the batch deviates, as in discriminators."""
+
+    def second(self, x):
+        x = super().second(x)
+        spread = x[:, :3].std(0).mean().expand(len(x), 1, *x.shape[2:])
+        return torch.cat([x[:, :3], spread], 1)
+
+
+@refused("UsageError", "the model computes", *ACROSS)
+def deviation_of_the_batch(t):
+    for model, x, y in steps(t, Deviation()):
+        train(t, error_of(model(x), y))
+
+
+class Queries(nn.Module):
+    """As many trained vectors as samples attend to what a sample has."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(8)
+        self.queries = nn.Parameter(torch.randn(4, 3))
+        self.ask = nn.Linear(3, 4)
+        self.keys = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        keys = self.keys(x)
+        found = self.ask(self.queries) @ keys.transpose(1, 2)
+        return self.head(torch.tanh(found.softmax(-1) @ keys)).sum(1)
+
+
+@row(sizes=EVEN)
+def as_many_queries_as_samples(t):
+    model = started(t, Queries())
+    for x, y in t.data((5, 3)):
+        train(t, error_of(model(x), y))

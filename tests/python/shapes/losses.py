@@ -188,13 +188,13 @@ def mean_of_all_entries_some_of_which_are_zero(t):
         train(t, each.masked_fill(y[:, 0] > 0, 0).mean() + each.clamp(max=2).mean())
 
 
-@refused("UsageError", "job.backward()", "sqrt", "job.sum")
+@refused("UsageError", "job.backward()", "across", "job.sum")
 def root_of_a_mean(t):
     for model, x, y in steps(t):
         train(t, torch.sqrt(F.mse_loss(model(x), y)))
 
 
-@refused("UsageError", "job.backward()", "norm", "job.sum")
+@refused("UsageError", "job.backward()", "across", "job.sum")
 def norm_of_all_residuals(t):
     for model, x, y in steps(t):
         train(t, (model(x) - y).norm())
@@ -206,7 +206,7 @@ def flooding(t):
         train(t, (error_of(model(x), y) - 3).abs() + 3)
 
 
-@refused("UsageError", "job.backward()", "div", "job.sum")
+@refused("UsageError", "job.backward()", "across", "job.sum")
 def dice_over_the_batch_of_each_worker(t):
     for model, x, y in steps(t):
         share, target = torch.sigmoid(model(x)), (y > 0).to(x.dtype)

@@ -2,8 +2,8 @@
 autograd that the script starts, and optimizers that it makes.
 
 While a process has a job, torch.batch_norm, through which all of torch's own
-code goes, autograd's engine and Optimizer.add_param_group are replaced; after it
-they are torch's again.
+code goes, autograd's engine, Optimizer.add_param_group and a few methods are
+replaced; after it they are torch's again.
 """
 
 import contextlib
@@ -48,6 +48,10 @@ _torch_operators = [
                  "_native_batch_norm_legit_functional", "_batch_norm_impl_index",
                  "cudnn_batch_norm", "miopen_batch_norm", *_TRAINING_ONLY)
     if (place, name) != (torch, "batch_norm") and hasattr(place, name)]
+_torch_hook_methods = [(name, getattr(torch.Tensor, name))
+                       for name in ("register_hook", "retain_grad")]
+_saved_hooks: Any = torch.autograd.graph.saved_tensors_hooks
+_torch_enter_saved_hooks = _saved_hooks.__enter__
 # Methods of gradient scalers that are replaced: their class, name and code.
 _scaler_methods: list[tuple[Any, str, Any]] = []
 # `with cohort.local()`: how many.
@@ -317,6 +321,38 @@ class _Engine:
                                               **kwargs)
 
 
+@contextlib.contextmanager
+def passes_unseen() -> Iterator[None]:
+    """Passes in here visit no call of the script's."""
+    door = _variable._execution_engine
+    _variable._execution_engine = _torch_engine
+    try:
+        with _set_multithreading(False):
+            yield
+    finally:
+        _variable._execution_engine = door
+
+
+def _hook_door(method: Any) -> Any:
+    """Replaces a method by which a tensor gets a hook, which every further pass
+    calls."""
+    @functools.wraps(method)
+    def door(tensor: torch.Tensor, *args: Any) -> Any:
+        step = _active()
+        if step is not None and tensor.grad_fn is not None:
+            step.note_hook()
+        return method(tensor, *args)
+    return door
+
+
+def _saved_hooks_door(hooks: Any) -> None:
+    """Replaces the method by which values that are kept for derivatives get hooks."""
+    step = _active()
+    if step is not None:
+        step.note_saved_hooks()
+    _torch_enter_saved_hooks(hooks)
+
+
 # ---- gradient scalers
 
 def _scaler_door(name: str, method: Any) -> Any:
@@ -371,6 +407,9 @@ def open_doors(step: "Step") -> None:
     _functional._verify_batch_size = _verify_door
     _variable._execution_engine = _Engine()
     _optimizer.add_param_group = _group_door
+    for name, method in _torch_hook_methods:
+        setattr(torch.Tensor, name, _hook_door(method))
+    _saved_hooks.__enter__ = _saved_hooks_door
     _replace_scaler_methods()
 
 
@@ -386,6 +425,9 @@ def close_doors(step: "Step") -> None:
     _functional._verify_batch_size = _torch_verify_batch_size
     _variable._execution_engine = _torch_engine
     _optimizer.add_param_group = _torch_add_param_group
+    for name, method in _torch_hook_methods:
+        setattr(torch.Tensor, name, method)
+    _saved_hooks.__enter__ = _torch_enter_saved_hooks
     while _scaler_methods:
         kind, name, method = _scaler_methods.pop()
         setattr(kind, name, method)

@@ -28,6 +28,11 @@ def accept(output: torch.Tensor) -> None:
         output.grad_fn.metadata[_ACCEPTED] = True
 
 
+def is_accepted(node: Any) -> bool:
+    """Whether it is the node of such a batch norm."""
+    return bool(node.metadata.get(_ACCEPTED))
+
+
 @functools.cache
 def _is_batch_norm(kind: str) -> bool:
     return _BATCH_NORM.fullmatch(kind) is not None
@@ -52,7 +57,7 @@ def check(loss: torch.Tensor) -> set[Any]:
                 "scale_grad_by_freq=True, which divides gradients by how often an "
                 "entry occurs in this worker's batch, not in the batches of all "
                 "workers; leave it out")
-        if not _is_batch_norm(type(node).__name__) or node.metadata.get(_ACCEPTED):
+        if not _is_batch_norm(type(node).__name__) or is_accepted(node):
             continue
         if not getattr(node, "_saved_training", True):
             continue  # in evaluation mode

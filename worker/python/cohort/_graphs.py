@@ -71,6 +71,10 @@ def signed(dimension: int) -> int:
     return dimension - (1 << 64) if dimension >= 1 << 63 else dimension
 
 
+# What a node keeps, without a look at it.
+_RAW = "_raw_saved_"
+
+
 def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
@@ -81,6 +85,7 @@ class Saved:
 
     def __init__(self) -> None:
         self._found: dict[tuple[Any, str], Any] = {}
+        self._hooked: set[Any] = set()
 
     def of(self, node: Any, name: str) -> Any:
         """A tensor, or several. None: nothing, or another object has looked at it, or
@@ -90,13 +95,23 @@ class Saved:
             self._found[node, name] = self._look(node, name)
         return self._found[node, name]
 
-    @staticmethod
-    def _look(node: Any, name: str) -> Any:
-        raw = getattr(node, f"_raw_saved_{name}", None)
+    def has_hooks(self, node: Any) -> bool:
+        """Whether hooks make what a node keeps."""
+        for name in dir(node):
+            if name.startswith(_RAW):
+                self.of(node, name.removeprefix(_RAW))
+        return node in self._hooked
+
+    def _look(self, node: Any, name: str) -> Any:
+        raw = getattr(node, _RAW + name, None)
         try:
             for one in raw if isinstance(raw, (tuple, list)) else [raw]:
                 # Only one that has no hooks yet takes any.
                 one.register_hooks(_same, _same)
-        except (AttributeError, RuntimeError):
+            return getattr(node, f"_saved_{name}")
+        except AttributeError:
             return None
-        return getattr(node, f"_saved_{name}")
+        except RuntimeError as error:
+            if "value None" not in str(error):
+                self._hooked.add(node)
+            return None

@@ -234,13 +234,11 @@ class Job:
         else:
             step.check_samples("job.backward", weight)
             pairs = [(loss, weight)]
-        nodes = [_graph_check.check(one) for one, _ in pairs]
-        for found in nodes:
-            step.check_leaves(found)
-        if isinstance(loss, torch.Tensor):
-            step.note_loss(loss, nodes[0], weight, reduction)
-        if reduction == "sum":
-            for one, _ in pairs:
+        for one, its_weight in pairs:
+            nodes = _graph_check.check(one)
+            step.check_leaves(nodes)
+            step.note_loss(one, nodes, its_weight, reduction)
+            if reduction == "sum":
                 step.check_sum("job.backward()", one)
         run.model.check_weights(content=False)
         if step.updates.several:

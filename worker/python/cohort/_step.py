@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_across_check, _batch_norm, _batches, _core, _doors, _errors,
-                    _loss_check, _operator, _sequences, _statistics, _sum_check,
-                    _totals)
+from cohort import (_batch_norm, _batches, _core, _doors, _errors, _loss_check,
+                    _operator, _sequences, _statistics, _sum_check, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import Saved, has_functions, leaves_of, nodes_before, nodes_of
 from cohort._local_steps import LocalSteps
+from cohort._mixing_check import MixingCheck
 from cohort._model import RegisteredModel
 from cohort._optimizer import StepNumbers
 from cohort._passes import Kept, Layer, Moves
@@ -118,6 +118,9 @@ class Step:
         self.call_name = ""
         # The graph of the loss may have derivatives, which sum over samples.
         self._differentiated = False
+        # Outputs of the script's have hooks, which a further pass would call.
+        self._has_hooks = False
+        self._mixing = MixingCheck()
         # What moved in this step and cannot be put back.
         self._foreign: str | None = None
         self.beside = ModulesBeside(model.module, model.kept.ids)
@@ -402,6 +405,14 @@ class Step:
         visit = 4 * number + kind
         return () if not path and not visit else (*path, visit)
 
+    def note_hook(self) -> None:
+        """The script has given an output a hook."""
+        self._has_hooks = True
+
+    def note_saved_hooks(self) -> None:
+        """There are hooks for values that are kept for derivatives."""
+        self._mixing.has_saved_hooks = True
+
     @contextlib.contextmanager
     def pass_over(self, tensors: Any, inputs: Any, keeps: bool) -> Iterator[None]:
         """Autograd visits the graph of `tensors`, and keeps it or not."""
@@ -631,33 +642,40 @@ class Step:
 
     def note_loss(self, loss: torch.Tensor, nodes: set[Any], weight: float | None,
                   reduction: str) -> None:
-        """Looks at the graph of a loss that samples weigh.
+        """Looks at the graph of a loss.
 
         Raises:
-            UsageError: it is no mean over this worker's samples. Only in the run's
-                first step, so that no later one ends it for a batch of other shape.
+            UsageError: it mixes this worker's samples, and `weight` does not say that
+                they weigh it; or in the run's first step, so that no later one ends
+                it for a batch of other shape: without `weight` it is no mean over
+                them.
         """
         self._shares = []
         assignment = self.assignment
-        if (weight is not None or loss.numel() != 1 or self._samples is None or
-                assignment is None):
+        # What is no loss is refused later.
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
+                self._samples is None or assignment is None):
             return
         saved = self._saved
         accumulate = self.parts // max(1, assignment.batches)
-        if accumulate > 1 and reduction == "mean" and assignment.version == 0:
+        if (weight is None and accumulate > 1 and reduction == "mean" and
+                assignment.version == 0):
             _loss_check.check_parts(loss, accumulate, saved)
         if not assignment.global_normalization or assignment.members < 2:
             return
         samples = max(1, self._samples // self.parts)
+        # In a void step sums and gathers of the script are this worker's alone.
+        if weight != samples and not (self.sums or self._differentiated or
+                                      self._has_hooks or self.is_void()):
+            self._mixing.check(loss, nodes, samples, saved)
+        if weight is not None:
+            return
         if self.sums:
             # It is made for several workers.
             entries_max = 0.0
         elif assignment.version == 0:
             entries_max = math.inf
-            # In a void step sums and gathers of the script are this worker's alone.
             if not self.is_void():
-                if not self._differentiated:
-                    _across_check.check(loss, nodes, samples, saved)
                 _loss_check.check_terms(loss, samples, reduction, saved)
         else:
             # More may be a fixed number, in a smaller batch that ends an epoch.

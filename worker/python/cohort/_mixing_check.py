@@ -1,0 +1,371 @@
+"""Losses that mix the samples of a batch, found by derivatives.
+
+A mean over samples is a sum of functions of one sample each. So its derivative by what
+the last layers give out for one sample does not depend on that for others, and what the
+model computes of one sample has no derivative by others, but for batch norm, which is
+the cohort's. Both hold for any function."""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from cohort import _doors, _errors, _graph_check, _operator
+from cohort._graphs import Saved, nodes_before, nodes_from, signed
+from cohort._loss_check import OVERRIDE, depends_on_samples, kind_of
+
+# Layers whose output has samples, or parts of them, in its first dimension.
+_LAYERS = re.compile(r"(Addmm|Mm|Convolution|Embedding)Backward\d")
+# Functions over some dimensions that are piecewise linear; and distances, which torch
+# differentiates once.
+_MAXIMA = re.compile(r"(Amax|Amin|Max|Min|Median)Backward0")
+_DISTANCES = "CdistBackward0"
+# Of these many the script seems to make new ones all the time.
+_KINDS_MAX = 20
+# Nodes between a layer and its parameter, such as a transposition, at most.
+_STEPS_TO_PARAMETER = 16
+# Nodes among the last layers that second derivatives are taken through.
+_NODES_BETWEEN_MAX = 100
+# Derivatives below this part of the greatest are rounding errors.
+_ROUNDING = 1e-6
+
+# Derivatives by the outputs of layers, by node and number of the output.
+_Found = dict[tuple[Any, int], torch.Tensor]
+
+
+class MixingCheck:
+    """Looks at each kind of loss once: the set of functions that it is made of."""
+
+    def __init__(self) -> None:
+        self._known: set[frozenset[str]] = set()
+        # Passes may compute again what some nodes keep, as with checkpoints.
+        self.has_saved_hooks = False
+
+    def check(self, loss: torch.Tensor, nodes: set[Any], samples: int,
+              saved: Saved) -> None:
+        """Raises UsageError for a loss that mixes samples.
+
+        Not found: what is mixed before the first layer, in compiled code, or in a
+        model with functions that the script gives autograd, or activation
+        checkpointing; most functions that are piecewise linear; detached factors.
+
+        Args:
+            loss: of one element.
+            nodes: of its graph.
+            samples: in the batch.
+            saved: what was looked at.
+        """
+        kinds = frozenset(map(kind_of, nodes))
+        if samples == 1 or kinds in self._known or len(self._known) >= _KINDS_MAX:
+            return
+        for node in nodes:
+            if _is_over_samples(node, samples, saved):
+                _refuse(f"{kind_of(node).partition('Backward')[0].lower()}()")
+        top = _Top(loss)
+        hooked = self.has_saved_hooks
+        if not (hooked and any(map(saved.has_hooks, top.nodes))) and _are_coupled(
+                loss, top.near_layers(loss), samples):
+            _refuse("products, or functions of sums,")
+        layers = [layer for node in nodes if (layer := _layer_of(node)) is not None]
+        if not hooked and not any(_is_of_script(node) or _graph_check.is_accepted(node)
+                                  for node in nodes) and _are_mixed(
+                                      loss, top.layers, layers, samples):
+            _refuse("what the model computes")
+        self._known.add(kinds)
+
+
+def _refuse(what: str) -> NoReturn:
+    raise _errors.UsageError(
+        f"job.backward(): the loss depends on {what} across the samples of this "
+        "worker's batch, but one process has those of all workers there; use "
+        "job.sum() for sums over all samples and job.gather() for all of them "
+        "(SimCLR, CLIP, Dice, variances), and a batch-norm module to normalise; "
+        f"{OVERRIDE}")
+
+
+# ---- layers
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    """A node with parameters.
+
+    Attributes:
+        node: autograd's.
+        parameter: the smallest of it that has no hooks; None: all have some.
+        inputs: numbers of the edges that do not lead to parameters.
+    """
+    node: Any
+    parameter: nn.Parameter | None
+    inputs: tuple[int, ...]
+
+
+def _is_of_script(node: Any) -> bool:
+    """Whether it is a function in Python, of the script or of a compiler."""
+    return hasattr(type(node), "_forward_cls") and not _operator.is_call(node)
+
+
+def _layer_of(node: Any) -> _Layer | None:
+    if not _operator.is_call(node) and not _LAYERS.fullmatch(kind_of(node)):
+        return None
+    at = [_parameter_at(other) for other, _ in node.next_functions]
+    parameters = [one for one in at if one is not None]
+    # What multiplies from the left has the rows. Samples may come as indices alone.
+    if not parameters or kind_of(node).startswith("Mm") and at[0] is not None or (
+            None not in at and not kind_of(node).startswith("Embedding")):
+        return None
+    return _Layer(node, min((one for one in parameters if not one._backward_hooks),
+                            key=torch.Tensor.numel, default=None),
+                  tuple(number for number, one in enumerate(at) if one is None))
+
+
+def _parameter_at(node: Any) -> nn.Parameter | None:
+    """A parameter, if a value is computed from parameters alone."""
+    found = None
+    todo = [node]
+    for _ in range(_STEPS_TO_PARAMETER):
+        if not todo:
+            return found
+        node = todo.pop()
+        variable = getattr(node, "variable", None)
+        if node is None or variable is not None and not isinstance(variable,
+                                                                   nn.Parameter):
+            return None
+        found = variable if variable is not None else found
+        todo += [other for other, _ in node.next_functions]
+    return None
+
+
+class _Top:
+    """The part of a loss's graph above the last layers.
+
+    Attributes:
+        nodes: without the layers.
+        layers: the last ones.
+    """
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.nodes: set[Any] = set()
+        self.layers: list[_Layer] = []
+        # What the layers, and functions of the script, are computed from.
+        self._below: list[Any] = []
+        seen: set[Any] = {None}
+        todo = [loss.grad_fn]
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            following = [other for other, _ in node.next_functions]
+            layer = _layer_of(node)
+            if layer is not None:
+                self.layers.append(layer)
+                self._below += [following[number] for number in layer.inputs]
+            elif _is_of_script(node):
+                self._below += following
+            else:
+                self.nodes.add(node)
+                todo += following
+
+    def near_layers(self, loss: torch.Tensor) -> list[_Layer]:
+        """The last layers; of those that others are computed from, too, none if there
+        is much between them, as second derivatives need memory for it."""
+        between = nodes_before([loss], [layer.parameter for layer in self.layers
+                                        if layer.parameter is not None]) - self.nodes
+        if len(between) <= _NODES_BETWEEN_MAX and not any(map(_is_of_script, between)):
+            return self.layers
+        below = nodes_from(self._below)
+        used = {id(getattr(node, "variable", None)) for node in below}
+        return [layer for layer in self.layers if layer.node not in below and
+                id(layer.parameter) not in used]
+
+
+# ---- passes
+
+class _Pass:
+    """Passes from a value to the outputs of layers, which do nothing else."""
+
+    def __init__(self, layers: Iterable[_Layer]) -> None:
+        self.found: _Found = {}
+        with_parameter = {layer.node: layer.parameter for layer in layers
+                          if layer.parameter is not None}
+        self._parameters = list(with_parameter.values())
+        self._hooks = [node.register_hook(functools.partial(self._note, node))
+                       for node in with_parameter]
+
+    def _note(self, node: Any, _: Any, gradients: Any) -> None:
+        self.found.update({(node, number): gradient for number, gradient
+                           in enumerate(gradients) if gradient is not None})
+
+    def add_hook(self, node: Any, hook: Any) -> None:
+        """Which may return other gradients of the node's inputs."""
+        self._hooks.append(node.register_hook(hook))
+
+    def run(self, value: torch.Tensor, create_graph: bool = False) -> _Found:
+        """The derivatives of a value."""
+        self.found = {}
+        if self._parameters:
+            with _doors.passes_unseen(), _operator.without_meetings():
+                torch.autograd.grad(value, self._parameters, allow_unused=True,
+                                    retain_graph=True, create_graph=create_graph)
+        return self.found
+
+    def __enter__(self) -> "_Pass":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _are_coupled(loss: torch.Tensor, layers: Sequence[_Layer], samples: int) -> bool:
+    """Whether the derivative by the outputs of layers for some samples depends on
+    those for others."""
+    try:
+        with _Pass(layers) as passes:
+            first = {key: gradient for key, gradient in
+                     passes.run(loss, create_graph=True).items()
+                     if gradient.requires_grad}
+            keys = _with_samples(first, samples)
+            if not keys:
+                return False
+            second = passes.run(_any_function([
+                first[key][_some(first[key], samples)] for key in keys]))
+            return _has_others([second[key] for key in keys if key in second], samples)
+    except (RuntimeError, NotImplementedError):
+        # A function has no second derivative, or there is no memory for it.
+        return False
+
+
+def _are_mixed(loss: torch.Tensor, top: Sequence[_Layer], layers: Sequence[_Layer],
+               samples: int) -> bool:
+    """Whether what the last layers take for some samples depends on the outputs of
+    layers below for others."""
+    above = {layer.node for layer in top}
+    try:
+        with _Pass(layers) as passes:
+            for layer in top:
+                passes.add_hook(layer.node, functools.partial(_keep_some, layer, samples))
+            return _has_others([gradient for (node, _), gradient in
+                                passes.run(loss).items() if node not in above and
+                                gradient.dim() > 0 and len(gradient) == samples],
+                               samples)
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+def _keep_some(layer: _Layer, samples: int, gradients: Any, _: Any) -> Any:
+    """A hook by which the gradients of other samples are zeros."""
+    kept = list(gradients)
+    for number in layer.inputs:
+        gradient = kept[number]
+        if gradient is None:
+            continue
+        kept[number] = torch.zeros_like(gradient)
+        if gradient.dim() > 0 and len(gradient) % samples == 0:
+            some = _some(gradient, samples)
+            kept[number][some] = gradient[some]
+    return tuple(kept)
+
+
+# ---- rows of outputs
+
+def _with_samples(outputs: _Found, samples: int) -> list[Any]:
+    """Those whose rows belong to samples: one to each, or if there is no such output,
+    equally many."""
+    rows = {key: len(output) for key, output in outputs.items()
+            if output.dim() > 0 and len(output) % samples == 0 and
+            _has_samples_first(key[0], output, samples)}
+    return [key for key, many in rows.items() if many == samples] or list(rows)
+
+
+def _has_samples_first(node: Any, output: torch.Tensor, samples: int) -> bool:
+    """An embedding may have positions there."""
+    return output.dim() == 2 or not kind_of(node).startswith("Embedding") or (
+        len(output) == samples != output.shape[1])
+
+
+def _some(output: torch.Tensor, samples: int) -> list[int]:
+    """The rows of some samples: not of all of any two halves, or neighbours, and not of
+    the last. If samples have several rows, in any order the first is one of the first
+    sample, and the last of the last."""
+    if len(output) != samples:
+        return [0]
+    return [row for row in range(samples - 1) if row.bit_count() % 2 == 0]
+
+
+def _has_others(outputs: Sequence[torch.Tensor], samples: int) -> bool:
+    """Whether rows of other samples are not zeros."""
+    for output in outputs:
+        some = set(_some(output, samples))
+        others = ([row for row in range(samples) if row not in some]
+                  if len(output) == samples else [-1])
+        if _greatest(output[others]) > _ROUNDING * _greatest(output):
+            return True
+    return False
+
+
+def _any_function(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A number that depends on all entries, by factors without a pattern."""
+    total = torch.zeros((), device=tensors[0].device)
+    for one in tensors:
+        factors = torch.arange(one.numel(), device=one.device).cos().view(one.shape)
+        total = total + (one * factors.to(one.dtype)).sum()
+    return total
+
+
+def _greatest(tensor: torch.Tensor) -> float:
+    if not tensor.numel():
+        return 0.0
+    return float(tensor.detach().abs().nan_to_num(0, 0, 0).max())
+
+
+# ---- functions whose second derivative tells nothing
+
+def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
+    kind = kind_of(node)
+    if kind == _DISTANCES:
+        first, second = (_shape_as(node, name, saved) for name in ("x1", "x2"))
+        return (len(first) > 1 and first[-2] == second[-2] and
+                math.prod(first[:-1]) % samples == 0 and math.prod(first[:-2]) == 1 and
+                all(other is not None and depends_on_samples(other)
+                    for other, _ in node.next_functions))
+    if not _MAXIMA.fullmatch(kind):
+        return False
+    dims = node._saved_dim
+    shape = _shape_as(node, "self", saved)
+    over = dims if isinstance(dims, tuple) else (dims,)
+    return bool(shape) and shape[0] == samples and (
+        any(signed(dim) % len(shape) == 0 for dim in over) or dims == ()) and (
+            _has_rows_of_layers(node) and depends_on_samples(node))
+
+
+def _shape_as(node: Any, name: str, saved: Saved) -> Sequence[int]:
+    """That of what a node saves, or whose sizes it saves; empty: neither."""
+    for attribute in (f"_saved_{name}_sym_sizes", f"_saved_{name}_sizes"):
+        if hasattr(node, attribute):
+            shape: Sequence[int] = getattr(node, attribute)
+            return shape
+    one = saved.of(node, name)
+    return () if one is None else tuple(one.shape)
+
+
+def _has_rows_of_layers(node: Any) -> bool:
+    """Whether its first dimension may be the samples: none was put there, and they were
+    not taken apart."""
+    while node.next_functions and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+        kind = kind_of(node)
+        if kind in ("StackBackward0", "SelectBackward0", "UnbindBackward0"):
+            return bool(node._saved_dim != 0)
+        if kind == "TBackward0" or kind == "TransposeBackward0" and 0 in (
+                node._saved_dim0, node._saved_dim1) or (
+                    kind == "PermuteBackward0" and node._saved_dims[0] != 0):
+            return False
+        if _LAYERS.fullmatch(kind):
+            break
+    return True
