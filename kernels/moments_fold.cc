@@ -49,12 +49,6 @@ Moments FoldForward(absl::Span<const Moments* const> in_rank_order) {
   return total;
 }
 
-Moments FoldBackward(absl::Span<const Moments* const> in_rank_order) {
-  Moments total = ZerosLike(in_rank_order);
-  for (const Moments* part : in_rank_order) AddBackward(*part, total);
-  return total;
-}
-
 void AddForward(const Moments& part, Moments& total) {
   if (part.count == 0) return;
   if (total.count == 0) {

@@ -16,14 +16,11 @@ namespace cohort::kernels {
 //   for computing sample variances", 1979, equation 2.1.
 Moments FoldForward(absl::Span<const Moments* const> in_rank_order);
 
-// Sums of the backward pass over all parts: counts and both vectors are added
-// in the order given. Shapes as above.
-Moments FoldBackward(absl::Span<const Moments* const> in_rank_order);
-
 // One part of such a fold, for callers that fold as parts arrive. `total` is of
 // the parts' shape, and zeros with count 0 before the first part. Adding all
-// parts in order gives the bits of FoldForward and FoldBackward.
+// parts in order gives the bits of FoldForward.
 void AddForward(const Moments& part, Moments& total);
+// The same for sums of the backward pass: counts and both vectors are added.
 void AddBackward(const Moments& part, Moments& total);
 
 }  // namespace cohort::kernels
