@@ -4,7 +4,7 @@ attributes of modules."""
 import torch
 from torch import nn
 
-from shapes.rows import Net, error_of, refused, row, started, train
+from shapes.rows import Net, error_of, refused, row, sgd, started, train
 from shapes.script import batch_of
 
 
@@ -99,7 +99,7 @@ class Annealed(Three):
         return out * self.temperature
 
 
-@row(steps=4)
+@row(steps=4, survives=True)
 def a_number_and_a_state_of_a_module(t):
     model = started(t, Annealed())
     for x, y in t.data():
@@ -117,9 +117,10 @@ class Sharpened(nn.Module):
         return self.factor * error_of(out, y)
 
 
-@row(steps=4)
+@row(steps=4, survives=True)
 def a_number_of_a_loss(t):
-    model, loss = started(t, Three()), Sharpened()
+    model, loss = t.model(Three()), Sharpened()
+    t.join(model, sgd(model), keep=[loss])
     for x, y in t.data():
         train(t, loss(late(t, model, x), y))
         t.same("factor", loss.factor)

@@ -137,6 +137,10 @@ class Kept:
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Those of the model, and those that the script has named."""
         yield from self._model.named_modules()
+        yield from self.named_modules()
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Those that the script has named."""
         for name, thing in self._named.items():
             if isinstance(thing, nn.Module):
                 yield from thing.named_modules(prefix=name)

@@ -51,7 +51,7 @@ class RegisteredModel:
             self.parameters.append(parameter)
         _batch_norm.check_layers(self.layers)
         # The modules, where they keep what they have, and what that was, to see a change.
-        self.modules: list[nn.Module] = []
+        self.modules: dict[str, nn.Module] = {}
         # Those that are no batch norm.
         self._others: list[nn.Module] = []
         self._holders: list[dict[str, Any]] = []
@@ -216,10 +216,10 @@ class RegisteredModel:
                      [116 if module.training else 101 for module in self._others])
 
     def _note_structure(self) -> None:
-        self.modules = list(self.module.modules())
+        self.modules = dict(self.module.named_modules())
         layers = {id(layer) for _, layer in self.layers}
-        self._others = [module for module in self.modules if id(module) not in layers]
-        self._holders = [holder for module in self.modules
+        self._others = [module for module in self.modules.values() if id(module) not in layers]
+        self._holders = [holder for module in self.modules.values()
                          for holder in (module._parameters, module._modules)]
         self._held = [value for holder in self._holders
                       for value in holder.values()]

@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -107,7 +107,9 @@ class Run:
             optimizers, [self.model.optimizer_name(optimizers, position)
                          for position in range(len(optimizers))]), self.local)
         self.after_step = _after_step.AfterStep(self.step)
-        self._attributes = _attributes.Attributes(self._modules)
+        self._attributes = schedulers.attributes = _attributes.Attributes(
+            lambda: {**dict(self.kept.named_modules()), **self.model.modules},
+            self.step.beside.modules)
         atexit.register(self.leave, "the script has ended")
 
     @property
@@ -131,11 +133,6 @@ class Run:
         """See Job.version."""
         return self._final_version if self.worker is None else (
             self.worker.version())
-
-    def _modules(self) -> Iterator[nn.Module]:
-        """The model's, those that are kept, and others of the script."""
-        yield from self.model.modules
-        yield from self.step.beside.modules()
 
     @property
     def repeats(self) -> bool:
@@ -586,6 +583,8 @@ class Run:
         step = self.step
         assert step.assignment is not None
         self._normalizers.sync()
+        if step.assignment.members > 0 and step.local is None:
+            self._attributes.end()
         state = self.schedulers.finish(step.overflow,
                                        len(step.assignment.local_steps))
         try:

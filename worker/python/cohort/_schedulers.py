@@ -1,5 +1,5 @@
-"""Learning-rate schedulers, and the scale of float16 gradients: what the server
-keeps with the weights."""
+"""Learning-rate schedulers, the scale of float16 gradients, and numbers of modules: what
+the server keeps with the weights."""
 
 import gc
 import json
@@ -10,6 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from cohort import _errors, _scheduler_state
+from cohort._attributes import Attributes
 from cohort._optimizer import GroupNumbers, Optimizers
 from cohort._plateau import Plateau, replace_step
 from cohort._scaler import LossScale
@@ -210,6 +211,8 @@ class Schedulers:
         # Local steps of all steps so far; None: steps have none.
         self.local_steps = 0 if local else None
         self.scale = scale
+        # Of modules; set by the run.
+        self.attributes: Attributes | None = None
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)
         self._epoch = 0
@@ -400,6 +403,8 @@ class Schedulers:
             state["scale"] = self.scale.save()
         if self.local_steps is not None:
             state["local_steps"] = self.local_steps
+        if self.attributes is not None and (saved := self.attributes.save()):
+            state["attributes"] = saved
         encoded = json.dumps(state, separators=(",", ":")).encode()
         if len(encoded) > STATE_BYTES_MAX:
             raise _errors.ConfigurationError(
@@ -426,6 +431,8 @@ class Schedulers:
             self.scale.load(state["scale"])
         if self.local_steps is not None:
             self.local_steps = state.get("local_steps", 0)
+        if self.attributes is not None:
+            self.attributes.load(state.get("attributes", ()))
         self._epoch = state["epoch"]
         for scheduler, values in zip(schedulers, state["schedulers"]):
             _scheduler_state.load(scheduler, values)
