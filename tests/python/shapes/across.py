@@ -149,6 +149,13 @@ def dice_as_one_of_two_losses(t):
 
 
 @refused("UsageError", *MIXED)
+def pairs_above_a_checkpoint(t):
+    for model, x, y in steps(t):
+        z = model.head(t.checkpoint(model.features, x, reentrant=False).mean((2, 3)))
+        train(t, error_of(z, y) + (z * z.roll(1, 0)).sum(1).tanh().mean())
+
+
+@refused("UsageError", *MIXED)
 def words_of_all_samples(t):
     """Rows of the last layer are parts of samples."""
     for model, x, y in steps(t):
