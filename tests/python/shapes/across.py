@@ -42,6 +42,21 @@ def hardest_samples(t):
         train(t, F.relu(apart.amax(1) - apart.amin(1) + 0.3).mean())
 
 
+@refused("UsageError", "topk()", *ACROSS)
+def hardest_half_of_the_pixels(t):
+    for model, x, y in steps(t):
+        each = model.features(x).square().mean(1).view(-1)
+        train(t, each.topk(len(each) // 2).values.mean())
+
+
+@row()
+def hardest_pixels_of_each_sample(t):
+    for model, x, y in steps(t):
+        each = model.features(x).square().mean(1)
+        train(t, each.flatten(1).topk(5).values.mean() + sum(
+            one.flatten().sort().values[:3].mean() for one in each) / len(each))
+
+
 @refused("UsageError", *ACROSS)
 def covariances(t):
     """Barlow Twins."""

@@ -222,6 +222,31 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
             f"sum; {OVERRIDE}")
 
 
+def check_sum(what: str, total: torch.Tensor, samples: int, saved: Saved) -> None:
+    """Raises UsageError for a sum over samples that has a term of the weights alone,
+    such as a penalty: the sum over the workers would count it once for each.
+
+    Args:
+        what: the call, for the error.
+        total: of one element.
+        samples: of which it is made. A term that is multiplied by as many counts
+            once for each sample.
+        saved: what was looked at.
+    """
+    of_samples = alone = False
+    for term in _terms(total, saved):
+        if depends_on_samples(term.node):
+            of_samples = True
+        elif all(factor.value not in (None, samples) for factor in term.factors):
+            alone = True
+    if of_samples and alone:
+        raise _errors.UsageError(
+            f"{what}: got a sum over samples with a term of the weights alone, such as a "
+            "penalty, which would count once for each worker; write a mean: "
+            "job.backward(loss / n + penalty, weight=n), or add it to the sum of all "
+            "workers: job.backward(job.sum(loss) + penalty)")
+
+
 def check_parts(loss: torch.Tensor, parts: int, saved: Saved) -> None:
     """Raises UsageError for a mean that is divided by the number of parts of a step,
     as in scripts that add up gradients by themselves."""

@@ -23,7 +23,7 @@ from cohort._loss_check import OVERRIDE, depends_on_samples, kind_of
 _LAYERS = re.compile(r"(Addmm|Mm|Convolution|Embedding)Backward\d")
 # Functions over some dimensions that are piecewise linear; and distances, which torch
 # differentiates once.
-_MAXIMA = re.compile(r"(Amax|Amin|Max|Min|Median)Backward0")
+_CHOICES = re.compile(r"(Amax|Amin|Max|Min|Median|Kthvalue|Topk|Sort)Backward0")
 _DISTANCES = "CdistBackward0"
 # Of these many the script seems to make new ones all the time.
 _KINDS_MAX = 20
@@ -334,14 +334,15 @@ def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
                 math.prod(first[:-1]) % samples == 0 and math.prod(first[:-2]) == 1 and
                 all(other is not None and depends_on_samples(other)
                     for other, _ in node.next_functions))
-    if not _MAXIMA.fullmatch(kind):
+    if not _CHOICES.fullmatch(kind):
         return False
     dims = node._saved_dim
     shape = _shape_as(node, "self", saved)
     over = dims if isinstance(dims, tuple) else (dims,)
-    return bool(shape) and shape[0] == samples and (
-        any(signed(dim) % len(shape) == 0 for dim in over) or dims == ()) and (
-            _has_rows_of_layers(node) and depends_on_samples(node))
+    return bool(shape) and (shape[0] == samples or (
+        len(shape) == 1 and shape[0] % samples == 0)) and (
+            any(signed(dim) % len(shape) == 0 for dim in over) or dims == ()) and (
+                _has_rows_of_layers(node) and depends_on_samples(node))
 
 
 def _shape_as(node: Any, name: str, saved: Saved) -> Sequence[int]:

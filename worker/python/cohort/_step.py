@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from cohort import (_batch_norm, _batches, _core, _doors, _errors, _loss_check,
-                    _operator, _sequences, _statistics, _sum_check, _totals)
+                    _operator, _sequences, _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import Saved, has_functions, leaves_of, nodes_before, nodes_of
@@ -694,7 +694,7 @@ class Step:
         if (assignment is not None and assignment.version == 0 and
                 assignment.members > 1 and isinstance(total, torch.Tensor) and
                 total.numel() == 1):
-            _sum_check.check(what, total, self._samples or 0, self._saved)
+            _loss_check.check_sum(what, total, self._samples or 0, self._saved)
 
     def _weight_of(self, weight: float | None) -> float:
         if weight is None:
