@@ -74,12 +74,13 @@ class Contrast(Net):
 
 @row(survives=True)
 def kept_queue(t):
-    """Every worker has all keys, in rank order."""
+    """Every worker has all keys, in rank order. Outputs are not near 0, where rounding
+    would decide their direction."""
     model, encoder = with_teacher(t, Contrast(), train_mode=True)
     for x, _ in t.data():
-        query = F.normalize(model(x), dim=1)
+        query = F.normalize(model(x) + 1, dim=1)
         with torch.no_grad():
-            key = F.normalize(encoder(x * 0.9 + 0.1), dim=1)
+            key = F.normalize(encoder(x * 0.9 + 0.1) + 1, dim=1)
             keys = t.gather(key)
         near = (query * key).sum(1, keepdim=True)
         far = query @ model.queue.clone().T

@@ -631,7 +631,7 @@ def a_layer_of_the_model_within_local(t):
         train(t, error_of(out, y))
 
 
-@refused("UsageError", "an optimizer of the script", needs="optimizer hooks")
+@refused("UsageError", "another optimizer of the script", needs="optimizer hooks")
 def a_copy_trained_within_each_step(t):
     """An inner loop."""
     for model, x, y in steps(t):

@@ -21,11 +21,11 @@ from cohort._loss_check import OVERRIDE, depends_on_samples, kind_of
 
 # Layers whose output has samples, or parts of them, in its first dimension.
 _LAYERS = re.compile(r"(Addmm|Mm|Convolution|Embedding)Backward\d")
-# Functions over some dimensions that are piecewise linear; and distances, which torch
-# differentiates once.
+# Functions that choose some entries of a dimension, which are piecewise linear; and
+# distances, which torch differentiates once.
 _CHOICES = re.compile(r"(Amax|Amin|Max|Min|Median|Kthvalue|Topk|Sort)Backward0")
 _DISTANCES = "CdistBackward0"
-# Of these many the script seems to make new ones all the time.
+# A script with more kinds of losses is taken to make new ones all the time.
 _KINDS_MAX = 20
 # Nodes between a layer and its parameter, such as a transposition, at most.
 _STEPS_TO_PARAMETER = 16

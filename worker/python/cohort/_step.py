@@ -689,7 +689,7 @@ class Step:
 
     def check_sum(self, what: str, total: torch.Tensor) -> None:
         """Raises UsageError for a sum over this worker's samples that has a penalty in
-        it, also in the run's first step alone."""
+        it. Only in the run's first step, too."""
         assignment = self.assignment
         if (assignment is not None and assignment.version == 0 and
                 assignment.members > 1 and isinstance(total, torch.Tensor) and
