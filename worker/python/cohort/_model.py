@@ -208,12 +208,12 @@ class RegisteredModel:
             self._weight_versions[number] = parameter._version
             self._weight_prints[number] = _devices.fingerprint(parameter)
 
-    def modes(self) -> bytes:
-        """A letter for each parameter and module: f of one that is frozen, e of one in
-        evaluation mode. A batch norm in that mode does not meet."""
-        return bytes([116 if parameter.requires_grad else 102
-                      for parameter in self.parameters] +
-                     [116 if module.training else 101 for module in self._others])
+    def modes(self) -> str:
+        """A letter for each parameter and module: "f" of one that is frozen, "e" of one
+        in evaluation mode. A batch norm in that mode does not meet."""
+        return "".join([*("t" if parameter.requires_grad else "f"
+                          for parameter in self.parameters),
+                        *("t" if module.training else "e" for module in self._others)])
 
     def _note_structure(self) -> None:
         self.modules = dict(self.module.named_modules())

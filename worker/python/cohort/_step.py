@@ -1050,30 +1050,30 @@ class Step:
         kept, unseeded = self._model.kept, self._unseeded
         unseeded.end()
         modes = self._model.modes()
-        (*totals, _, _, _, _, _, _), (
-            *_, state, spread, orders, shares, drawn, others), met = self.worker.meet(
-                site, [*own, kept.digest, _number_of(repr(self.numbers).encode()),
-                       _number_of(self.order_digest),
-                       _number_of(repr(self._shares).encode()), unseeded.number,
-                       _number_of(modes)])
-        if others > 0:
+        sums, spreads, met = self.worker.meet(site, [
+            *own, kept.digest, _number_of(repr(self.numbers).encode()),
+            _number_of(self.order_digest), _number_of(repr(self._shares).encode()),
+            unseeded.number, _number_of(modes.encode())])
+        state, numbers, orders, shares, drawn, others = (
+            spread > 0 for spread in spreads[len(own):])
+        if others:
             raise _errors.ConfigurationError(
                 "job.backward(): in this step the model has other parameters frozen "
                 "(requires_grad), or other modules in evaluation mode, than on other "
-                f"workers; here {modes.count(b'f')} parameters are frozen and "
-                f"{modes.count(b'e')} modules in evaluation mode. Do so on all workers "
+                f"workers; here {modes.count('f')} parameters are frozen and "
+                f"{modes.count('e')} modules in evaluation mode. Do so on all workers "
                 "alike, and call model.train() after a score on rank 0")
-        if state > 0:
+        if state:
             kept.refuse_difference(self.worker)
-        if drawn > 0:
+        if drawn:
             unseeded.refuse_difference(self.worker)
-        if orders > 0:
+        if orders:
             raise _errors.ConfigurationError(
                 "job.data(sampler=...): this worker's sampler yields different "
                 "samples in this epoch from the others'; make it depend on the "
                 "epoch and the data set only, for example by using the same "
                 "weights on all workers")
-        if spread > 0:
+        if numbers:
             raise _errors.ConfigurationError(
                 "job.backward(): this worker has learning rates "
                 f"{self.numbers.rates or 'as at the join'} and other numbers "
@@ -1083,12 +1083,12 @@ class Step:
                 "whole run (cohort.steps), not from a counter, which misses steps "
                 "in which the worker has no batch, or from the length of a "
                 "worker's loader")
-        if shares > 0:
+        if shares:
             _loss_check.refuse_shares(self._shares)
         assert self.assignment is not None
         if not self.is_void():
             kept.refuse_some(int(met), int(self.assignment.members))
-        return totals, int(met)
+        return list(sums[:len(own)]), int(met)
 
     def _visit(self, losses: list[tuple[torch.Tensor, float]],
                inputs: list[torch.Tensor] | None = None,
