@@ -391,3 +391,70 @@ def as_many_queries_as_samples(t):
     model = started(t, Queries())
     for x, y in t.data((5, 3)):
         train(t, error_of(model(x), y))
+
+
+class Packed(nn.Module):
+    """Sequences by their length."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(9)
+        self.words = nn.Linear(3, 4)
+        self.memory = nn.GRU(4, 5, batch_first=True)
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x):
+        lengths = torch.tensor([2 + 7 * k % 4 for k in range(len(x))])
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.words(x), lengths, batch_first=True, enforce_sorted=False)
+        return self.head(self.memory(packed)[1][-1])
+
+
+@row(sizes=EVEN)
+def packed_sequences(t):
+    model = started(t, Packed())
+    for x, y in t.data((5, 3)):
+        train(t, error_of(model(x), y))
+
+
+class Sorted(Net):
+    """Sorts samples within the model, as a mixture of experts."""
+
+    def second(self, x):
+        order = x.mean((1, 2, 3)).argsort()
+        return super().second(x[order])[order.argsort()]
+
+
+@row(sizes=EVEN)
+def samples_in_another_order(t):
+    for model, x, y in steps(t, Sorted()):
+        train(t, error_of(model(x), y))
+
+
+class Positions(nn.Module):
+    """As many positions as samples."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(9)
+        self.words = nn.Linear(3, 4)
+        self.positions = nn.Embedding(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.words(x) + self.positions(torch.arange(x.shape[1]))
+        return self.head(x.tanh().mean(1))
+
+
+@row(sizes=EVEN)
+def as_many_positions_as_samples(t):
+    model = started(t, Positions())
+    for x, y in t.data((4, 3)):
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", *MIXED, sizes={2: (6, 6)})
+def halves_of_the_batch(t):
+    for model, x, y in steps(t):
+        first, second = model(x).chunk(2)
+        train(t, error_of(first, second))

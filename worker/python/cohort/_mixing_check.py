@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -52,7 +52,12 @@ class MixingCheck:
 
         Not found: what is mixed before the first layer, in compiled code, or in a
         model with functions that the script gives autograd, or activation
-        checkpointing; most functions that are piecewise linear; detached factors.
+        checkpointing; most functions that are piecewise linear; detached factors;
+        beside a function without a second derivative; and where samples have several
+        rows, such as words, what does not reach from the first row to the last.
+
+        Refused though right: the loss of a loop over samples that have as many rows
+        each as there are samples, or over a layer of as many constants.
 
         Args:
             loss: of one element.
@@ -67,9 +72,11 @@ class MixingCheck:
             if _is_over_samples(node, samples, saved):
                 _refuse(f"{kind_of(node).partition('Backward')[0].lower()}()")
         top = _Top(loss)
+        near = top.near_layers(loss)
         hooked = self.has_saved_hooks
-        if not (hooked and any(map(saved.has_hooks, top.nodes))) and _are_coupled(
-                loss, top.near_layers(loss), samples):
+        if not (hooked and any(map(saved.has_hooks, (
+                *top.nodes, *(layer.node for layer in near))))) and _are_coupled(
+                    loss, near, samples):
             _refuse("products, or functions of sums,")
         layers = [layer for node in nodes if (layer := _layer_of(node)) is not None]
         if not hooked and not any(_is_of_script(node) or _graph_check.is_accepted(node)
@@ -233,9 +240,13 @@ def _are_coupled(loss: torch.Tensor, layers: Sequence[_Layer], samples: int) -> 
             keys = _with_samples(first, samples)
             if not keys:
                 return False
-            second = passes.run(_any_function([
-                first[key][_some(first[key], samples)] for key in keys]))
-            return _has_others([second[key] for key in keys if key in second], samples)
+            whole = len(first[keys[0]]) == samples
+            for some, others in _all_pairs(samples) if whole else [([0], [-1])]:
+                second = passes.run(_any_function([first[key][some] for key in keys]))
+                if any(_greatest(second[key][others]) > _ROUNDING * _greatest(second[key])
+                       for key in keys if key in second):
+                    return True
+            return False
     except (RuntimeError, NotImplementedError):
         # A function has no second derivative, or there is no memory for it.
         return False
@@ -244,21 +255,27 @@ def _are_coupled(loss: torch.Tensor, layers: Sequence[_Layer], samples: int) -> 
 def _are_mixed(loss: torch.Tensor, top: Sequence[_Layer], layers: Sequence[_Layer],
                samples: int) -> bool:
     """Whether what the last layers take for some samples depends on the outputs of
-    layers below for others."""
+    layers below for more samples. These may be in another order there, as in packed
+    sequences."""
     above = {layer.node for layer in top}
     try:
-        with _Pass(layers) as passes:
-            for layer in top:
-                passes.add_hook(layer.node, functools.partial(_keep_some, layer, samples))
-            return _has_others([gradient for (node, _), gradient in
-                                passes.run(loss).items() if node not in above and
-                                gradient.dim() > 0 and len(gradient) == samples],
-                               samples)
+        for some in (list(range(0, samples, 2)), list(range(samples // 2, samples))):
+            with _Pass(layers) as passes:
+                for layer in top:
+                    passes.add_hook(layer.node, functools.partial(
+                        _keep_some, layer, samples, some))
+                found = passes.run(loss)
+            if any(_rows_in(gradient) > len(some) for (node, _), gradient in found.items()
+                   if node not in above and gradient.dim() > 0 and
+                   len(gradient) == samples and _has_samples_first(node, gradient, samples)):
+                return True
     except (RuntimeError, NotImplementedError):
-        return False
+        pass
+    return False
 
 
-def _keep_some(layer: _Layer, samples: int, gradients: Any, _: Any) -> Any:
+def _keep_some(layer: _Layer, samples: int, some: list[int], gradients: Any,
+               _: Any) -> Any:
     """A hook by which the gradients of other samples are zeros."""
     kept = list(gradients)
     for number in layer.inputs:
@@ -267,8 +284,8 @@ def _keep_some(layer: _Layer, samples: int, gradients: Any, _: Any) -> Any:
             continue
         kept[number] = torch.zeros_like(gradient)
         if gradient.dim() > 0 and len(gradient) % samples == 0:
-            some = _some(gradient, samples)
-            kept[number][some] = gradient[some]
+            rows = some if len(gradient) == samples else some[:1]
+            kept[number][rows] = gradient[rows]
     return tuple(kept)
 
 
@@ -276,37 +293,37 @@ def _keep_some(layer: _Layer, samples: int, gradients: Any, _: Any) -> Any:
 
 def _with_samples(outputs: _Found, samples: int) -> list[Any]:
     """Those whose rows belong to samples: one to each, or if there is no such output,
-    equally many."""
+    equally many. In any order the first row is then one of the first sample, and the last
+    of the last. Outputs of different lengths may have rows of something else."""
     rows = {key: len(output) for key, output in outputs.items()
             if output.dim() > 0 and len(output) % samples == 0 and
             _has_samples_first(key[0], output, samples)}
-    return [key for key, many in rows.items() if many == samples] or list(rows)
+    whole = [key for key, many in rows.items() if many == samples]
+    return whole or (list(rows) if len(set(rows.values())) == 1 else [])
 
 
 def _has_samples_first(node: Any, output: torch.Tensor, samples: int) -> bool:
-    """An embedding may have positions there."""
-    return output.dim() == 2 or not kind_of(node).startswith("Embedding") or (
-        len(output) == samples != output.shape[1])
+    """An embedding may have positions there, or be a whole table."""
+    if not kind_of(node).startswith("Embedding"):
+        return True
+    if output.dim() > 2:
+        return len(output) == samples != output.shape[1]
+    indices = node._saved_indices
+    return indices.dim() == 1 and not torch.equal(
+        indices, torch.arange(len(indices), dtype=indices.dtype, device=indices.device))
 
 
-def _some(output: torch.Tensor, samples: int) -> list[int]:
-    """The rows of some samples: not of all of any two halves, or neighbours, and not of
-    the last. If samples have several rows, in any order the first is one of the first
-    sample, and the last of the last."""
-    if len(output) != samples:
-        return [0]
-    return [row for row in range(samples - 1) if row.bit_count() % 2 == 0]
+def _all_pairs(samples: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Some samples, and the others, so that any two are apart once."""
+    for bit in range((samples - 1).bit_length()):
+        yield ([row for row in range(samples) if not row >> bit & 1],
+               [row for row in range(samples) if row >> bit & 1])
 
 
-def _has_others(outputs: Sequence[torch.Tensor], samples: int) -> bool:
-    """Whether rows of other samples are not zeros."""
-    for output in outputs:
-        some = set(_some(output, samples))
-        others = ([row for row in range(samples) if row not in some]
-                  if len(output) == samples else [-1])
-        if _greatest(output[others]) > _ROUNDING * _greatest(output):
-            return True
-    return False
+def _rows_in(output: torch.Tensor) -> int:
+    """How many rows are not zeros."""
+    rows = output.detach().abs().nan_to_num(0, 0, 0).flatten(1).amax(1)
+    return int((rows > _ROUNDING * rows.max()).sum())
 
 
 def _any_function(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
