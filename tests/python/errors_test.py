@@ -23,6 +23,13 @@ def sgd(model, **options):
     return torch.optim.SGD(model.parameters(), lr=0.01, **options)
 
 
+class _Stream(torch_data.IterableDataset):
+    """Without samples."""
+
+    def __iter__(self):
+        return iter(())
+
+
 class BeforeJoining(unittest.TestCase):
     """Found without a server."""
 
@@ -173,7 +180,7 @@ class BeforeJoining(unittest.TestCase):
             with self.assertRaisesRegex(cohort.UsageError,
                                         f"job.{what}.*loop.*COHORT_RANK"):
                 getattr(job, what)
-        for own in (iter([]), torch_data.DataLoader(torch_data.IterableDataset())):
+        for own in (iter([]), torch_data.DataLoader(_Stream())):
             with self.assertRaisesRegex(cohort.UsageError, "no len.*--max_steps"):
                 len(job.data(own, batch_size=2))
         job.leave()
