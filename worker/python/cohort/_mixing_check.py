@@ -308,7 +308,7 @@ def _has_samples_first(node: Any, output: torch.Tensor, samples: int) -> bool:
         return True
     if output.dim() > 2:
         return len(output) == samples != output.shape[1]
-    indices = node._saved_indices
+    indices: torch.Tensor = node._saved_indices
     return indices.dim() == 1 and not torch.equal(
         indices, torch.arange(len(indices), dtype=indices.dtype, device=indices.device))
 
