@@ -307,7 +307,7 @@ def _has_samples_first(node: Any, output: torch.Tensor, samples: int) -> bool:
     if not kind_of(node).startswith("Embedding"):
         return True
     if output.dim() > 2:
-        return len(output) == samples != output.shape[1]
+        return bool(len(output) == samples != output.shape[1])
     indices: torch.Tensor = node._saved_indices
     return indices.dim() == 1 and not torch.equal(
         indices, torch.arange(len(indices), dtype=indices.dtype, device=indices.device))
