@@ -14,7 +14,7 @@ _NUMBERS_MAX = 256
 
 
 class Attributes:
-    """What modules have had in their attributes when a body began, and the numbers among
+    """The attributes that modules had when a body began, and the numbers among
     them that bodies change, which a version has as it has rates.
 
     Args:

@@ -71,7 +71,7 @@ def signed(dimension: int) -> int:
     return dimension - (1 << 64) if dimension >= 1 << 63 else dimension
 
 
-# What a node keeps, without a look at it.
+# The prefix of values that a node keeps, without a look at them.
 _RAW = "_raw_saved_"
 
 

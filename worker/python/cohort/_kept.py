@@ -6,7 +6,6 @@ The copy of it that each worker keeps during the step serves a body that is
 repeated. The server gets it from one worker where a checkpoint or a replacement
 needs it. Members compare digests in each step."""
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -483,9 +482,7 @@ def _too_large(name: str) -> str:
 def _number_of(digests: Mapping[str, int]) -> float:
     """A digest of all, with their names, as a number that float64 holds
     exactly."""
-    digest = hashlib.blake2b(repr(sorted(digests.items())).encode(),
-                             digest_size=6)
-    return float(int.from_bytes(digest.digest(), "little"))
+    return _devices.number_of(repr(sorted(digests.items())).encode())
 
 
 def _pack(values: Mapping[str, torch.Tensor]) -> bytes:

@@ -121,7 +121,7 @@ def _layer_of(node: Any) -> _Layer | None:
         return None
     at = [_parameter_at(other) for other, _ in node.next_functions]
     parameters = [one for one in at if one is not None]
-    # What multiplies from the left has the rows. Samples may come as indices alone.
+    # The left factor of a product has the rows. Samples may come as indices alone.
     if not parameters or kind_of(node).startswith("Mm") and at[0] is not None or (
             None not in at and not kind_of(node).startswith("Embedding")):
         return None
@@ -158,7 +158,7 @@ class _Top:
     def __init__(self, loss: torch.Tensor) -> None:
         self.nodes: set[Any] = set()
         self.layers: list[_Layer] = []
-        # What the layers, and functions of the script, are computed from.
+        # The inputs of the layers, and of functions of the script.
         self._below: list[Any] = []
         seen: set[Any] = {None}
         todo = [loss.grad_fn]
@@ -266,7 +266,7 @@ def _are_mixed(loss: torch.Tensor, top: Sequence[_Layer], layers: Sequence[_Laye
                         _keep_some, layer, samples, some))
                 found = passes.run(loss)
             if any(_rows_in(gradient) > len(some) for (node, _), gradient in found.items()
-                   if node not in above and gradient.dim() > 0 and
+                   if node not in above and gradient.dim() > 1 and
                    len(gradient) == samples and _has_samples_first(node, gradient, samples)):
                 return True
     except (RuntimeError, NotImplementedError):
@@ -296,7 +296,7 @@ def _with_samples(outputs: _Found, samples: int) -> list[Any]:
     equally many. In any order the first row is then one of the first sample, and the last
     of the last. Outputs of different lengths may have rows of something else."""
     rows = {key: len(output) for key, output in outputs.items()
-            if output.dim() > 0 and len(output) % samples == 0 and
+            if output.dim() > 1 and len(output) % samples == 0 and
             _has_samples_first(key[0], output, samples)}
     whole = [key for key, many in rows.items() if many == samples]
     return whole or (list(rows) if len(set(rows.values())) == 1 else [])
@@ -322,6 +322,8 @@ def _all_pairs(samples: int) -> Iterator[tuple[list[int], list[int]]]:
 
 def _rows_in(output: torch.Tensor) -> int:
     """How many rows are not zeros."""
+    if not output.numel():
+        return 0
     rows = output.detach().abs().nan_to_num(0, 0, 0).flatten(1).amax(1)
     return int((rows > _ROUNDING * rows.max()).sum())
 

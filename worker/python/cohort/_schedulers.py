@@ -211,7 +211,7 @@ class Schedulers:
         # Local steps of all steps so far; None: steps have none.
         self.local_steps = 0 if local else None
         self.scale = scale
-        # Of modules; set by the run.
+        # Numbers in modules; the run sets this.
         self.attributes: Attributes | None = None
         self._each_step = list(each_step)
         self._each_epoch = list(each_epoch)

@@ -4,7 +4,6 @@ it."""
 import contextlib
 import dataclasses
 import enum
-import hashlib
 import math
 import os
 import threading
@@ -14,8 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _batches, _core, _doors, _errors, _loss_check,
-                    _operator, _sequences, _statistics, _totals)
+from cohort import (_batch_norm, _batches, _core, _devices, _doors, _errors,
+                    _loss_check, _operator, _sequences, _statistics, _totals)
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._graphs import Saved, has_functions, leaves_of, nodes_before, nodes_of
@@ -72,12 +71,6 @@ class StepResult:
     def counts(self) -> bool:
         """The batch is part of a version."""
         return self.verdict in ("applied", "damped", "skipped")
-
-
-def _number_of(content: bytes) -> float:
-    """A digest that float64 holds exactly."""
-    digest = hashlib.blake2b(content, digest_size=6).digest()
-    return float(int.from_bytes(digest, "little"))
 
 
 class Step:
@@ -375,7 +368,7 @@ class Step:
                       f"scale {value}; all workers skip the step")
         (found, _), (_, spread), met = self.worker.meet(
             "GradScaler", [float(self.overflow),
-                           _number_of(repr(scale.save()).encode())])
+                           _devices.number_of(repr(scale.save()).encode())])
         self.check_met("a GradScaler", int(met))
         if spread > 0:
             raise _errors.ConfigurationError(
@@ -551,7 +544,7 @@ class Step:
         self._roots: list[torch.Tensor] = []
         # Nodes whose values a pass of the script has released.
         self._freed: set[Any] = set()
-        # Of nodes of the losses so far.
+        # Values kept by nodes of the losses so far.
         self._saved = Saved()
         self.token = torch.zeros((), requires_grad=True)
 
@@ -652,7 +645,7 @@ class Step:
         """
         self._shares = []
         assignment = self.assignment
-        # What is no loss is refused later.
+        # Anything but a loss is refused later.
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
                 self._samples is None or assignment is None):
             return
@@ -1051,9 +1044,9 @@ class Step:
         unseeded.end()
         modes = self._model.modes()
         sums, spreads, met = self.worker.meet(site, [
-            *own, kept.digest, _number_of(repr(self.numbers).encode()),
-            _number_of(self.order_digest), _number_of(repr(self._shares).encode()),
-            unseeded.number, _number_of(modes.encode())])
+            *own, kept.digest, _devices.number_of(repr(self.numbers).encode()),
+            _devices.number_of(self.order_digest), _devices.number_of(repr(self._shares).encode()),
+            unseeded.number, _devices.number_of(modes.encode())])
         state, numbers, orders, shares, drawn, others = (
             spread > 0 for spread in spreads[len(own):])
         if others:

@@ -1,7 +1,6 @@
 """Tensors of the script that workers have drawn without a seed: plain attributes of the
 model's modules, and networks beside the model, such as a frozen one."""
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -20,14 +19,13 @@ def _is_plain(value: Any) -> bool:
             not value.is_inference() and value.device.type != "meta")
 
 
-def _number_of(content: Any) -> float:
-    """A digest that float64 holds exactly, and that is not 0."""
-    digest = hashlib.blake2b(repr(content).encode(), digest_size=6).digest()
-    return float(int.from_bytes(digest, "little") or 1)
+def _digest_of(content: Any) -> float:
+    """A number that is not 0."""
+    return _devices.number_of(repr(content).encode()) or 1.0
 
 
 class Unseeded:
-    """What this process had of them when its first body began. Only what that body has
+    """The tensors of this process when its first body began. Only what that body has
     used counts: attributes that it has not assigned, and modules that it has called."""
 
     def __init__(self) -> None:
@@ -38,7 +36,7 @@ class Unseeded:
         self._attributes: list[tuple[str, dict[str, Any], str, torch.Tensor, int]] = []
         # Names and digests of what was used.
         self._used: list[tuple[str, int]] = []
-        # Of these; 0: there are none.
+        # The digest of all these; 0: there are none.
         self.number = 0.0
 
     def begin(self, model: nn.Module, beside: Iterable[nn.Module], known: set[int]
@@ -80,14 +78,14 @@ class Unseeded:
         self._used += [(name, digest) for name, holder, key, value, digest in
                        self._attributes if holder.get(key) is value]
         if self._handles or self._attributes:
-            self.number = _number_of(self._used) if self._used else 0.0
+            self.number = _digest_of(self._used) if self._used else 0.0
         self._handles, self._attributes = [], []
 
     def refuse_difference(self, worker: "_core.Worker") -> None:
         """All members meet here if their numbers differ. Raises ConfigurationError,
         unless they have used other tensors."""
         names = [name for name, _ in self._used]
-        _, (spread,), _ = worker.meet("names beside the model", [_number_of(names)])
+        _, (spread,), _ = worker.meet("names beside the model", [_digest_of(names)])
         if spread > 0:
             # Such as of a network that rank 0 alone has called.
             self.number = 0.0
