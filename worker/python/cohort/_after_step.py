@@ -72,7 +72,7 @@ class AfterStep:
                       "statistics should not move")
 
     def _changed(self) -> str | None:
-        return self._step.foreign_module() or self._step.beside.changed()
+        return self._step.calls.foreign or self._step.beside.changed()
 
     def _refuse_late(self) -> None:
         name = self._changed() if self._joined_at > 0 else None

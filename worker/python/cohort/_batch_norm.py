@@ -69,7 +69,7 @@ class _Cohort(Converted):
         if step is None:
             return super().forward(*args, **kwargs)
         direct = _is_direct(self)
-        if direct and step.normalises_by_batch(self):
+        if direct and step.calls.normalises_by_batch(self):
             return _operator.normalise(step, call_of(self, *args, **kwargs))
         if direct and _operator.is_compiling():
             return super().forward(*args, **kwargs)
@@ -91,7 +91,7 @@ def _is_direct(module: Layer) -> bool:
 def _run_own_code(step: Any, module: Layer, forward: Any, args: Any,
                   kwargs: Any) -> Any:
     """The module's own code; the doors know its calls of torch.batch_norm."""
-    with step.inside(module):
+    with step.calls.inside(module):
         return forward(*args, **kwargs)
 
 
@@ -104,14 +104,14 @@ def call_of(module: Layer, input: torch.Tensor) -> Call:
     """
     module._check_input_dim(input)
     step, layer = module._cohort_step, module._cohort_layer
-    name = step.layer_name(layer)
+    name = step.calls.layer_name(layer)
     if input.shape[1] != module.num_features:
         raise ValueError(f"{name}: got input with {input.shape[1]} channels, want "
                          f"{module.num_features}")
     check_input(name, input)
     # A compiled graph asks when it runs.
-    moves = None if _operator.is_compiling() else step.moves_of(layer)
-    return Call(layer, step.call_name, module.eps, input, module.weight,
+    moves = None if _operator.is_compiling() else step.calls.moves_of(layer)
+    return Call(layer, step.calls.site, module.eps, input, module.weight,
                 module.bias, moves)
 
 
@@ -121,7 +121,7 @@ def with_relu(module: nn.Module, x: Any) -> torch.Tensor | None:
     step = module._cohort_step if isinstance(module, _Cohort) else None
     if (step is None or type(x) is not torch.Tensor or
             not _devices.on_host(x.device) or not _is_direct(module) or
-            not step.normalises_by_batch(module)):
+            not step.calls.normalises_by_batch(module)):
         return None
     call = call_of(module, x)
     call.relu = True
@@ -181,7 +181,7 @@ def batch_norm_together(layers: Sequence[nn.Module],
     """
     steps = [layer._cohort_step if isinstance(layer, _Cohort) and
              layer._cohort_step is not None and _is_direct(layer) and
-             layer._cohort_step.normalises_by_batch(layer) else None
+             layer._cohort_step.calls.normalises_by_batch(layer) else None
              for layer in layers]
     step = steps[0] if steps else None
     if (step is None or any(other is not step for other in steps) or

@@ -133,39 +133,39 @@ def _served(step: "Step", x: torch.Tensor, weight: torch.Tensor | None,
             variance: torch.Tensor | None, training: bool, momentum: float,
             epsilon: float) -> torch.Tensor | None:
     """The result, if the cohort normalises; None: torch does."""
-    module = step.current_module()
-    layer = (step.layer_of(mean) if module is None else
+    module = step.calls.current_module()
+    layer = (step.model.statistics.layer_of(mean) if module is None else
              _batch_norm.number_of(module))
     # Code of a layer may normalise something else, such as an image at a time.
-    if layer is None or x.shape[1] != step.channels_of(layer):
+    if layer is None or x.shape[1] != step.model.channels[layer]:
         return _served_unregistered(step, x, weight, bias, mean, variance,
                                     training, momentum, epsilon)
-    own = step.owns(layer, mean)
-    if not step.normalises(training=training):
+    own = step.model.statistics.owns(layer, mean)
+    if not step.calls.normalises(training=training):
         if not training and own:
-            step.note_read(layer)
+            step.calls.note_read(layer)
         return None
     # Without moving statistics torch normalises by the batch in eval mode, too.
     # A pass without gradients is an evaluation, which never meets.
     if (module is not None and not module.training and mean is None and
-            not step.scores_by_batch() and
+            not step.calls.scores_by_batch() and
             not (step.trains() and torch.is_grad_enabled())):
         return None
-    name = step.layer_name(layer)
+    name = step.calls.layer_name(layer)
     check_not_local(name)
-    step.check_training_call(name)
+    step.calls.check_training_call(name)
     _batch_norm.check_input(name, x)
     moves = None
     if mean is not None and variance is not None:
         if not own:
-            step.check_foreign(f"{name} with other statistics", (mean, variance))
-        tracked = step.uncount(layer) if own else None
+            step.calls.check_foreign(f"{name} with other statistics", (mean, variance))
+        tracked = step.calls.uncount(layer) if own else None
         given: float | None = float(momentum)
         if module is not None and getattr(module, "momentum", given) is None:
             given = None  # cumulative
         moves = Moves(mean, variance, tracked, given, own)
     return _operator.normalise(
-        step, Call(layer, step.call_name, float(epsilon), x, weight, bias, moves))
+        step, Call(layer, step.calls.site, float(epsilon), x, weight, bias, moves))
 
 
 def _served_unregistered(
@@ -178,23 +178,23 @@ def _served_unregistered(
         return None
     where = caller()
     if mean is None or variance is None:
-        if not step.trains() or step.is_of_parameters(x):
+        if not step.trains() or step.model.is_of_parameters(x):
             return None
         raise _errors.UsageError(
             f"{where}: F.batch_norm without moving statistics would normalise by "
             "this worker's batch alone; use a batch-norm module of the model, one "
             "with moving statistics elsewhere (also in a teacher), or `with "
             "cohort.local():` if that is intended")
-    step.check_training_call(where)
+    step.calls.check_training_call(where)
     owner = _owner_of(mean)
-    if owner is None and not step.lasts(mean):
+    if owner is None and not step.beside.lasts(mean):
         raise _errors.UsageError(
             f"{where}: F.batch_norm with buffers that belong to no module would "
             "normalise by this worker's batch alone; use a batch-norm module, or "
             "`with cohort.local():` if that is intended")
     name = f"{type(owner).__name__} at {where}" if owner is not None else where
     _batch_norm.check_input(name, x)
-    step.check_foreign(name, (mean, variance))
+    step.calls.check_foreign(name, (mean, variance))
     site = f"{name} {x.shape[1]} channels {x.dim()} dimensions"
     return _operator.normalise(
         step, Call(-1, site, float(epsilon), x, weight, bias,
@@ -314,8 +314,9 @@ class _Engine:
                                               **kwargs)
         # On a thread of each device, calls of several devices would meet in an
         # order that depends on timing.
-        with (_set_multithreading(False),
-              step.pass_over(tensors, inputs, keeps=keep_graph or create_graph)):
+        watched = (step.tape.pass_over(tensors, inputs, keep_graph or create_graph)
+                   if step.trains() else contextlib.nullcontext())
+        with _set_multithreading(False), watched:
             return _torch_engine.run_backward(tensors, gradients, keep_graph,
                                               create_graph, inputs, *args,
                                               **kwargs)
@@ -340,7 +341,7 @@ def _hook_door(method: Any) -> Any:
     def door(tensor: torch.Tensor, *args: Any) -> Any:
         step = _active()
         if step is not None and tensor.grad_fn is not None:
-            step.note_hook()
+            step.losses.has_hooks = True
         return method(tensor, *args)
     return door
 
@@ -349,7 +350,7 @@ def _saved_hooks_door(hooks: Any) -> None:
     """Replaces the method by which values that are kept for derivatives get hooks."""
     step = _active()
     if step is not None:
-        step.note_saved_hooks()
+        step.losses.mixing.has_saved_hooks = True
     _torch_enter_saved_hooks(hooks)
 
 
@@ -362,7 +363,7 @@ def _scaler_door(name: str, method: Any) -> Any:
     def door(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         step = _active()
         if step is not None and scaler.is_enabled() and (
-                step.trains() or step.is_scaled_by(scaler)):
+                step.trains() or step.scale is not None and step.scale.is_of(scaler)):
             raise _errors.UsageError(f"GradScaler.{name}(): {_scaler.INSTEAD}")
         return method(scaler, *args, **kwargs)
     return door
@@ -385,7 +386,7 @@ def _group_door(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None
     """Replaces Optimizer.add_param_group, by which every optimizer is made."""
     _torch_add_param_group(optimizer, group)
     step = _step() if _step is not None else None
-    name = step and step.name_of_trained(optimizer.param_groups[-1]["params"])
+    name = step and step.model.name_of_trained(optimizer.param_groups[-1]["params"])
     if name:
         raise _errors.UsageError(
             f"{type(optimizer).__name__}: a new optimizer of {name}, which the run "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _errors, _evaluation, _graph_check, _loop
+from cohort import _errors, _evaluation, _loop, _totals
 from cohort._run import Run
 from cohort._step import StepResult
 
@@ -235,11 +235,7 @@ class Job:
             step.check_samples("job.backward", weight)
             pairs = [(loss, weight)]
         for one, its_weight in pairs:
-            nodes = _graph_check.check(one)
-            step.check_leaves(nodes)
-            step.note_loss(one, nodes, its_weight, reduction)
-            if reduction == "sum":
-                step.check_sum("job.backward()", one)
+            step.losses.check(one, its_weight, reduction)
         run.model.check_weights(content=False)
         if step.updates.several:
             step.backward_update(position, pairs, reduction, numbers)
@@ -341,7 +337,7 @@ class Job:
             name: of the call, in place of the caller's line, where the workers
                 run different code.
         """
-        return self._run.step.sum(tensor, name)  # type: ignore[no-any-return]
+        return _totals.sum_of(self._run.step, tensor, name)
 
     def gather(self, tensor: torch.Tensor, *, name: str | None = None
                ) -> torch.Tensor:
@@ -358,8 +354,7 @@ class Job:
                 numbers of rows, also none.
             name: as for `sum`.
         """
-        return self._run.step.gather(  # type: ignore[no-any-return]
-            tensor, name, self.rank)
+        return _totals.gather(self._run.step, tensor, name, self.rank)
 
     def report(self, weight: float = 1.0, **measures: float) -> None:
         """Adds measures of the step in progress to the live page, metrics and

@@ -178,7 +178,7 @@ def call(name: str) -> contextlib.AbstractContextManager[None]:
     run = _newest()
     if run is None or run.left:
         raise _errors.UsageError("cohort.call(): this process has no job")
-    return run.step.call(name)
+    return run.step.calls.name(name)
 
 
 def join(model: nn.Module,

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import torch
 
 from cohort import _batches, _core, _data, _devices, _errors, _sampler
+from cohort._layer_calls import Mode
 from cohort._run import Run
-from cohort._step import Mode
 
 _LOADER_OPTIONS = inspect.signature(torch.utils.data.DataLoader).parameters.keys()
 
@@ -373,7 +373,7 @@ class Data:
         run = self._run
         run.step.batch_digest = (0 if self._own is None else
                                  self._own.digest(assignment.version))
-        run.step.order_digest = (b"" if run.sampled is None else
+        run.step.members.order_digest = (b"" if run.sampled is None else
                                  run.sampled.digest())
 
     def _parts(self, batch: Any, parts: int, samples: int | None) -> Iterator[Any]:
@@ -452,7 +452,7 @@ class Data:
             run.ended_by(error, _errors.VOID)
         finally:
             step.mode = Mode.IDLE
-            step.forget_calls()
+            step.tape.clear()
             run.kept.put_back(kept)
             if not run.left:
                 step.load_statistics()
@@ -475,7 +475,7 @@ class Data:
         else:
             pulled = run.worker.read(assignment.version, False,
                                      assignment.statistics)
-            step.show_statistics(pulled)
+            run.model.statistics.show(pulled)
             step.mode = Mode.SCORE
         module = run.model.module
         module.eval()

@@ -106,6 +106,13 @@ class RegisteredModel:
         return (f"{place_of(optimizers, position)} ({names}"
                 f"{', ...' if len(numbers) > 2 else ''})")
 
+    def name_of_trained(self, parameters: Sequence[torch.Tensor]) -> str | None:
+        """That of the first that the optimizers have."""
+        known = {id(self.parameters[number]): self.names[number]
+                 for number in self.trained}
+        return next((known[id(parameter)] for parameter in parameters
+                     if id(parameter) in known), None)
+
     def copy(self) -> dict[str, Any]:
         """The model's state_dict(), which later steps do not change."""
         return {name: value.detach().clone() if isinstance(value, torch.Tensor)

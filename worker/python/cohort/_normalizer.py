@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cohort import _errors, _operator
+from cohort import _errors, _operator, _totals
 
 if TYPE_CHECKING:
     from cohort._kept import Kept
@@ -111,14 +111,14 @@ class RunningNormalizer(nn.Module):
         """
         what = f"{self._name}.update()"
         step = self._joined(what).step
-        if step.recomputes() or not step.is_watched():
+        if step.tape.recomputes() or not step.is_watched():
             return  # A pass that is repeated, or that trains nothing.
         if not step.trains():
             raise _errors.UsageError(
                 f"{what}: no batch is in progress; call it in the loop over "
                 "job.data(), before job.step(): a step that is repeated takes back "
                 "what its body has added")
-        step.check_training_call(what)
+        step.calls.check_training_call(what)
         shape = tuple(self.mean.shape)
         if tuple(x.shape)[x.dim() - len(shape):] != shape or x.dim() < len(shape):
             raise _errors.UsageError(
@@ -193,8 +193,9 @@ def _sync(run: "Run", normalizers: Sequence[RunningNormalizer], name: str) -> No
     """One exchange for all of them. `name`: of the call."""
     parts = [torch.cat((one.mean.new_tensor([one._own[0]]), one._own[1].reshape(-1),
                         one._own[2].reshape(-1))).cpu() for one in normalizers]
-    rows = run.step.gather(torch.cat(parts)[None], name, run.joined().rank)
-    if run.step.is_void():
+    rows: Any = _totals.gather(run.step, torch.cat(parts)[None], name,
+                               run.joined().rank)
+    if run.step.members.are_void():
         return
     for one, part in zip(normalizers, rows.split(list(map(len, parts)), 1)):
         one._add(part.to(one.mean.device))

@@ -4,24 +4,28 @@ that they keep whole and in order."""
 import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from cohort import _passes, _sums
-from cohort._passes import Step
+
+if TYPE_CHECKING:
+    from cohort._step import Step
 
 # Parts of torch that the releases before 2.4 do not have.
 _newer: Any = torch
 _aten: Any = _newer.ops.aten
+
+_AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
 # Steps by their handle.
 _STEPS: "weakref.WeakValueDictionary[int, Step]" = weakref.WeakValueDictionary()
 _handles = itertools.count(1)
 
 
-def new_handle(step: Step) -> int:
+def new_handle(step: "Step") -> int:
     """A number for `step`, as long as that lives."""
     handle = next(_handles)
     _STEPS[handle] = step
@@ -76,7 +80,7 @@ class _Function(torch.autograd.Function):
     x, weight and bias of each; returns the token and the outputs."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, calls: list[_passes.Call],
+    def forward(ctx: Any, step: "Step", calls: list[_passes.Call],
                 *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         for number, call in enumerate(calls):
             x, weight, bias = tensors[3 * number:3 * number + 3]
@@ -104,7 +108,7 @@ class _Function(torch.autograd.Function):
         if _meets_nobody:
             return (None, None, *(part for dy in grads for part in (dy, None, None)))
         saved = ctx.saved_tensors
-        step: Step = ctx.step
+        step: "Step" = ctx.step
         for kept in ctx.kept:
             _passes.check_not_batched(step, kept)
         calls = []
@@ -116,7 +120,7 @@ class _Function(torch.autograd.Function):
                 output_grad = _aten.threshold_backward(output_grad, y, 0)
                 y = None
             calls.append(_passes.BackwardCall(
-                kept, x, output_grad, weight, step.visit(kept, ()),
+                kept, x, output_grad, weight, step.tape.visit(kept, ()),
                 ctx.needs_input_grad[2 + 3 * number], bias, y is not None))
         if torch.is_grad_enabled():
             gradients = [_sums.recorded_backward(step, call) for call in calls]
@@ -139,14 +143,14 @@ class _Function(torch.autograd.Function):
         return (None, None, *result)
 
 
-def together(step: Step, calls: list[_passes.Call]) -> list[torch.Tensor]:
+def together(step: "Step", calls: list[_passes.Call]) -> list[torch.Tensor]:
     """Batch norm over the cohort, of calls that do not need each other's output;
     see `_passes.forward`."""
     token, *outputs = _Function.apply(
         step, calls, *(tensor for call in calls
                        for tensor in (call.x, call.weight, call.bias)))
-    if token.grad_fn is not None and not step.recomputes():
-        step.add_root(token)
+    if token.grad_fn is not None and not step.tape.recomputes():
+        step.tape.add_root(token)
     return list(outputs)
 
 
@@ -155,14 +159,15 @@ def is_compiling() -> bool:
     return hasattr(torch, "compiler") and bool(_newer.compiler.is_compiling())
 
 
-def not_compiled(function: Any) -> Any:
+def not_compiled(function: _AnyFunction) -> _AnyFunction:
     """Compilers do not look into `function`: a graph ends at each call."""
-    if hasattr(torch, "compiler"):
-        return _newer.compiler.disable(function)
-    return function
+    if not hasattr(torch, "compiler"):
+        return function
+    disabled: _AnyFunction = _newer.compiler.disable(function)
+    return disabled
 
 
-def _eager(step: Step, call: _passes.Call) -> torch.Tensor:
+def _eager(step: "Step", call: _passes.Call) -> torch.Tensor:
     return together(step, [call])[0]
 
 
@@ -175,9 +180,9 @@ def _forward(token: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None,
     # What the module says when the graph runs, not when it was compiled.
     (y, kept), = _passes.forward(
         step, [_passes.Call(layer, site, epsilon, _dense(x), weight, bias,
-                            step.moves_of(layer))])
-    number = len(step.kept)
-    step.kept.append(kept)
+                            step.calls.moves_of(layer))])
+    number = len(step.tape.kept)
+    step.tape.kept.append(kept)
     return y, torch.tensor(number), torch.zeros_like(token)
 
 
@@ -195,10 +200,10 @@ def _backward(token: torch.Tensor, dy: torch.Tensor, x: torch.Tensor,
                                        torch.Tensor]:
     step = _STEPS[handle]
     x = _dense(x)
-    kept = step.kept[int(number)]
+    kept = step.tape.kept[int(number)]
     (dx, gamma, beta), = _passes.backward(
         step, [_passes.BackwardCall(kept, x, _like(dy, x), weight,
-                                    step.visit(kept, ()), needs_dx)])
+                                    step.tape.visit(kept, ()), needs_dx)])
     # Results that share memory are refused.
     return (dx if dx is not None else x.new_empty(0), gamma.double(),
             beta.double().clone(), torch.zeros_like(token))
@@ -244,7 +249,7 @@ def _define_operators() -> None:
            mutates_args=()).register_fake(_fake_backward)
 
 
-def _eager_or_compiled(step: Step, call: _passes.Call) -> torch.Tensor:
+def _eager_or_compiled(step: "Step", call: _passes.Call) -> torch.Tensor:
     if not is_compiling():
         return _eager(step, call)
     x, weight, bias = call.x, call.weight, call.bias
@@ -252,10 +257,10 @@ def _eager_or_compiled(step: Step, call: _passes.Call) -> torch.Tensor:
                (weight is not None and weight.requires_grad) or
                (bias is not None and bias.requires_grad))
     y, _, token = _newer.ops.cohort.batch_norm(
-        step.token if chained else step.token.detach(), x, weight, bias,
+        step.tape.token if chained else step.tape.token.detach(), x, weight, bias,
         step.handle, call.layer, call.site, call.epsilon)
     if token.requires_grad:
-        step.token = token
+        step.tape.token = token
     return y  # type: ignore[no-any-return]
 
 

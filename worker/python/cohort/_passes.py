@@ -4,11 +4,14 @@ rendezvous, and the arithmetic."""
 import dataclasses
 import math
 import sys
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cohort import _core, _devices, _errors
+
+if TYPE_CHECKING:
+    from cohort._step import Step
 
 # Operators that torch's stubs do not have.
 _aten: Any = torch.ops.aten  # type: ignore[attr-defined]
@@ -29,42 +32,6 @@ Layer = Any
 
 TYPES = {torch.float32: "float32", torch.float64: "float64",
          torch.float16: "float16", torch.bfloat16: "bfloat16"}
-
-
-class Step(Protocol):
-    """The part of a job that batch norm needs while a step is computed."""
-
-    worker: "_core.Worker"
-    # Names this object in operators, whose arguments are tensors and numbers.
-    handle: int
-    # The last call's, in a compiled graph; it keeps their order.
-    token: torch.Tensor
-    # Values for the backward pass of a call, by number; for compiled graphs.
-    kept: list["Kept"]
-
-    def recomputes(self) -> bool:
-        """Whether a forward call now repeats an earlier one (activation
-        checkpointing)."""
-
-    def normalises_alone(self) -> bool:
-        """Whether each worker trains with the moments of its batch."""
-
-    def add_root(self, root: torch.Tensor) -> None:
-        """An output that `job.backward` visits even if its loss does not depend
-        on it: the other members' losses may."""
-
-    def layer_name(self, layer: int) -> str:
-        """A registered layer's."""
-
-    def moves_of(self, layer: int) -> "Moves | None":
-        """What a training call of a registered layer moves now."""
-
-    def visit(self, kept: "Kept", path: tuple[int, ...]) -> tuple[int, ...]:
-        """The path of the next visit of what has this path."""
-
-    def finite(self, gradient: torch.Tensor) -> torch.Tensor:
-        """What is sent to a meeting in place of a scaled gradient that is not
-        finite: zeros. The step is then known not to count."""
 
 
 @dataclasses.dataclass
@@ -187,19 +154,19 @@ def are_transforms_active() -> bool:
         _leave_vmap()
 
 
-def check_not_batched(step: Step, kept: Kept) -> None:
+def check_not_batched(step: "Step", kept: Kept) -> None:
     """Raises ConfigurationError in a backward pass for several gradients at once:
     it would have to meet the other workers once for each."""
     if are_transforms_active():
         _, layer, site, _ = kept.call.key
-        name = step.layer_name(layer) if layer >= 0 else site
+        name = step.calls.layer_name(layer) if layer >= 0 else site
         raise _errors.ConfigurationError(
             f"{name}: an exchange between all workers does not support passes with "
             "is_grads_batched=True, which jacobian and hessian make with "
             "vectorize=True; leave it out: each row is then a separate pass")
 
 
-def forward(step: Step, calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
+def forward(step: "Step", calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
     """Normalises batches by the moments of all workers.
 
     Args:
@@ -216,13 +183,13 @@ def forward(step: Step, calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
         outputs = [_forward_on_device(step, call) for call in calls]
     for y, kept in outputs:
         # Where workers meet, the server looks at what all have.
-        if kept.call.count == 1 and step.normalises_alone():
+        if kept.call.count == 1 and step.calls.normalises_alone():
             raise ValueError("Expected more than 1 value per channel when "
                              f"training, got input size {tuple(y.shape)}")
     return outputs
 
 
-def backward(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
+def backward(step: "Step", calls: list[BackwardCall]) -> list[Gradients]:
     """The gradients of calls, which meet as in `forward`."""
     if all(call.kept.mean is None for call in calls):
         return _backward_on_host(step, calls)
@@ -271,7 +238,7 @@ def _affine_type(weight: torch.Tensor | None,
     return TYPES[affine.dtype] if affine is not None else "float32"
 
 
-def _forward_on_host(step: Step,
+def _forward_on_host(step: "Step",
                      calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
     outputs = [torch.empty_like(call.x) for call in calls]
     asked = [_core.NormCall(
@@ -280,7 +247,7 @@ def _forward_on_host(step: Step,
         _affine_type(call.weight, call.bias), _address(call.weight),
         _address(call.bias), call.relu, y.data_ptr(), _update(call.moves))
         for call, y in zip(calls, outputs)]
-    if step.recomputes():
+    if step.tape.recomputes():
         kept = [step.worker.repeat(call) for call in asked]
     else:
         kept = step.worker.forward(asked)
@@ -288,7 +255,7 @@ def _forward_on_host(step: Step,
             for y, saved, call in zip(outputs, kept, calls)]
 
 
-def _backward_on_host(step: Step, calls: list[BackwardCall]) -> list[Gradients]:
+def _backward_on_host(step: "Step", calls: list[BackwardCall]) -> list[Gradients]:
     results = [torch.empty_like(call.x) if call.needs_dx else None
                for call in calls]
     affine = [torch.empty(2, call.x.shape[1], dtype=torch.float64)
@@ -386,12 +353,12 @@ class _Fetched:
                 moves.tracked.fill_(int(self._tracked))
 
 
-def _forward_on_device(step: Step, call: Call) -> tuple[torch.Tensor, Kept]:
+def _forward_on_device(step: "Step", call: Call) -> tuple[torch.Tensor, Kept]:
     x = call.x
     channels = x.shape[1]
     count = x.numel() // channels
     fetched = _Fetched(call, count)
-    if step.recomputes():
+    if step.tape.recomputes():
         met = step.worker.recall(call.layer, count, channels,
                                  fetched.moments.data_ptr(), _TOLERANCE)
     else:
@@ -410,7 +377,7 @@ def _forward_on_device(step: Step, call: Call) -> tuple[torch.Tensor, Kept]:
     return y.to(x.dtype).contiguous(memory_format=format_of(x)), kept
 
 
-def _backward_on_device(step: Step, call: BackwardCall) -> Gradients:
+def _backward_on_device(step: "Step", call: BackwardCall) -> Gradients:
     kept, x, dy = call.kept, call.x, call.dy
     assert kept.mean is not None and kept.variance is not None
     channels = x.shape[1]

@@ -3,7 +3,7 @@ centre of a teacher's outputs: at job.step() the changes of all workers become
 one."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -85,8 +85,8 @@ class Rules:
                 # A mean over no samples may be no number.
                 change = change.mul_(samples) if samples else change.zero_()
             changes.append(change)
-        total = step.sum(torch.cat(changes), "buffers=")
-        if step.is_void():
+        total: Any = _totals.sum_of(step, torch.cat(changes), "buffers=")
+        if step.members.are_void():
             return
         count, *totals = total.split([len(change) for change in changes])
         for (name, rule), sums in zip(self._rules.items(), totals):

@@ -383,7 +383,7 @@ class Run:
                 self.waiting = self.next_assignment()
         self.model.take_weights()
         if averaged:
-            self.step.show_statistics(pulled)
+            self.model.statistics.show(pulled)
         else:
             self.step.load_statistics()
             self.kept.warn_if_behind(int(pulled.version))

@@ -7,12 +7,15 @@ as functions of the input through S. Then every further derivative is right
 without further formulas. The sums of the forward pass are known: they meet
 again only as derivatives."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cohort import _devices, _passes
-from cohort._passes import Kept, Step
+from cohort._passes import Kept
+
+if TYPE_CHECKING:
+    from cohort._step import Step
 
 # Which sum of a recorded pass, in the path of its derivatives.
 _OF_X, _OF_SQUARES, _OF_GRADIENTS, _OF_DERIVATIVE = range(4)
@@ -22,7 +25,7 @@ class _Sum(torch.autograd.Function):
     """S of [rows, channels]; one or two rows."""
 
     @staticmethod
-    def forward(ctx: Any, step: Step, kept: Kept, path: tuple[int, ...],
+    def forward(ctx: Any, step: "Step", kept: Kept, path: tuple[int, ...],
                 index: int, local: torch.Tensor, known: torch.Tensor | None
                 ) -> torch.Tensor:
         ctx.step, ctx.kept, ctx.path = step, kept, (*path, index)
@@ -33,12 +36,12 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore
         _passes.check_not_batched(ctx.step, ctx.kept)
-        path = ctx.step.visit(ctx.kept, ctx.path)
+        path = ctx.step.tape.visit(ctx.kept, ctx.path)
         total = _total(ctx.step, ctx.kept, path, _OF_DERIVATIVE, gradient)
         return None, None, None, None, total, None
 
 
-def _meet(step: Step, kept: Kept, path: tuple[int, ...], local: torch.Tensor
+def _meet(step: "Step", kept: Kept, path: tuple[int, ...], local: torch.Tensor
           ) -> torch.Tensor:
     """The sum over the members."""
     rows, channels = local.shape
@@ -50,17 +53,17 @@ def _meet(step: Step, kept: Kept, path: tuple[int, ...], local: torch.Tensor
     return _devices.from_host(total, local.device)
 
 
-def _total(step: Step, kept: Kept, path: tuple[int, ...], index: int,
+def _total(step: "Step", kept: Kept, path: tuple[int, ...], index: int,
            local: torch.Tensor, known: torch.Tensor | None = None
            ) -> torch.Tensor:
     """S(local). `path` and `index` name it; `known`: its value, if it has met."""
     total: torch.Tensor = _Sum.apply(step, kept, path, index, local, known)
     if total.grad_fn is not None:
-        step.add_root(total)
+        step.tape.add_root(total)
     return total
 
 
-def of_piece(step: Step, kept: Kept, number: int, local: torch.Tensor,
+def of_piece(step: "Step", kept: Kept, number: int, local: torch.Tensor,
              known: torch.Tensor | None) -> torch.Tensor:
     """S of two rows, for a call that is no batch norm and so has no separate backward
     pass. `number`: of this piece of it. `known`: its value, if the call is
@@ -68,8 +71,8 @@ def of_piece(step: Step, kept: Kept, number: int, local: torch.Tensor,
     path = (_OF_DERIVATIVE + number,) if number else ()
     total: torch.Tensor = _Sum.apply(step, kept, path, _OF_DERIVATIVE, local,
                                      known)
-    if total.grad_fn is not None and not step.recomputes():
-        step.add_root(total)
+    if total.grad_fn is not None and not step.tape.recomputes():
+        step.tape.add_root(total)
     return total
 
 
@@ -83,7 +86,7 @@ def _known(kept: Kept, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return of_x.view(1, -1), of_squares.view(1, -1)
 
 
-def recorded_backward(step: Step, call: _passes.BackwardCall
+def recorded_backward(step: "Step", call: _passes.BackwardCall
                       ) -> _passes.Gradients:
     """The gradients of a call, as differentiable functions of x, dy and weight:
 

@@ -9,11 +9,14 @@ those of a backward pass are: without rounding, but for float64's."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
-from cohort import _core, _devices, _doors, _errors, _passes, _sums
+from cohort import _core, _devices, _doors, _errors, _operator, _passes, _sums
+
+if TYPE_CHECKING:
+    from cohort._step import Step
 
 # Bytes of a tensor that is summed, or of all that are gathered.
 BYTES_MAX = 4 << 20
@@ -27,33 +30,6 @@ SUMMED_MAX = 1 << 40
 _GATHERED_MAX = 1 << 53
 # Devices may compute a value again with other rounding.
 _TOLERANCE = 1e-3
-
-
-class Step(_passes.Step, Protocol):
-    """The part of a step that these calls need."""
-
-    # The sums of this part.
-    sums: "list[Call]"
-    # By the number of own rows: those of all ranks, in the last gather.
-    rows: dict[int, list[int]]
-
-    def check_in_progress(self, what: str) -> None:
-        """Raises UsageError unless a batch is being trained."""
-
-    def check_training_call(self, name: str) -> None:
-        """Raises UsageError in another thread than the loop's."""
-
-    def check_meets(self, what: str) -> None:
-        """Raises UsageError if members do not meet under this policy."""
-
-    def check_met(self, what: str, met: int) -> None:
-        """The same, if a meeting of `met` members did not have all of them."""
-
-    def is_void(self) -> bool:
-        """Whether the step is known to be void."""
-
-    def ranks(self) -> list[int]:
-        """Those of the members, ascending."""
 
 
 @dataclasses.dataclass
@@ -79,9 +55,11 @@ class Call:
     repetitions: int = 0
 
 
-def sum_of(step: Step, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
+@_operator.not_compiled
+def sum_of(step: "Step", tensor: torch.Tensor, name: str | None) -> torch.Tensor:
     """See Job.sum."""
     _check("job.sum()", step, tensor)
+    step.losses.check_sum("job.sum()", tensor)
     if not tensor.is_floating_point():
         if tensor.dtype is not torch.int64:
             raise _errors.UsageError(
@@ -96,7 +74,8 @@ def sum_of(step: Step, tensor: torch.Tensor, name: str | None) -> torch.Tensor:
     return own if call is None else _total(step, call, tensor, 0, 0)
 
 
-def gather(step: Step, tensor: torch.Tensor, name: str | None, rank: int
+@_operator.not_compiled
+def gather(step: "Step", tensor: torch.Tensor, name: str | None, rank: int
            ) -> torch.Tensor:
     """See Job.gather."""
     _check("job.gather()", step, tensor)
@@ -107,29 +86,29 @@ def gather(step: Step, tensor: torch.Tensor, name: str | None, rank: int
     if not tensor.is_floating_point():
         check_integers("job.gather()", tensor, _GATHERED_MAX)
     _check_size("job.gather()", tensor, tensor.numel())
-    own = step.ranks().index(rank)
-    rows = [0] * len(step.ranks())
+    own = step.members.ranks().index(rank)
+    rows = [0] * len(step.members.ranks())
     rows[own] = len(tensor)
     call = _meet(step, "job.gather", _place("job.gather()", name), tensor,
                  ["*", *tensor.shape[1:]], rows)
     if call is not None:
         _check_size("job.gather()", tensor,
                     sum(call.rows) * tensor.shape[1:].numel())
-        step.rows[len(tensor)] = call.rows
+        step.tape.rows[len(tensor)] = call.rows
         gathered = _total(step, call, tensor, sum(call.rows[:own]),
                           sum(call.rows[own + 1:]))
-        if not step.is_void():
+        if not step.members.are_void():
             return gathered
-    return _repeated(tensor, step.rows.get(len(tensor),
+    return _repeated(tensor, step.tape.rows.get(len(tensor),
                                            [len(tensor)] * len(rows)))
 
 
 # ---- checks
 
-def _check(what: str, step: Step, tensor: torch.Tensor) -> None:
+def _check(what: str, step: "Step", tensor: torch.Tensor) -> None:
     step.check_in_progress(what)
-    step.check_training_call(what)
-    step.check_meets(what)
+    step.calls.check_training_call(what)
+    step.members.check_meet(what)
     if (_passes.is_stand_in(tensor) or _passes.are_transforms_active() or
             tensor.layout is not torch.strided):
         raise _errors.UsageError(
@@ -176,13 +155,13 @@ def _place(what: str, name: str | None) -> str:
 
 # ---- meetings
 
-def _meet(step: Step, what: str, place: str, tensor: torch.Tensor,
+def _meet(step: "Step", what: str, place: str, tensor: torch.Tensor,
           shape: Sequence[int | str], rows: list[int]) -> Call | None:
     """The first meeting of a call; None if the step is void."""
     extents = ", ".join(map(str, shape))
     kind = str(tensor.dtype).removeprefix("torch.")
     site = f"{what} at {place} of {kind} [{extents}]"
-    if step.recomputes():
+    if step.tape.recomputes():
         return _recall(step, site, tensor)
     own = [float(torch.is_grad_enabled() and tensor.requires_grad), *map(
         float, rows)]
@@ -190,28 +169,28 @@ def _meet(step: Step, what: str, place: str, tensor: torch.Tensor,
     moments[0] = torch.tensor(own, dtype=torch.float64)
     met = step.worker.meet(-1, site, 1.0, 1, len(own), [], moments.data_ptr(),
                            _core.BufferUpdate(0, 0, 0, 0.0, False))
-    if step.is_void():
+    if step.members.are_void():
         return None
-    step.check_met(f"{what}()", met.count)
+    step.members.check_met(f"{what}()", met.count)
     met.write_to(moments.data_ptr())
     # Means, of which the sums are whole numbers.
     needed, *all_rows = moments[0].mul(met.count).round().long().tolist()
     call = Call(site, tensor.detach().clone(), _passes.Kept(met, 0.0),
                 needed > 0, all_rows)
-    step.sums.append(call)
+    step.tape.sums.append(call)
     return call
 
 
-def _recall(step: Step, site: str, tensor: torch.Tensor) -> Call | None:
+def _recall(step: "Step", site: str, tensor: torch.Tensor) -> Call | None:
     """The call that this one computes again."""
     # The backward pass visits calls in reverse.
-    found = min((call for call in reversed(step.sums) if call.site == site),
+    found = min((call for call in reversed(step.tape.sums) if call.site == site),
                 key=lambda call: (_distance(call.local, tensor),
                                   call.repetitions), default=None)
     if found is not None and _distance(found.local, tensor) <= _TOLERANCE:
         found.repetitions += 1
         return found
-    if step.is_void():
+    if step.members.are_void():
         return None
     raise _errors.UsageError(
         f"{site}: was called during a backward pass with a tensor that it did "
@@ -231,7 +210,7 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return 0.0 if distance != distance else distance
 
 
-def _total(step: Step, call: Call, tensor: torch.Tensor, before: int,
+def _total(step: "Step", call: Call, tensor: torch.Tensor, before: int,
            after: int) -> torch.Tensor:
     """The second meeting: the sum over the members, with so many rows of zeros
     before and after this one's."""

@@ -1,0 +1,113 @@
+"""The members of a step: whether they meet, and what they must have alike."""
+
+from typing import TYPE_CHECKING, NoReturn
+
+from cohort import _devices, _errors, _loss_check
+from cohort._unseeded import Unseeded
+
+if TYPE_CHECKING:
+    from cohort._step import Step
+
+
+class Members:
+    """The workers whose batches make up the step in progress.
+
+    Attributes:
+        order_digest: of the epoch's order of samples, if a sampler decides it.
+    """
+
+    def __init__(self, step: "Step") -> None:
+        self._step = step
+        self._unseeded = Unseeded()
+        self.order_digest = b""
+
+    def begin(self) -> None:
+        """The loop's body begins."""
+        step = self._step
+        assert step.assignment is not None
+        if step.assignment.global_normalization:
+            self._unseeded.begin(step.model.module, step.beside.modules(),
+                                 step.beside.known())
+
+    def are_void(self) -> bool:
+        """Whether the step is known to be void."""
+        return bool(self._step.worker.step_status()[0] != "OK")
+
+    def ranks(self) -> list[int]:
+        """Theirs, ascending."""
+        assert self._step.assignment is not None
+        return list(self._step.assignment.ranks)
+
+    def check_meet(self, what: str) -> None:
+        """Raises UsageError if members do not meet under this policy."""
+        assert self._step.assignment is not None
+        if not self._step.assignment.global_normalization:
+            self._refuse_to_meet(what)
+
+    def check_met(self, what: str, met: int) -> None:
+        """The same, if a meeting of `met` members did not have all of them. With
+        --min_pushes it may have fewer than were assigned, but not in groups."""
+        assignment = self._step.assignment
+        assert assignment is not None
+        if met != assignment.members and not (
+                assignment.moves_statistics or self.are_void()):
+            self._refuse_to_meet(what)
+
+    def _refuse_to_meet(self, what: str) -> NoReturn:
+        raise _errors.UsageError(
+            f"{what}: under this policy the workers do not synchronise in every "
+            "step, so values over all of them are not known; want "
+            "--aggregation=sync and --normalization=global without groups and local "
+            "steps, or one mean with job.backward(loss, weight=...)")
+
+    def sum_weights(self, site: str, own: list[float]) -> tuple[list[float], int]:
+        """The sums of the members' weights, and how many members there are.
+
+        Raises:
+            ConfigurationError: other members have other rates or numbers of the
+                optimizer, another order of samples, or another state of the model
+                or beside it.
+            UsageError: samples do not weigh the loss rightly.
+        """
+        step, unseeded, kept = self._step, self._unseeded, self._step.model.kept
+        unseeded.end()
+        modes, shares = step.model.modes(), step.losses.shares
+        sums, spreads, met = step.worker.meet(site, [
+            *own, kept.digest, unseeded.number, *map(_devices.number_of, (
+                repr(step.numbers).encode(), self.order_digest, repr(shares).encode(),
+                modes.encode()))])
+        state, drawn, numbers, orders, other_shares, other_modes = (
+            spread > 0 for spread in spreads[len(own):])
+        if other_modes:
+            raise _errors.ConfigurationError(
+                "job.backward(): in this step the model has other parameters frozen "
+                "(requires_grad), or other modules in evaluation mode, than on other "
+                f"workers; here {modes.count('f')} parameters are frozen and "
+                f"{modes.count('e')} modules in evaluation mode. Do so on all workers "
+                "alike, and call model.train() after a score on rank 0")
+        if state:
+            kept.refuse_difference(step.worker)
+        if drawn:
+            unseeded.refuse_difference(step.worker)
+        if orders:
+            raise _errors.ConfigurationError(
+                "job.data(sampler=...): this worker's sampler yields different "
+                "samples in this epoch from the others'; make it depend on the "
+                "epoch and the data set only, for example by using the same "
+                "weights on all workers")
+        if numbers:
+            raise _errors.ConfigurationError(
+                "job.backward(): this worker has learning rates "
+                f"{step.numbers.rates or 'as at the join'} and other numbers "
+                f"{step.numbers.changed or 'as at the join'}, and other workers "
+                "have different ones in this step; compute them from numbers that "
+                "all workers share, such as job.step_number and the steps of the "
+                "whole run (cohort.steps), not from a counter, which misses steps "
+                "in which the worker has no batch, or from the length of a "
+                "worker's loader")
+        if other_shares:
+            _loss_check.refuse_shares(shares)
+        assert step.assignment is not None
+        if not self.are_void():
+            kept.refuse_some(int(met), int(step.assignment.members))
+        return list(sums[:len(own)]), int(met)
