@@ -458,3 +458,44 @@ def halves_of_the_batch(t):
     for model, x, y in steps(t):
         first, second = model(x).chunk(2)
         train(t, error_of(first, second))
+
+
+def standardised(values, dims=()):
+    return (values - values.mean(dims, keepdim=True)) / (
+        values.std(dims, keepdim=True) + 1e-8)
+
+
+@refused("UsageError", "deviation", *ACROSS)
+def advantages_over_the_batch(t):
+    """PPO."""
+    for model, x, y in steps(t):
+        advantages = standardised(y[:, 0])
+        ratio = model(x)[:, 0].exp()
+        train(t, torch.max(-advantages * ratio,
+                           -advantages * ratio.clamp(0.8, 1.2)).mean())
+
+
+@refused("UsageError", "deviation", *ACROSS)
+def inputs_standardised_over_the_batch(t):
+    for model, x, y in steps(t):
+        train(t, error_of(model(standardised(x, (0, 2, 3))), y))
+
+
+@refused("UsageError", "deviation", *ACROSS)
+def targets_standardised_over_the_batch(t):
+    for model, x, y in steps(t):
+        train(t, F.mse_loss(model(x), standardised(y, (0,))))
+
+
+@row()
+def inputs_standardised_by_image(t):
+    for model, x, y in steps(t):
+        train(t, error_of(model(standardised(x, (1, 2, 3))), y))
+
+
+@row(sizes=EVEN)
+def balanced_labels(t):
+    for model, x, y in steps(t):
+        signs = torch.ones(len(x), 1, dtype=x.dtype)
+        signs[::2] = -1
+        train(t, F.mse_loss(model(x), signs.expand_as(y)) - (signs * model(x)).mean())

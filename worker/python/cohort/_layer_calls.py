@@ -53,7 +53,7 @@ class LayerCalls:
         self.resume()
 
     def resume(self) -> None:
-        """The loop goes on, in this thread."""
+        """The loop continues, in this thread."""
         self._thread = threading.get_ident()
 
     @contextlib.contextmanager

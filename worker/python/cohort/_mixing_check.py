@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from cohort import _doors, _errors, _graph_check, _operator
+from cohort import _doors, _errors, _graph_check, _operator, _standardised
 from cohort._graphs import Saved, nodes_before, nodes_from, signed
 from cohort._loss_check import OVERRIDE, depends_on_samples, kind_of
 
@@ -50,7 +50,8 @@ class MixingCheck:
               saved: Saved) -> None:
         """Raises UsageError for a loss that mixes samples.
 
-        Not found: what is mixed before the first layer, in compiled code, or in a
+        Not found: what is mixed before the first layer, but for constants that are
+        standardised over the samples; what is mixed in compiled code, or in a
         model with functions that the script gives autograd, or activation
         checkpointing; most functions that are piecewise linear; detached factors;
         beside a function without a second derivative; and where samples have several
@@ -71,6 +72,10 @@ class MixingCheck:
         for node in nodes:
             if _is_over_samples(node, samples, saved):
                 _refuse(f"{kind_of(node).partition('Backward')[0].lower()}()")
+            constant = _standardised.find(node, samples, saved)
+            if constant is not None:
+                _refuse("the mean and deviation of a tensor of shape "
+                        f"{tuple(constant.shape)}, taken")
         top = _Top(loss)
         near = top.near_layers(loss)
         hooked = self.has_saved_hooks
