@@ -228,6 +228,14 @@ def sum_beside_a_mean(t):
         train(t, (out - y).square().sum() + 0.5 * out.square().mean())
 
 
+@refused("UsageError", "job.backward()", "a sum", "reduction=")
+def sum_from_the_second_step_on(t):
+    for model, x, y in steps(t):
+        out = model(x)
+        loss = error_of(out, y)
+        train(t, loss + out.square().sum() if t.step_number > 0 else loss)
+
+
 @refused("UsageError", "job.backward()", "a sum", "reduction=", sizes={2: (4, 4)})
 def half_of_a_sum(t):
     for model, x, y in steps(t):

@@ -350,7 +350,7 @@ def _saved_hooks_door(hooks: Any) -> None:
     """Replaces the method by which values that are kept for derivatives get hooks."""
     step = _active()
     if step is not None:
-        step.losses.mixing.has_saved_hooks = True
+        step.losses.has_saved_hooks = True
     _torch_enter_saved_hooks(hooks)
 
 

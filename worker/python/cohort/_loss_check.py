@@ -179,13 +179,11 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
 
     Args:
         loss: of one element.
-        samples: of which it is made. Of a single one, or if there are as many
-            functions as samples, each may be of one sample.
+        samples: of which it is made, at least 2. If there are as many functions as
+            samples, each may be of one sample.
         reduction: over the samples, as the script says.
         saved: what was looked at.
     """
-    if samples == 1:
-        return
     terms = list(_terms(loss, saved))
     unlike = [kind_of(term.node) for term in terms if is_nonlinear(term.node)]
     if 0 < len(unlike) < samples:

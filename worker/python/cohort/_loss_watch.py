@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cohort import _graph_check, _loss_check
-from cohort._mixing_check import MixingCheck
+from cohort import _graph_check, _loss_check, _mixing_check
 
 if TYPE_CHECKING:
     from cohort._step import Step
+
+# A script with more kinds of losses is taken to make new ones all the time.
+_KINDS_MAX = 20
 
 
 class LossWatch:
@@ -17,16 +19,19 @@ class LossWatch:
 
     Attributes:
         shares: of the last loss; workers compare them. See _loss_check.
-        mixing: whether losses mix samples.
         has_hooks: outputs of the script's have hooks, which a further pass would
             call.
+        has_saved_hooks: values that are kept for derivatives have some.
     """
 
     def __init__(self, step: "Step") -> None:
         self._step = step
+        # Kinds of losses, which are sets of functions, that mix no samples, and that
+        # are means over them.
+        self._unmixed: set[frozenset[str]] = set()
+        self._means: set[frozenset[str]] = set()
         self.shares: list[float] = []
-        self.mixing = MixingCheck()
-        self.has_hooks = False
+        self.has_hooks = self.has_saved_hooks = False
 
     def check(self, loss: torch.Tensor, weight: float | None, reduction: str
               ) -> None:
@@ -35,8 +40,9 @@ class LossWatch:
         Raises:
             UsageError: it normalises by this worker's batch alone, trains a tensor
                 beside the model, or mixes this worker's samples, and `weight` does
-                not say that they weigh it; or in the run's first step, so that no
-                later one ends it for a batch of other shape: it is no mean over them.
+                not say that they weigh it; or if it is the first loss of its kind, so
+                that a batch of other shape does not end the run: it is no mean over
+                them.
         """
         step, nodes = self._step, _graph_check.check(loss)
         if step.samples is not None and step.local is None:
@@ -53,30 +59,30 @@ class LossWatch:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
                 step.samples is None or assignment is None):
             return
+        kind = frozenset(map(_loss_check.kind_of, nodes))
+        is_first = assignment.version == 0 or _is_new(kind, self._means)
         accumulate = step.parts // max(1, assignment.batches)
-        if (weight is None and accumulate > 1 and reduction == "mean" and
-                assignment.version == 0):
+        if weight is None and accumulate > 1 and reduction == "mean" and is_first:
             _loss_check.check_parts(loss, accumulate, saved)
         if not assignment.global_normalization or assignment.members < 2:
             return
         samples = max(1, step.samples // step.parts)
-        is_void = step.members.are_void()
         # In a void step sums and gathers of the script are this worker's alone.
-        if weight != samples and not (step.tape.sums or step.tape.differentiated or
-                                      self.has_hooks or is_void):
-            self.mixing.check(loss, nodes, samples, saved)
+        is_void = step.members.are_void()
+        if weight != samples > 1 and _is_new(kind, self._unmixed) and not (
+                step.tape.sums or step.tape.differentiated or self.has_hooks or is_void):
+            _mixing_check.check(loss, nodes, samples, saved, self.has_saved_hooks)
+            self._unmixed.add(kind)
         if weight is not None:
             return
-        if step.tape.sums:
-            # It is made for several workers.
-            entries_max = 0.0
-        elif assignment.version == 0:
-            entries_max = math.inf
-            if not is_void:
-                _loss_check.check_terms(loss, samples, reduction, saved)
-        else:
-            # More may be a fixed number, in a smaller batch that ends an epoch.
-            entries_max = samples
+        # A loss with sums of the script's is made for several workers.
+        if is_first and samples > 1 and not step.tape.sums and not is_void:
+            _loss_check.check_terms(loss, samples, reduction, saved)
+            self._means.add(kind)
+        # After the first step more may be a fixed number, in a smaller batch that ends
+        # an epoch.
+        entries_max = (0.0 if step.tape.sums else
+                       math.inf if assignment.version == 0 else samples)
         self.shares = _loss_check.shares_in(loss, nodes, samples, entries_max, saved)
 
     def check_sum(self, what: str, total: torch.Tensor) -> None:
@@ -87,3 +93,7 @@ class LossWatch:
                 step.assignment.members > 1 and isinstance(total, torch.Tensor) and
                 total.numel() == 1):
             _loss_check.check_sum(what, total, step.samples or 0, step.tape.saved)
+
+
+def _is_new(kind: frozenset[str], known: set[frozenset[str]]) -> bool:
+    return kind not in known and len(known) < _KINDS_MAX

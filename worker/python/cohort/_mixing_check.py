@@ -25,8 +25,6 @@ _LAYERS = re.compile(r"(Addmm|Mm|Convolution|Embedding)Backward\d")
 # distances, which torch differentiates once.
 _CHOICES = re.compile(r"(Amax|Amin|Max|Min|Median|Kthvalue|Topk|Sort)Backward0")
 _DISTANCES = "CdistBackward0"
-# A script with more kinds of losses is taken to make new ones all the time.
-_KINDS_MAX = 20
 # Nodes between a layer and its parameter, such as a transposition, at most.
 _STEPS_TO_PARAMETER = 16
 # Nodes among the last layers that second derivatives are taken through.
@@ -38,57 +36,46 @@ _ROUNDING = 1e-6
 _Found = dict[tuple[Any, int], torch.Tensor]
 
 
-class MixingCheck:
-    """Looks at each kind of loss once: the set of functions that it is made of."""
+def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
+          has_saved_hooks: bool) -> None:
+    """Raises UsageError for a loss that mixes samples.
 
-    def __init__(self) -> None:
-        self._known: set[frozenset[str]] = set()
-        # Passes may compute again what some nodes keep, as with checkpoints.
-        self.has_saved_hooks = False
+    Not found: what is mixed before the first layer, but for constants that are
+    standardised over the samples; what is mixed in compiled code, or in a model with
+    functions that the script gives autograd, or activation checkpointing; most functions
+    that are piecewise linear; detached factors; beside a function without a second
+    derivative; and where samples have several rows, such as words, what does not reach
+    from the first row to the last.
 
-    def check(self, loss: torch.Tensor, nodes: set[Any], samples: int,
-              saved: Saved) -> None:
-        """Raises UsageError for a loss that mixes samples.
+    Refused though right: the loss of a loop over samples that have as many rows each as
+    there are samples, or over a layer of as many constants.
 
-        Not found: what is mixed before the first layer, but for constants that are
-        standardised over the samples; what is mixed in compiled code, or in a
-        model with functions that the script gives autograd, or activation
-        checkpointing; most functions that are piecewise linear; detached factors;
-        beside a function without a second derivative; and where samples have several
-        rows, such as words, what does not reach from the first row to the last.
-
-        Refused though right: the loss of a loop over samples that have as many rows
-        each as there are samples, or over a layer of as many constants.
-
-        Args:
-            loss: of one element.
-            nodes: of its graph.
-            samples: in the batch.
-            saved: what was looked at.
-        """
-        kinds = frozenset(map(kind_of, nodes))
-        if samples == 1 or kinds in self._known or len(self._known) >= _KINDS_MAX:
-            return
-        for node in nodes:
-            if _is_over_samples(node, samples, saved):
-                _refuse(f"{kind_of(node).partition('Backward')[0].lower()}()")
-            constant = _standardised.find(node, samples, saved)
-            if constant is not None:
-                _refuse("the mean and deviation of a tensor of shape "
-                        f"{tuple(constant.shape)}, taken")
-        top = _Top(loss)
-        near = top.near_layers(loss)
-        hooked = self.has_saved_hooks
-        if not (hooked and any(map(saved.has_hooks, (
-                *top.nodes, *(layer.node for layer in near))))) and _are_coupled(
-                    loss, near, samples):
-            _refuse("products, or functions of sums,")
-        layers = [layer for node in nodes if (layer := _layer_of(node)) is not None]
-        if not hooked and not any(_is_of_script(node) or _graph_check.is_accepted(node)
-                                  for node in nodes) and _are_mixed(
-                                      loss, top.layers, layers, samples):
-            _refuse("what the model computes")
-        self._known.add(kinds)
+    Args:
+        loss: of one element.
+        nodes: of its graph.
+        samples: in the batch, at least 2.
+        saved: what was looked at.
+        has_saved_hooks: passes may compute again what some nodes keep, as with
+            checkpoints.
+    """
+    for node in nodes:
+        if _is_over_samples(node, samples, saved):
+            _refuse(f"{kind_of(node).partition('Backward')[0].lower()}()")
+        constant = _standardised.find(node, samples, saved)
+        if constant is not None:
+            _refuse("the mean and deviation of a tensor of shape "
+                    f"{tuple(constant.shape)}, taken")
+    top = _Top(loss)
+    near = top.near_layers(loss)
+    if not (has_saved_hooks and any(map(saved.has_hooks, (
+            *top.nodes, *(layer.node for layer in near))))) and _are_coupled(
+                loss, near, samples):
+        _refuse("products, or functions of sums,")
+    layers = [layer for node in nodes if (layer := _layer_of(node)) is not None]
+    if not has_saved_hooks and not any(
+            _is_of_script(node) or _graph_check.is_accepted(node) for node in nodes) and (
+                _are_mixed(loss, top.layers, layers, samples)):
+        _refuse("what the model computes")
 
 
 def _refuse(what: str) -> NoReturn:
