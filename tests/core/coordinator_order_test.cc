@@ -295,6 +295,8 @@ TEST(CoordinatorOrderTest, MembersAreExactAndNothingDependsOnTiming) {
       }
       ended += drive.cohort().core().ended();
       repeated += drive.cohort().counter("steps_repeated_for_order") > 0;
+      // A step that never ends takes long.
+      if (HasFailure()) return;
     }
     EXPECT_EQ(seen.size(), 1)
         << "seed " << seed << ": " << *seen.begin() << " or " << *seen.rbegin();
