@@ -170,7 +170,9 @@ class Tree:
             return
         result = self.run("cmake", "-G", "Ninja", "-S", self.path, "-B",
                           self.build, "-DCMAKE_BUILD_TYPE=Release",
-                          "-DCOHORT_BUILD_TESTS=ON")
+                          "-DCOHORT_BUILD_TESTS=ON",
+                          # A bug may leave a parameter unused.
+                          "-DCOHORT_WARNINGS_ARE_ERRORS=OFF")
         if result.returncode != 0:
             raise SystemExit(f"configure failed:\n{result.stdout}")
 
