@@ -152,7 +152,7 @@ void Coordinator::Heartbeat(SessionId session, Instant now,
   if (worker != nullptr) shares_.Note(worker->rank, report.phases);
 }
 
-void Coordinator::DataEnded(SessionId session, Instant now, Effects& out) {
+void Coordinator::EndWithData(SessionId session, Instant now, Effects& out) {
   const Worker* worker = run_.ranks.BySession(session);
   if (worker == nullptr || run_.phase.ended() || run_.phase.draining() ||
       !run_.model.registered() || !run_.model.model()->plan.own_data) {
@@ -166,13 +166,21 @@ void Coordinator::DataEnded(SessionId session, Instant now, Effects& out) {
   Settle(turn);
 }
 
-void Coordinator::Leave(SessionId session, const std::string& reason,
+void Coordinator::Leave(SessionId session, const Departure& departure,
                         Instant now, Effects& out) {
+  if (departure.kind == Departure::Kind::kDataEnded) {
+    EndWithData(session, now, out);
+  }
   const Worker* worker = run_.ranks.BySession(session);
   if (worker == nullptr) return;
   Turn turn{.now = now, .out = out};
   // One that was asked to leave says only that it is done.
-  const std::string why = worker->leaves_because.value_or(reason);
+  const std::string why = worker->leaves_because.value_or(departure.reason);
+  if (departure.kind == Departure::Kind::kRefused && run_.phase.started()) {
+    turn.end = {.outcome = RunOutcome::kRefused,
+                .reason = absl::StrCat("worker ", worker->rank.value(),
+                                       " was refused: ", why)};
+  }
   Lose(run_, worker->rank, VacancyReason::kLeft, why, turn);
   Settle(turn);
 }

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
 #include "common/clock.h"
+#include "common/departure.h"
 #include "common/evaluation_sums.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
@@ -50,10 +51,8 @@ class Coordinator {
                     Effects& out);
   void Heartbeat(SessionId session, Instant now,
                  const WorkerReport& report = {});
-  // The worker's own data has ended: the run ends after the current step.
-  // No-op if the run numbers its data.
-  void DataEnded(SessionId session, Instant now, Effects& out);
-  void Leave(SessionId session, const std::string& reason, Instant now,
+  // Where the run numbers its data, no worker's can end.
+  void Leave(SessionId session, const Departure& departure, Instant now,
              Effects& out);
   // The stream ended without Leave.
   void SessionBroken(SessionId session, Instant now, Effects& out);
@@ -184,6 +183,8 @@ class Coordinator {
   void Drain(const std::string& reason, Instant now, Effects& out);
 
  private:
+  // The worker's own data has ended.
+  void EndWithData(SessionId session, Instant now, Effects& out);
   // ---- an event to its end
   // Does what the parts have asked for, and what follows from it, until nothing
   // more does; then answers pushes and gives out work.

@@ -241,7 +241,7 @@ bool RequestPlanned(Run& run, Turn& turn) {
   if (status.ok()) {
     RequestChange(run, *target, {.reason = "recorded, --policy_from"}, turn);
   } else {
-    turn.end = {.outcome = RunOutcome::kModelMismatch,
+    turn.end = {.outcome = RunOutcome::kRefused,
                 .reason = absl::StrCat(
                     "--policy_from: the change at step ", due->version.value(),
                     " does not fit this run: ", status.message())};

@@ -184,7 +184,7 @@ ExitCode StartFailure(const absl::Status& status) {
 int OutcomeCode(const RunSummary& summary) {
   if (summary.outcome == RunOutcome::kWorkerLost) return kExitWaitTimeout;
   if (summary.outcome == RunOutcome::kNonfinite) return kExitNonfinite;
-  if (summary.outcome == RunOutcome::kModelMismatch) return kExitFailure;
+  if (summary.outcome == RunOutcome::kRefused) return kExitConfig;
   if (!summary.files.ok()) return kExitFailure;
   return summary.outcome.has_value() ? int{kExitOk}
                                      : absl::GetFlag(FLAGS_stopped_exit_code);

@@ -9,6 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "cohort/v1/membership.pb.h"
+#include "common/departure.h"
 #include "common/local/boot_id.h"
 #include "common/printable.h"
 #include "common/status_macros.h"
@@ -161,9 +162,7 @@ class SessionReactor final : public WorkerStream<SessionStream> {
       case v1::SessionRequest::kLeave:
         if (!joined_) return NotJoined("a leave");
         left_ = true;
-        if (request.leave().data_ended()) run_->DataEnded(id_);
-        run_->Leave(
-            id_, Printable(request.leave().reason().substr(0, kTextLengthMax)));
+        run_->Leave(id_, DecodeDeparture(request.leave()));
         End(absl::OkStatus());
         return absl::OkStatus();
       case v1::SessionRequest::MESSAGE_NOT_SET:
@@ -190,6 +189,13 @@ class SessionReactor final : public WorkerStream<SessionStream> {
     to->mutable_local()->set_boot_id(BootId());
     to->mutable_local()->set_socket(offer.socket);
     to->mutable_local()->set_token(offer.token);
+  }
+
+  static Departure DecodeDeparture(const v1::Leave& leave) {
+    return {.reason = Printable(leave.reason().substr(0, kTextLengthMax)),
+            .kind = leave.refused()      ? Departure::Kind::kRefused
+                    : leave.data_ended() ? Departure::Kind::kDataEnded
+                                         : Departure::Kind::kLeaves};
   }
 
   static absl::Status NotJoined(absl::string_view seen) {

@@ -260,12 +260,8 @@ void RunHost::Heartbeat(SessionId session, const WorkerReport& report) {
   });
 }
 
-void RunHost::DataEnded(SessionId session) {
-  Forward(__func__, &Coordinator::DataEnded, session);
-}
-
-void RunHost::Leave(SessionId session, const std::string& reason) {
-  Forward(__func__, &Coordinator::Leave, session, reason);
+void RunHost::Leave(SessionId session, const Departure& departure) {
+  Forward(__func__, &Coordinator::Leave, session, departure);
   EndAll(streams().Unbind(session), absl::AbortedError("the worker has left"));
 }
 

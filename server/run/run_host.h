@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/assignment.h"
 #include "common/clock.h"
+#include "common/departure.h"
 #include "common/evaluation_sums.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
@@ -170,8 +171,7 @@ class RunHost {
 
   absl::Status Join(SessionId session, const JoinRequest& request);
   void Heartbeat(SessionId session, const WorkerReport& report);
-  void Leave(SessionId session, const std::string& reason);
-  void DataEnded(SessionId session);
+  void Leave(SessionId session, const Departure& departure);
   void SessionBroken(SessionId session);
 
   // The answer goes to `from`, now or later.

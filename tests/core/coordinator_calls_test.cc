@@ -66,7 +66,7 @@ const LayerStatistics& StatisticsOf(const FakeCohort& cohort, size_t layer) {
 std::string EndOf(const FakeCohort& cohort) {
   const auto ended = cohort.All<effect::RunEnded>();
   if (ended.size() != 1) return "";
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kRefused);
   return ended[0].reason;
 }
 

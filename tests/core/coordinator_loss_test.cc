@@ -229,6 +229,27 @@ TEST(CoordinatorWaitTest, ALossDuringADrainEndsIt) {
   EXPECT_TRUE(cohort.core().ended());
 }
 
+TEST(CoordinatorRefusalTest, ARefusedProgramEndsTheRun) {
+  for (const FakeSetup& setup : {SmallSetup(), Continuing(SmallSetup())}) {
+    StartedCohort cohort(setup);
+    cohort.Push(kRank0, kPush0);
+    cohort.Clear();
+    cohort.Leave(kRank1, Departure::Kind::kRefused);
+    const auto ended = cohort.Only<effect::RunEnded>();
+    EXPECT_EQ(ended.outcome, RunOutcome::kRefused);
+    EXPECT_EQ(ended.reason, "worker 1 was refused: asked to");
+    EXPECT_EQ(cohort.snapshot()->version, Version(0));
+    EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kFinished);
+  }
+}
+
+TEST(CoordinatorRefusalTest, ARefusalBeforeTheStartIsALoss) {
+  FakeCohort cohort(SmallSetup());
+  cohort.StartOne(kRank0);
+  cohort.Leave(kRank0, Departure::Kind::kRefused);
+  EXPECT_FALSE(cohort.core().ended());
+}
+
 // ---- continue
 
 class CoordinatorContinueTest : public testing::Test {
@@ -414,7 +435,7 @@ TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
 }
 
 // The server stays up so that people can inspect it.
-TEST(CoordinatorLossTest, GradientsOfAStepThatNeverCommitsAreDroppedAtTheEnd) {
+TEST(CoordinatorRefusalTest, GradientsOfAStepThatNeverCommitsAreDroppedAtTheEnd) {
   FakeSetup setup = SmallSetup();
   setup.options.replacement_deadline = absl::Seconds(10);
   StartedCohort cohort(setup);

@@ -233,7 +233,7 @@ TEST(PlannedChangeTest, OneThatDoesNotFitEndsTheRun) {
   cohort.PushBoth(PushOf(1));
   const std::vector<effect::RunEnded> ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1U);
-  EXPECT_EQ(ended[0].outcome, RunOutcome::kModelMismatch);
+  EXPECT_EQ(ended[0].outcome, RunOutcome::kRefused);
 }
 
 TEST(PlannedChangeTest, ReplacesWhatAutoWouldPropose) {

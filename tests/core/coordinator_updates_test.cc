@@ -232,7 +232,7 @@ TEST(CoordinatorUpdatesTest, MembersThatStepOtherOptimizersEndTheRun) {
     ExpectOk(cohort.Open(kRank0, {.continues = true}));
     ExpectOk(cohort.Open(kRank1, other));
     const auto ended = cohort.Only<effect::RunEnded>();
-    EXPECT_EQ(ended.outcome, RunOutcome::kModelMismatch);
+    EXPECT_EQ(ended.outcome, RunOutcome::kRefused);
     EXPECT_THAT(ended.reason, HasSubstr("rank 1"));
   }
 }

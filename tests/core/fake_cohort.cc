@@ -344,9 +344,9 @@ void FakeCohort::BreakSession(Rank rank) {
   Absorb(std::move(out));
 }
 
-void FakeCohort::Leave(Rank rank) {
+void FakeCohort::Leave(Rank rank, Departure::Kind kind) {
   Effects out;
-  core_.Leave(sessions_[rank], "asked to", now_, out);
+  core_.Leave(sessions_[rank], {.reason = "asked to", .kind = kind}, now_, out);
   Absorb(std::move(out));
 }
 

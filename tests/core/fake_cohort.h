@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/assignment.h"
 #include "common/clock.h"
+#include "common/departure.h"
 #include "common/element_type.h"
 #include "common/float_buffer.h"
 #include "common/ids.h"
@@ -121,7 +122,7 @@ class FakeCohort {
   void Start();
   void StartOne(Rank rank);
   void BreakSession(Rank rank);
-  void Leave(Rank rank);
+  void Leave(Rank rank, Departure::Kind kind = Departure::Kind::kLeaves);
 
   absl::Status Open(Rank rank, const FakePush& push);
   // In the type that the rank's assignment states, or in another one.

@@ -163,11 +163,15 @@ void CoreDriver::EndSession() {
   client.connected = false;
   switch (reader_.Below(3)) {
     case 0:
-      return Handle(
-          [&](Effects& out) { core_->Leave(session, "asked to", now_, out); });
+      return Handle([&](Effects& out) {
+        core_->Leave(session, {.reason = "asked to"}, now_, out);
+      });
     case 1:
-      return Handle(
-          [&](Effects& out) { core_->DataEnded(session, now_, out); });
+      return Handle([&](Effects& out) {
+        core_->Leave(session,
+                     {.reason = "done", .kind = Departure::Kind::kDataEnded},
+                     now_, out);
+      });
     default:
       return Handle(
           [&](Effects& out) { core_->SessionBroken(session, now_, out); });

@@ -174,7 +174,7 @@ TEST(ServerLifecycleTest, EverySituationHasItsTasksAndItsEnd) {
 TEST(ServerLifecycleTest, OnlyARunThatIsDoneStaysUntilItIsStopped) {
   for (const RunOutcome outcome :
        {kFinished, RunOutcome::kDrained, RunOutcome::kWorkerLost,
-        RunOutcome::kNonfinite, RunOutcome::kModelMismatch}) {
+        RunOutcome::kNonfinite, RunOutcome::kRefused}) {
     ServerLifecycle lifecycle({.exit_when_done = false});
     lifecycle.RunEnded(outcome);
     std::vector<Task> tasks = {Task::kStop};

@@ -263,7 +263,41 @@ def register(rank, address, models, sizes):
     return "trained"
 
 
+def end_by(rank, address, error):
+    """Rank 1 ends by an error in its third step. Returns that of the others."""
+    model, job = joined(address)
+    try:
+        with job:
+            for batch in job.data(Shapes(32), batch_size=4):
+                if rank == 1 and job.step_number == 2 and error == "refused":
+                    job.backward(None)
+                if rank == 1 and job.step_number == 2 and error == "broken":
+                    raise ValueError("a broken sample")
+                step(model, job, batch)
+    except cohort.TrainingError as its:
+        return str(its)
+    return "trained"
+
+
 class OtherWorkers(unittest.TestCase):
+    def test_a_script_that_is_refused_ends_the_run(self):
+        with Server(2, "--max_steps=4") as server:
+            ranks = server.ranks(end_by, "refused")
+            self.assertRegex(ranks[0].result(), "worker 1 .*UsageError.*NoneType")
+            with self.assertRaisesRegex(AssertionError, "UsageError"):
+                ranks[1].result()
+            self.assertEqual(server.server.wait(60), 3)
+
+    def test_after_another_error_a_replacement_continues(self):
+        with Server(2, "--max_steps=4") as server:
+            ranks = server.ranks(end_by, "broken")
+            with self.assertRaisesRegex(AssertionError, "ValueError"):
+                ranks[1].result()
+            again = Rank(end_by, 1, server.address, "")
+            self.assertEqual([ranks[0].result(), again.result()],
+                             ["trained"] * 2)
+            self.assertIn("ValueError: a broken sample", server.log())
+
     def differs(self, models, sizes, pattern):
         with Server(2, "--max_steps=2") as server:
             ranks = server.ranks(register, models, sizes)

@@ -209,7 +209,8 @@ def one_loop(rank, address, calls):
             rates.append(optimizer.param_groups[0]["lr"])
             job.backward(nn.functional.cross_entropy(model(x), y))
             job.step()
-    except cohort.UsageError as error:
+    except (cohort.UsageError, cohort.TrainingError) as error:
+        # The first of them ends the run of the others.
         return f"{len(rates)} steps: {error}"
     return sorted(set(rates)), sum("job.epochs" in text for _, text in log)
 
@@ -288,7 +289,7 @@ class Rates(unittest.TestCase):
                     2, *FLAGS, "--aggregation=" + policy) as server:
                 for refusal in server.call(one_loop, True):
                     self.assertRegex(refusal,
-                                     f"^{steps} steps: StepLR.*job.epochs")
+                                     f"^{steps} steps: .*StepLR.*job.epochs")
         with Server(2, *FLAGS) as server:
             for found in server.call(one_loop, False):
                 self.assertEqual(found, ([0.02, 0.04, 0.08], 1))

@@ -288,7 +288,7 @@ bool ThreadWorker::Live() {
     last = next->sequence;
     switch (next->kind) {
       case AssignmentKind::kFinished:
-        run_.Leave(session_, "the run is over");
+        run_.Leave(session_, {.reason = "the run is over"});
         return true;
       case AssignmentKind::kEvaluate: {
         const absl::StatusOr<Assignment> after = run_.ReportEvaluation(
@@ -304,7 +304,7 @@ bool ThreadWorker::Live() {
         if (sends_old_calls_ && next->version > Version(0)) SendOldCall();
         if (leave_every_ > 0 && ++pushes_ % leave_every_ == 0) {
           if (OpenPush(*next)) SendGradients(*next, 1);
-          run_.Leave(session_, "told to");
+          run_.Leave(session_, {.reason = "told to"});
           return false;
         }
         Train(*next);

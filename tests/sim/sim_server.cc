@@ -103,7 +103,8 @@ void SimServer::Heartbeat(const SharedConnection& connection) {
 
 void SimServer::Leave(const SharedConnection& connection) {
   Handle([&](Effects& out) {
-    core_->Leave(connection->session, "asked to", world_.scheduler.now(), out);
+    core_->Leave(connection->session, {.reason = "asked to"},
+                 world_.scheduler.now(), out);
   });
   sessions_.erase(connection->session);
   connection->session_over = true;

@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "common/assignment.h"
 #include "common/byte_rope.h"
+#include "common/departure.h"
 #include "common/evaluation_sums.h"
 #include "common/ids.h"
 #include "common/model_layout.h"
@@ -131,13 +132,6 @@ struct TakenState {
   bool over = false;
   Version moves_from;
   std::string bytes;
-};
-
-// Why a worker leaves.
-struct Departure {
-  std::string reason;
-  // Its own data has ended, so the run ends after the current step.
-  bool data_ended = false;
 };
 
 // A worker's side of the protocol. Knows nothing of LibTorch.

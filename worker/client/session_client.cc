@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/departure.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/message_checksum.h"
@@ -71,7 +72,10 @@ void SessionClient::Heartbeat() {
 void SessionClient::Leave(const Departure& departure, absl::Duration patience) {
   v1::SessionRequest request;
   request.mutable_leave()->set_reason(departure.reason);
-  request.mutable_leave()->set_data_ended(departure.data_ended);
+  request.mutable_leave()->set_data_ended(departure.kind ==
+                                          Departure::Kind::kDataEnded);
+  request.mutable_leave()->set_refused(departure.kind ==
+                                       Departure::Kind::kRefused);
   AddMessageChecksum(&request);
   stream_.Write(request);
   stream_.FinishWrites();

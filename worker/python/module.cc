@@ -26,6 +26,7 @@
 #include "absl/time/time.h"
 #include "common/build_info.h"
 #include "common/byte_rope.h"
+#include "common/departure.h"
 #include "common/exit_codes.h"
 #include "common/host_memory.h"
 #include "common/log/log.h"
@@ -657,10 +658,10 @@ void DefineWorker(nb::module_& m) {
       .def("leave_phase", [](Worker& w) { w.session().phases().Leave(); })
       .def(
           "leave",
-          [](Worker& w, const std::string& reason, bool data_ended) {
-            w.session().Leave({.reason = reason, .data_ended = data_ended});
+          [](Worker& w, const std::string& reason, Departure::Kind kind) {
+            w.session().Leave({.reason = reason, .kind = kind});
           },
-          "reason"_a, "data_ended"_a, Released())
+          "reason"_a, "kind"_a, Released())
       .def(
           "request_stop", [](Worker& w) { w.session().RequestStop(); },
           Released());
@@ -683,6 +684,10 @@ void DefineExitCodes(nb::module_& m) {
       .value("DENIED", kExitDenied)
       .value("UNREACHABLE", kExitUnreachable)
       .value("LEFT", kExitLeft);
+  nb::enum_<Departure::Kind>(m, "Departure")
+      .value("LEAVES", Departure::Kind::kLeaves)
+      .value("DATA_ENDED", Departure::Kind::kDataEnded)
+      .value("REFUSED", Departure::Kind::kRefused);
   nb::enum_<AfterLoss>(m, "AfterLoss")
       .value("START_AGAIN", AfterLoss::kStartAgain)
       .value("CONTINUE_WITHOUT", AfterLoss::kContinueWithout)

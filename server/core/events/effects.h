@@ -160,9 +160,9 @@ enum class RunOutcome {
   kWorkerLost,
   // Too many non-finite steps in a row.
   kNonfinite,
-  // The workers' models disagree within a step, or with a recorded change of
-  // settings.
-  kModelMismatch,
+  // A step that cannot be: the workers' models disagree within it, or with a
+  // recorded change of settings, or a worker's program was refused.
+  kRefused,
 };
 
 struct WorkerProcess {

@@ -41,7 +41,7 @@ class RunPhase {
   // continue it. Non-finite weights would be non-finite again.
   bool broke_off() const {
     return outcome_ == RunOutcome::kWorkerLost ||
-           outcome_ == RunOutcome::kModelMismatch;
+           outcome_ == RunOutcome::kRefused;
   }
 
   // With several shards two states are on disk before any of them is acted on.

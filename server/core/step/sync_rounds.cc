@@ -83,7 +83,7 @@ bool SyncRounds::Advance(Turn& turn) {
   const std::optional<StatisticsUpdate>& update = round_->progress.statistics;
   if (update.has_value() && !update->status.ok()) {
     turn.changed = true;
-    turn.end = {.outcome = RunOutcome::kModelMismatch,
+    turn.end = {.outcome = RunOutcome::kRefused,
                 .reason = std::string(update->status.message())};
     return true;
   }
@@ -189,7 +189,7 @@ bool SyncRounds::SettleUpdates(Turn& turn) {
   Round::Progress& progress = round_->progress;
   if (progress.end_because.has_value()) {
     turn.changed = true;
-    turn.end = {.outcome = RunOutcome::kModelMismatch,
+    turn.end = {.outcome = RunOutcome::kRefused,
                 .reason = *progress.end_because};
     return false;
   }
@@ -209,7 +209,7 @@ bool SyncRounds::SettleCalls(Turn& turn) {
     turn.fencing = {.rank = decision.rank, .reason = decision.why};
     round_->progress.fencing = turn.fencing;
   } else {
-    turn.end = {.outcome = RunOutcome::kModelMismatch, .reason = decision.why};
+    turn.end = {.outcome = RunOutcome::kRefused, .reason = decision.why};
   }
   return false;
 }

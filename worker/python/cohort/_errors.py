@@ -1,11 +1,46 @@
 """Errors of the package. Each message says what was seen, what was wanted, and
 what to do."""
 
+import dataclasses
 import sys
 from types import TracebackType
 from typing import NoReturn
 
 from cohort import _core
+
+
+@dataclasses.dataclass
+class _Ends:
+    """What the script may end by.
+
+    Attributes:
+        refusal: the last UsageError in the step in progress; empty: none.
+        uncaught: an error of any kind.
+    """
+    refusal: str = ""
+    uncaught: str = ""
+
+
+_ends = _Ends()
+
+
+def forget_refusal() -> None:
+    """The script continues."""
+    _ends.refusal = ""
+
+
+def end_of_script() -> tuple[str, bool]:
+    """Why it ends, and whether it was refused, as that of another process would be."""
+    if _ends.refusal:
+        return _ends.refusal, True
+    if _ends.uncaught:
+        return f"the script has raised {_ends.uncaught}", False
+    return "the script has ended", False
+
+
+def note_uncaught(error: BaseException) -> None:
+    """The script ends by this error."""
+    _ends.uncaught = f"{type(error).__name__}: {error}"
 
 
 class StatusError(Exception):
@@ -22,6 +57,11 @@ class CohortError(Exception):
 
 class UsageError(CohortError):
     """The script uses the package in a way that would train wrongly."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        if type(self) is UsageError:
+            _ends.refusal = f"UsageError: {text}"
 
 
 class NoLengthError(UsageError, TypeError):
@@ -109,6 +149,7 @@ def install_exit_codes() -> None:
     def hook(kind: type[BaseException], error: BaseException,
              trace: TracebackType | None) -> None:
         previous(kind, error, trace)
+        note_uncaught(error)
         # An interactive interpreter continues.
         if hasattr(sys, "ps1") or sys.flags.interactive:
             return

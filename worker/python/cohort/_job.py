@@ -416,9 +416,12 @@ class Job:
     def __enter__(self) -> "Job":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.leave("the script called leave()" if exception[0] is None else
-                   "the script has raised an exception")
+    def __exit__(self, _: object, error: BaseException | None,
+                 trace: object) -> None:
+        if error is None:
+            self.leave()
+        else:
+            self._run.end(error)
 
 
 def _check_pairs(pairs: list[Any], weight: float | None) -> None:

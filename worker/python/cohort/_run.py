@@ -110,7 +110,7 @@ class Run:
         self._attributes = schedulers.attributes = _attributes.Attributes(
             lambda: {**dict(self.kept.named_modules()), **self.model.modules},
             self.step.beside.modules)
-        atexit.register(self.leave, "the script has ended")
+        atexit.register(self.end)
 
     @property
     def worker(self) -> "_core.Worker":
@@ -211,22 +211,32 @@ class Run:
         """This process, not a fork of it, has the run and has not left it."""
         return not self.left and os.getpid() == self._pid
 
-    def leave(self, reason: str) -> None:
-        """See Job.leave."""
+    def end(self, error: BaseException | None = None) -> None:
+        """The script ends, or `with job:` by an error."""
+        if error is not None:
+            _errors.note_uncaught(error)
+        reason, refused = _errors.end_of_script()
+        self.leave(reason, refused and self.step.assignment is not None)
+
+    def leave(self, reason: str, refused: bool = False) -> None:
+        """See Job.leave. `refused`: the run cannot continue with such a script."""
         if not self.is_here():
             return
         self.left = True
         if self.finished and self.membership is not None:
             _server.finished_runs[self._reached.address] = str(
                 self.membership.run_id)
-        atexit.unregister(self.leave)
+        atexit.unregister(self.end)
         if self.worker is not None:
             self.step.abandon(reason)
             with contextlib.suppress(_errors.StatusError):
                 # Others' void steps have it as their reason.
-                self.worker.leave("its data has ended" if self._data_ended else
-                                  "done" if self.finished else reason,
-                                  self._data_ended)
+                self.worker.leave(*(
+                    ("its data has ended", _core.Departure.DATA_ENDED)
+                    if self._data_ended else
+                    ("done", _core.Departure.LEAVES) if self.finished else
+                    (reason, _core.Departure.REFUSED if refused else
+                     _core.Departure.LEAVES)))
             # Ends its connections and completes the timeline.
             self._final_version = self.worker.version()
             self.step.worker = None  # type: ignore[assignment]
@@ -400,6 +410,7 @@ class Run:
     def begin_step(self, assignment: "_core.Assignment", parts: int,
                    samples: int | None, doubt: str) -> bool:
         """See Step.begin. False if the assignment is void."""
+        _errors.forget_refusal()
         if self._begun is None and self._state is not self._initial_state:
             # Before `kept`, whose rates are those of the step's beginning.
             self.schedulers.resume(self._state, int(assignment.data_epoch))

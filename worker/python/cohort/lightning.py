@@ -216,7 +216,7 @@ class CohortStrategy(_strategies.SingleDeviceStrategy):  # type: ignore[misc]
 
     def on_exception(self, exception: BaseException) -> None:
         if self.job is not None:
-            self.job.leave("the script has raised an exception")
+            self.job.__exit__(type(exception), exception, None)
 
     def teardown(self) -> None:
         if self.job is not None:
