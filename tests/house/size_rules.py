@@ -7,6 +7,7 @@ class, needs a reason in its line. Prints one line a violation and exits with 1 
 there is any.
 """
 
+import ast
 import collections
 import csv
 import pathlib
@@ -85,6 +86,13 @@ def _methods_in(name: str, body: str, public: bool) -> int:
     return count
 
 
+def public_methods_in_python(text: str) -> dict[str, int]:
+    """The same of a Python source."""
+    return {node.name: sum(isinstance(part, ast.FunctionDef) and
+                           not part.name.startswith("_") for part in node.body)
+            for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)}
+
+
 def _allowed(root: pathlib.Path) -> dict[tuple[str, str], int]:
     with open(root / TABLE, newline="", encoding="utf-8") as file:
         return {(row["kind"], row["name"]): int(row["most"])
@@ -110,6 +118,8 @@ def measured(root: pathlib.Path) -> dict[tuple[str, str], int]:
             continue
         if path.suffix == ".h":
             methods |= public_methods(text)
+        elif path.suffix == ".py":
+            methods |= public_methods_in_python(text)
         elif path.suffix == ".cc":
             for name in set(DEFINITION.findall(without_comments(text))):
                 sources[name].add(path)

@@ -169,6 +169,55 @@ class OwnCounter:
             "first dimension is the samples")
 
 
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """What is known of a batch that a worker trains.
+
+    Attributes:
+        parts: forward and backward passes that it is cut into.
+        samples: in all parts; None if they cannot be counted.
+        doubt: why that number may be wrong, or empty.
+        first: the number of its first sample in the epoch; None if they have none.
+    """
+    parts: int
+    samples: int | None = None
+    doubt: str = ""
+    first: int | None = None
+
+    def check(self, what: str, weight: float | None) -> None:
+        """Raises UsageError if the default weight is in doubt."""
+        if weight is None and self.doubt:
+            raise _errors.UsageError(f"{what}(): {self.doubt}")
+
+    def weight_of(self, part: int, weight: float | None) -> float:
+        """The weight of a part as the script gives it; None: its samples.
+
+        Raises:
+            UsageError: there is no such weight.
+        """
+        if weight is None:
+            if self.samples is None:
+                raise _errors.UsageError(
+                    "job.backward(): the number of samples in the batch is not "
+                    "clear; pass weight=")
+            weight = len(range(self.samples)[part_of(part, self.parts, self.samples,
+                                                     self.first)])
+        weight = float(weight)
+        if not 0 <= weight < float("inf"):
+            raise _errors.UsageError(
+                f"weight: got {weight}, want a number of samples, labels or "
+                "pixels")
+        return weight
+
+    def samples_of(self, part: int, what: str) -> float:
+        """Of a part. Raises UsageError if they cannot be counted."""
+        if self.samples is None or self.doubt:
+            raise _errors.UsageError(
+                f"{what}: {self.doubt or 'the number of samples is not clear'}; want "
+                "job.data(batch_size=...) and batches whose tensors have that length")
+        return self.weight_of(part, None)
+
+
 def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
     """The number of samples in a batch that was collated from `read` samples, and
     why it is in doubt; empty: it is not."""

@@ -174,7 +174,7 @@ def _served_unregistered(
         variance: torch.Tensor | None, training: bool, momentum: float,
         epsilon: float) -> torch.Tensor | None:
     """The same for a call of no registered layer."""
-    if not training or _local or not step.is_watched():
+    if not training or _local or not step.calls.are_watched():
         return None
     where = caller()
     if mean is None or variance is None:

@@ -232,7 +232,7 @@ class Job:
             _check_pairs(loss, weight)
             pairs = list(loss)
         else:
-            step.check_samples("job.backward", weight)
+            step.batch.check("job.backward", weight)
             pairs = [(loss, weight)]
         for one, its_weight in pairs:
             step.losses.check(one, its_weight, reduction)
@@ -243,7 +243,8 @@ class Job:
             step.backward_each(loss, reduction, numbers)
         else:
             step.backward(loss, weight, reduction, numbers)
-        step.count(int(correct), int(labels))
+        step.measures.correct += int(correct)
+        step.measures.labels += int(labels)
 
     def step(self, optimizer: torch.optim.Optimizer | None = None, *,
              last: bool | None = None) -> StepResult:
@@ -315,8 +316,8 @@ class Job:
         """
         step = self._run.step
         step.check_in_progress("job.share()")
-        step.check_samples("job.share", weight)
-        return step.share(loss, weight, self.workers)
+        step.batch.check("job.share", weight)
+        return step.members.share(loss, weight, self.workers)
 
     def sum(self, tensor: torch.Tensor, *, name: str | None = None
             ) -> torch.Tensor:
@@ -371,7 +372,7 @@ class Job:
         step = self._run.step
         step.check_in_progress("job.report()")
         for name, value in measures.items():
-            step.add_measure(name, float(value), float(weight))
+            step.measures.add(name, float(value), float(weight))
 
     # ---- the model
 

@@ -69,6 +69,10 @@ class LayerCalls:
         """A registered layer's."""
         return self._step.model.layers[layer][0]
 
+    def are_watched(self) -> bool:
+        """Whether training calls belong to steps now."""
+        return self._step.mode in (Mode.TRAIN, Mode.IDLE)
+
     # ---- how they normalise
 
     def normalises_alone(self) -> bool:
@@ -146,7 +150,7 @@ class LayerCalls:
         running.append((module, None if tracked is None else int(tracked)))
         # A repetition, and the moments of a batch that is not trained, count
         # nothing.
-        unchanged = step.tape.recomputes() or not step.is_watched()
+        unchanged = step.tape.recomputes() or not self.are_watched()
         try:
             with (_statistics.uncounted(tracked) if unchanged
                   else contextlib.nullcontext()):
@@ -195,7 +199,7 @@ class LayerCalls:
             UsageError: there are none that belong to the weights now.
         """
         step = self._step
-        if not (step.is_open() and step.is_watched()) or step.tape.recomputes():
+        if not (step.is_open() and self.are_watched()) or step.tape.recomputes():
             return
         step.model.statistics.adopt(layer)
         try:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from cohort import _batches, _core, _data, _devices, _errors, _sampler
+from cohort._batches import Counted
 from cohort._layer_calls import Mode
 from cohort._run import Run
 
@@ -346,12 +347,13 @@ class Data:
             begin, end = positions or (assignment.begin, assignment.end)
             return self._reader.read((assignment.data_epoch, begin, end))
 
-    def _count(self, batch: Any, positions: tuple[int, int]
-               ) -> tuple[int | None, str]:
-        """The samples of a batch, and why they are in doubt."""
-        if self._own is not None:
-            return self._own.samples(self._declared)
-        return _batches.counted_samples(batch, positions[1] - positions[0])
+    def _counted(self, batch: Any, parts: int, positions: tuple[int, int]
+                 ) -> Counted:
+        begin, end = positions
+        samples, doubt = (self._own.samples(self._declared)
+                          if self._own is not None else
+                          _batches.counted_samples(batch, end - begin))
+        return Counted(parts, samples, doubt, begin if end > begin else None)
 
     def _train(self, assignment: "_core.Assignment") -> Iterator[Any]:
         run, step = self._run, self._run.step
@@ -363,11 +365,11 @@ class Data:
             run.end_of_data()
             return
         parts = self._accumulate * assignment.batches
-        samples, doubt = self._count(batch, (assignment.begin, assignment.end))
-        if not run.begin_step(assignment, parts, samples, doubt):
+        counted = self._counted(batch, parts, (assignment.begin, assignment.end))
+        if not run.begin_step(assignment, counted):
             return
         self._note_digests(assignment)
-        yield from self._parts(batch, parts, samples)
+        yield from self._parts(batch, counted)
 
     def _note_digests(self, assignment: "_core.Assignment") -> None:
         run = self._run
@@ -376,10 +378,10 @@ class Data:
         run.step.members.order_digest = (b"" if run.sampled is None else
                                  run.sampled.digest())
 
-    def _parts(self, batch: Any, parts: int, samples: int | None) -> Iterator[Any]:
-        run, step = self._run, self._run.step
+    def _parts(self, batch: Any, counted: Counted) -> Iterator[Any]:
+        run, step, parts = self._run, self._run.step, counted.parts
         for part in range(parts):
-            share = _batches.split(batch, part, parts, samples, step.first)
+            share = _batches.split(batch, part, parts, counted.samples, counted.first)
             step.begin_forward()
             yield share
             if run.left:
@@ -394,7 +396,7 @@ class Data:
         if step.local is None:
             if self._own is not None and not self._settle(assignment):
                 return
-            if not run.begin_step(assignment, parts, None, ""):
+            if not run.begin_step(assignment, Counted(parts)):
                 return
         while (local := step.local) is not None and (
                 positions := local.range) is not None:
@@ -414,9 +416,9 @@ class Data:
                 return
             if local.made == 0:
                 self._note_digests(assignment)
-            samples, doubt = self._count(batch, positions)
-            run.begin_local_step(samples, doubt)
-            yield from self._parts(batch, parts, samples)
+            counted = self._counted(batch, parts, positions)
+            run.begin_local_step(counted)
+            yield from self._parts(batch, counted)
             if run.left:
                 return
             step.check_trained()

@@ -45,8 +45,8 @@ class LossWatch:
                 them.
         """
         step, nodes = self._step, _graph_check.check(loss)
-        if step.samples is not None and step.local is None:
-            step.beside.check_leaves(nodes, int(step.weight_of(None)))
+        if step.batch.samples is not None and step.local is None:
+            step.beside.check_leaves(nodes, int(step.batch.weight_of(step.done, None)))
         self._check_samples(loss, nodes, weight, reduction)
         if reduction == "sum":
             self.check_sum("job.backward()", loss)
@@ -57,16 +57,16 @@ class LossWatch:
         assignment, saved = step.assignment, step.tape.saved
         # Anything but a loss is refused later.
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
-                step.samples is None or assignment is None):
+                step.batch.samples is None or assignment is None):
             return
         kind = frozenset(map(_loss_check.kind_of, nodes))
         is_first = assignment.version == 0 or _is_new(kind, self._means)
-        accumulate = step.parts // max(1, assignment.batches)
+        accumulate = step.batch.parts // max(1, assignment.batches)
         if weight is None and accumulate > 1 and reduction == "mean" and is_first:
             _loss_check.check_parts(loss, accumulate, saved)
         if not assignment.global_normalization or assignment.members < 2:
             return
-        samples = max(1, step.samples // step.parts)
+        samples = max(1, step.batch.samples // step.batch.parts)
         # In a void step sums and gathers of the script are this worker's alone.
         is_void = step.members.are_void()
         if weight != samples > 1 and _is_new(kind, self._unmixed) and not (
@@ -92,7 +92,7 @@ class LossWatch:
         if (step.assignment is not None and step.assignment.version == 0 and
                 step.assignment.members > 1 and isinstance(total, torch.Tensor) and
                 total.numel() == 1):
-            _loss_check.check_sum(what, total, step.samples or 0, step.tape.saved)
+            _loss_check.check_sum(what, total, step.batch.samples or 0, step.tape.saved)
 
 
 def _is_new(kind: frozenset[str], known: set[frozenset[str]]) -> bool:

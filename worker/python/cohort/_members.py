@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
+import torch
+
 from cohort import _devices, _errors, _loss_check
 from cohort._unseeded import Unseeded
 
@@ -59,6 +61,25 @@ class Members:
             "step, so values over all of them are not known; want "
             "--aggregation=sync and --normalization=global without groups and local "
             "steps, or one mean with job.backward(loss, weight=...)")
+
+    def share(self, loss: torch.Tensor, weight: float | None, workers: int
+              ) -> torch.Tensor:
+        """See Job.share. `workers` are those of the cohort."""
+        step = self._step
+        own = step.batch.weight_of(step.done, weight)
+        assert step.assignment is not None
+        if step.local is not None:
+            # A local step has this worker's samples alone.
+            mean: torch.Tensor = loss.mul(float(own > 0))
+            return mean
+        alone = workers == 1 and not step.assignment.global_normalization
+        if not alone:
+            self.check_meet("job.share()")
+        (total,), _, met = step.worker.meet("job.share", [own])
+        if not alone:
+            self.check_met("job.share()", met)
+        share: torch.Tensor = loss.mul(own / total if total > 0 else 0.0)
+        return share
 
     def sum_weights(self, site: str, own: list[float]) -> tuple[list[float], int]:
         """The sums of the members' weights, and how many members there are.

@@ -111,7 +111,7 @@ class RunningNormalizer(nn.Module):
         """
         what = f"{self._name}.update()"
         step = self._joined(what).step
-        if step.tape.recomputes() or not step.is_watched():
+        if step.tape.recomputes() or not step.calls.are_watched():
             return  # A pass that is repeated, or that trains nothing.
         if not step.trains():
             raise _errors.UsageError(

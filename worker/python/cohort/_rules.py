@@ -75,7 +75,7 @@ class Rules:
         if not self._rules:
             return
         tensors = self._kept.tensors()
-        samples = (step.samples_of_part("buffers=") if "mean" in self._rules.values()
+        samples = (step.batch.samples_of(step.done, "buffers=") if "mean" in self._rules.values()
                    else 0.0)
         changes = [torch.tensor([samples], dtype=torch.float64)]
         for name, rule in self._rules.items():

@@ -12,6 +12,7 @@ from torch import nn
 
 from cohort import (_after_step, _attributes, _core, _data, _errors, _evaluation, _kept,
                     _local_steps, _normalizer, _rules, _sampler, _server)
+from cohort._batches import Counted
 from cohort._model import RegisteredModel
 from cohort._optimizer import Optimizers, StepNumbers, place_of, plan_of
 from cohort._optimizer_watch import OptimizerWatch
@@ -407,8 +408,7 @@ class Run:
             self.schedulers.load(state)
             self._state, self._state_version = state, version
 
-    def begin_step(self, assignment: "_core.Assignment", parts: int,
-                   samples: int | None, doubt: str) -> bool:
+    def begin_step(self, assignment: "_core.Assignment", batch: Counted) -> bool:
         """See Step.begin. False if the assignment is void."""
         _errors.forget_refusal()
         if self._begun is None and self._state is not self._initial_state:
@@ -423,7 +423,7 @@ class Run:
         again = self.repeats and self._begun == assignment.version
         self._begin_rates(assignment)
         self._last = None
-        self.step.begin(assignment, parts, samples, doubt)
+        self.step.begin(assignment, batch)
         if again:
             self._attributes.put_back()
         else:
@@ -455,14 +455,14 @@ class Run:
             "precedence over the script; remove it, start the server with "
             "--local_steps=N, or leave local_steps= out")
 
-    def begin_local_step(self, samples: int | None, doubt: str) -> None:
-        """The batch of a local step is there; arguments as of `begin_step`."""
+    def begin_local_step(self, batch: Counted) -> None:
+        """The batch of a local step is there."""
         local, step = self.local, self.step
         assert local is not None and step.assignment is not None
         if local.made > 0:
             self.schedulers.begin_local_step(
                 local.made == 1 and int(step.assignment.version) == 0)
-        step.begin_local_step(samples, doubt)
+        step.begin_local_step(batch)
         self._seed(local.index)
 
     def _begin_rates(self, assignment: "_core.Assignment") -> None:
@@ -554,8 +554,9 @@ class Run:
         self.numbers()
         self._rules.sync(step)
         step.done += 1
-        if step.done < step.parts:
-            step.end_part()
+        if step.done < step.batch.parts:
+            # Its calls are numbered by themselves.
+            self.worker.begin_part()
             return StepResult(version=None, verdict="part")
         if step.local is not None:
             return self._end_local_step()

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from cohort import (_batch_norm, _batches, _core, _devices, _doors, _errors, _operator,
+from cohort import (_batch_norm, _core, _devices, _doors, _errors, _operator,
                     _sequences)
+from cohort._batches import Counted
 from cohort._beside import ModulesBeside
 from cohort._gradients import Gradients
 from cohort._layer_calls import LayerCalls, Mode
@@ -55,6 +56,24 @@ class StepResult:
         return self.verdict in ("applied", "damped", "skipped")
 
 
+@dataclasses.dataclass
+class Measures:
+    """What the script says of a step, for the live page.
+
+    Attributes:
+        correct, labels: labels that were predicted, of so many.
+        sums: by name, of values times their weights, and of weights.
+    """
+    correct: int = 0
+    labels: int = 0
+    sums: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+
+    def add(self, name: str, value: float, weight: float) -> None:
+        """Adds to the mean of a measure."""
+        total, count = self.sums.get(name, (0.0, 0.0))
+        self.sums[name] = (total + value * weight, count + weight)
+
+
 class Step:
     """The step in progress of one model; the same object for all steps.
 
@@ -71,12 +90,12 @@ class Step:
         closes: the push is being sent, or its verdict is on its way.
         started: the process has had weights of the run: from now on training calls
             belong to steps.
-        samples: in the batch of all parts; None if they cannot be counted.
-        parts: forward and backward passes that make up the step.
+        batch: that of all parts, or of the local step in progress.
         passes, done: parts whose backward pass, and whose job.step(), was called.
         numbers: the optimizer's, as they were sent.
         overflow: a scaled gradient was not finite; from the last part's backward pass
             on, that of any member.
+        measures: of the script's own.
         batch_digest: of the script's own batch; 0: none.
     """
 
@@ -100,7 +119,7 @@ class Step:
         self.members = Members(self)
         self.losses = LossWatch(self)
         self.beside = ModulesBeside(model.module, model.kept.ids)
-        self._begin(1, None, "")
+        self._begin(Counted(1))
         self.gradients = Gradients(model, self._deliver, self.trains)
         _batch_norm.attach(model.layers, self)
         _doors.open_doors(self)
@@ -120,10 +139,6 @@ class Step:
         """Whether this process computes for a run; a forked child does not."""
         return (self.worker is not None and self.started and
                 os.getpid() == self._pid)
-
-    def is_watched(self) -> bool:
-        """Whether training calls belong to steps now."""
-        return self.mode in (Mode.TRAIN, Mode.IDLE)
 
     def trains(self) -> bool:
         """Whether a batch is being trained."""
@@ -188,30 +203,20 @@ class Step:
 
     # ---- one step
 
-    def _begin(self, parts: int, samples: int | None, doubt: str) -> None:
-        self.parts = parts
+    def _begin(self, batch: Counted) -> None:
+        self.batch = batch
         self.passes = self.done = 0
-        self.samples, self._doubt = samples, doubt
         self.numbers = StepNumbers([], [])
         self._weight = self._loss = 0.0
         # The weight of all members and parts.
         self._total = 1.0
-        self._correct = self._labels = 0
-        self._measures: dict[str, tuple[float, float]] = {}
+        self.measures = Measures()
         self.overflow = False
         self.tape.begin()
 
-    def begin(self, assignment: "_core.Assignment", parts: int,
-              samples: int | None, doubt: str) -> None:
-        """Starts to train the assignment.
-
-        Args:
-            assignment: the task.
-            parts: forward and backward passes that make up the step.
-            samples: in the batch of all parts; None if they cannot be counted.
-            doubt: why that number may be wrong, or empty.
-        """
-        self._begin(parts, samples, doubt)
+    def begin(self, assignment: "_core.Assignment", batch: Counted) -> None:
+        """Starts to train the assignment with a batch."""
+        self._begin(batch)
         self.assignment = assignment
         self.mode = Mode.TRAIN
         self.closes = False
@@ -247,11 +252,6 @@ class Step:
             "once for each batch; for several steps with one batch, iterate over "
             "batches of the script's own that come several times")
 
-    def check_samples(self, what: str, weight: float | None) -> None:
-        """Raises UsageError if the default weight is in doubt."""
-        if weight is None and self._doubt:
-            raise _errors.UsageError(f"{what}(): {self._doubt}")
-
     def check_trained(self) -> None:
         """Raises UsageError if a batch is being trained."""
         if self.mode is not Mode.TRAIN:
@@ -283,60 +283,21 @@ class Step:
         finally:
             self.worker.leave_phase()
 
-    def weight_of(self, weight: float | None) -> float:
-        """A weight as the script gives it; None: the samples of this part.
-
-        Raises:
-            UsageError: there is no such weight.
-        """
-        if weight is None:
-            if self.samples is None:
-                raise _errors.UsageError(
-                    "job.backward(): the number of samples in the batch is not "
-                    "clear; pass weight=")
-            weight = len(range(self.samples)[_batches.part_of(
-                self.done, self.parts, self.samples, self.first)])
-        weight = float(weight)
-        if not 0 <= weight < float("inf"):
-            raise _errors.UsageError(
-                f"weight: got {weight}, want a number of samples, labels or "
-                "pixels")
-        return weight
-
-    @property
-    def first(self) -> int | None:
-        """The number of the assignment's first sample in the epoch; None if the
-        samples have none."""
-        assert self.assignment is not None
-        local = self.local
-        begin, end = (self.assignment.begin, self.assignment.end)
-        if local is not None and local.range is not None:
-            begin, end = local.range
-        return int(begin) if end > begin else None
-
-    def samples_of_part(self, what: str) -> float:
-        """Of this worker. Raises UsageError if they cannot be counted."""
-        if self.samples is None or self._doubt:
-            raise _errors.UsageError(
-                f"{what}: {self._doubt or 'the number of samples is not clear'}; want "
-                "job.data(batch_size=...) and batches whose tensors have that length")
-        return self.weight_of(None)
-
     def _pushed_samples(self, weight: float) -> int:
         """`weight`: stands for the number of samples where that is not known."""
         assert self.assignment is not None
         if self.assignment.end > self.assignment.begin:
             return int(self.assignment.end - self.assignment.begin)
-        return self.samples if self.samples is not None else round(weight)
+        return self.batch.samples if self.batch.samples is not None else round(weight)
 
     def backward(self, loss: torch.Tensor, weight: float | None,
                  reduction: str, numbers: StepNumbers) -> None:
         """See Job.backward. `numbers` are the optimizer's in this step."""
         loss = self._check_loss(loss, reduction, numbers)
         given = weight is not None
-        weight = self.weight_of(weight)
+        weight = self.batch.weight_of(self.done, weight)
         self._prepare()
-        expected = weight * self.parts if given else float(self.samples or 0)
+        expected = weight * self.batch.parts if given else float(self.batch.samples or 0)
         scale = weight if reduction == "mean" else 1.0
         self._weight += weight
         if self.local is not None:
@@ -359,11 +320,11 @@ class Step:
         """The same for losses with a weight each."""
         what = f"job.backward() of {len(pairs)} losses"
         losses = [self._check_loss(loss, reduction, numbers) for loss, _ in pairs]
-        weights = [self.weight_of(weight) for _, weight in pairs]
+        weights = [self.batch.weight_of(self.done, weight) for _, weight in pairs]
         self.members.check_meet(what)
-        if self.parts > 1:
+        if self.batch.parts > 1:
             raise _errors.UsageError(
-                f"{what}: got part {self.done} of {self.parts} of the step, want a "
+                f"{what}: got part {self.done} of {self.batch.parts} of the step, want a "
                 "step of one part: each loss is divided by its weight in all "
                 "parts, and later parts are not known yet; leave out accumulate=, "
                 "or combine the losses into one and call job.backward(loss, "
@@ -390,8 +351,8 @@ class Step:
 
     # ---- local steps
 
-    def begin_local_step(self, samples: int | None, doubt: str) -> None:
-        """Starts to train the batch of one; arguments as of `begin`."""
+    def begin_local_step(self, batch: Counted) -> None:
+        """Starts to train the batch of one."""
         assert self.local is not None
         if self.local.index > 0:
             self.worker.begin_part()
@@ -399,7 +360,7 @@ class Step:
         self.mode = Mode.TRAIN
         self.calls.resume()
         self.passes = self.done = 0
-        self.samples, self._doubt = samples, doubt
+        self.batch = batch
         self.tape.clear()
         self.gradients.watch()
 
@@ -410,7 +371,7 @@ class Step:
         self.passes += 1
         with self._backward_pass():
             self.tape.run([(loss, factor)], alone=True)
-        if self.passes < self.parts:
+        if self.passes < self.batch.parts:
             self.gradients.hold()
         else:
             self.local.end_passes()
@@ -419,8 +380,8 @@ class Step:
         """The inner optimizer acts on the gradients."""
         local = self.local
         assert local is not None
-        local.samples += (round(local.weight) if self.samples is None
-                          else self.samples)
+        local.samples += (round(local.weight) if self.batch.samples is None
+                          else self.batch.samples)
         with self.phase("backward"):
             local.step()
         self.gradients.clear()
@@ -432,7 +393,7 @@ class Step:
     def skip_local_step(self) -> None:
         """This worker has no samples for it: its parts have no calls."""
         assert self.local is not None
-        for _ in range(self.parts - (self.local.index == 0)):
+        for _ in range(self.batch.parts - (self.local.index == 0)):
             self.worker.begin_part()
         self.local.index += 1
 
@@ -440,7 +401,7 @@ class Step:
         """Puts the weights back and sends what they have changed by."""
         local = self.local
         assert local is not None
-        self.samples = local.samples
+        self.batch = dataclasses.replace(self.batch, samples=local.samples)
         samples = self._pushed_samples(0)
         differences = local.differences(samples / self.worker.loss_reference())
         self.closes = True
@@ -460,11 +421,11 @@ class Step:
         parameters, and of no others. They leave at its job.step()."""
         what = "job.backward() of several optimizers"
         losses = [self._check_loss(loss, reduction, numbers) for loss, _ in pairs]
-        weights = [self.weight_of(weight) for _, weight in pairs]
+        weights = [self.batch.weight_of(self.done, weight) for _, weight in pairs]
         self.members.check_meet(what)
-        if self.parts > 1:
+        if self.batch.parts > 1:
             raise _errors.UsageError(
-                f"{what}: got part {self.done} of {self.parts} of the step, want a "
+                f"{what}: got part {self.done} of {self.batch.parts} of the step, want a "
                 "step of one part; leave accumulate= and the server's "
                 "--global_batch out, or call job.backward() several times before "
                 "job.step()")
@@ -495,7 +456,7 @@ class Step:
             self._weight, self._total = 1.0, float(self.assignment.members)
         with self.phase("push"):
             self.worker.open_step(
-                self._pushed_samples(self.samples or 1), self._weight,
+                self._pushed_samples(self.batch.samples or 1), self._weight,
                 self._weight * self.worker.loss_reference() / self._total,
                 self.numbers.rates, self.numbers.changed, self.batch_digest,
                 optimizer, continues)
@@ -565,7 +526,7 @@ class Step:
         """
         self._end_forward()
         self.passes += 1
-        last = self.passes == self.parts
+        last = self.passes == self.batch.parts
         if last:
             with self.phase("push"):
                 self.worker.open_step(
@@ -623,38 +584,6 @@ class Step:
                 return total or reference
         return reference * max(1, int(self.assignment.members))
 
-    def share(self, loss: torch.Tensor, weight: float | None,
-              workers: int) -> torch.Tensor:
-        """See Job.share. `workers` are those of the cohort."""
-        own = self.weight_of(weight)
-        assert self.assignment is not None
-        if self.local is not None:
-            # A local step has this worker's samples alone.
-            mean: torch.Tensor = loss.mul(float(own > 0))
-            return mean
-        alone = workers == 1 and not self.assignment.global_normalization
-        if not alone:
-            self.members.check_meet("job.share()")
-        (total,), _, met = self.worker.meet("job.share", [own])
-        if not alone:
-            self.members.check_met("job.share()", met)
-        share: torch.Tensor = loss.mul(own / total if total > 0 else 0.0)
-        return share
-
-    def end_part(self) -> None:
-        """A part of the step is over; its calls are numbered by themselves."""
-        self.worker.begin_part()
-
-    def count(self, correct: int, labels: int) -> None:
-        """Labels that were predicted, of so many."""
-        self._correct += correct
-        self._labels += labels
-
-    def add_measure(self, name: str, value: float, weight: float) -> None:
-        """A measure of the script's own."""
-        total, count = self._measures.get(name, (0.0, 0.0))
-        self._measures[name] = (total + value * weight, count + weight)
-
     def close(self, state: bytes) -> StepResult:
         """Sends the rest and waits for the verdict.
 
@@ -668,8 +597,9 @@ class Step:
         self.model.await_weights()
         try:
             verdict = self.worker.close_step(
-                loss_sum=self._loss, correct=self._correct, labels=self._labels,
-                front_end_state=state, measures=self._measures)
+                loss_sum=self._loss, correct=self.measures.correct,
+                labels=self.measures.labels, front_end_state=state,
+                measures=self.measures.sums)
         except _errors.StatusError as error:
             if _errors.code_of(error) in _errors.VOID:
                 self.load_statistics()
