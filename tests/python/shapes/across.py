@@ -325,6 +325,17 @@ def similarities_that_are_meant(t):
         train(t, error_of(z, y) + 0.0 * (z @ z.t()).square().mean(), weight=len(x))
 
 
+@row()
+def layers_that_get_no_samples(t):
+    """As the rest of a network behind an early exit."""
+    for model, x, y in steps(t):
+        early = x.flatten(1).amax(1) > -100
+        z = embedded(model, x)
+        loss = sum((model.head(z[rows]) - y[rows]).square().sum()
+                   for rows in (early, ~early))
+        train(t, loss / len(x))
+
+
 # ---- arithmetic within the model
 
 class Shifted(Net):

@@ -275,7 +275,7 @@ def _keep_some(layer: _Layer, samples: int, some: list[int], gradients: Any,
         if gradient is None:
             continue
         kept[number] = torch.zeros_like(gradient)
-        if gradient.dim() > 0 and len(gradient) % samples == 0:
+        if gradient.dim() > 0 and len(gradient) and len(gradient) % samples == 0:
             rows = some if len(gradient) == samples else some[:1]
             kept[number][rows] = gradient[rows]
     return tuple(kept)
@@ -288,7 +288,7 @@ def _with_samples(outputs: _Found, samples: int) -> list[Any]:
     equally many. In any order the first row is then one of the first sample, and the last
     of the last. Outputs of different lengths may have rows of something else."""
     rows = {key: len(output) for key, output in outputs.items()
-            if output.dim() > 1 and len(output) % samples == 0 and
+            if output.dim() > 1 and len(output) and len(output) % samples == 0 and
             _has_samples_first(key[0], output, samples)}
     whole = [key for key, many in rows.items() if many == samples]
     return whole or (list(rows) if len(set(rows.values())) == 1 else [])
