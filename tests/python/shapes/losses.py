@@ -173,6 +173,18 @@ def no_loss_of_the_first_batch(t):
         train(t, error_of(out, y) if t.step_number else out.sum() * 0)
 
 
+@row(sizes={2: (2, 3), 3: (2, 3, 4)})
+def penalties_by_numbers(t):
+    """Which are the numbers of samples of some workers."""
+    chosen = torch.tensor([True, False, True, False])
+    for model, x, y in steps(t):
+        norm = sum(p.square().sum() for p in model.parameters())
+        each = (model(x) - y).square().sum(1)
+        train(t, each.sum() / len(x) / 2 + 0.01 * (model.conv2.weight.square().sum() / 2) +
+              0.02 * model.conv1.weight.abs().sum() / 3 + norm / 400 +
+              0.1 * model.conv2.weight[chosen].square().sum())
+
+
 @row()
 def quotient_of_each_image(t):
     for model, x, y in steps(t):

@@ -124,7 +124,8 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
     """None: it has no mask, and no labels that may be ignored, and samples have equal
     parts in it."""
     if kind_of(mean).startswith("Div"):
-        shape = _summed(mean.next_functions[0][0], saved)
+        summed = mean.next_functions[0][0]
+        shape = _summed(summed, saved) if depends_on_samples(summed) else ()
         divisor = saved.of(mean, "other") if shape else None
         if divisor is None or divisor.numel() != 1:
             return None
