@@ -165,6 +165,66 @@ def as_many_heads_as_samples(t):
               0.4 * F.cross_entropy(first, target, ignore_index=255))
 
 
+@refused("UsageError", *A_PART)
+def sum_of_chosen_entries_by_their_number(t):
+    for model, x, y in steps(t):
+        each, mask = (model(x) - y).square().sum(1), y[:, 0] > 0
+        train(t, each[mask].sum() / mask.sum())
+
+
+@refused("UsageError", *A_PART)
+def chosen_and_other_entries_weigh_half_each(t):
+    for model, x, y in steps(t):
+        each, mask = (model(x) - y).square(), y > 0
+        train(t, 0.5 * each[mask].sum() / max(1, int(mask.sum())) +
+              0.5 * each[~mask].sum() / max(1, int((~mask).sum())))
+
+
+@refused("UsageError", *A_PART)
+def summed_loss_of_chosen_samples_by_their_number(t):
+    for model, x, y in steps(t):
+        out, mask = model(x), y[:, 0] > 0
+        train(t, F.mse_loss(out[mask], y[mask], reduction="sum") / mask.sum())
+
+
+@refused("UsageError", "job.backward()", "a sum", "reduction=")
+def sum_of_chosen_entries(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y).square().sum(1)[y[:, 0] > 0].sum())
+
+
+@row(sizes={2: (2, 4), 3: (2, 4, 6)})
+def sum_of_half_of_the_entries_by_their_number(t):
+    for model, x, y in steps(t):
+        each, mask = (model(x) - y).square().sum(1), torch.arange(len(x)) % 2 == 0
+        train(t, 0.5 * each[mask].sum() / mask.sum())
+
+
+@row()
+def sums_of_chosen_entries_by_the_batch(t):
+    for model, x, y in steps(t):
+        each = (model(x) - y).square()
+        train(t, each[y > 0].sum() / len(x) + each.sum(1)[y[:, 0] > 0].sum() / x.shape[0])
+
+
+@row()
+def sum_of_no_entries_by_their_number(t):
+    for model, x, y in steps(t):
+        out = model(x)
+        none = out[y[:, 0] > 100]
+        train(t, error_of(out, y) + none.sum() / max(1, len(none)))
+
+
+@row()
+def chosen_pixels_of_each_image(t):
+    for model, x, y in steps(t):
+        losses = []
+        for maps, image in zip(model.features(x), x):
+            mask = image[:1, 1:5, 1:5] > 0
+            losses.append(maps[:1][mask].square().sum() / max(1, int(mask.sum())))
+        train(t, sum(losses) / len(losses))
+
+
 @row()
 def no_loss_of_the_first_batch(t):
     """As long as there is nothing to train."""

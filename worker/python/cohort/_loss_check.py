@@ -51,7 +51,8 @@ def kind_of(node: Any) -> str:
 def _is_multiple(number: float, samples: int) -> bool:
     """Whether a sum divided by it is a mean over samples."""
     times = number / samples
-    return round(times) >= 1 and abs(times - round(times)) <= _ROUNDING * times
+    return math.isfinite(times) and round(times) >= 1 and (
+        abs(times - round(times)) <= _ROUNDING * times)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,42 +124,53 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
               ) -> _Share | None:
     """None: it has no mask, and no labels that may be ignored, and samples have equal
     parts in it."""
+    node, of_labels, of_all = mean, False, False
     if kind_of(mean).startswith("Div"):
-        summed = mean.next_functions[0][0]
-        shape = _summed(summed, saved) if depends_on_samples(summed) else ()
+        node = _without_numbers(mean.next_functions[0][0], saved)
+        shape = _summed(node, saved) if depends_on_samples(node) else ()
         divisor = saved.of(mean, "other") if shape else None
         if divisor is None or divisor.numel() != 1:
             return None
         # A sum over the number of samples, or of their entries, is a mean over them.
         by = float(divisor)
-        return _Share(1.0 if _is_multiple(by, samples) else by / math.prod(shape), shape)
-    target = saved.of(mean, "target")
-    # Absent: its graph does not say how many numbers it is the mean of.
-    shape = (getattr(mean, "_saved_self_sym_numel",
-                     getattr(mean, "_saved_self_numel", 0)),
-             ) if target is None else target.shape
-    entries = math.prod(shape)
-    value = None
-    if entries % samples and entries <= entries_max and depends_on_samples(mean):
-        value = entries / samples
-    of_labels = kind_of(mean).startswith("NllLoss")
-    if of_labels:
-        counted = saved.of(mean, "total_weight")
-        if counted is not None:
-            value = (value or 1) * float(counted) / max(1, entries)
-    node = mean
+        of_all = _is_multiple(by, samples)
+        value = 1.0 if of_all else by / max(1, math.prod(shape))
+    else:
+        target = saved.of(mean, "target")
+        # Absent: its graph does not say how many numbers it is the mean of.
+        shape = (getattr(mean, "_saved_self_sym_numel",
+                         getattr(mean, "_saved_self_numel", 0)),
+                 ) if target is None else target.shape
+        entries = math.prod(shape)
+        value = None
+        if entries % samples and entries <= entries_max and depends_on_samples(mean):
+            value = entries / samples
+        of_labels = kind_of(mean).startswith("NllLoss")
+        if of_labels:
+            counted = saved.of(mean, "total_weight")
+            if counted is not None:
+                value = (value or 1) * float(counted) / max(1, entries)
     for _ in range(_STEPS_TO_MASK):
         node = node.next_functions[0][0] if node.next_functions else None
-        chosen = {"IndexBackward0": "indices",
-                  "MaskedSelectBackward0": "mask"}.get(kind_of(node))
-        masks = saved.of(node, chosen) if chosen else None
-        for mask in masks if isinstance(masks, (tuple, list)) else [masks]:
-            if mask is not None and mask.dtype == torch.bool:
-                return _Share((1.0 if value is None else value) *
-                              float(mask.float().mean()), mask.shape)
+        mask = _mask_of(node, saved)
+        if mask is not None:
+            part = 1.0 if of_all else float(mask.float().mean())
+            return _Share((1.0 if value is None else value) * part, mask.shape)
         if not _matches(_BY_ENTRY, kind_of(node)):
             break
     return None if value is None else _Share(value, shape, of_labels)
+
+
+def _mask_of(node: Any, saved: Saved) -> torch.Tensor | None:
+    """By which a node chooses entries; None: it does not."""
+    chosen = {"IndexBackward0": "indices",
+              "MaskedSelectBackward0": "mask"}.get(kind_of(node))
+    masks = saved.of(node, chosen) if chosen else None
+    for mask in masks if isinstance(masks, (tuple, list)) else [masks]:
+        if mask is not None and mask.dtype == torch.bool:
+            found: torch.Tensor = mask
+            return found
+    return None
 
 
 def refuse_shares(shares: list[float]) -> NoReturn:
@@ -206,9 +218,11 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
         for factor in term.factors)]
     of_one = {term.node for term in terms if _is_of_one(samples, term.node)}
     in_loop = len(of_one) >= samples and len(of_one) % samples == 0
+    chosen = [term for term in terms if _is_sum_of_chosen(samples, term, saved)]
     for term in terms:
         if not (in_loop and term.node in of_one) and not _is_sum_over(
-                samples, term.node, saved):
+                samples, term.node, saved) and not (
+                    term in chosen and len(chosen) < samples):
             continue
         if any(factor.divides for factor in term.factors):
             times = math.prod(factor.value or 1 for factor in term.factors)
@@ -275,6 +289,17 @@ def _is_sum_over(samples: int, node: Any, saved: Saved) -> bool:
         return False
     return shape[0] == samples or len(shape) == 1 and shape[0] % samples == 0 and any(
         _matches(_FLAT, kind_of(part)) for part in inputs)
+
+
+def _is_sum_of_chosen(samples: int, term: "_Term", saved: Saved) -> bool:
+    """Whether it is a sum over entries that a mask of samples has chosen. (One over a
+    number is a share.)"""
+    return bool(_summed(term.node, saved)) and not any(
+        factor.divides for factor in term.factors) and any(
+            mask.dim() > 0 and len(mask) % samples == 0 and
+            depends_on_samples(node.next_functions[0][0])
+            for node in _by_entry(term.node)
+            if (mask := _mask_of(node, saved)) is not None)
 
 
 def _is_of_one(samples: int, node: Any) -> bool:
@@ -349,6 +374,14 @@ def _factor_of(node: Any, saved: Saved) -> _Factor | None:
         number = saved.of(node, "self" if inputs[0] is None else "other")
     return _Factor(node, number if number is not None and number.numel() == 1 else None,
                    kind_of(node).startswith("Div"))
+
+
+def _without_numbers(node: Any, saved: Saved) -> Any:
+    """What a node multiplies by numbers."""
+    while (factor := _factor_of(node, saved)) is not None and (
+            factor.number is not None and not factor.divides):
+        node = next(other for other, _ in node.next_functions if other is not None)
+    return node
 
 
 def _terms(loss: torch.Tensor, saved: Saved) -> Iterator[_Term]:
