@@ -392,6 +392,94 @@ def sum_of_weighted_columns_of_means(t):
         train(t, error_of(model(x), y) + (weights * columns).sum())
 
 
+# ---- constants that are computed from the batch
+
+OF_THE_BATCH = ("job.backward()", "differ between workers", "job.sum", "weight=")
+
+
+def shares_of(labels, dtype):
+    return F.one_hot(labels, 2).to(dtype).mean(0)
+
+
+@refused("UsageError", *OF_THE_BATCH)
+def weights_of_classes_in_the_batch(t):
+    for model, x, y in steps(t):
+        labels = labels_of(y)
+        train(t, F.cross_entropy(model(x), labels, 1 / (0.1 + shares_of(labels, x.dtype)),
+                                 reduction="none").mean())
+
+
+@refused("UsageError", *OF_THE_BATCH)
+def weight_of_positives_in_the_batch(t):
+    for model, x, y in steps(t):
+        positive = (y > 0.3).to(x.dtype)
+        train(t, F.binary_cross_entropy_with_logits(
+            model(x), positive, pos_weight=(1 - positive).sum() / (0.1 + positive.sum())))
+
+
+@refused("UsageError", *OF_THE_BATCH)
+def shares_of_experts_in_the_batch(t):
+    """The loss that balances the load of a mixture of experts (Switch transformers)."""
+    for model, x, y in steps(t):
+        out = model(x)
+        p = torch.softmax(out, 1)
+        train(t, error_of(out, y) + 2 * (p.mean(0) * shares_of(p.argmax(1), x.dtype)).sum())
+
+
+@refused("UsageError", *OF_THE_BATCH)
+def shares_of_experts_of_all_words(t):
+    """As Mixtral has it."""
+    for model, x, y in steps(t):
+        words = torch.softmax(model.features(x).flatten(2).transpose(1, 2).reshape(-1, 4), 1)
+        chosen = F.one_hot(words.topk(2, 1).indices, 4).to(x.dtype).mean(0)
+        train(t, error_of(model(x), y) + (chosen * words.mean(0).unsqueeze(0)).sum())
+
+
+@row()
+def weights_and_shares_of_all_workers(t):
+    """As the error says."""
+    for model, x, y in steps(t):
+        out = model(x)
+        p = torch.softmax(out, 1)
+        count = t.sum(torch.tensor(float(len(x)), dtype=x.dtype))
+        chosen = t.sum(F.one_hot(p.argmax(1), 2).to(x.dtype).sum(0)) / count
+        positive = t.sum((y > 0).to(x.dtype).sum(0))
+        train(t, error_of(out, y) + (p.mean(0) * chosen).sum() +
+              F.binary_cross_entropy_with_logits(out, (y > 0).to(x.dtype),
+                                                 pos_weight=(count - positive) / positive))
+
+
+@row()
+def constant_weights(t):
+    for model, x, y in steps(t):
+        out, weights = model(x), torch.tensor([0.3, 2.0], dtype=x.dtype)
+        train(t, F.cross_entropy(out, labels_of(y), weights, reduction="none").mean() +
+              F.binary_cross_entropy_with_logits(out, (y > 0).to(x.dtype),
+                                                 pos_weight=weights) +
+              torch.dot(out.square().mean(0), weights))
+
+
+@row()
+def weights_of_classes_on_rank_0(t):
+    """Workers train different losses."""
+    weights = torch.tensor([0.3, 2.0])
+    for model, x, y in steps(t):
+        out, own = model(x), t.of(x, 0)
+        first = F.cross_entropy(out, labels_of(y), weights.to(x.dtype), reduction="none")
+        second = (out - y).square().sum(1)
+        train(t, torch.where(own, first, second).mean() if t.rank is None else
+              (first if own.all() else second).mean())
+
+
+@row(sizes={2: (3, 4), 3: (2, 3, 4)})
+def masks_under_a_mean_over_times(t):
+    """Of which there are twelve, the first dimension."""
+    for model, x, y in steps(t):
+        times = model.features(x).flatten(2)[:, :, :12].permute(2, 0, 1)
+        each = times.square().mean(0) * (y[:, :1] > 0).to(x.dtype)
+        train(t, each.sum(1).mean())
+
+
 # ---- parts of a step
 
 @refused("UsageError", "divided by 2", "accumulate=2", sizes={2: (4, 6)})

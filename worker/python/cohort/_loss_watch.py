@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cohort import _graph_check, _loss_check, _mixing_check
+from cohort import _constants, _graph_check, _loss_check, _mixing_check
 
 if TYPE_CHECKING:
     from cohort._step import Step
@@ -19,6 +19,7 @@ class LossWatch:
 
     Attributes:
         shares: of the last loss; workers compare them. See _loss_check.
+        constants: a number for those of the last loss; see _constants.
         has_hooks: outputs of the script's have hooks, which a further pass would
             call.
         has_saved_hooks: values that are kept for derivatives have some.
@@ -31,6 +32,7 @@ class LossWatch:
         self._unmixed: set[frozenset[str]] = set()
         self._means: set[frozenset[str]] = set()
         self.shares: list[float] = []
+        self.constants = 0.0
         self.has_hooks = self.has_saved_hooks = False
 
     def check(self, loss: torch.Tensor, weight: float | None, reduction: str
@@ -53,7 +55,7 @@ class LossWatch:
 
     def _check_samples(self, loss: torch.Tensor, nodes: set[Any],
                        weight: float | None, reduction: str) -> None:
-        step, self.shares = self._step, []
+        step, self.shares, self.constants = self._step, [], 0.0
         assignment, saved = step.assignment, step.tape.saved
         # Anything but a loss is refused later.
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
@@ -84,6 +86,8 @@ class LossWatch:
         entries_max = (0.0 if step.tape.sums else
                        math.inf if assignment.version == 0 else samples)
         self.shares = _loss_check.shares_in(loss, nodes, samples, entries_max, saved)
+        if step.batch.samples:
+            self.constants = _constants.number_of(nodes, samples, saved)
 
     def check_sum(self, what: str, total: torch.Tensor) -> None:
         """Raises UsageError for a sum over this worker's samples that has a penalty in

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from cohort import _devices, _errors, _loss_check
+from cohort import _constants, _devices, _errors, _loss_check
 from cohort._unseeded import Unseeded
 
 if TYPE_CHECKING:
@@ -93,12 +93,13 @@ class Members:
         step, unseeded, kept = self._step, self._unseeded, self._step.model.kept
         unseeded.end()
         modes, shares = step.model.modes(), step.losses.shares
+        constants = step.losses.constants
         sums, spreads, met = step.worker.meet(site, [
             *own, kept.digest, unseeded.number, *map(_devices.number_of, (
                 repr(step.numbers).encode(), self.order_digest, repr(shares).encode(),
-                modes.encode()))])
+                modes.encode())), constants, float(constants > 0)])
         state, drawn, numbers, orders, other_shares, other_modes = (
-            spread > 0 for spread in spreads[len(own):])
+            spread > 0 for spread in spreads[len(own):-2])
         if other_modes:
             raise _errors.ConfigurationError(
                 "job.backward(): in this step the model has other parameters frozen "
@@ -128,6 +129,9 @@ class Members:
                 "worker's loader")
         if other_shares:
             _loss_check.refuse_shares(shares)
+        # Some workers may have a loss without. Sums are rounded.
+        if constants and round(sums[-2]) != constants * round(sums[-1]):
+            _constants.refuse_difference()
         assert step.assignment is not None
         if not self.are_void():
             kept.refuse_some(int(met), int(step.assignment.members))
