@@ -124,3 +124,28 @@ def a_number_of_a_loss(t):
     for x, y in t.data():
         train(t, loss(late(t, model, x), y))
         t.same("factor", loss.factor)
+
+
+@refused("UsageError", "no tensors", "weight=")
+def own_batches_of_arrays(t):
+    model = started(t)
+    if t.rank is None:
+        return
+    for x, y in t.job.data((tuple(part.numpy() for part in batch_of(
+            t.rank, step, t.size, (3, 6, 6))) for step in range(t.steps)),
+            batch_size=t.size):
+        train(t, error_of(model(torch.from_numpy(x)), torch.from_numpy(y)))
+
+
+@row()
+def own_batches_of_arrays_with_a_weight(t):
+    model = started(t)
+    if t.rank is None:
+        for x, y in t.data():
+            train(t, error_of(model(x), y))
+        return
+    for x, y in t.job.data((tuple(part.numpy() for part in batch_of(
+            t.rank, step, t.size, (3, 6, 6))) for step in range(t.steps)),
+            batch_size=t.size):
+        train(t, error_of(model(torch.from_numpy(x)), torch.from_numpy(y)),
+              weight=len(x))

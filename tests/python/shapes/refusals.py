@@ -348,6 +348,16 @@ def a_model_left_in_evaluation_mode_on_rank_0(t):
         train(t, error_of(model.drop(model(x)), y))
 
 
+@refused("UsageError", "not trained", "num_workers=")
+def batches_that_are_fetched_ahead(t):
+    model = started(t)
+    batches = iter(t.data())
+    coming = next(batches, None)
+    while coming is not None:
+        (x, y), coming = coming, next(batches, None)
+        train(t, error_of(model(x), y))
+
+
 @refused("UsageError", "job.step()")
 def a_batch_without_a_step(t):
     for model, x, y in steps(t):

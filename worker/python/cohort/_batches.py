@@ -146,7 +146,7 @@ class OwnCounter:
         agree = first is None or set(lengths) <= {first}
         if declared is None:
             return first, "" if agree else (
-                f"the batch has tensors of lengths {_listed(lengths)}, so its "
+                f"the batch has {_listed(lengths)}, so its "
                 "number of samples is not clear; pass it as weight=, or pass "
                 "job.data(batch_size=...)")
         known = {counts[rule] for rule in self._rules if rule in counts}
@@ -163,7 +163,7 @@ class OwnCounter:
         if not known and "first" in counts and agree and not time_first:
             return first, ""
         return first, (
-            f"the batch has tensors of lengths {_listed(lengths)}, but job.data() "
+            f"the batch has {_listed(lengths)}, but job.data() "
             f"was given batch_size={declared}, so its number of samples is not "
             "clear; pass it as weight=, or begin the batch with a tensor whose "
             "first dimension is the samples")
@@ -247,13 +247,15 @@ def counted_samples(batch: Any, read: int) -> tuple[int | None, str]:
         elif time_first or first is not None and first % read == 0 and read > 1:
             return read, ""
     return chosen, (
-        f"the batch was made of {read} samples, but has tensors of lengths "
+        f"the batch was made of {read} samples, but has "
         f"{_listed(inside)}; pass weight=, the number that the loss is a mean over")
 
 
 def _listed(lengths: list[int]) -> str:
+    if not lengths:
+        return "no tensors in dictionaries, lists or dataclasses"
     shown = ", ".join(map(str, lengths[:8]))
-    return shown if len(lengths) <= 8 else f"{shown} and so on"
+    return f"tensors of lengths {shown}" + (" and so on" if len(lengths) > 8 else "")
 
 
 def copied(value: Any, clones: bool) -> Any:

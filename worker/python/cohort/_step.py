@@ -272,7 +272,7 @@ class Step:
             "workers do not wait. For epochs of fewer batches do not take one more and "
             "`break`, and do not zip() with fewer of something: pass job.data(sampler="
             "RandomSampler(dataset, num_samples=n)). To look at a sample, take it from "
-            "the data set")
+            "the data set; to read ahead, pass num_workers= in place of a prefetcher")
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
