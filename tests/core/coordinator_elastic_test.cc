@@ -163,6 +163,21 @@ TEST(CoordinatorElasticTest, AFixedCohortWaitsForNobodyWhoLeftBefore) {
   EXPECT_THAT(cohort.told(kRank2).members, ElementsAre(kRank0, kRank1, kRank2));
 }
 
+// Those who were there took their batch sizes along.
+TEST(CoordinatorElasticTest, StatisticsAreNotCollectedWhileNobodyIsThere) {
+  FakeSetup setup = ElasticSetup();
+  setup.options.workers_min = 1;
+  setup.options.policy.statistics = {StatisticsKind::kAfter};
+  TwoOfFour cohort(setup);
+  cohort.Leave(kRank0);
+  cohort.Leave(kRank1);
+  EXPECT_THAT(cohort.Collect(), IsError(kFailedPrecondition, "no worker"));
+  cohort.Drain("enough");
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.StartOne(kRank2);
+  EXPECT_EQ(cohort.told(kRank2).kind, AssignmentKind::kCollectMoments);
+}
+
 TEST(CoordinatorElasticTest, AFixedCohortBecomesElasticAndContinues) {
   FakeSetup setup = SmallSetup();
   setup.options.given.insert("on_worker_loss");

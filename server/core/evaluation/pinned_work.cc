@@ -93,6 +93,8 @@ bool PinnedWork::Conclude(Turn& turn) {
   const bool collected =
       set->Describes(model_.version()) || uncollectable_ == model_.version();
   if (!collected) {
+    // An elastic cohort may have nobody who could.
+    if (BatchSizes().empty()) return false;
     StartCollection(turn);
     return false;
   }
@@ -101,11 +103,16 @@ bool PinnedWork::Conclude(Turn& turn) {
   return true;
 }
 
-void PinnedWork::StartCollection(Turn& turn) {
+std::vector<int64_t> PinnedWork::BatchSizes() const {
   std::vector<int64_t> batch_sizes;
   for (const Worker& worker : ranks_.all()) {
     if (worker.batch_size > 0) batch_sizes.push_back(worker.batch_size);
   }
+  return batch_sizes;
+}
+
+void PinnedWork::StartCollection(Turn& turn) {
+  std::vector<int64_t> batch_sizes = BatchSizes();
   const StepShares shares =
       ShareStep(batch_sizes, settings_.policy().global_batch);
   for (size_t i = 0; i < batch_sizes.size(); ++i) {
@@ -195,6 +202,10 @@ absl::StatusOr<CollectionAnswer> PinnedWork::Collect(bool training_done,
       return absl::FailedPreconditionError(
           "training is done; the run collects the statistics itself before it "
           "ends");
+    }
+    if (BatchSizes().empty()) {
+      return absl::FailedPreconditionError(
+          "no worker is there to compute the statistics; start one");
     }
     StartCollection(turn);
   }

@@ -60,7 +60,7 @@ class PinnedWork {
   bool Conclude(Turn& turn);
   // Starts a collection on request; if one is in progress, only answers.
   // Errors: FailedPrecondition (training has not started or is done, the policy
-  //   does not keep the kind, no layer has statistics).
+  //   does not keep the kind, no layer has statistics, nobody is there).
   absl::StatusOr<CollectionAnswer> Collect(bool training_done, Turn& turn);
 
   // The next part that no rank computes yet, for `rank`, which then computes
@@ -84,6 +84,8 @@ class PinnedWork {
   void EvaluateAllKinds(int64_t epochs);
   // `after` is collected before the run ends.
   bool EndsWithCollection() const;
+  // Of the ranks that have one.
+  std::vector<int64_t> BatchSizes() const;
   void StartCollection(Turn& turn);
   void FinishCollection(bool training_done, Turn& turn);
 
