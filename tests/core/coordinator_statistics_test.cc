@@ -367,6 +367,27 @@ TEST(CoordinatorStatisticsTest, ADrainedRunCollectsOnlyWhatItExports) {
   }
 }
 
+// The moments are there before the evaluation of the epoch's end is.
+TEST(CoordinatorStatisticsTest, ADrainedRunEvaluatesWhatItExports) {
+  FakeSetup setup = AsyncSetup();
+  setup.options.policy.aggregation = AggregationKind::kBounded;
+  setup.options.policy.lead_max = 1;
+  setup.options.policy.statistics = {kAfter, kAsync};
+  setup.options.epochs = 2;
+  StartedCohort cohort(setup);
+  TrainEpoch(cohort);
+  cohort.Drain("enough");
+  ASSERT_EQ(cohort.told(kRank0).kind, AssignmentKind::kEvaluate);
+  ExpectOk(cohort.Report(kRank1).status());
+  Work(cohort, kRank1);
+  ExpectOk(cohort.Report(kRank0).status());
+  cohort.EvaluateAll();
+  EXPECT_TRUE(cohort.core().ended());
+  const auto evaluated = cohort.All<effect::Evaluated>();
+  ASSERT_THAT(evaluated, SizeIs(2));
+  EXPECT_EQ(evaluated[1].record.results[0].statistics, kAfter);
+}
+
 TEST(CoordinatorStatisticsTest, WhatIsNotFiniteIsNamedAndLeavesAfterAsItWas) {
   StartedCohort cohort(SetupWith({kAfter, kSync}));
   TrainEpoch(cohort);

@@ -98,6 +98,8 @@ bool PinnedWork::Conclude(Turn& turn) {
     StartCollection(turn);
     return false;
   }
+  // There is one evaluation of a version at a time.
+  if (evaluations_.Pinned(model_.version()) != nullptr) return false;
   concluded_ = true;
   EvaluateAllKinds(ledger_.cursor.epoch());
   return true;
