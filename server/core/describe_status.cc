@@ -299,11 +299,12 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
     view.waiting = now - run.roster.too_few_since().value_or(now);
     return;
   }
-  const std::vector<Rank> lost = run.ranks.Where([](const Worker& worker) {
-    return worker.ever_registered && !worker.usable();
-  });
   // Under every rule, the run stops without any worker.
   const bool alone = run.ranks.live() == 0;
+  const std::vector<Rank> lost = run.ranks.Where([alone](const Worker& worker) {
+    return !worker.usable() &&
+           (worker.keeps_share() || (alone && worker.ever_registered));
+  });
   const bool waits = !lost.empty() && (alone || run.settings.waits_for_lost());
   if (waits) {
     view.waited_for = lost;

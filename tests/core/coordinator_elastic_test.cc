@@ -163,6 +163,28 @@ TEST(CoordinatorElasticTest, AFixedCohortWaitsForNobodyWhoLeftBefore) {
   EXPECT_THAT(cohort.told(kRank2).members, ElementsAre(kRank0, kRank1, kRank2));
 }
 
+TEST(CoordinatorElasticTest,
+     AFixedCohortDoesNotEndBecauseOfThoseWhoLeftBefore) {
+  for (const AggregationKind kind :
+       {AggregationKind::kSync, AggregationKind::kBounded}) {
+    FakeSetup setup = ElasticSetup();
+    setup.options.policy.aggregation = kind;
+    setup.options.policy.lead_max = 2;
+    TwoOfFour cohort(setup);
+    cohort.StartOne(kRank2);
+    cohort.Leave(kRank2);
+    ExpectOk(cohort.Change({{"workers", "3"}, {"on_worker_loss", "wait"}}));
+    cohort.PushBoth(PushOf(1));
+    for (int i = 0; i < 7; ++i) {
+      ASSERT_TRUE(Trains(cohort, kRank0));
+      cohort.PushBoth(PushOf(1));
+      cohort.Pass(absl::Seconds(10));
+    }
+    EXPECT_FALSE(cohort.core().ended());
+    EXPECT_EQ(StateOf(cohort), "training, 2 of 3 workers");
+  }
+}
+
 // Those who were there took their batch sizes along.
 TEST(CoordinatorElasticTest, StatisticsAreNotCollectedWhileNobodyIsThere) {
   FakeSetup setup = ElasticSetup();

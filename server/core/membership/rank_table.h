@@ -81,6 +81,9 @@ struct Worker {
   }
   bool present() const { return state != State::kVacant && registered; }
   bool usable() const { return state == State::kLive && registered; }
+  // Under `wait` a replacement computes its share. One that was lost while the
+  // cohort was elastic has none, until another worker takes its place.
+  bool keeps_share() const { return ever_registered && batch_size > 0; }
 };
 
 absl::string_view StateName(Worker::State state);

@@ -428,7 +428,8 @@ std::optional<std::string> Roster::FindAbandoned(Instant now) const {
     if (worker.state != Worker::State::kVacant || !worker.ever_registered) {
       continue;
     }
-    if (!settings_.waits_for_lost() && any_live) continue;
+    const bool waits = settings_.waits_for_lost() && worker.keeps_share();
+    if (!waits && any_live) continue;
     const absl::Duration missed = now - worker.missed_since;
     if (missed > deadline) {
       return absl::StrCat("no replacement for rank ", worker.rank.value(),

@@ -257,7 +257,7 @@ std::vector<RankLead> ArrivalQueue::Leads() const {
     leads.push_back(
         {.rank = worker.rank,
          .assignments_finished = finished_[leads.size()],
-         .counts = worker.usable() || (waits && worker.ever_registered)});
+         .counts = worker.usable() || (waits && worker.keeps_share())});
   }
   return leads;
 }

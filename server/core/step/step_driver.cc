@@ -100,10 +100,8 @@ std::vector<Rank> StepDriver::Candidates() const {
     // Under `wait` a vacant rank stays a member: its replacement will compute
     // its share. Otherwise a broken stream is no loss yet: if it becomes one,
     // the attempt ends.
-    // A rank that was lost while the cohort was elastic has no share, until
-    // another worker takes its place.
     const bool takes_part =
-        waits ? worker.ever_registered && worker.batch_size > 0
+        waits ? worker.keeps_share()
               : worker.state != Worker::State::kVacant && worker.registered &&
                     !worker.leaves_because.has_value();
     if (takes_part) candidates.push_back(worker.rank);
