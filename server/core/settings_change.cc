@@ -215,7 +215,9 @@ void RequestChange(Run& run, const CoordinatorOptions& target,
     Record(run, at_once, ChangeText(before, settings.options()), "", note,
            turn);
   }
-  if (at_once.contains("on_worker_loss") && !settings.waits_for_lost()) {
+  if (at_once.contains("on_worker_loss") && settings.waits_for_lost()) {
+    run.roster.MissVacant(turn.now);
+  } else if (at_once.contains("on_worker_loss")) {
     WithdrawFromLost(run, "the others continue without it", turn);
   }
   // Settings that act at once may have let an earlier request take effect.
@@ -294,6 +296,10 @@ void PutChangeInForce(Run& run, Turn& turn) {
                     OptimizerText(policy_before, policy, options.optimizer));
   }
   if (options.elastic()) run.roster.ForgetVacantShares();
+  if (before.elastic() != options.elastic() ||
+      before.on_worker_loss != options.on_worker_loss) {
+    run.roster.MissVacant(turn.now);
+  }
   if (options.workers != before.workers) {
     ResizeCohort(run, options.workers, turn);
   }

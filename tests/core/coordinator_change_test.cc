@@ -181,6 +181,20 @@ TEST(CoordinatorChangeTest, ContinueFreesThoseWhoWait) {
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
 }
 
+// Whatever time they had under `continue`, which waits for nobody.
+TEST(CoordinatorChangeTest, WaitGivesTimeToThoseWhoWereLostBefore) {
+  FakeSetup setup = Continuing(LongSetup());
+  setup.options.replacement_deadline = absl::Seconds(10);
+  StartedCohort cohort(setup);
+  cohort.Leave(kRank1);
+  for (int i = 0; i < 3; ++i) cohort.Pass(absl::Seconds(4));
+  ASSERT_TRUE(cohort.Change({{"on_worker_loss", "wait"}}).ok());
+  cohort.Pass(absl::Seconds(9));
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Pass(absl::Seconds(2));
+  EXPECT_TRUE(cohort.core().ended());
+}
+
 TEST(CoordinatorChangeTest, MoreWorkersJoinAndFewerAreSentHome) {
   FakeSetup setup = LongSetup();
   setup.batch_sizes = {2, 2, 2};

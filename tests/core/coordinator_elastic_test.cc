@@ -185,6 +185,22 @@ TEST(CoordinatorElasticTest,
   }
 }
 
+// Nobody is left, and had been for long when the size was fixed.
+TEST(CoordinatorElasticTest, AFixedCohortWaitsAnewIfNobodyIsThere) {
+  FakeSetup setup = ElasticSetup();
+  setup.options.workers_min = 1;
+  TwoOfFour cohort(setup);
+  cohort.Leave(kRank1);
+  cohort.Pass(absl::Seconds(9));
+  cohort.Leave(kRank0);
+  for (int i = 0; i < 6; ++i) cohort.Pass(absl::Seconds(9));
+  ExpectOk(cohort.Change({{"workers", "2"}}));
+  cohort.Pass(absl::Seconds(9));
+  EXPECT_FALSE(cohort.core().ended());
+  for (int i = 0; i < 6; ++i) cohort.Pass(absl::Seconds(9));
+  EXPECT_TRUE(cohort.core().ended());
+}
+
 // Those who were there took their batch sizes along.
 TEST(CoordinatorElasticTest, StatisticsAreNotCollectedWhileNobodyIsThere) {
   FakeSetup setup = ElasticSetup();

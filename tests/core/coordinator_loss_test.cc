@@ -367,6 +367,25 @@ TEST_F(CoordinatorContinueTest, ANewcomerJoinsAtTheNextStep) {
   EXPECT_EQ(cohort_.told(kRank1).range, (IndexRange{6, 7}));
 }
 
+// The first was lost long ago, and the run continued without it.
+TEST(CoordinatorLossTest, TheLastOneMayReconnectLikeAnyOther) {
+  FakeSetup setup = Continuing(Long(SmallSetup()));
+  setup.options.replacement_deadline = absl::Seconds(10);
+  StartedCohort cohort(setup);
+  cohort.Leave(kRank0);
+  for (int i = 0; i < 3; ++i) cohort.Pass(absl::Seconds(4));
+  cohort.BreakSession(kRank1);
+  cohort.Pass(absl::Milliseconds(100));
+  EXPECT_FALSE(cohort.core().ended());
+  EXPECT_THAT(cohort.Status().state, HasSubstr("gives up in 9.9 s"));
+  ExpectOk(cohort.Join(kRank1, cohort.incarnation(kRank1)));
+  for (int i = 0; i < 3; ++i) cohort.Pass(absl::Seconds(4));
+  EXPECT_FALSE(cohort.core().ended());
+  cohort.Leave(kRank1);
+  for (int i = 0; i < 3; ++i) cohort.Pass(absl::Seconds(4));
+  EXPECT_TRUE(cohort.core().ended());
+}
+
 TEST_F(CoordinatorContinueTest, WithNobodyLeftTheStepWaitsForAnyone) {
   cohort_.Leave(kRank0);
   cohort_.Leave(kRank1);

@@ -44,8 +44,9 @@ struct Worker {
   Instant last_heard;
   // When it left kLive.
   Instant lost_at;
-  // When the last incarnation that was registered ended: a replacement that is
-  // refused does not restart the wait for one.
+  // Since when the run waits for a replacement: the end of the last incarnation
+  // that was registered, for one that is refused does not restart the wait; or
+  // later, if others continued without it until then.
   Instant missed_since;
   bool ever_joined = false;
   bool registered = false;

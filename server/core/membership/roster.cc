@@ -298,7 +298,9 @@ std::string Roster::SurplusText(Rank rank) const {
 void Roster::Break(SessionId session, Turn& turn) {
   Worker* worker = ranks_.BySession(session);
   if (worker == nullptr) return;
+  const bool usable = worker->usable();
   ranks_.Transition(*worker, Worker::State::kReconnecting, turn.now);
+  if (usable) NoteGone(turn.now);
   if (phase_.ended()) return;
   turn.Warn(absl::StrCat("rank ", worker->rank.value(),
                          ": its connection broke; it counts as lost unless "
@@ -311,11 +313,13 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
                     Turn& turn) {
   Worker& worker = ranks_[rank];
   const bool enough = ranks_.present() >= settings_.workers_min();
+  const bool usable = worker.usable();
   ranks_.Transition(worker, Worker::State::kVacant, turn.now);
   worker.lost_at = turn.now;
   if (worker.registered || !worker.ever_registered) {
     worker.missed_since = turn.now;
   }
+  if (usable) NoteGone(turn.now);
   worker.finished = phase_.ended() && worker.registered;
   worker.registered = false;
   worker.work.SetWaiting(false);
@@ -346,6 +350,16 @@ void Roster::Vacate(Rank rank, VacancyReason why, const std::string& reason,
                                      : "none before training starts")
               : "; the others continue without it"),
       worker.process());
+}
+
+void Roster::NoteGone(Instant now) {
+  if (!settings_.waits_for_lost() && ranks_.Usable().empty()) MissVacant(now);
+}
+
+void Roster::MissVacant(Instant now) {
+  for (Worker& worker : ranks_.all()) {
+    if (worker.state == Worker::State::kVacant) worker.missed_since = now;
+  }
 }
 
 void Roster::NoteStart(Instant now) {

@@ -74,6 +74,9 @@ class Roster {
   // The cohort has become elastic: shares of a batch are those of the workers
   // that are present.
   void ForgetVacantShares();
+  // The run has continued without those who are lost, and waits for them from
+  // now on.
+  void MissVacant(Instant now);
   // Changes the number of ranks. References to workers are invalid afterwards.
   void Resize(int32_t workers, Instant now);
   // Makes `rank` vacant.
@@ -109,6 +112,9 @@ class Roster {
   std::string SizeText() const;
 
  private:
+  // A worker that could be used has gone. Without others the run waits, also
+  // under `continue`.
+  void NoteGone(Instant now);
   absl::StatusOr<Joined> Rejoin(SessionId session, const JoinRequest& request,
                                 Turn& turn);
   absl::StatusOr<Worker*> VacantFor(const JoinRequest& request,
