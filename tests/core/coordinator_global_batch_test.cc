@@ -133,6 +133,20 @@ TEST(CoordinatorGlobalBatchTest, ABatchThatIsFarTooSmallIsRefused) {
       large.Change({{"global_batch", "8193"}}).status()));
 }
 
+TEST(CoordinatorGlobalBatchTest,
+     ABatchThatIsFarTooSmallForAPendingOneIsRefused) {
+  FakeSetup setup = Elastic(SmallSetup());
+  setup.plan.train_samples = 100000;
+  FakeCohort cohort(setup);
+  cohort.StartOne(kRank0);
+  ASSERT_TRUE(cohort.Change({{"global_batch", "8192"}}).ok());
+  ASSERT_FALSE(cohort.core().Policy(cohort.now()).pending.empty());
+  JoinRequest request{.rank = kRank1, .batch_size = 1};
+  Effects out;
+  EXPECT_FALSE(
+      cohort.core().Join(SessionId(77), request, cohort.now(), out).ok());
+}
+
 TEST(CoordinatorGlobalBatchTest, OwnDataIsRefused) {
   FakeSetup setup = Elastic(SmallSetup());
   setup.plan.own_data = true;

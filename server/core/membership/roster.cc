@@ -38,6 +38,10 @@ absl::Status CheckBatch(const JoinRequest& request,
         "job.data(batch_size_max=...)): the server has --shares=auto, and a "
         "larger share needs more memory");
   }
+  if (pending.has_value()) {
+    COHORT_RETURN_IF_ERROR(CheckStepBatches(pending->target.policy.global_batch,
+                                            request.batch_size));
+  }
   return CheckStepBatches(settings.policy().global_batch, request.batch_size);
 }
 
