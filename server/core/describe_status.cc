@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
 #include "server/core/ledger/run_progress.h"
+#include "server/core/lost_ranks.h"
 #include "server/core/statistics/call_names.h"
 #include "server/core/step/push_outcome.h"
 
@@ -59,7 +60,7 @@ absl::Duration WaitLeft(const Run& run, const std::vector<Rank>& ranks,
   absl::Duration left = kUnbounded;
   for (Rank rank : ranks) {
     const Worker& worker = run.ranks[rank];
-    Instant until = worker.work.last_progress() + options.step_deadline;
+    Instant until = worker.work.last_progress() + DeadlineOf(worker, options);
     if (worker.state == Worker::State::kVacant) {
       until = worker.missed_since + options.replacement_deadline;
     } else if (worker.state == Worker::State::kReconnecting) {

@@ -74,9 +74,6 @@ void LoseOverdue(Run& run, Turn& turn) {
   Expel(run, *run.registrar.asked(), VacancyReason::kDeadline, *silent, turn);
 }
 
-namespace {
-
-// Nothing comes of an assignment before its last local step.
 absl::Duration DeadlineOf(const Worker& worker,
                           const CoordinatorOptions& options) {
   const std::optional<Assignment>& given = worker.work.outstanding();
@@ -84,8 +81,6 @@ absl::Duration DeadlineOf(const Worker& worker,
   return options.step_deadline *
          static_cast<double>(std::max<size_t>(steps, 1));
 }
-
-}  // namespace
 
 void LoseStalled(Run& run, Turn& turn) {
   const CoordinatorOptions& options = run.settings.options();

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "absl/time/time.h"
 #include "common/ids.h"
 #include "server/core/events/turn.h"
 #include "server/core/ledger/run_counts.h"
@@ -27,8 +28,11 @@ void WithdrawFromLost(Run& run, const std::string& reason, Turn& turn);
 // ---- time
 // Loses ranks whose lease, grace, or time to send the initial values is over.
 void LoseOverdue(Run& run, Turn& turn);
-// Loses the first rank that has blocked others for longer than the step
-// deadline.
+// How long `worker` may block others without progress: nothing comes of an
+// assignment before its last local step.
+absl::Duration DeadlineOf(const Worker& worker,
+                          const CoordinatorOptions& options);
+// Loses the first rank that has blocked others for longer than that.
 void LoseStalled(Run& run, Turn& turn);
 // Asks for the end of the run if no replacement has come for a rank in time.
 void GiveUpAbandoned(Run& run, Turn& turn);

@@ -230,5 +230,17 @@ TEST(CoordinatorLocalStepsTest, OwnDataHasEmptyCuts) {
   EXPECT_EQ(cohort.Status().local_steps, 3);
 }
 
+// Each local step has the time of a step, so one that joins within it may have
+// to wait for as long.
+TEST(CoordinatorLocalStepsTest, OneThatWaitsIsToldTheDeadlineOfAllSteps) {
+  FakeSetup setup = Continuing(Local(SmallSetup()));
+  setup.options.step_deadline = absl::Minutes(5);
+  StartedCohort cohort(setup);
+  cohort.Leave(kRank1);
+  cohort.StartOne(kRank1);
+  ASSERT_EQ(cohort.told(kRank1).kind, AssignmentKind::kWait);
+  EXPECT_EQ(cohort.told(kRank1).wait, absl::Minutes(15));
+}
+
 }  // namespace
 }  // namespace cohort
