@@ -418,6 +418,23 @@ TEST(CoordinatorStatisticsTest, WhatOverflowsTogetherLeavesAfterAsItWas) {
   EXPECT_EQ(Of(cohort.snapshot(), kAfter), (LayerStatistics{{0}, {1}, 0}));
 }
 
+// Neither a checkpoint nor another worker would take them.
+TEST(CoordinatorStatisticsTest, RefusesWhatNoVersionMayHave) {
+  StartedCohort cohort(SetupWith({kSync}));
+  cohort.Send(kRank0, {}, {0, 1});
+  const auto written = [](const LayerStatistics& values) {
+    return PushClosing{
+        .batch_norm_calls = {1},
+        .moments = {{.moments = {.count = 2, .first = {0}, .second = {2}}}},
+        .changes = {{.layer = 0, .writes = {{.values = values}}}}};
+  };
+  EXPECT_THAT(cohort.Close(kRank0, written({{0}, {-1}, 0})),
+              IsError(kInvalidArgument, "negative variance"));
+  EXPECT_THAT(cohort.Close(kRank0, written({{0}, {1}, int64_t{1} << 51})),
+              IsError(kInvalidArgument, "batches tracked"));
+  ExpectOk(cohort.Close(kRank0, written({{0}, {0}, int64_t{1} << 50})));
+}
+
 TEST(CoordinatorStatisticsTest, WithoutBatchNormThereIsNothingToCollect) {
   FakeSetup setup = SetupWith({kAfter, kSync});
   setup.layout.batch_norms[0].track_statistics = false;

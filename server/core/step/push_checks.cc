@@ -93,8 +93,7 @@ absl::Status CheckWrite(const StatisticsWrite& write,
            static_cast<double>(static_cast<float>(value)) == value;
   };
   if (write.after_calls < 0 || static_cast<size_t>(write.after_calls) > calls ||
-      values.num_batches_tracked < 0 || values.mean.size() != channels ||
-      values.variance.size() != channels ||
+      values.mean.size() != channels || values.variance.size() != channels ||
       !std::all_of(values.mean.begin(), values.mean.end(), fits) ||
       !std::all_of(values.variance.begin(), values.variance.end(), fits)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -102,6 +101,17 @@ absl::Status CheckWrite(const StatisticsWrite& write,
         values.mean.size(), " and ", values.variance.size(),
         " channels after call ", write.after_calls, ", want ", channels,
         " finite float32 numbers each, after 0 to ", calls, " calls"));
+  }
+  // No checkpoint, and no worker, could read a version with others.
+  if (values.num_batches_tracked < 0 ||
+      values.num_batches_tracked > limits::kBatchesTrackedMax ||
+      std::any_of(values.variance.begin(), values.variance.end(),
+                  [](double variance) { return variance < 0; })) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "closing: ", layer.name, ": got written statistics with ",
+        values.num_batches_tracked,
+        " batches tracked, or a negative variance, want 0 to ",
+        limits::kBatchesTrackedMax, " batches and variances of at least 0"));
   }
   return absl::OkStatus();
 }
