@@ -430,7 +430,7 @@ def shares_of_experts_in_the_batch(t):
 def shares_of_experts_of_all_words(t):
     """As Mixtral has it."""
     for model, x, y in steps(t):
-        words = torch.softmax(model.features(x).flatten(2).transpose(1, 2).reshape(-1, 4), 1)
+        words = model.features(x).flatten(2).transpose(1, 2).reshape(-1, 4).softmax(1)
         chosen = F.one_hot(words.topk(2, 1).indices, 4).to(x.dtype).mean(0)
         train(t, error_of(model(x), y) + (chosen * words.mean(0).unsqueeze(0)).sum())
 

@@ -43,7 +43,7 @@ def _constants_of(node: Any, samples: int, saved: Saved) -> Iterator[torch.Tenso
     kind = kind_of(node)
     if kind in _WEIGHTS:
         weights = saved.of(node, _WEIGHTS[kind])
-        # Samples may have weights of their own.
+        # Each sample may have one.
         if weights is not None and not (weights.dim() > 1 and len(weights) == samples):
             yield weights
     elif kind in _PRODUCTS:
