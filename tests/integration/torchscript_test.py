@@ -153,7 +153,7 @@ class TorchScript(unittest.TestCase):
         file = self.dir / "unequal.pt"
         networks("export", "unequal", file)
         cohort = self.start(file)
-        cohort.complete(1)
+        cohort.complete(3)
         self.assertIn("last: rank ", cohort.log())
 
     def test_a_trace_is_refused_with_the_node(self):
