@@ -181,7 +181,7 @@ TEST(CoordinatorChangeTest, ContinueFreesThoseWhoWait) {
   EXPECT_THAT(cohort.told(kRank0).members, ElementsAre(kRank0));
 }
 
-// Whatever time they had under `continue`, which waits for nobody.
+// Whatever time they had under `continue`, which waits for none.
 TEST(CoordinatorChangeTest, WaitGivesTimeToThoseWhoWereLostBefore) {
   FakeSetup setup = Continuing(LongSetup());
   setup.options.replacement_deadline = absl::Seconds(10);

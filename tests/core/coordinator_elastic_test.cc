@@ -151,7 +151,7 @@ TEST(CoordinatorElasticTest, ARaisedMinimumGivesWorkersTimeToCome) {
   EXPECT_TRUE(Trains(cohort, kRank3));
 }
 
-TEST(CoordinatorElasticTest, AFixedCohortWaitsForNobodyWhoLeftBefore) {
+TEST(CoordinatorElasticTest, AFixedCohortWaitsForNoneThatLeftBefore) {
   TwoOfFour cohort;
   cohort.StartOne(kRank2);
   cohort.Leave(kRank2);
@@ -185,8 +185,8 @@ TEST(CoordinatorElasticTest,
   }
 }
 
-// Nobody is left, and had been for long when the size was fixed.
-TEST(CoordinatorElasticTest, AFixedCohortWaitsAnewIfNobodyIsThere) {
+// No worker is left, and so it was for long when the size was fixed.
+TEST(CoordinatorElasticTest, AFixedCohortWaitsAnewIfNoWorkerIsThere) {
   FakeSetup setup = ElasticSetup();
   setup.options.workers_min = 1;
   TwoOfFour cohort(setup);
@@ -202,7 +202,7 @@ TEST(CoordinatorElasticTest, AFixedCohortWaitsAnewIfNobodyIsThere) {
 }
 
 // Those who were there took their batch sizes along.
-TEST(CoordinatorElasticTest, StatisticsAreNotCollectedWhileNobodyIsThere) {
+TEST(CoordinatorElasticTest, StatisticsAreNotCollectedWhileNoWorkerIsThere) {
   FakeSetup setup = ElasticSetup();
   setup.options.workers_min = 1;
   setup.options.policy.statistics = {StatisticsKind::kAfter};

@@ -454,7 +454,8 @@ TEST(CoordinatorEvaluationTest, MeasuresThatTheOthersLackAreRefused) {
 }
 
 // The server stays up so that people can inspect it.
-TEST(CoordinatorRefusalTest, GradientsOfAStepThatNeverCommitsAreDroppedAtTheEnd) {
+TEST(CoordinatorRefusalTest,
+     GradientsOfAStepThatNeverCommitsAreDroppedAtTheEnd) {
   FakeSetup setup = SmallSetup();
   setup.options.replacement_deadline = absl::Seconds(10);
   StartedCohort cohort(setup);

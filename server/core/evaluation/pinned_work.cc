@@ -93,7 +93,7 @@ bool PinnedWork::Conclude(Turn& turn) {
   const bool collected =
       set->Describes(model_.version()) || uncollectable_ == model_.version();
   if (!collected) {
-    // An elastic cohort may have nobody who could.
+    // An elastic cohort may have no worker that could.
     if (BatchSizes().empty()) return false;
     StartCollection(turn);
     return false;

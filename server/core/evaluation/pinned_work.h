@@ -60,7 +60,7 @@ class PinnedWork {
   bool Conclude(Turn& turn);
   // Starts a collection on request; if one is in progress, only answers.
   // Errors: FailedPrecondition (training has not started or is done, the policy
-  //   does not keep the kind, no layer has statistics, nobody is there).
+  //   does not keep the kind, no layer has statistics, no worker is there).
   absl::StatusOr<CollectionAnswer> Collect(bool training_done, Turn& turn);
 
   // The next part that no rank computes yet, for `rank`, which then computes

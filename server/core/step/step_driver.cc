@@ -100,10 +100,10 @@ std::vector<Rank> StepDriver::Candidates() const {
     // Under `wait` a vacant rank stays a member: its replacement will compute
     // its share. Otherwise a broken stream is no loss yet: if it becomes one,
     // the attempt ends.
-    const bool takes_part =
-        waits ? worker.keeps_share()
-              : worker.state != Worker::State::kVacant && worker.registered &&
-                    !worker.leaves_because.has_value();
+    const bool takes_part = waits ? worker.keeps_share()
+                                  : worker.state != Worker::State::kVacant &&
+                                        worker.registered &&
+                                        !worker.leaves_because.has_value();
     if (takes_part) candidates.push_back(worker.rank);
   }
   return candidates;
