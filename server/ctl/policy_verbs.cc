@@ -301,13 +301,21 @@ absl::Status RunPolicyRevert(Context& context) {
                           context.server.GetPolicy());
   COHORT_ASSIGN_OR_RETURN(const int64_t epoch,
                           ChangeToRevertTo(context.arguments, policy));
-  for (const auto& [name, value] : SettingsAfter(policy, epoch)) {
+  const Settings then = SettingsAfter(policy, epoch);
+  for (const auto& [name, value] : then) {
     const auto now = policy.settings().find(name);
     // `auto` became a rule when the workers registered, before any change, and
     // cannot be set any more.
     if (name == "optimizer" && value == "auto") continue;
     if (now != policy.settings().end() && now->second != value) {
       context.settings[name] = value;
+    }
+  }
+  // Local steps give these another meaning, so the server wants them named,
+  // whether or not they change.
+  if (context.settings.contains("local_steps")) {
+    for (const char* name : {"learning_rate", "weight_decay"}) {
+      if (then.contains(name)) context.settings[name] = then.at(name);
     }
   }
   if (context.settings.empty()) {

@@ -233,6 +233,19 @@ TEST_F(PolicyRevertTest, LeavesTheOptimizerThatAutoHasTaken) {
   EXPECT_EQ(seen_.settings().at("aggregation"), "sync");
 }
 
+// The server wants the rates named with every change to or from local steps.
+TEST_F(PolicyRevertTest, NamesTheRatesThatLocalStepsGiveAnotherMeaning) {
+  v1::GetPolicyReply& policy = ctl_.server.policy;
+  for (const char* name : {"local_steps", "weight_decay"}) {
+    (*policy.mutable_history(0)->mutable_settings())[name] = "0";
+    (*policy.mutable_settings())[name] = "0";
+  }
+  (*policy.mutable_settings())["local_steps"] = "4";
+  EXPECT_EQ(ctl_.Run("policy revert --nowait").code, 0);
+  EXPECT_EQ(seen_.settings().at("local_steps"), "0");
+  EXPECT_EQ(seen_.settings().at("weight_decay"), "0");
+}
+
 TEST_F(PolicyRevertTest, TheSettingsInForceAndUnknownChangesAreRefused) {
   EXPECT_THAT(ctl_.Run("policy revert --to=2"), PrintsError(3, "change 2 "));
   EXPECT_THAT(ctl_.Run("policy revert --to=9"), PrintsError(3, "--to: got 9"));
