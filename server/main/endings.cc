@@ -108,12 +108,17 @@ void Endings::PrintEnd(const RunSummary& summary) {
   from_.out << std::flush;
 }
 
-absl::StatusOr<Version> Endings::CheckpointNow() {
+absl::StatusOr<Version> Endings::CheckpointNow(absl::Duration patience) {
   COHORT_ASSIGN_OR_RETURN(RunState state, from_.run.State());
-  COHORT_ASSIGN_OR_RETURN(state, from_.kept_states.Complete(std::move(state)));
+  const absl::StatusOr<RunState> whole =
+      from_.kept_states.Complete(std::move(state), patience);
+  // To the client, Unavailable would mean that this server cannot be reached.
+  if (!whole.ok()) {
+    return absl::FailedPreconditionError(whole.status().message());
+  }
   COHORT_RETURN_IF_ERROR(
-      from_.shards.ForOperator(from_.files.SaveCheckpoint(state)));
-  return state.snapshot->version;
+      from_.shards.ForOperator(from_.files.SaveCheckpoint(*whole)));
+  return whole->snapshot->version;
 }
 
 absl::StatusOr<Version> Endings::ExportNow() {

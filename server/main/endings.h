@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/core/events/effects.h"
 #include "server/core/model/model_snapshot.h"
 #include "server/main/data_shards.h"
@@ -65,7 +66,9 @@ class Endings {
   void ConcludeWithoutShards(RunSummary& summary);
 
   // Requests of operators; both return the version that was written.
-  absl::StatusOr<Version> CheckpointNow();
+  // `patience`: for the state that programs keep.
+  absl::StatusOr<Version> CheckpointNow(
+      absl::Duration patience = absl::InfiniteDuration());
   absl::StatusOr<Version> ExportNow();
 
  private:

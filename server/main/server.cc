@@ -352,7 +352,10 @@ absl::Status Server::Listen() {
   Transport::Services admin;
   (options_.admin_listen.empty() ? services : admin)
       .push_back(MakeAdminService(
-          *run_, {.checkpoint = [this] { return endings_->CheckpointNow(); },
+          *run_, {.checkpoint =
+                      [this](absl::Duration patience) {
+                        return endings_->CheckpointNow(patience);
+                      },
                   .export_model = [this] { return endings_->ExportNow(); },
                   .keeps_checkpoints = files_->keeps_checkpoints(),
                   .figures = [this] { return figures_->Refreshed(); },

@@ -8,6 +8,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cohort/v1/admin.grpc.pb.h"
 #include "common/log/log.h"
 #include "common/mutex.h"
@@ -31,6 +33,7 @@ constexpr int64_t kIntervalMsMin = 100;
 constexpr int64_t kIntervalMsMax = 3'600'000;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(50);
 constexpr size_t kReasonLengthMax = 1024;
+constexpr absl::Duration kPatienceMax = absl::Hours(24);
 // gRPC 1.51 has one limit for all methods of a server, which is that of
 // partitions. The limit on an operator's requests is therefore checked after
 // they arrive.
@@ -55,6 +58,15 @@ bool AnnouncesChecksum(const grpc::CallbackServerContext& context) {
 template <typename Request>
 absl::Status CheckUndamaged(Request request, bool announced) {
   return TakeAnnouncedChecksum(&request, announced);
+}
+
+// How long the answer to a call may take, so that it comes before the client
+// gives up.
+absl::Duration PatienceOf(const grpc::CallbackServerContext& context) {
+  constexpr absl::Duration kMargin = absl::Seconds(1);
+  const absl::Time until = absl::FromChrono(context.deadline());
+  return std::clamp(until - absl::Now() - kMargin, absl::ZeroDuration(),
+                    kPatienceMax);
 }
 
 // "anna (spiffe://example.org/cohort/demo/operator)".
@@ -152,6 +164,7 @@ class AdminService final : public v1::Admin::CallbackService {
       : run_(run),
         actions_(std::move(actions)),
         blocking_({.name = "admin", .threads = 1, .queue_max = 64}),
+        saving_({.name = "admin-save", .threads = 1, .queue_max = 64}),
         poller_("watch", kPollInterval, [this] { Poll(); }) {}
 
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
@@ -179,15 +192,15 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* Checkpoint(grpc::CallbackServerContext* context,
                                        const v1::CheckpointRequest* request,
                                        v1::CheckpointReply* reply) override {
-    return Apply(context, "Checkpoint", *request, [this, reply] {
-      return WithVersion(actions_.checkpoint(), *reply);
+    return Apply(saving_, context, "Checkpoint", *request, [=, this] {
+      return WithVersion(actions_.checkpoint(PatienceOf(*context)), *reply);
     });
   }
 
   grpc::ServerUnaryReactor* Export(grpc::CallbackServerContext* context,
                                    const v1::ExportRequest* request,
                                    v1::ExportReply* reply) override {
-    return Apply(context, "Export", *request, [this, reply] {
+    return Apply(saving_, context, "Export", *request, [this, reply] {
       return WithVersion(actions_.export_model(), *reply);
     });
   }
@@ -196,7 +209,7 @@ class AdminService final : public v1::Admin::CallbackService {
       grpc::CallbackServerContext* context,
       const v1::CollectStatisticsRequest* request,
       v1::CollectStatisticsReply* reply) override {
-    return Apply(context, "CollectStatistics", *request,
+    return Apply(blocking_, context, "CollectStatistics", *request,
                  [this, request, reply]() -> absl::Status {
                    COHORT_ASSIGN_OR_RETURN(
                        const CollectionAnswer answer,
@@ -210,7 +223,7 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext* context,
                                   const v1::DrainRequest* request,
                                   v1::DrainReply* reply) override {
-    return Apply(context, "Drain", *request, [this, request, reply] {
+    return Apply(blocking_, context, "Drain", *request, [this, request, reply] {
       std::string reason =
           Printable(request->reason().substr(0, kReasonLengthMax));
       if (reason.empty()) reason = "drained by an operator";
@@ -268,7 +281,7 @@ class AdminService final : public v1::Admin::CallbackService {
     // The record says what was meant: a worker that may finish its step.
     const char* verb = request->after_step() ? "DrainWorker" : "Evict";
     return Apply(
-        context, verb, *request,
+        blocking_, context, verb, *request,
         [this, request, reply,
          announced = AnnouncesChecksum(*context)]() -> absl::Status {
           COHORT_RETURN_IF_ERROR(CheckUndamaged(*request, announced));
@@ -286,7 +299,7 @@ class AdminService final : public v1::Admin::CallbackService {
   grpc::ServerUnaryReactor* SetLogLevel(grpc::CallbackServerContext* context,
                                         const v1::SetLogLevelRequest* request,
                                         v1::SetLogLevelReply* reply) override {
-    return Apply(context, "SetLogLevel", *request,
+    return Apply(blocking_, context, "SetLogLevel", *request,
                  [request, reply] { return ChangeLogLevel(*request, *reply); });
   }
 
@@ -312,16 +325,17 @@ class AdminService final : public v1::Admin::CallbackService {
   }
 
   // The same for a call that changes the run, which is recorded. Files are
-  // written, so it has a separate thread: reactions must not block.
-  // `request` and what `body` refers to live until the call is finished.
+  // written, so it runs on `thread`: reactions must not block. `request` and
+  // what `body` refers to live until the call is finished.
   template <typename Request, typename Body>
-  grpc::ServerUnaryReactor* Apply(grpc::CallbackServerContext* context,
+  grpc::ServerUnaryReactor* Apply(ThreadPool& thread,
+                                  grpc::CallbackServerContext* context,
                                   const char* verb, const Request& request,
                                   Body body) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const absl::Status accepted =
-        blocking_.Submit([this, reactor, verb, &request, body = std::move(body),
-                          client = CallerOf(*context).name] {
+        thread.Submit([this, reactor, verb, &request, body = std::move(body),
+                       client = CallerOf(*context).name] {
           reactor->Finish(ToGrpcStatus(Checked(
               request, [&] { return Audited(client, verb, request, body); })));
         });
@@ -396,8 +410,8 @@ class AdminService final : public v1::Admin::CallbackService {
     actions_.change_waits->Add(
         {.change = {.policy_epoch = name.policy_epoch(),
                     .values = {name.settings().begin(), name.settings().end()}},
-         .due = now + std::min(absl::Milliseconds(request.wait_ms()),
-                               absl::Hours(24)),
+         .due = now +
+                std::min(absl::Milliseconds(request.wait_ms()), kPatienceMax),
          .is_cancelled = [&context] { return context.IsCancelled(); },
          .done =
              [&call, &reply, restarted](const PolicyView& policy,
@@ -475,6 +489,9 @@ class AdminService final : public v1::Admin::CallbackService {
 
   // Last: their threads use everything above.
   ThreadPool blocking_;
+  // For calls that write the whole model, or wait for what belongs to it. The
+  // others must not wait for them.
+  ThreadPool saving_;
   PeriodicTask poller_;
 };
 

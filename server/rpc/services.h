@@ -67,9 +67,10 @@ std::shared_ptr<LocalService> MakeLocalReduce(
 int64_t LocalMessageBytes(const ModelLayout& layout);
 
 // Operator actions that the run cannot do itself. `checkpoint` and
-// `export_model` may block and return the version that was written.
+// `export_model` may block and return the version that was written. The
+// argument is for how long a checkpoint may wait for what belongs to it.
 struct AdminActions {
-  std::function<absl::StatusOr<Version>()> checkpoint;
+  std::function<absl::StatusOr<Version>(absl::Duration)> checkpoint;
   std::function<absl::StatusOr<Version>()> export_model;
   // False if there is no directory for checkpoints.
   bool keeps_checkpoints = false;

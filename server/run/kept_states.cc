@@ -153,7 +153,9 @@ bool KeptStates::CompleteLocked(RunState& state) {
   return true;
 }
 
-absl::StatusOr<RunState> KeptStates::Complete(RunState state) {
+absl::StatusOr<RunState> KeptStates::Complete(RunState state,
+                                              absl::Duration patience) {
+  const Instant until = clock_.Now() + patience;
   MutexLock lock(mu_);
   const Version version = state.snapshot->version;
   if (state.kept_state != nullptr || !MovesLocked(version)) return state;
@@ -161,10 +163,11 @@ absl::StatusOr<RunState> KeptStates::Complete(RunState state) {
   bool in_time = true;
   while (!CompleteLocked(state) && in_time) {
     wanted_ = true;
-    if (!closes_.has_value()) {
+    const absl::Duration left =
+        std::min(until, closes_.value_or(until)) - clock_.Now();
+    if (left == absl::InfiniteDuration()) {
       changed_.Wait(mu_);
-    } else if (const absl::Duration left = *closes_ - clock_.Now();
-               left > absl::ZeroDuration()) {
+    } else if (left > absl::ZeroDuration()) {
       changed_.WaitFor(mu_, left);
     } else {
       in_time = false;
@@ -173,9 +176,10 @@ absl::StatusOr<RunState> KeptStates::Complete(RunState state) {
   if (--waits_[version] == 0) waits_.erase(version);
   if (waits_.empty()) captured_.reset();
   if (in_time) return state;
-  return absl::UnavailableError(
-      absl::StrCat("no worker has sent the kept state of step ",
-                   version.value(), " or of a later one"));
+  return absl::UnavailableError(absl::StrCat(
+      "no worker has sent the kept state of step ", version.value(),
+      " or of a later one; it is sent at the beginning of a "
+      "step"));
 }
 
 void KeptStates::CloseAfter(absl::Duration patience) {

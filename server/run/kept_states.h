@@ -98,7 +98,9 @@ class KeptStates {
   // `state` with the state that belongs to it; if that was never sent, a later
   // state of the run with its own. Waits until one is there.
   // Errors: Unavailable: none came in time, or before Close.
-  absl::StatusOr<RunState> Complete(RunState state) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<RunState> Complete(
+      RunState state, absl::Duration patience = absl::InfiniteDuration())
+      ABSL_LOCKS_EXCLUDED(mu_);
   // From now on Complete waits no longer than this in all.
   void CloseAfter(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mu_);
   void Close() { CloseAfter(absl::ZeroDuration()); }

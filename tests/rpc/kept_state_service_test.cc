@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 
+#include "cohort/v1/admin.grpc.pb.h"
 #include "cohort/v1/kept_state.grpc.pb.h"
 #include "server/main/server.h"
 #include "tests/rpc/hand_worker.h"
@@ -21,6 +24,7 @@ class KeptStateTest : public ServiceTest {
   void StartAtVersionOne() {
     ServerOptions options = TinyOptions();
     options.coordinator.epochs = 3;
+    options.files.checkpoint_dir = TemporaryFolder("state");
     // A rank would evaluate the first epoch in place of the next step.
     plan_.set_test_samples(0);
     StartWithTwoWorkers(options);
@@ -89,6 +93,29 @@ TEST_F(KeptStateTest, AMemberSendsItOnceTheStepIsRepeated) {
   EXPECT_EQ(reply.answer(), v1::TakeReply::ANSWER_HERE);
   EXPECT_EQ(reply.piece(), "teacher");
   EXPECT_EQ(reply.moves_from(), 1);
+}
+
+// No worker begins a step, so none sends it.
+TEST_F(KeptStateTest, ACheckpointThatWaitsForItKeepsNobodyElseWaiting) {
+  StartAtVersionOne();
+  const auto admin = v1::Admin::NewStub(grpc::CreateChannel(
+      server_->address(), grpc::InsecureChannelCredentials()));
+  auto saved = std::async(std::launch::async, [&admin] {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::seconds(3));
+    v1::CheckpointReply reply;
+    return admin->Checkpoint(&context, {}, &reply);
+  });
+  while (saved.wait_for(std::chrono::milliseconds(100)) !=
+         std::future_status::ready) {
+    TimedContext context;
+    v1::SetLogLevelReply level;
+    ExpectOk(admin->SetLogLevel(&context, {}, &level));
+  }
+  // Before the caller gives up.
+  EXPECT_THAT(saved.get(), EndedWith(grpc::StatusCode::FAILED_PRECONDITION,
+                                     "kept state of step 1"));
 }
 
 TEST_F(KeptStateTest, RefusesWhatIsDamagedMalformedOrAnotherRuns) {

@@ -205,6 +205,18 @@ TEST(KeptStatesTest, ACheckpointThatCameTooLateIsOneOfTheNextVersion) {
   EXPECT_EQ(*state->kept_state, "later");
 }
 
+TEST(KeptStatesTest, AWaitEndsWithItsPatience) {
+  KeptStates states;
+  Hold(states, kFirst, Version(5));
+  EXPECT_THAT(
+      states.Complete(StateOf(Version(5)), absl::Milliseconds(1)).status(),
+      IsError(kUnavailable, "step 5"));
+  // The next one has it at once.
+  EXPECT_TRUE(Hold(states, kFirst, Version(6)));
+  Give(states, kFirst, Version(6), "six");
+  EXPECT_EQ(*states.Complete(StateOf(Version(6)))->kept_state, "six");
+}
+
 TEST(KeptStatesTest, AWaitEndsWithTheServer) {
   KeptStates states;
   Hold(states, kFirst, Version(5));
