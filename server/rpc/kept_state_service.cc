@@ -1,6 +1,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -91,12 +92,17 @@ class KeptStateService final : public RawKeptState {
     }
     // After the end, only a checkpoint needs it.
     const bool useful = actions_.keeps_checkpoints || !run_.facts().ended;
-    COHORT_ASSIGN_OR_RETURN(
-        const bool wanted,
-        actions_.states->Hold(sender.rank,
-                              {.version = Version(request.version()),
-                               .moves_from = Version(request.moves_from()),
-                               .last = request.last() && useful}));
+    const KeptStates::Holding holding{
+        .version = Version(request.version()),
+        .moves_from = Version(request.moves_from()),
+        .last = request.last() && useful};
+    COHORT_ASSIGN_OR_RETURN(bool wanted,
+                            actions_.states->Hold(sender, holding));
+    const std::optional<Sender> giver = actions_.states->giver();
+    if (!wanted && giver.has_value() && !run_.RegisterProgress(*giver).ok()) {
+      actions_.states->Forget(giver->incarnation);
+      COHORT_ASSIGN_OR_RETURN(wanted, actions_.states->Hold(sender, holding));
+    }
     reply.set_wanted(wanted);
     return absl::OkStatus();
   }
@@ -135,6 +141,7 @@ class KeptStateService final : public RawKeptState {
         actions_.states->Take({.rank = sender.rank,
                                .incarnation = sender.incarnation,
                                .version = version,
+                               .attempt = key.attempt,
                                .members = request.members(),
                                .offset = request.offset()}));
     if (answer.kind == Kind::kInitial) {

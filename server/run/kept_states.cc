@@ -26,7 +26,8 @@ bool KeptStates::IsAwaitedLocked(Version version) const {
          });
 }
 
-absl::StatusOr<bool> KeptStates::Hold(Rank rank, const Holding& holding) {
+absl::StatusOr<bool> KeptStates::Hold(const Sender& from,
+                                      const Holding& holding) {
   MutexLock lock(mu_);
   if (!moves_from_.has_value() && restored_without_.has_value() &&
       *restored_without_ >= holding.moves_from) {
@@ -41,17 +42,30 @@ absl::StatusOr<bool> KeptStates::Hold(Rank rank, const Holding& holding) {
   if (!moves_from_.has_value() || holding.moves_from < *moves_from_) {
     moves_from_ = holding.moves_from;
   }
-  takers_.erase(rank);
+  takers_.erase(from.rank);
   const Version version = holding.version;
   if (!MovesLocked(version) || HasLocked(version)) return false;
   if (!IsAwaitedLocked(version) && !holding.last) return false;
   // One sends it. Its own Hold means that it begins again.
   if (giving_.has_value() && giving_->version == version &&
-      giving_->rank != rank) {
+      giving_->from.rank != from.rank) {
     return false;
   }
-  giving_ = Giving{.rank = rank, .version = version, .bytes = {}};
+  giving_ = Giving{.from = from, .version = version, .bytes = {}};
   return true;
+}
+
+std::optional<Sender> KeptStates::giver() const {
+  MutexLock lock(mu_);
+  if (!giving_.has_value()) return std::nullopt;
+  return giving_->from;
+}
+
+void KeptStates::Forget(Incarnation giver) {
+  MutexLock lock(mu_);
+  if (giving_.has_value() && giving_->from.incarnation == giver) {
+    giving_.reset();
+  }
 }
 
 absl::StatusOr<KeptStates::Receipt> KeptStates::Give(Rank rank, Piece piece) {
@@ -61,7 +75,7 @@ absl::StatusOr<KeptStates::Receipt> KeptStates::Give(Rank rank, Piece piece) {
         absl::StrCat("kept state: got ", piece.total, " bytes, want at most ",
                      kBytesMax, "; keep fewer or smaller tensors"));
   }
-  if (!giving_.has_value() || giving_->rank != rank ||
+  if (!giving_.has_value() || giving_->from.rank != rank ||
       giving_->version != piece.version) {
     return Receipt{.enough = true};
   }
@@ -113,7 +127,8 @@ absl::StatusOr<KeptStates::Answer> KeptStates::Take(const Request& request) {
                                         kPieceBytes)};
   }
   const Taker taker{.incarnation = request.incarnation,
-                    .version = request.version};
+                    .version = request.version,
+                    .attempt = request.attempt};
   const auto known = takers_.find(request.rank);
   const bool first = known == takers_.end() ||
                      known->second.incarnation != taker.incarnation ||
@@ -121,7 +136,8 @@ absl::StatusOr<KeptStates::Answer> KeptStates::Take(const Request& request) {
   takers_[request.rank] = taker;
   const auto without =
       std::count_if(takers_.begin(), takers_.end(), [&](const auto& other) {
-        return other.second.version == request.version;
+        return other.second.version == request.version &&
+               other.second.attempt == request.attempt;
       });
   if (without >= request.members) return Answer{.kind = Kind::kLost};
   if (!first) return Answer{.kind = Kind::kAwaited};

@@ -12,6 +12,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/mutex.h"
+#include "common/push.h"
 #include "server/core/events/effects.h"
 #include "server/core/model/model_version.h"
 
@@ -41,11 +42,15 @@ class KeptStates {
     // It begins no further step, and its state is of use.
     bool last = false;
   };
-  // `rank` has the state of a version. True: it has to send it.
+  // `from` has the state of a version. True: it has to send it.
   // Errors: FailedPrecondition: the checkpoint that the run continues from
   //   should have had one.
-  absl::StatusOr<bool> Hold(Rank rank, const Holding& holding)
+  absl::StatusOr<bool> Hold(const Sender& from, const Holding& holding)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Who has to send one and has not yet; absent: nobody.
+  std::optional<Sender> giver() const ABSL_LOCKS_EXCLUDED(mu_);
+  // That process is gone, and another one may send it.
+  void Forget(Incarnation giver) ABSL_LOCKS_EXCLUDED(mu_);
 
   struct Piece {
     Version version;
@@ -68,6 +73,8 @@ class KeptStates {
     Rank rank;
     Incarnation incarnation;
     Version version;
+    // Of the step, and its members.
+    Attempt attempt;
     int32_t members = 0;
     int64_t offset = 0;
   };
@@ -111,13 +118,16 @@ class KeptStates {
     SharedText bytes;
   };
   struct Giving {
-    Rank rank;
+    Sender from;
     Version version;
     std::string bytes;
   };
   struct Taker {
     Incarnation incarnation;
     Version version;
+    // One that lacks the state asks in each attempt, so who has asked in an
+    // earlier one only may be gone.
+    Attempt attempt;
   };
 
   bool MovesLocked(Version version) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {

@@ -95,6 +95,35 @@ TEST_F(KeptStateTest, AMemberSendsItOnceTheStepIsRepeated) {
   EXPECT_EQ(reply.moves_from(), 1);
 }
 
+// A checkpoint waits for it, and the one that had to send it leaves.
+TEST_F(KeptStateTest, AnotherMemberSendsItIfTheSenderIsGone) {
+  StartAtVersionOne();
+  const auto admin = v1::Admin::NewStub(grpc::CreateChannel(
+      server_->address(), grpc::InsecureChannelCredentials()));
+  auto saved = std::async(std::launch::async, [&admin] {
+    TimedContext context;
+    v1::CheckpointReply reply;
+    return admin->Checkpoint(&context, {}, &reply);
+  });
+  while (!Hold(0, 1)) {
+  }
+  EXPECT_FALSE(Hold(1, 1));
+  TimedContext evicting;
+  v1::EvictRequest evict;
+  v1::EvictReply evicted;
+  ExpectOk(admin->Evict(&evicting, evict, &evicted));
+  EXPECT_TRUE(Hold(1, 1));
+  v1::GiveRequest give;
+  *give.mutable_sender() = workers_[1]->sender();
+  give.set_version(1);
+  give.set_total(7);
+  give.set_piece("teacher");
+  TimedContext context;
+  v1::GiveReply taken;
+  ExpectOk(stub_->Give(&context, Sealed(give), &taken));
+  ExpectOk(saved.get());
+}
+
 // No worker begins a step, so none sends it.
 TEST_F(KeptStateTest, ACheckpointThatWaitsForItKeepsNobodyElseWaiting) {
   StartAtVersionOne();

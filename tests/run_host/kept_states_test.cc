@@ -35,9 +35,13 @@ KeptStates::Request RequestOf(Rank rank, Version version,
           .members = 2};
 }
 
+Sender SenderOf(Rank rank) {
+  return {.run_id = "run", .rank = rank, .incarnation = Incarnation(1)};
+}
+
 bool Hold(KeptStates& states, Rank rank, Version version, bool last = false) {
   const absl::StatusOr<bool> wanted = states.Hold(
-      rank, {.version = version, .moves_from = kFrom, .last = last});
+      SenderOf(rank), {.version = version, .moves_from = kFrom, .last = last});
   EXPECT_TRUE(wanted.ok()) << wanted.status();
   return wanted.ok() && *wanted;
 }
@@ -84,9 +88,10 @@ TEST(KeptStatesTest, AReplacementGetsItFromAMemberThatBeginsAgain) {
 TEST(KeptStatesTest, BeforeItMovesItIsTheInitialOne) {
   KeptStates states;
   EXPECT_EQ(KindOf(states, RequestOf(kSecond, Version(3))), Kind::kInitial);
-  ASSERT_TRUE(
-      states.Hold(kFirst, {.version = Version(3), .moves_from = Version(4)})
-          .ok());
+  ASSERT_TRUE(states
+                  .Hold(SenderOf(kFirst),
+                        {.version = Version(3), .moves_from = Version(4)})
+                  .ok());
   EXPECT_EQ(KindOf(states, RequestOf(kSecond, Version(3))), Kind::kInitial);
   EXPECT_EQ(KindOf(states, RequestOf(kSecond, Version(4))), Kind::kRepeat);
 }
@@ -97,6 +102,21 @@ TEST(KeptStatesTest, ItIsLostOnceAllMembersAskForIt) {
   EXPECT_EQ(KindOf(states, RequestOf(kSecond, Version(5))), Kind::kRepeat);
   // The first is replaced, too.
   EXPECT_EQ(KindOf(states, RequestOf(kFirst, Version(5), 2)), Kind::kLost);
+}
+
+// A third rank has asked and is lost. The first still has the state.
+TEST(KeptStatesTest, OneThatIsGoneIsNotCountedAsOneThatLacksIt) {
+  KeptStates states;
+  Hold(states, kFirst, Version(5));
+  KeptStates::Request request = RequestOf(Rank(2), Version(5));
+  request.members = 3;
+  EXPECT_EQ(KindOf(states, request), Kind::kRepeat);
+  request = RequestOf(kSecond, Version(5), 2);
+  request.attempt = Attempt(2);
+  EXPECT_EQ(KindOf(states, request), Kind::kRepeat);
+  request.attempt = Attempt(3);
+  EXPECT_EQ(KindOf(states, request), Kind::kAwaited);
+  EXPECT_TRUE(Hold(states, kFirst, Version(5)));
 }
 
 TEST(KeptStatesTest, AMemberThatHasItIsNotCountedAsOneThatLacksIt) {
@@ -170,7 +190,8 @@ TEST(KeptStatesTest, RefusesMoreThanTheLimit) {
 TEST(KeptStatesTest, ACheckpointBeforeItMovesNeedsNone) {
   KeptStates states;
   EXPECT_EQ(states.Complete(StateOf(Version(7)))->kept_state, nullptr);
-  states.Hold(kFirst, {.version = Version(7), .moves_from = Version(8)})
+  states
+      .Hold(SenderOf(kFirst), {.version = Version(7), .moves_from = Version(8)})
       .IgnoreError();
   EXPECT_FALSE(states.Lacks(Version(7)));
   EXPECT_EQ(states.Complete(StateOf(Version(7)))->kept_state, nullptr);
@@ -242,13 +263,16 @@ TEST(KeptStatesTest, ARestoredRunHasThatOfItsCheckpoint) {
 TEST(KeptStatesTest, RefusesToContinueACheckpointThatShouldHaveHadOne) {
   KeptStates states;
   states.Restore(StateOf(Version(5)));
-  EXPECT_THAT(states.Hold(kFirst, {.version = Version(5), .moves_from = kFrom})
-                  .status(),
-              IsError(kFailedPrecondition, "step 5"));
+  EXPECT_THAT(
+      states
+          .Hold(SenderOf(kFirst), {.version = Version(5), .moves_from = kFrom})
+          .status(),
+      IsError(kFailedPrecondition, "step 5"));
   // It begins to move now.
-  EXPECT_TRUE(
-      states.Hold(kFirst, {.version = Version(5), .moves_from = Version(6)})
-          .ok());
+  EXPECT_TRUE(states
+                  .Hold(SenderOf(kFirst),
+                        {.version = Version(5), .moves_from = Version(6)})
+                  .ok());
 }
 
 }  // namespace
