@@ -47,7 +47,7 @@ class KeptStates {
   //   should have had one.
   absl::StatusOr<bool> Hold(const Sender& from, const Holding& holding)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Who has to send one and has not yet; absent: nobody.
+  // Who has to send one and has not yet; absent: no rank.
   std::optional<Sender> giver() const ABSL_LOCKS_EXCLUDED(mu_);
   // That process is gone, and another one may send it.
   void Forget(Incarnation giver) ABSL_LOCKS_EXCLUDED(mu_);
