@@ -47,7 +47,7 @@ class KeptStates {
   //   should have had one.
   absl::StatusOr<bool> Hold(const Sender& from, const Holding& holding)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Who has to send one and has not yet; absent: no rank.
+  // The process that has to send one and has not yet.
   std::optional<Sender> giver() const ABSL_LOCKS_EXCLUDED(mu_);
   // That process is gone, and another one may send it.
   void Forget(Incarnation giver) ABSL_LOCKS_EXCLUDED(mu_);
@@ -73,7 +73,7 @@ class KeptStates {
     Rank rank;
     Incarnation incarnation;
     Version version;
-    // Of the step, and its members.
+    // The attempt and the members of the step.
     Attempt attempt;
     int32_t members = 0;
     int64_t offset = 0;

@@ -49,6 +49,24 @@ class KeptStateTest : public ServiceTest {
     return reply.wanted();
   }
 
+  // The whole state of version 1. True: it is enough.
+  bool Give(size_t worker) {
+    v1::GiveRequest request;
+    *request.mutable_sender() = workers_[worker]->sender();
+    request.set_version(1);
+    request.set_total(7);
+    request.set_piece("teacher");
+    TimedContext context;
+    v1::GiveReply reply;
+    ExpectOk(stub_->Give(&context, Sealed(request), &reply));
+    return reply.enough();
+  }
+
+  std::unique_ptr<v1::Admin::Stub> Admin() const {
+    return v1::Admin::NewStub(grpc::CreateChannel(
+        server_->address(), grpc::InsecureChannelCredentials()));
+  }
+
   v1::TakeRequest TakeOf(size_t worker) {
     v1::TakeRequest request;
     *request.mutable_sender() = workers_[worker]->sender();
@@ -80,15 +98,7 @@ TEST_F(KeptStateTest, AMemberSendsItOnceTheStepIsRepeated) {
   EXPECT_EQ(again.version(), 1);
   EXPECT_EQ(again.attempt(), 1);
   EXPECT_TRUE(Hold(0, 1));
-  v1::GiveRequest give;
-  *give.mutable_sender() = workers_[0]->sender();
-  give.set_version(1);
-  give.set_total(7);
-  give.set_piece("teacher");
-  TimedContext context;
-  v1::GiveReply taken;
-  ExpectOk(stub_->Give(&context, Sealed(give), &taken));
-  EXPECT_TRUE(taken.enough());
+  EXPECT_TRUE(Give(0));
   ExpectOk(Take(Sealed(TakeOf(1)), reply));
   EXPECT_EQ(reply.answer(), v1::TakeReply::ANSWER_HERE);
   EXPECT_EQ(reply.piece(), "teacher");
@@ -98,8 +108,7 @@ TEST_F(KeptStateTest, AMemberSendsItOnceTheStepIsRepeated) {
 // A checkpoint waits for it, and the one that had to send it leaves.
 TEST_F(KeptStateTest, AnotherMemberSendsItIfTheSenderIsGone) {
   StartAtVersionOne();
-  const auto admin = v1::Admin::NewStub(grpc::CreateChannel(
-      server_->address(), grpc::InsecureChannelCredentials()));
+  const auto admin = Admin();
   auto saved = std::async(std::launch::async, [&admin] {
     TimedContext context;
     v1::CheckpointReply reply;
@@ -113,22 +122,14 @@ TEST_F(KeptStateTest, AnotherMemberSendsItIfTheSenderIsGone) {
   v1::EvictReply evicted;
   ExpectOk(admin->Evict(&evicting, evict, &evicted));
   EXPECT_TRUE(Hold(1, 1));
-  v1::GiveRequest give;
-  *give.mutable_sender() = workers_[1]->sender();
-  give.set_version(1);
-  give.set_total(7);
-  give.set_piece("teacher");
-  TimedContext context;
-  v1::GiveReply taken;
-  ExpectOk(stub_->Give(&context, Sealed(give), &taken));
+  EXPECT_TRUE(Give(1));
   ExpectOk(saved.get());
 }
 
 // No worker begins a step, so none sends it.
 TEST_F(KeptStateTest, ACheckpointThatWaitsForItKeepsNobodyElseWaiting) {
   StartAtVersionOne();
-  const auto admin = v1::Admin::NewStub(grpc::CreateChannel(
-      server_->address(), grpc::InsecureChannelCredentials()));
+  const auto admin = Admin();
   auto saved = std::async(std::launch::async, [&admin] {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() +

@@ -84,7 +84,7 @@ class PinnedWork {
   void EvaluateAllKinds(int64_t epochs);
   // `after` is collected before the run ends.
   bool EndsWithCollection() const;
-  // Of the ranks that have one.
+  // Those of the ranks that have one.
   std::vector<int64_t> BatchSizes() const;
   void StartCollection(Turn& turn);
   void FinishCollection(bool training_done, Turn& turn);

@@ -232,12 +232,14 @@ class Run:
             self.step.abandon(reason)
             with contextlib.suppress(_errors.StatusError):
                 # Others' void steps have it as their reason.
-                self.worker.leave(*(
-                    ("its data has ended", _core.Departure.DATA_ENDED)
-                    if self._data_ended else
-                    ("done", _core.Departure.LEAVES) if self.finished else
-                    (reason, _core.Departure.REFUSED if refused else
-                     _core.Departure.LEAVES)))
+                if self._data_ended:
+                    self.worker.leave("its data has ended",
+                                      _core.Departure.DATA_ENDED)
+                elif refused and not self.finished:
+                    self.worker.leave(reason, _core.Departure.REFUSED)
+                else:
+                    self.worker.leave("done" if self.finished else reason,
+                                      _core.Departure.LEAVES)
             # Ends its connections and completes the timeline.
             self._final_version = self.worker.version()
             self.step.worker = None  # type: ignore[assignment]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cohort._graphs import Saved
+from cohort._loss_check import kind_of
 
 # By kind of node, the names of the operands that it keeps, in the order of its edges.
 _OPERANDS: dict[str, Sequence[str | None]] = {
@@ -25,7 +26,7 @@ _FEW = 1000
 
 def find(node: Any, samples: int, saved: Saved) -> torch.Tensor | None:
     """A constant operand of autograd's node that is standardised over the samples."""
-    names = _OPERANDS.get(type(node).__name__, ())
+    names = _OPERANDS.get(kind_of(node), ())
     for name, (other, _) in zip(names, node.next_functions):
         one: torch.Tensor | None = (
             saved.of(node, name) if name is not None and other is None else None)
@@ -51,19 +52,16 @@ def is_standardised(values: torch.Tensor, samples: int) -> bool:
     sizes = values.abs()
     if bool((sizes == sizes.flatten()[0]).all()):
         return False
-    every = list(range(values.dim()))
-    by_channel = [0, *every[2:]]
-    for dims in [every, by_channel, [0]]:
-        # Each sample may be standardised by itself.
-        if _are_standard(values, dims) and not (
-                dims[1:] and _are_standard(values, dims[1:])):
-            return True
-    return False
+    every = tuple(range(values.dim()))
+    # Each sample may be standardised by itself.
+    return any(_are_standard(values, dims) and not (
+        dims[1:] and _are_standard(values, dims[1:]))
+        for dims in {every, (0, *every[2:]), (0,)})
 
 
-def _are_standard(values: torch.Tensor, dims: list[int]) -> bool:
+def _are_standard(values: torch.Tensor, dims: tuple[int, ...]) -> bool:
     count = math.prod(values.shape[dim] for dim in dims)
-    # Of two values nothing is known then.
+    # Two values are always as far from their mean.
     if count < 3:
         return False
     variance, mean = torch.var_mean(values, dims, unbiased=False)
