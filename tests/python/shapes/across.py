@@ -471,12 +471,39 @@ def halves_of_the_batch(t):
         train(t, error_of(first, second))
 
 
+class Gated(Net):
+    """Weights of channels from what the batch has in the mean; or each sample."""
+
+    def __init__(self, by_sample=False):
+        super().__init__()
+        self.gate = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        self.by_sample = by_sample
+
+    def out(self, x):
+        x = x.mean((2, 3))
+        gates = (torch.cat([self.gate(one) for one in x.split(1)]) if self.by_sample else
+                 self.gate(x.mean(0, keepdim=True)))
+        return super().out(x[:, :, None, None]) * gates
+
+
+@refused("UsageError", "the model computes", *ACROSS)
+def gates_by_the_batch(t):
+    for model, x, y in steps(t, Gated()):
+        train(t, error_of(model(x), y))
+
+
+@row(sizes=EVEN)
+def gates_in_a_loop_over_samples(t):
+    for model, x, y in steps(t, Gated(by_sample=True)):
+        train(t, error_of(model(x), y))
+
+
 def standardised(values, dims=()):
     return (values - values.mean(dims, keepdim=True)) / (
         values.std(dims, keepdim=True) + 1e-8)
 
 
-@refused("UsageError", "deviation", *ACROSS)
+@refused("UsageError", "mean was taken off", *ACROSS)
 def advantages_over_the_batch(t):
     """PPO."""
     for model, x, y in steps(t):
@@ -486,13 +513,53 @@ def advantages_over_the_batch(t):
                            -advantages * ratio.clamp(0.8, 1.2)).mean())
 
 
-@refused("UsageError", "deviation", *ACROSS)
+@refused("UsageError", "mean was taken off", *ACROSS)
+def returns_less_their_mean(t):
+    """REINFORCE."""
+    for model, x, y in steps(t):
+        rewards = 20 + y[:, 0]
+        train(t, -((rewards - rewards.mean()) * model(x)[:, 0]).mean())
+
+
+@refused("UsageError", "mean was taken off", *ACROSS)
+def inputs_less_their_mean(t):
+    for model, x, y in steps(t):
+        train(t, error_of(model(x - x.mean((0, 2, 3), keepdim=True)), y))
+
+
+@row(sizes={2: (6, 9)})
+def advantages_of_several_answers(t):
+    """GRPO, RLOO: answers to one question are all at one worker."""
+    for model, x, y in steps(t):
+        rewards = y[:, 0].view(-1, 3)
+        apart = rewards - rewards.mean(1, keepdim=True)
+        train(t, -(apart.flatten() * model(x)[:, 0]).mean())
+
+
+@row(sizes=EVEN)
+def a_wavelet(t):
+    """All workers have the same."""
+    hat = torch.tensor([0.3, -1.1, -2.6, 0.4, 4.7, 0.9, -1.9, -0.7])
+    for model, x, y in steps(t):
+        z = model.features(x)[:, 0].flatten(1)[:, :8]
+        train(t, error_of(model(x), y) + (z * hat.to(x.dtype)).sum(1).square().mean())
+
+
+@row(sizes=EVEN)
+def noise_and_its_negative(t):
+    for model, x, y in steps(t):
+        noise = x[::2].mean((1, 2, 3))
+        both = torch.stack([noise, -noise], 1).flatten()
+        train(t, error_of(model(x), y) - (both * model(x)[:, 0]).mean())
+
+
+@refused("UsageError", "mean was taken off", *ACROSS)
 def inputs_standardised_over_the_batch(t):
     for model, x, y in steps(t):
         train(t, error_of(model(standardised(x, (0, 2, 3))), y))
 
 
-@refused("UsageError", "deviation", *ACROSS)
+@refused("UsageError", "mean was taken off", *ACROSS)
 def targets_standardised_over_the_batch(t):
     for model, x, y in steps(t):
         train(t, F.mse_loss(model(x), standardised(y, (0,))))

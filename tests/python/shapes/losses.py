@@ -545,3 +545,59 @@ def loss_within_a_checkpoint(t):
             return each.sum() / len(each) + F.cross_entropy(
                 each[:, :2], labels_of(y)) + each[each[:, 0] > -1].mean()
         train(t, t.checkpoint(loss_of, model.first(x), reentrant=False))
+
+
+# ---- factors from a worker's own losses
+
+@refused("UsageError", "factors", "job.sum")
+def losses_over_their_average(t):
+    average = None
+    for model, x, y in steps(t):
+        loss = F.mse_loss(model(x), y)
+        average = 0.9 * (average or 1.0) + 0.1 * loss.item()
+        train(t, loss / average)
+
+
+@refused("UsageError", "factors", "job.sum")
+def a_term_as_great_as_another(t):
+    for model, x, y in steps(t):
+        z = model(x)
+        first, second = F.mse_loss(z, y), F.l1_loss(z, y)
+        train(t, first + (first / second).detach() * second)
+
+
+@refused("UsageError", "factors", "job.sum")
+def a_factor_of_all_entries(t):
+    for model, x, y in steps(t):
+        z = model(x)
+        hardness = float((z - y).detach().square().mean())
+        train(t, (hardness * (z - y).square()).mean())
+
+
+@row()
+def factors_of_their_average_over_workers(t):
+    """As the error says."""
+    for model, x, y in steps(t):
+        loss = F.mse_loss(model(x), y)
+        mean = float(t.sum(loss.detach() * len(x)) / t.sum(torch.tensor(float(len(x)))))
+        train(t, loss / (0.5 + mean))
+
+
+@row()
+def losses_of_mixed_labels(t):
+    """Each worker draws by itself, as for mixup."""
+    for model, x, y in steps(t):
+        part = 0.1 + 0.17 * (float(x.sum()) % 1)
+        loss = F.mse_loss(model(x), y)
+        train(t, part * loss + (1 - part) * F.mse_loss(model(x), y))
+
+
+@row()
+def a_term_of_some_batches(t):
+    """A worker without it has fewer factors."""
+    for model, x, y in steps(t):
+        z = model(x)
+        loss = 0.3 * F.mse_loss(z, y)
+        if len(x) > 3:
+            loss = loss + 0.7 * (z - z).mean()
+        train(t, loss)

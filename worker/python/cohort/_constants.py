@@ -1,8 +1,7 @@
-"""Constants of a loss that one process has once: weights of classes, and factors of means
-over the samples, such as the shares of experts. Computed from a worker's batch, they
-are others on each worker."""
+"""Constants of a loss that one process has once: weights of classes and of terms, and
+factors of means over the samples, such as the shares of experts. Computed from a worker's
+batch, they are others on each worker."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -10,33 +9,42 @@ import torch
 
 from cohort import _devices, _errors
 from cohort._graphs import Saved, signed
-from cohort._loss_check import OVERRIDE, depends_on_samples, kind_of
+from cohort._loss_check import OVERRIDE, depends_on_samples, is_linear, kind_of
 
 _WEIGHTS = {"NllLossBackward0": "weight", "NllLoss2DBackward0": "weight",
             "BinaryCrossEntropyWithLogitsBackward0": "pos_weight"}
 # The names of both operands that a product keeps.
 _PRODUCTS = {"MulBackward0": ("self", "other"), "DotBackward0": ("self", "tensor")}
-# Functions of one tensor that keep its entries, up to a factor.
-_PASSES = re.compile(r"(Neg|View|UnsafeView|ReshapeAlias|Squeeze|Unsqueeze|ToCopy|Clone|"
-                     r"Alias|Mul|Div)Backward\d")
 _REDUCTIONS = ("MeanBackward1", "SumBackward1")
 # Sums of so small numbers over the workers are known to less than a half.
 _NUMBERS = 1 << 32
 
 
-def number_of(nodes: Iterable[Any], samples: int, saved: Saved) -> float:
-    """A number below 2^32 that stands for the constants of a loss; 0: it has none.
+def find(nodes: Iterable[Any], samples: int, saved: Saved) -> Iterator[torch.Tensor]:
+    """The constants of a loss.
 
     Args:
         nodes: of its graph.
         samples: in the batch.
         saved: what was looked at.
     """
+    return (constant for node in nodes for constant in _constants_of(node, samples, saved))
+
+
+def number_of(constants: Iterable[torch.Tensor]) -> float:
+    """A number below 2^32 that stands for constants; 0: there are none."""
     # One that appears in several places is one.
-    digests = {digest for node in nodes for constant in _constants_of(node, samples, saved)
-               for digest in _devices.digests([constant])}
-    return _devices.number_of(repr(sorted(digests)).encode()) % (
-        _NUMBERS - 1) + 1 if digests else 0.0
+    return _number_of(sorted(set(_devices.digests(list(constants)))))
+
+
+def number_of_factors(factors: Sequence[float]) -> float:
+    """The same for factors of terms."""
+    return _number_of([f"{factor:.6g}" for factor in factors])
+
+
+def _number_of(content: Sequence[object]) -> float:
+    return _devices.number_of(repr(content).encode()) % (
+        _NUMBERS - 1) + 1 if content else 0.0
 
 
 def _constants_of(node: Any, samples: int, saved: Saved) -> Iterator[torch.Tensor]:
@@ -62,7 +70,7 @@ def _constants_of(node: Any, samples: int, saved: Saved) -> Iterator[torch.Tenso
 
 def _rows_of(node: Any) -> int:
     """Of a mean or sum over the first dimension that leaves a tensor; 0: it is none."""
-    while _PASSES.fullmatch(kind_of(node)):
+    while is_linear(node):
         following = [other for other, _ in node.next_functions if other is not None]
         if len(following) != 1:
             return 0
@@ -78,8 +86,9 @@ def _rows_of(node: Any) -> int:
 def refuse_difference() -> NoReturn:
     """Raises UsageError: other workers have others in this step."""
     raise _errors.UsageError(
-        "job.backward(): the loss has weights of classes (weight=, pos_weight=), or a "
-        "tensor that a mean over the samples is multiplied by (the shares of experts), "
-        "that differ between workers, because each computes them from its own batch; "
-        "compute them from the samples of all workers, by job.sum() of counts, or from "
-        f"the whole data set; {OVERRIDE}")
+        "job.backward(): the loss has weights of classes (weight=, pos_weight=), factors "
+        "of its terms, or a tensor that a mean over the samples is multiplied by (the "
+        "shares of experts), that differ between workers, because each computes them "
+        "from its own batches, losses or counter; compute them from those of all "
+        "workers, by job.sum(), from the whole data set, or from job.step_number; "
+        f"{OVERRIDE}")

@@ -404,6 +404,37 @@ def _terms(loss: torch.Tensor, saved: Saved) -> Iterator[_Term]:
             yield term
 
 
+def factors_in(loss: torch.Tensor, samples: int, saved: Saved) -> list[float]:
+    """The numbers that terms of a loss, or all that they are means or sums of, are
+    multiplied by, ascending. Without integers and parts of 1, which may be numbers of
+    samples, and without two whose sum is 1, which may be drawn, as for mixup."""
+    terms = list(_terms(loss, saved))
+    if 1 < samples <= len(terms):
+        # Each may be of one sample.
+        return []
+    factors = {factor.node: factor.value for term in terms for factor in (
+        *term.factors, *_factors_within(term.node, saved))}
+    known = {value for value in factors.values() if value and not any(
+        _is_multiple(abs(one), 1) for one in (value, 1 / value))}
+    return sorted(value for value in known if not any(
+        abs(value + other - 1) <= _ROUNDING for other in known))
+
+
+def _factors_within(node: Any, saved: Saved) -> Iterator[_Factor]:
+    """Those of all that a node adds up, or is the mean of."""
+    if kind_of(node) in ("SumBackward0", "MeanBackward0"):
+        node = node.next_functions[0][0]
+        while (factor := _factor_of(node, saved)) is not None and (
+                factor.number is not None):
+            yield factor
+            node = next(other for other, _ in node.next_functions if other is not None)
+
+
+def is_linear(node: Any) -> bool:
+    """Whether its output has the entries of its inputs, up to factors and terms."""
+    return _matches(_PASSES, kind_of(node)) or _matches(_FACTORS, kind_of(node))
+
+
 def is_nonlinear(node: Any) -> bool:
     """Whether it is a function of something computed from samples that is no sum."""
     kind = kind_of(node)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cohort import _constants, _graph_check, _loss_check, _mixing_check
+from cohort import _centred, _constants, _graph_check, _loss_check, _mixing_check
 
 if TYPE_CHECKING:
     from cohort._step import Step
@@ -20,6 +20,8 @@ class LossWatch:
     Attributes:
         shares: of the last loss; workers compare them. See _loss_check.
         constants: a number for those of the last loss; see _constants.
+        centred: the same of those whose mean over the samples was taken off.
+        factors: of its terms.
         has_hooks: outputs of the script's have hooks, which a further pass would
             call.
         has_saved_hooks: values that are kept for derivatives have some.
@@ -32,7 +34,8 @@ class LossWatch:
         self._unmixed: set[frozenset[str]] = set()
         self._means: set[frozenset[str]] = set()
         self.shares: list[float] = []
-        self.constants = 0.0
+        self.factors: list[float] = []
+        self.constants = self.centred = 0.0
         self.has_hooks = self.has_saved_hooks = False
 
     def check(self, loss: torch.Tensor, weight: float | None, reduction: str
@@ -55,7 +58,8 @@ class LossWatch:
 
     def _check_samples(self, loss: torch.Tensor, nodes: set[Any],
                        weight: float | None, reduction: str) -> None:
-        step, self.shares, self.constants = self._step, [], 0.0
+        step = self._step
+        self.shares, self.factors, self.constants, self.centred = [], [], 0.0, 0.0
         assignment, saved = step.assignment, step.tape.saved
         # Anything but a loss is refused later.
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
@@ -74,6 +78,7 @@ class LossWatch:
         if weight != samples > 1 and _is_new(kind, self._unmixed) and not (
                 step.tape.sums or step.tape.differentiated or self.has_hooks or is_void):
             _mixing_check.check(loss, nodes, samples, saved, self.has_saved_hooks)
+            self.centred = _constants.number_of(_centred.find(nodes, samples, saved))
             self._unmixed.add(kind)
         if weight is not None:
             return
@@ -87,7 +92,10 @@ class LossWatch:
                        math.inf if assignment.version == 0 else samples)
         self.shares = _loss_check.shares_in(loss, nodes, samples, entries_max, saved)
         if step.batch.samples:
-            self.constants = _constants.number_of(nodes, samples, saved)
+            self.constants = _constants.number_of(
+                _constants.find(nodes, samples, saved))
+            self.factors = ([] if step.tape.sums else
+                            _loss_check.factors_in(loss, samples, saved))
 
     def check_sum(self, what: str, total: torch.Tensor) -> None:
         """Raises UsageError for a sum over this worker's samples that has a penalty in

@@ -1,10 +1,11 @@
 """The members of a step: whether they meet, and what they must have alike."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from cohort import _constants, _devices, _errors, _loss_check
+from cohort import _constants, _devices, _errors, _loss_check, _mixing_check
 from cohort._unseeded import Unseeded
 
 if TYPE_CHECKING:
@@ -90,49 +91,69 @@ class Members:
                 or beside it.
             UsageError: samples do not weigh the loss rightly.
         """
-        step, unseeded, kept = self._step, self._unseeded, self._step.model.kept
-        unseeded.end()
-        modes, shares = step.model.modes(), step.losses.shares
-        constants = step.losses.constants
-        sums, spreads, met = step.worker.meet(site, [
-            *own, kept.digest, unseeded.number, *map(_devices.number_of, (
-                repr(step.numbers).encode(), self.order_digest, repr(shares).encode(),
-                modes.encode())), constants, float(constants > 0)])
-        state, drawn, numbers, orders, other_shares, other_modes = (
-            spread > 0 for spread in spreads[len(own):-2])
-        if other_modes:
-            raise _errors.ConfigurationError(
-                "job.backward(): in this step the model has other parameters frozen "
-                "(requires_grad), or other modules in evaluation mode, than on other "
-                f"workers; here {modes.count('f')} parameters are frozen and "
-                f"{modes.count('e')} modules in evaluation mode. Do so on all workers "
-                "alike, and call model.train() after a score on rank 0")
-        if state:
-            kept.refuse_difference(step.worker)
-        if drawn:
-            unseeded.refuse_difference(step.worker)
-        if orders:
-            raise _errors.ConfigurationError(
-                "job.data(sampler=...): this worker's sampler yields different "
-                "samples in this epoch from the others'; make it depend on the "
-                "epoch and the data set only, for example by using the same "
-                "weights on all workers")
-        if numbers:
-            raise _errors.ConfigurationError(
-                "job.backward(): this worker has learning rates "
-                f"{step.numbers.rates or 'as at the join'} and other numbers "
-                f"{step.numbers.changed or 'as at the join'}, and other workers "
-                "have different ones in this step; compute them from numbers that "
-                "all workers share, such as job.step_number and the steps of the "
-                "whole run (cohort.steps), not from a counter, which misses steps "
-                "in which the worker has no batch, or from the length of a "
-                "worker's loader")
-        if other_shares:
-            _loss_check.refuse_shares(shares)
-        # Some workers may have a loss without. Sums are rounded.
-        if constants and round(sums[-2]) != constants * round(sums[-1]):
+        step, kept, losses = self._step, self._step.model.kept, self._step.losses
+        self._unseeded.end()
+        # With what to do if members have others.
+        alike: list[tuple[float, Callable[[], None]]] = [
+            (_number_of(step.model.modes()), self._refuse_modes),
+            (kept.digest, lambda: kept.refuse_difference(step.worker)),
+            (self._unseeded.number,
+             lambda: self._unseeded.refuse_difference(step.worker)),
+            (_number_of(self.order_digest), self._refuse_orders),
+            (_number_of(step.numbers), self._refuse_numbers),
+            (_number_of(losses.shares),
+             lambda: _loss_check.refuse_shares(losses.shares))]
+        # Some workers may have a loss without, or with fewer factors.
+        some = (losses.constants, losses.centred,
+                _constants.number_of_factors(losses.factors))
+        sums, spreads, met = step.worker.meet(
+            site, [*own, *(number for number, _ in alike), float(len(losses.factors)),
+                   *some, *(float(number > 0) for number in some)])
+        for spread, (_, refuse) in zip(spreads[len(own):], alike):
+            if spread > 0:
+                refuse()
+        # Sums are rounded.
+        count, *totals = map(round, sums[len(own) + len(alike):])
+        others, centred, factors = (
+            number > 0 and total != number * many
+            for number, total, many in zip(some, totals, totals[len(some):]))
+        if centred:
+            _mixing_check.refuse_centred()
+        if others or factors and count == len(losses.factors) * totals[-1]:
             _constants.refuse_difference()
         assert step.assignment is not None
         if not self.are_void():
             kept.refuse_some(int(met), int(step.assignment.members))
         return list(sums[:len(own)]), int(met)
+
+    def _refuse_modes(self) -> NoReturn:
+        modes = self._step.model.modes()
+        raise _errors.ConfigurationError(
+            "job.backward(): in this step the model has other parameters frozen "
+            "(requires_grad), or other modules in evaluation mode, than on other "
+            f"workers; here {modes.count('f')} parameters are frozen and "
+            f"{modes.count('e')} modules in evaluation mode. Do so on all workers "
+            "alike, and call model.train() after a score on rank 0")
+
+    def _refuse_orders(self) -> NoReturn:
+        raise _errors.ConfigurationError(
+            "job.data(sampler=...): this worker's sampler yields different "
+            "samples in this epoch from the others'; make it depend on the "
+            "epoch and the data set only, for example by using the same "
+            "weights on all workers")
+
+    def _refuse_numbers(self) -> NoReturn:
+        numbers = self._step.numbers
+        raise _errors.ConfigurationError(
+            "job.backward(): this worker has learning rates "
+            f"{numbers.rates or 'as at the join'} and other numbers "
+            f"{numbers.changed or 'as at the join'}, and other workers "
+            "have different ones in this step; compute them from numbers that "
+            "all workers share, such as job.step_number and the steps of the "
+            "whole run (cohort.steps), not from a counter, which misses steps "
+            "in which the worker has no batch, or from the length of a "
+            "worker's loader")
+
+
+def _number_of(what: object) -> float:
+    return _devices.number_of(repr(what).encode())

@@ -9,13 +9,13 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from cohort import _doors, _errors, _graph_check, _operator, _standardised
+from cohort import _doors, _errors, _graph_check, _operator
 from cohort._graphs import Saved, nodes_before, nodes_from, signed
 from cohort._loss_check import OVERRIDE, depends_on_samples, kind_of
 
@@ -29,6 +29,8 @@ _DISTANCES = "CdistBackward0"
 _STEPS_TO_PARAMETER = 16
 # Nodes among the last layers that second derivatives are taken through.
 _NODES_BETWEEN_MAX = 100
+# Layers of a single row that are looked at.
+_ALONE_MAX = 4
 # Derivatives below this part of the greatest are rounding errors.
 _ROUNDING = 1e-6
 
@@ -40,8 +42,7 @@ def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
           has_saved_hooks: bool) -> None:
     """Raises UsageError for a loss that mixes samples.
 
-    Not found: what is mixed before the first layer, but for constants that are
-    standardised over the samples; what is mixed in compiled code, or in a model with
+    Not found: what is mixed before the first layer (but see _centred); what is mixed in compiled code, or in a model with
     functions that the script gives autograd, or activation checkpointing; most functions
     that are piecewise linear; detached factors; beside a function without a second
     derivative; and where samples have several rows, such as words, what does not reach
@@ -61,10 +62,6 @@ def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
     for node in nodes:
         if _is_over_samples(node, samples, saved):
             _refuse(f"{kind_of(node).partition('Backward')[0].lower()}()")
-        constant = _standardised.find(node, samples, saved)
-        if constant is not None:
-            _refuse("the mean and deviation of a tensor of shape "
-                    f"{tuple(constant.shape)}, taken")
     top = _Top(loss)
     near = top.near_layers(loss)
     if not (has_saved_hooks and any(map(saved.has_hooks, (
@@ -76,6 +73,11 @@ def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
             _is_of_script(node) or _graph_check.is_accepted(node) for node in nodes) and (
                 _are_mixed(loss, top.layers, layers, samples)):
         _refuse("what the model computes")
+
+
+def refuse_centred() -> NoReturn:
+    """Raises UsageError: other workers have other constants that are centred."""
+    _refuse("a tensor whose mean was taken off")
 
 
 def _refuse(what: str) -> NoReturn:
@@ -249,35 +251,48 @@ def _are_mixed(loss: torch.Tensor, top: Sequence[_Layer], layers: Sequence[_Laye
     """Whether what the last layers take for some samples depends on the outputs of
     layers below for more samples. These may be in another order there, as in packed
     sequences."""
+    def passed(rows_of: Callable[[_Layer, int], list[int]]) -> _Found:
+        """The gradients, where each of the last layers passes these rows of as many."""
+        with _Pass(layers) as passes:
+            for layer in top:
+                passes.add_hook(layer.node, functools.partial(
+                    _keep_rows, layer, functools.partial(rows_of, layer)))
+            return passes.run(loss)
+
+    def reached(found: _Found) -> int:
+        """The number of samples that they come to."""
+        return max((_rows_in(gradient) for (node, _), gradient in found.items()
+                    if node not in above and gradient.dim() > 1 and
+                    len(gradient) == samples and
+                    _has_samples_first(node, gradient, samples)), default=0)
+
     above = {layer.node for layer in top}
     try:
         for some in (list(range(0, samples, 2)), list(range(samples // 2, samples))):
-            with _Pass(layers) as passes:
-                for layer in top:
-                    passes.add_hook(layer.node, functools.partial(
-                        _keep_some, layer, samples, some))
-                found = passes.run(loss)
-            if any(_rows_in(gradient) > len(some) for (node, _), gradient in found.items()
-                   if node not in above and gradient.dim() > 1 and
-                   len(gradient) == samples and _has_samples_first(node, gradient, samples)):
+            found = passed(lambda _, rows: some if rows == samples else
+                           some[:1] if rows % samples == 0 else [])
+            if reached(found) > len(some):
                 return True
+        # What layers make of a single row, such as weights from a mean, may be of one
+        # sample in a loop over them.
+        of_one = [layer for layer in top if len(found.get((layer.node, 0), ())) == 1]
+        return any(reached(passed(lambda layer, _: [0] if layer is alone else [])) > 1
+                   for alone in of_one[:_ALONE_MAX])
     except (RuntimeError, NotImplementedError):
-        pass
-    return False
+        return False
 
 
-def _keep_some(layer: _Layer, samples: int, some: list[int], gradients: Any,
+def _keep_rows(layer: _Layer, rows_of: Callable[[int], list[int]], gradients: Any,
                _: Any) -> Any:
-    """A hook by which the gradients of other samples are zeros."""
+    """A hook by which the gradients of other rows are zeros."""
     kept = list(gradients)
     for number in layer.inputs:
         gradient = kept[number]
         if gradient is None:
             continue
         kept[number] = torch.zeros_like(gradient)
-        if gradient.dim() > 0 and len(gradient) and len(gradient) % samples == 0:
-            rows = some if len(gradient) == samples else some[:1]
-            kept[number][rows] = gradient[rows]
+        rows = rows_of(len(gradient)) if gradient.dim() and len(gradient) else []
+        kept[number][rows] = gradient[rows]
     return tuple(kept)
 
 
