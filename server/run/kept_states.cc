@@ -70,9 +70,9 @@ void KeptStates::Forget(Incarnation giver) {
 
 absl::StatusOr<KeptStates::Receipt> KeptStates::Give(Rank rank, Piece piece) {
   MutexLock lock(mu_);
-  if (piece.total > kBytesMax) {
+  if (piece.total < 0 || piece.total > kBytesMax) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("kept state: got ", piece.total, " bytes, want at most ",
+        absl::StrCat("kept state: got ", piece.total, " bytes, want 0 to ",
                      kBytesMax, "; keep fewer or smaller tensors"));
   }
   if (!giving_.has_value() || giving_->from.rank != rank ||

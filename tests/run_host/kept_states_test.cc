@@ -6,10 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "tests/fakes/statuses.h"
 
 namespace cohort {
@@ -177,12 +179,13 @@ TEST(KeptStatesTest, ItComesInPiecesAndGoesInPieces) {
 
 TEST(KeptStatesTest, RefusesMoreThanTheLimit) {
   KeptStates states;
-  EXPECT_THAT(states
-                  .Give(kFirst, {.version = Version(5),
-                                 .total = KeptStates::kBytesMax + 1,
-                                 .bytes = "a"})
-                  .status(),
-              IsError(kResourceExhausted, "268435457"));
+  for (const int64_t total : {KeptStates::kBytesMax + 1, INT64_MIN}) {
+    EXPECT_THAT(
+        states
+            .Give(kFirst, {.version = Version(5), .total = total, .bytes = "a"})
+            .status(),
+        IsError(kResourceExhausted, absl::StrCat(total)));
+  }
 }
 
 // ---- checkpoints
