@@ -9,6 +9,7 @@
 #include "common/element_type.h"
 #include "common/ids.h"
 #include "common/rank_list.h"
+#include "common/score.h"
 
 namespace cohort {
 
@@ -88,6 +89,8 @@ struct Assignment {
   bool failed = false;
   // For kWait: time until the wait is given up; infinite if unbounded.
   absl::Duration wait = absl::InfiniteDuration();
+  // For kTrain and kFinished: the newest; absent: no epoch was evaluated yet.
+  std::optional<Score> score;
 };
 
 }  // namespace cohort

@@ -323,6 +323,8 @@ absl::Status CheckSamePlan(const RunPlan& seen, const RunPlan& wanted) {
   COHORT_RETURN_IF_ERROR(CheckSame(kName, "optimizer of local steps",
                                    seen.local_optimizer,
                                    wanted.local_optimizer));
+  COHORT_RETURN_IF_ERROR(CheckSame(kName, "scores before the next epoch",
+                                   seen.awaits_scores, wanted.awaits_scores));
   return CheckSameOptimizer(seen.optimizer, wanted.optimizer);
 }
 

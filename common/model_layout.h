@@ -128,6 +128,9 @@ struct RunPlan {
   // The optimizer of local steps, in words, with all that makes it differ.
   // Empty: the program's default.
   std::string local_optimizer;
+  // Under sync, training of an epoch begins after the evaluation of the one
+  // before.
+  bool awaits_scores = false;
 };
 
 // Errors: InvalidArgument naming the field: a number that no data set or loss

@@ -18,7 +18,7 @@ namespace {
 constexpr char kPrefix[] = "checkpoint-";
 constexpr char kMagic[] = "cohort-checkpoint";
 // Format 4 is the first whose manifest begins with a line.
-constexpr int64_t kFormat = 5;
+constexpr int64_t kFormat = 6;
 // The manifest of the formats before.
 constexpr char kFormerManifest[] = "manifest.json";
 

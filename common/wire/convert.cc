@@ -186,6 +186,28 @@ void ToProto(const Assignment& assignment, v1::Assignment* proto) {
     proto->set_wait_ms(
         std::max<int64_t>(1, absl::ToInt64Milliseconds(assignment.wait)));
   }
+  if (assignment.score.has_value()) {
+    ToProto(*assignment.score, proto->mutable_score());
+  }
+}
+
+void ToProto(const Score& score, v1::Score* proto) {
+  proto->set_version(score.version.value());
+  proto->set_epochs(score.epochs);
+  proto->set_loss(score.loss);
+  if (score.accuracy.has_value()) proto->set_accuracy(*score.accuracy);
+  if (score.mean_iou.has_value()) proto->set_mean_iou(*score.mean_iou);
+}
+
+absl::StatusOr<Score> FromProto(const v1::Score& proto) {
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("score.version", proto.version()));
+  COHORT_RETURN_IF_ERROR(CheckNotNegative("score.epochs", proto.epochs()));
+  Score score{.version = Version(proto.version()),
+              .epochs = proto.epochs(),
+              .loss = proto.loss()};
+  if (proto.has_accuracy()) score.accuracy = proto.accuracy();
+  if (proto.has_mean_iou()) score.mean_iou = proto.mean_iou();
+  return score;
 }
 
 absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
@@ -220,6 +242,9 @@ absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
   to.statistics = proto.statistics_kind();
   to.moves_statistics = proto.moves_statistics();
   if (proto.wait_ms() > 0) to.wait = absl::Milliseconds(proto.wait_ms());
+  if (proto.has_score()) {
+    COHORT_ASSIGN_OR_RETURN(to.score, FromProto(proto.score()));
+  }
   return to;
 }
 
@@ -286,6 +311,7 @@ void ToProto(const RunPlan& plan, v1::RunPlan* proto) {
   proto->set_own_data(plan.own_data);
   proto->set_local_optimizer(plan.local_optimizer);
   proto->set_rates_by_workers(plan.rates_by_workers);
+  proto->set_awaits_scores(plan.awaits_scores);
   for (const auto& [name, value] : plan.optimizer) {
     v1::OptimizerSetting* setting = proto->add_optimizer();
     setting->set_name(name);
@@ -302,7 +328,8 @@ absl::StatusOr<RunPlan> FromProto(const v1::RunPlan& proto) {
                .loss = proto.loss(),
                .own_data = proto.own_data(),
                .rates_by_workers = proto.rates_by_workers(),
-               .local_optimizer = proto.local_optimizer()};
+               .local_optimizer = proto.local_optimizer(),
+               .awaits_scores = proto.awaits_scores()};
   for (const v1::OptimizerSetting& setting : proto.optimizer()) {
     if (!plan.optimizer.emplace(setting.name(), setting.value()).second) {
       return Refuse("plan.optimizer",

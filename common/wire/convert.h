@@ -36,6 +36,9 @@ using StatisticsProtos =
 void ToProto(const Sender& sender, v1::Sender* proto);
 absl::StatusOr<Sender> FromProto(const v1::Sender& proto);
 
+void ToProto(const Score& score, v1::Score* proto);
+absl::StatusOr<Score> FromProto(const v1::Score& proto);
+
 // A finite wait below one millisecond becomes 1 ms: 0 means unbounded.
 void ToProto(const Assignment& assignment, v1::Assignment* proto);
 absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto);

@@ -193,6 +193,7 @@ void ToProto(const RunState& state, v1::RunState* proto) {
     ToProto(state.call_order.now, order->mutable_now());
     ToProto(state.call_order.old, order->mutable_old());
   }
+  if (state.score.has_value()) ToProto(*state.score, proto->mutable_score());
   if (state.ended.has_value()) proto->set_ended(*state.ended);
   if (state.kept_state != nullptr) {
     proto->set_kept_moves_from(state.kept_moves_from.value());
@@ -228,6 +229,9 @@ absl::StatusOr<RunState> StateFrom(const v1::RunState& proto) {
   if (proto.has_call_order()) {
     COHORT_ASSIGN_OR_RETURN(state.call_order,
                             CallOrderFrom(proto.call_order()));
+  }
+  if (proto.has_score()) {
+    COHORT_ASSIGN_OR_RETURN(state.score, FromProto(proto.score()));
   }
   if (proto.has_ended()) state.ended = proto.ended();
   if (proto.has_kept_moves_from()) {

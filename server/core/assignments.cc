@@ -15,6 +15,7 @@ std::optional<Assignment> NextWork(Run& run, Worker& worker) {
   std::optional<Assignment> next = run.pinned.Next(
       worker.rank, /*may_collect=*/!run.driver->BlocksIssuedStep(worker.rank));
   if (!next.has_value()) {
+    if (run.pinned.HoldsTraining()) return std::nullopt;
     next = run.driver->Next(worker);
     if (!next.has_value()) return std::nullopt;
     next->kind = AssignmentKind::kTrain;
@@ -22,6 +23,7 @@ std::optional<Assignment> NextWork(Run& run, Worker& worker) {
     next->global_normalization = run.settings.global();
     const PolicyOptions& policy = run.settings.policy();
     next->gradients = policy.wire;
+    next->score = run.pinned.score();
     const StatisticsKind first = policy.statistics.front();
     next->statistics = std::string(StatisticsName(first));
     next->moves_statistics =

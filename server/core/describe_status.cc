@@ -50,6 +50,7 @@ std::vector<Rank> WaitedFor(const Run& run) {
     return run.ranks.Where(
         [](const Worker& worker) { return !worker.usable(); });
   }
+  if (run.pinned.HoldsTraining()) return run.ranks.InFlight();
   return run.driver->WaitedFor();
 }
 

@@ -19,8 +19,10 @@ bool BlocksOthers(const Run& run, const Worker& worker) {
   // It makes no progress because the server reads nothing from it.
   if (run.flow.IsPaused(worker.rank)) return false;
   // An evaluation or a collection holds up the end of the run.
-  return (worker.work.busy() && !worker.work.trains()) ||
-         run.driver->StandingOf(worker).blocks_others;
+  if (worker.work.busy() && !worker.work.trains()) return true;
+  const bool is_held =
+      worker.registered && worker.work.waiting() && run.pinned.HoldsTraining();
+  return !is_held && run.driver->StandingOf(worker).blocks_others;
 }
 
 }  // namespace

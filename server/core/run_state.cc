@@ -32,7 +32,8 @@ RunState CaptureState(const Run& run) {
       .policy_history = run.settings.history(),
       .next_sequences = run.ranks.next_sequences(),
       .next_incarnation = run.roster.next_incarnation(),
-      .call_order = run.ledger.call_order.state()};
+      .call_order = run.ledger.call_order.state(),
+      .score = run.pinned.score()};
   for (const Worker& worker : run.ranks.all()) {
     state.batch_sizes.push_back(worker.batch_size);
     if (!worker.ever_registered) {
@@ -65,6 +66,7 @@ bool RestoreState(const RunState& restored, RunParts& run) {
   run.ledger.samples += restored.samples;
   run.ledger.local_steps += restored.local_steps;
   run.ledger.call_order = CallOrder(restored.call_order);
+  run.pinned.RestoreScore(restored.score);
   DataCursor& cursor = run.ledger.cursor;
   cursor = CursorFor(restored.model->plan, settings.options());
   cursor.Restore(restored.data_epoch, restored.cursor);

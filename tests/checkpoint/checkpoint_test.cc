@@ -351,7 +351,7 @@ TEST_F(CheckpointTest, AnotherFormatIsAnErrorAndNotPassedOver) {
   Write(1);
   Write(2);
   const std::string path = dir_.File("checkpoint-000000000002");
-  const std::string line = "cohort-checkpoint 6 8 0123456789abcdef ";
+  const std::string line = "cohort-checkpoint 7 8 0123456789abcdef ";
   const std::string sum =
       ChecksumText(ByteRope::CopyText(line + "state").Checksum());
   WriteText(path + "/manifest", line + sum + "\nstate");
@@ -359,13 +359,13 @@ TEST_F(CheckpointTest, AnotherFormatIsAnErrorAndNotPassedOver) {
     const absl::Status status = Load().status();
     EXPECT_THAT(status,
                 IsError(kFailedPrecondition,
-                        path + file + ": got format " + format + ", want 5"));
+                        path + file + ": got format " + format + ", want 6"));
     EXPECT_EQ(VerifyCheckpoint(files_, path), status);
   };
-  expect_refused("/manifest", "6");
+  expect_refused("/manifest", "7");
   // Formats 1 to 3 had another file in place of the manifest.
   std::filesystem::rename(path + "/manifest", path + "/manifest.json");
-  expect_refused("/manifest.json", "below 5");
+  expect_refused("/manifest.json", "below 6");
 }
 
 // As from a later release that forgot to count the format up.

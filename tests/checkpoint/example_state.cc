@@ -120,6 +120,8 @@ RunState ExampleState(int64_t version) {
        .changed = {{"aggregation", "async"}},
        .text = "aggregation sync -> async: \"quoted\"",
        .note = {.author = "ana@host", .reason = "too \"slow\""}}};
+  state.score = {
+      .version = Version(6), .epochs = 2, .loss = 1.5, .mean_iou = 0.25};
   state.reissue = {{.epoch = 2, .range = {.begin = 50, .end = 60}},
                    {.epoch = 3, .range = {.begin = 8, .end = 16}}};
   state.snapshot = ExampleSnapshot(*state.model, version);
@@ -196,6 +198,7 @@ void ExpectSameState(const RunState& seen, const RunState& wanted) {
   EXPECT_EQ(seen.next_incarnation, wanted.next_incarnation);
   EXPECT_EQ(seen.call_order, wanted.call_order);
   EXPECT_EQ(seen.reissue, wanted.reissue);
+  EXPECT_EQ(seen.score, wanted.score);
 }
 
 }  // namespace cohort

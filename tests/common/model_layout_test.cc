@@ -234,6 +234,7 @@ TEST(RunPlanTest, ComparesEverythingButTheLossReference) {
   differs([](auto& p) { p.test_samples = 3; }, "samples 3, want 2");
   differs([](auto& p) { p.loss = "label smoothing 0.1"; }, "smoothing 0.1");
   differs([](auto& p) { p.own_data = true; }, "own yes, want no");
+  differs([](auto& p) { p.awaits_scores = true; }, "epoch yes, want no");
   differs([](auto& p) { p.rates_by_workers = true; }, "workers yes, want no");
   differs([](auto& p) { p.optimizer["learning_rate"] = "0.2"; },
           "optimizer: got learning_rate 0.2, want 0.1");

@@ -39,7 +39,7 @@ def make(how, model):
         scheduler = schedule.ExponentialLR(optimizer, 0.5)
     elif how == "scheduler of momentum":
         scheduler = schedule.OneCycleLR(optimizer, [0.02, 0.05], 40)
-    elif how == "plateau of a test loss":
+    elif how in ("plateau of a test loss", "plateau of a score"):
         scheduler = schedule.ReduceLROnPlateau(optimizer, factor=0.5, patience=0,
                                                threshold=0.2)
     elif how == "plateau of a sum":
@@ -67,10 +67,14 @@ def write_rates_of_epoch(how, optimizer, epoch):
             group["lr"] *= 0.5
 
 
-def test_loss(model):
-    """Of samples that are not trained."""
+def held_out():
+    """Samples that are not trained."""
     data = Shapes(64)
-    x, y = torch.utils.data.default_collate([data[index] for index in range(48, 64)])
+    return [data[index] for index in range(48, 64)]
+
+
+def test_loss(model):
+    x, y = torch.utils.data.default_collate(held_out())
     model.eval()
     with torch.no_grad():
         loss = nn.functional.cross_entropy(model(x.to(next(model.parameters()))), y)
@@ -110,7 +114,7 @@ def alone(how):
                 total = 0.0
         if how == "scheduler by epoch":
             scheduler.step()
-        elif how == "plateau of a test loss":
+        elif how in ("plateau of a test loss", "plateau of a score"):
             scheduler.step(test_loss(model))
     return rates, model.state_dict()
 
@@ -131,6 +135,8 @@ def train(rank, address, how, at, marker):
     total = torch.zeros(())
     job = cohort.join(model, optimizer, keep={"total": total} if sums else (),
                       server=address, log_level="error", server_timeout=60)
+    if how == "plateau of a score":
+        job.evaluate_with(held_out(), nn.CrossEntropyLoss(), batch_size=3)
     data = job.data(Shapes(SAMPLES), batch_size=4, shuffle=False)
     rates = {}
     for epoch in job.epochs():
@@ -159,6 +165,10 @@ def train(rank, address, how, at, marker):
             scheduler.step()
         elif how == "plateau of a test loss":
             scheduler.step(test_loss(model))
+        elif how == "plateau of a score":
+            # The one of the last epoch, too.
+            assert job.score.epochs == epoch + 1, job.score.epochs
+            scheduler.step(job.score.loss)
     return rates, digest(model.state_dict()), model.state_dict()
 
 
@@ -266,6 +276,7 @@ class Rates(unittest.TestCase):
 
     def test_by_a_scheduler_that_acts_on_a_measure(self):
         self.check("plateau of a test loss", 11.5)
+        self.check("plateau of a score", 11.5)
         self.check("plateau of a sum", 7.75)
 
     def test_a_worker_without_a_batch_knows_the_scheduler(self):

@@ -211,6 +211,7 @@ void GiveLocalSteps(RunSpec& spec) {
 
 void AddExtras(const RunExtras& extras, RunSpec& spec) {
   spec.extras = extras;
+  spec.plan.awaits_scores = extras.scores;
   Widen(extras, spec);
   GiveLocalSteps(spec);
   CoordinatorOptions& o = spec.coordinator;
@@ -240,6 +241,7 @@ RunExtras MakeExtras(uint64_t seed) {
   extras.states = static_cast<FrontEndStates>(random.Below(3));
   extras.averages = random.Below(3) == 0;
   extras.shares = random.Below(3) == 0;
+  extras.scores = random.Below(3) == 0;
   return extras;
 }
 
@@ -554,6 +556,7 @@ std::string Describe(const Scenario& scenario) {
       scenario.run.extras.skips ? ", skips" : "",
       scenario.run.extras.updates ? ", updates" : "",
       scenario.run.extras.shares ? ", shares" : "",
+      scenario.run.extras.scores ? ", scores" : "",
       scenario.in_order ? " in order" : "",
       scenario.run.extras.own_data ? ", own data" : "",
       o.max_steps > 0 ? absl::StrCat(", at most ", o.max_steps, " steps") : "",

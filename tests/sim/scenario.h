@@ -47,6 +47,8 @@ struct RunExtras {
   bool shares = false;
   // Pushes are made of local steps, where the policy allows it.
   bool local_steps = false;
+  // Workers want the score of an epoch before they train the next one.
+  bool scores = false;
 
   friend auto operator<=>(const RunExtras&, const RunExtras&) = default;
 };

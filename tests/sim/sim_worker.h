@@ -181,6 +181,8 @@ class SimWorker {
   void ReportMoments(const Assignment& assignment,
                      const std::vector<SharedFloats>& weights);
   void Train(const Assignment& assignment);
+  // If its workers want them, a step of all has the newest.
+  void CheckScore(const Assignment& assignment);
   void Pull(const Assignment& assignment, std::optional<Version> version);
   void Compute(const Assignment& assignment);
   void Forward();

@@ -1,10 +1,13 @@
 // How a simulated worker reads versions, and what it does with those that are
 // not for a step.
 
+#include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "tests/sim/shard_network.h"
 #include "tests/sim/sim_worker.h"
 
@@ -137,7 +140,28 @@ void SimWorker::ReportMoments(const Assignment& assignment,
       });
 }
 
+void SimWorker::CheckScore(const Assignment& assignment) {
+  const RunSpec& run = world_.scenario.run;
+  const std::vector<StatisticsKind>& kinds = run.coordinator.policy.statistics;
+  const bool evaluated =
+      run.plan.test_samples > 0 &&
+      std::any_of(kinds.begin(), kinds.end(), [](StatisticsKind kind) {
+        return kind != StatisticsKind::kAfter;
+      });
+  if (!run.plan.awaits_scores || !evaluated || assignment.members.empty() ||
+      !world_.scenario.changes.empty()) {
+    return;
+  }
+  const int64_t epochs =
+      assignment.score.has_value() ? assignment.score->epochs : 0;
+  if (epochs == assignment.data_epoch) return;
+  world_.checker.Fail(absl::StrCat("rank ", rank_.value(), " trains epoch ",
+                                   assignment.data_epoch,
+                                   " with the score of epoch ", epochs));
+}
+
 void SimWorker::Train(const Assignment& assignment) {
+  CheckScore(assignment);
   if (!weights_.empty() && version_ == assignment.version) {
     return Compute(assignment);
   }

@@ -37,6 +37,7 @@ Assignment TrainAssignment() {
   a.failed = true;
   a.statistics = "chief";
   a.wait = absl::Seconds(2);
+  a.score = {.version = Version(8), .epochs = 4, .loss = 0.5, .accuracy = 0};
   return a;
 }
 
@@ -79,6 +80,7 @@ void ExpectEqual(const Assignment& a, const Assignment& b) {
   EXPECT_EQ(a.failed, b.failed);
   EXPECT_EQ(a.statistics, b.statistics);
   EXPECT_EQ(a.wait, b.wait);
+  EXPECT_EQ(a.score, b.score);
 }
 
 // The message of `Proto` that represents `value`.
@@ -264,11 +266,13 @@ TEST(ConvertTest, APlanOfATrainingProgramComesBackAndIsChecked) {
   const RunPlan sent{
       .own_data = true,
       .rates_by_workers = true,
-      .optimizer = {{"optimizer", "adam"}, {"learning_rate", "0.001"}}};
+      .optimizer = {{"optimizer", "adam"}, {"learning_rate", "0.001"}},
+      .awaits_scores = true};
   const v1::RunPlan good = Encoded<v1::RunPlan>(sent);
   const auto back = OkValue(FromProto(good));
   EXPECT_TRUE(back.own_data);
   EXPECT_TRUE(back.rates_by_workers);
+  EXPECT_TRUE(back.awaits_scores);
   EXPECT_EQ(back.optimizer, sent.optimizer);
   // In the message ascending by name, so that equal plans are equal bytes.
   ASSERT_EQ(good.optimizer_size(), 2);
@@ -282,6 +286,7 @@ TEST(ConvertTest, APlanOfATrainingProgramComesBackAndIsChecked) {
       v1::RunPlan(Encoded<v1::RunPlan>(RunPlan{.train_samples = 1}))));
   EXPECT_FALSE(earlier.own_data);
   EXPECT_FALSE(earlier.rates_by_workers);
+  EXPECT_FALSE(earlier.awaits_scores);
   EXPECT_TRUE(earlier.optimizer.empty());
 }
 

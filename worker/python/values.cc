@@ -192,7 +192,14 @@ void DefineValues(nb::module_& m) {
       .def_rw("own_data", &RunPlan::own_data)
       .def_rw("rates_by_workers", &RunPlan::rates_by_workers)
       .def_rw("optimizer", &RunPlan::optimizer)
-      .def_rw("local_optimizer", &RunPlan::local_optimizer);
+      .def_rw("local_optimizer", &RunPlan::local_optimizer)
+      .def_rw("awaits_scores", &RunPlan::awaits_scores);
+  nb::class_<Score>(m, "Score")
+      .def_prop_ro("step", [](const Score& s) { return s.version.value(); })
+      .def_ro("epochs", &Score::epochs)
+      .def_ro("loss", &Score::loss)
+      .def_ro("accuracy", &Score::accuracy)
+      .def_ro("mean_iou", &Score::mean_iou);
   nb::class_<Assignment>(m, "Assignment")
       .def_prop_ro("kind",
                    [](const Assignment& a) { return AssignmentName(a.kind); })
@@ -234,7 +241,8 @@ void DefineValues(nb::module_& m) {
       .def_ro("moves_statistics", &Assignment::moves_statistics)
       .def_ro("reason", &Assignment::reason)
       .def_ro("unfinished", &Assignment::unfinished)
-      .def_ro("failed", &Assignment::failed);
+      .def_ro("failed", &Assignment::failed)
+      .def_ro("score", &Assignment::score);
   nb::class_<PushVerdict>(m, "PushVerdict")
       .def_prop_ro("verdict",
                    [](const PushVerdict& v) { return VerdictName(v.verdict); })

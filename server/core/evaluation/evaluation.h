@@ -15,8 +15,8 @@
 namespace cohort {
 
 // Evaluations in progress: each reads one pinned version, in shards that any
-// rank may compute. No part of training depends on them but the end of the
-// run.
+// rank may compute. Training does not depend on them, but the end of the run
+// does, and the next step if workers want its score (PinnedWork).
 class EvaluationBook {
  public:
   struct Shard {

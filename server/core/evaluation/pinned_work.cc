@@ -15,6 +15,16 @@ namespace {
 // versions of the weights are described by the same data.
 constexpr int64_t kCollectionEpoch = 0;
 
+Score ScoreOf(const EvaluationRecord& record) {
+  Score score{.version = record.version,
+              .epochs = record.epochs,
+              .loss = record.loss()};
+  const EvaluationSums& sums = record.sums();
+  if (sums.labels > 0) score.accuracy = Accuracy(sums);
+  score.mean_iou = MeanIou(sums);
+  return score;
+}
+
 // The sets with those of kAfter, if there are any, replaced.
 StatisticsSets Replaced(const StatisticsSets& held, const StatisticsSet& by) {
   StatisticsSets sets = held;
@@ -263,7 +273,13 @@ absl::Status PinnedWork::FinishEvaluation(Rank rank, const EvaluationSums& sums,
   shards_.erase(rank);
   std::optional<EvaluationRecord> record = evaluations_.Finish(shard, sums);
   if (!record.has_value()) return absl::OkStatus();
-  if (!record->on_request) last_evaluation_ = record;
+  if (!record->on_request) {
+    last_evaluation_ = record;
+    // Several may be in progress under other policies than sync.
+    if (!score_.has_value() || record->version >= score_->version) {
+      score_ = ScoreOf(*record);
+    }
+  }
   out.push_back(effect::Evaluated{.record = *std::move(record)});
   return absl::OkStatus();
 }

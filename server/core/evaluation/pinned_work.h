@@ -12,6 +12,7 @@
 #include "common/evaluation_sums.h"
 #include "common/ids.h"
 #include "common/moments.h"
+#include "common/score.h"
 #include "server/core/evaluation/evaluation.h"
 #include "server/core/evaluation/moments_collection.h"
 #include "server/core/events/effects.h"
@@ -42,13 +43,23 @@ class PinnedWork {
 
   // No evaluation is in progress.
   bool evaluated() const { return evaluations_.empty(); }
+  // Its workers want the result of the one in progress before the next step.
+  // Under other policies than sync no step is the same for all.
+  bool HoldsTraining() const {
+    return !evaluated() && settings_.sync() &&
+           model_.model()->plan.awaits_scores;
+  }
   bool collecting() const { return collection_.has_value(); }
   // "collecting batch-norm moments, 3 of 20 batches".
   std::string CollectingText() const;
-  // The newest at the end of an epoch.
+  // The newest at the end of an epoch, in this process.
   const std::optional<EvaluationRecord>& last_evaluation() const {
     return last_evaluation_;
   }
+  // The newest at the end of an epoch.
+  const std::optional<Score>& score() const { return score_; }
+  // Of a process before this one.
+  void RestoreScore(const std::optional<Score>& score) { score_ = score; }
   // The present version, or one that is pinned.
   // Errors: OutOfRange, naming the newest.
   absl::StatusOr<SharedVersion> Read(Version version) const;
@@ -106,6 +117,7 @@ class PinnedWork {
   // Conclude has nothing left to do.
   bool concluded_ = false;
   std::optional<EvaluationRecord> last_evaluation_;
+  std::optional<Score> score_;
 };
 
 }  // namespace cohort

@@ -94,6 +94,8 @@ struct RunState {
   // not have it.
   SharedText kept_state;
   Version kept_moves_from;
+  // Absent: no epoch was evaluated yet.
+  std::optional<Score> score;
   // Training and evaluations are done: the reason for the run's end. Only with
   // several shards; a server that continues from it ends the run at once.
   std::optional<std::string> ended;

@@ -145,7 +145,8 @@ Assignment FinishedAssignment(const RunParts& parts,
           .policy_epoch = parts.settings.policy_epoch(),
           .reason = reason,
           .unfinished = parts.phase.broke_off(),
-          .failed = parts.phase.failed()};
+          .failed = parts.phase.failed(),
+          .score = parts.pinned.score()};
 }
 
 std::optional<std::string> NonfiniteMoments(const ModelStore& model, Rank rank,

@@ -78,6 +78,18 @@ class Job:
         """The worker has left the run."""
         return self._run.left
 
+    @property
+    def score(self) -> "_core.Score | None":
+        """The result of `evaluate_with` for the newest epoch; None before the first.
+
+        Has `epochs` that were completed, the `step` of its weights, `loss` (the mean
+        over the test set), `accuracy` in [0, 1], and `mean_iou` where there is a label a
+        pixel; what it lacks is None. With --aggregation=sync it is there, the same on
+        all workers, as soon as the loop over an epoch's batches has ended, so schedulers
+        and the end of training may depend on it.
+        """
+        return self._run.score
+
     # ---- data
 
     def evaluate_with(self, dataset: Any,
@@ -85,7 +97,8 @@ class Job:
                       batch_size: int = 64, ignore_index: int = -100,
                       collate_fn: Callable[[list[Any]], Any] | None = None
                       ) -> None:
-        """Scores the test set when the server asks for it, after each epoch.
+        """Scores the test set when the server asks for it, after each epoch; the
+        workers share it out. The result is `job.score`.
 
         Call it before `job.data` is iterated; all workers need the same test
         set.

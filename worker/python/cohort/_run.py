@@ -69,6 +69,7 @@ class Run:
             else stopped_exit_code)
         self._pid = os.getpid()
         self.evaluator: _evaluation.Evaluator | None = None
+        self.score: _core.Score | None = None
         # Set once the run is joined.
         self.membership: "_core.Membership | None" = None
         self._watcher: StopWatcher | None = None
@@ -196,6 +197,7 @@ class Run:
                 "own data, so these would never advance; pass schedulers= over steps")
         if self.evaluator is not None:
             plan.test_samples = len(self.evaluator.dataset)
+            plan.awaits_scores = True
             if not by_number:
                 raise _errors.ConfigurationError(
                     "job.evaluate_with(): the server counts no epochs of own "
@@ -342,6 +344,8 @@ class Run:
         except _errors.StatusError as error:
             self.ended_by(error)
             return None
+        if assignment.kind in ("train", "finished"):
+            self.score = assignment.score
         if assignment.kind != "finished":
             return assignment
         self._conclude(assignment)
