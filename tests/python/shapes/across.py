@@ -492,6 +492,21 @@ def gates_by_the_batch(t):
         train(t, error_of(model(x), y))
 
 
+class WithMean(Net):
+    """A further row is the mean of the others."""
+
+    def out(self, x):
+        x = x.mean((2, 3))
+        x = self.head(torch.cat([x, x.mean(0, keepdim=True)]))
+        return x[:-1] + x[-1:]
+
+
+@refused("UsageError", "the model computes", *ACROSS)
+def a_row_of_the_mean(t):
+    for model, x, y in steps(t, WithMean()):
+        train(t, error_of(model(x), y))
+
+
 @row(sizes=EVEN)
 def gates_in_a_loop_over_samples(t):
     for model, x, y in steps(t, Gated(by_sample=True)):
@@ -534,6 +549,15 @@ def advantages_of_several_answers(t):
         rewards = y[:, 0].view(-1, 3)
         apart = rewards - rewards.mean(1, keepdim=True)
         train(t, -(apart.flatten() * model(x)[:, 0]).mean())
+
+
+@row()
+def advantages_of_answers_to_each_sample(t):
+    parts = torch.tensor([0.11, 0.52, -0.33, 0.95])
+    for model, x, y in steps(t):
+        rewards = y[:, :1] + y[:, 1:] * parts.to(y.dtype)
+        apart = (rewards - rewards.mean(1, keepdim=True)).flatten()
+        train(t, -(apart * model(x.repeat_interleave(4, 0))[:, 0]).mean())
 
 
 @row(sizes=EVEN)

@@ -601,3 +601,161 @@ def a_term_of_some_batches(t):
         if len(x) > 3:
             loss = loss + 0.7 * (z - z).mean()
         train(t, loss)
+
+
+@refused("UsageError", "factors", "job.sum")
+def terms_weighed_by_their_own_sizes(t):
+    """A stack of terms times a tensor."""
+    for model, x, y in steps(t):
+        z = model(x)
+        terms = torch.stack([F.mse_loss(z, y), F.l1_loss(z, y)])
+        train(t, (terms / terms.detach() * torch.tensor([0.7, 1.2])).sum())
+
+
+@refused("UsageError", "factors", "job.sum")
+def two_terms_whose_factors_add_up_to_1(t):
+    """They are no labels of mixup."""
+    for model, x, y in steps(t):
+        z = model(x)
+        first, second = F.mse_loss(z, y), F.l1_loss(z, y)
+        part = float(second / (first + second))
+        train(t, part * first + (1 - part) * second)
+
+
+@refused("UsageError", "factors", "job.sum")
+def a_factor_of_one_part_of_all_entries(t):
+    for model, x, y in steps(t):
+        z = model(x)
+        own = 0.1 + float((z - y).detach().square().mean())
+        train(t, ((z - y).square() + own * z.square()).sum(1).mean())
+
+
+@row()
+def a_trained_multiplier_of_a_measure(t):
+    """Lagrange's, for a constraint: its gradient is this worker's part."""
+    model = Net()
+    model.multiplier = torch.nn.Parameter(torch.tensor(0.3))
+    for model, x, y in steps(t, model):
+        z = model(x)
+        cost = z.detach().square().mean() - 0.2
+        train(t, F.mse_loss(z, y) - model.multiplier * cost)
+
+
+@row()
+def labels_mixed_by_a_difference(t):
+    for model, x, y in steps(t):
+        part = 0.1 + 0.17 * (float(x.sum()) % 1)
+        loss, other = (F.mse_loss(model(x), y) for _ in range(2))
+        train(t, other + part * (loss - other))
+
+
+# ---- means of means, sums by dimension, and losses of single rows
+
+@row()
+def a_mean_of_a_loss(t):
+    for model, x, y in steps(t):
+        train(t, F.mse_loss(model(x), y).mean())
+
+
+@row(sizes={2: (3, 5), 3: (2, 3, 4)})
+def a_mean_of_three_terms(t):
+    for model, x, y in steps(t):
+        z = model(x)
+        train(t, torch.stack([F.mse_loss(z, y), F.l1_loss(z, y),
+                              0.5 * z.square().mean()]).mean())
+
+
+@row()
+def a_sum_of_three_terms(t):
+    for model, x, y in steps(t):
+        z = model(x)
+        train(t, torch.stack([F.mse_loss(z, y), F.l1_loss(z, y),
+                              z.square().mean()]).sum())
+
+
+@row()
+def a_mean_by_column_and_its_mean(t):
+    for model, x, y in steps(t):
+        z = model.features(x)
+        train(t, error_of(model(x), y) + z.square().mean((0, 2, 3)).mean() +
+              (model(x) - y).square().mean(0).mean())
+
+
+@refused("UsageError", "a sum over", sizes=EVEN)
+def a_sum_dimension_by_dimension(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y).square().sum(dim=1).sum(dim=0))
+
+
+@refused("UsageError", "a sum over", sizes=EVEN)
+def a_sum_over_both_dimensions(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y).square().sum((0, 1)))
+
+
+@refused("UsageError", "a sum over", sizes=EVEN)
+def a_sum_by_column_and_its_sum(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y).square().sum(0).sum())
+
+
+@refused("UsageError", "a sum over", sizes=EVEN)
+def a_mean_of_sums_by_column(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y).square().sum(0).mean())
+
+
+@refused("UsageError", "a sum over", sizes=EVEN)
+def a_sum_without_what_is_missing(t):
+    for model, x, y in steps(t):
+        train(t, torch.nansum((model(x) - y).square()))
+
+
+@refused("UsageError", *A_PART)
+def a_mean_without_what_is_missing(t):
+    for model, x, y in steps(t):
+        each = (model(x) - y).square()
+        train(t, torch.nanmean(each.masked_fill(y > 0.3, float("nan"))))
+
+
+@refused("UsageError", *A_PART)
+def a_mean_by_column_of_chosen_rows(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y)[y[:, 0] > 0].square().mean(dim=0).sum())
+
+
+@refused("UsageError", "a sum over", sizes=EVEN)
+def a_sum_in_a_loop_over_calls_of_the_model(t):
+    for model, x, y in steps(t):
+        train(t, sum(F.mse_loss(model(one[None]), label[None])
+                     for one, label in zip(x, y)))
+
+
+@refused("UsageError", "across the samples")
+def a_term_that_begins_with_a_factor_of_0(t):
+    for model, x, y in steps(t):
+        z = model(x)
+        train(t, error_of(z, y) + min(1.0, t.step_number / 2) * F.cross_entropy(
+            z @ z.t(), torch.arange(len(x))))
+
+
+@refused("UsageError", "a sum over", sizes={2: (4, 4), 3: (2, 2, 2)})
+def means_times_the_number_of_samples(t):
+    """As YOLO's trainer has it."""
+    for model, x, y in steps(t):
+        z = model(x)
+        train(t, (F.mse_loss(z, y) + 0.3 * F.l1_loss(z, y)) * len(x))
+
+
+@row()
+def means_times_the_number_of_samples_as_a_sum(t):
+    for model, x, y in steps(t):
+        train(t, F.mse_loss(model(x), y) * len(x), reduction="sum")
+
+
+@refused("UsageError", *A_PART)
+def a_mean_by_column_of_boxes(t):
+    """Samples have one or two."""
+    for model, x, y in steps(t):
+        of = torch.repeat_interleave(1 + (y[:, 0] > 0).long())
+        train(t, (model(x) - y).square()[of].mean(0).sum())

@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from cohort._graphs import Saved
-from cohort._loss_check import kind_of
+from cohort._nodes import kind_of
 
 # By kind of node, the names of the operands that it keeps, in the order of its edges.
 _OPERANDS: dict[str, Sequence[str | None]] = {
     "MulBackward0": ("self", "other"), "MmBackward0": ("self",),
     "AddmmBackward0": (None, "mat1"), "ConvolutionBackward0": ("input",),
+    "MvBackward0": ("self", "vec"), "DotBackward0": ("self", "tensor"),
+    "BmmBackward0": ("self", "mat2"),
     "MseLossBackward0": ("self", "target"), "SmoothL1LossBackward0": ("self", "target"),
     "HuberLossBackward0": ("self", "target")}
 # Rounding errors of means of float32, by the deviation and by the greatest value; and of
@@ -30,31 +32,33 @@ _FEW = 1000
 _STEPS_MAX = 32
 _FRACTIONS = torch.arange(1.0, 7.0, dtype=torch.float64)
 _LATTICE_MAX = 1e-4
+# Answers to one question, or steps of one trajectory.
+_PART_MAX = 10000
 
 
 def find(nodes: Iterable[Any], samples: int, saved: Saved) -> Iterator[torch.Tensor]:
-    """The constant operands of autograd's nodes whose mean over the samples was taken
-    off. Those that are the same on all workers, such as a wavelet, only look so."""
+    """The constant operands of autograd's nodes whose first dimension may be this
+    worker's samples."""
     for node in nodes:
         for name, (other, _) in zip(_OPERANDS.get(kind_of(node), ()),
                                     node.next_functions):
             one: torch.Tensor | None = (
                 saved.of(node, name) if name is not None and other is None else None)
-            if one is not None and is_centred(one, samples):
+            if one is not None and (
+                    one.is_floating_point() and one.dim() > 0 and one.numel() > 0 and
+                    len(one) % samples == 0 and one.layout is torch.strided):
                 yield one
 
 
-def is_centred(values: torch.Tensor, samples: int) -> bool:
-    """Whether values have mean 0 over this worker's samples, but not over parts of them:
-    all values, those of each channel, or those of each column.
+def is_centred(values: torch.Tensor) -> bool:
+    """Whether values have mean 0 over the samples, but not over parts of them: all
+    values, those of each channel, or those of each column. Those that are the same on
+    all workers, such as a wavelet, only look so, and so may those of one of several
+    workers.
 
     Args:
         values: [samples * n, ...].
-        samples: at least 2.
     """
-    if (not values.is_floating_point() or values.dim() == 0 or not values.numel() or
-            len(values) % samples or values.layout is not torch.strided):
-        return False
     values = values.detach()
     values = values if values.dtype == torch.float64 else values.float()
     # Labels of 1 and -1 may be balanced.
@@ -63,14 +67,16 @@ def is_centred(values: torch.Tensor, samples: int) -> bool:
         return False
     every = tuple(range(values.dim()))
     return any(_have_mean_0(values, dims) and _is_no_chance(values, dims) and not
-               _are_parts_centred(values, dims, samples)
+               _are_parts_centred(values, dims)
                for dims in {every, (0, *every[2:]), (0,)})
 
 
 def _columns(values: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """[what is not in dims, what is in them]"""
     count = math.prod(values.shape[dim] for dim in dims)
-    return values.movedim(dims, tuple(range(-len(dims), 0))).reshape(-1, count)
+    columns: torch.Tensor = values.movedim(
+        dims, tuple(range(-len(dims), 0))).reshape(-1, count)
+    return columns
 
 
 def _have_mean_0(values: torch.Tensor, dims: tuple[int, ...]) -> bool:
@@ -79,11 +85,12 @@ def _have_mean_0(values: torch.Tensor, dims: tuple[int, ...]) -> bool:
     return bool((means.abs() <= near).all())
 
 
-def _are_parts_centred(values: torch.Tensor, dims: tuple[int, ...], samples: int) -> bool:
+def _are_parts_centred(values: torch.Tensor, dims: tuple[int, ...]) -> bool:
     """Each sample may be centred by itself, and so may be the answers to one question."""
     return bool(dims[1:] and _have_mean_0(values, dims[1:])) or any(
-        _have_mean_0(values.unflatten(0, (-1, part)), tuple(dim + 1 for dim in dims))
-        for part in range(2, samples) if len(values) % part == 0)
+        _have_mean_0(values.reshape(-1, part, *values.shape[1:]),
+                     tuple(dim + 1 for dim in dims))
+        for part in range(2, min(len(values), _PART_MAX)) if len(values) % part == 0)
 
 
 def _is_no_chance(values: torch.Tensor, dims: tuple[int, ...]) -> bool:

@@ -9,12 +9,14 @@ import torch
 
 from cohort import _devices, _errors
 from cohort._graphs import Saved, signed
-from cohort._loss_check import OVERRIDE, depends_on_samples, is_linear, kind_of
+from cohort._loss_check import OVERRIDE
+from cohort._nodes import depends_on_samples, is_linear, kind_of, losses_in
 
 _WEIGHTS = {"NllLossBackward0": "weight", "NllLoss2DBackward0": "weight",
             "BinaryCrossEntropyWithLogitsBackward0": "pos_weight"}
-# The names of both operands that a product keeps.
-_PRODUCTS = {"MulBackward0": ("self", "other"), "DotBackward0": ("self", "tensor")}
+# The names of the operands that a product or quotient keeps.
+_PRODUCTS = {"MulBackward0": ("self", "other"), "DotBackward0": ("self", "tensor"),
+             "DivBackward0": (None, "other")}
 _REDUCTIONS = ("MeanBackward1", "SumBackward1")
 # Sums of so small numbers over the workers are known to less than a half.
 _NUMBERS = 1 << 32
@@ -57,13 +59,16 @@ def _constants_of(node: Any, samples: int, saved: Saved) -> Iterator[torch.Tenso
     elif kind in _PRODUCTS:
         for name, (own, _), (other, _) in zip(_PRODUCTS[kind], node.next_functions,
                                               reversed(node.next_functions)):
-            rows = _rows_of(other) if own is None and other is not None else 0
-            if not rows or rows % samples:
+            if name is None or own is not None or other is None:
+                continue
+            rows, losses = _rows_of(other), losses_in(other)
+            if not (rows and rows % samples == 0 or losses):
                 continue
             factor = saved.of(node, name)
             # A single number may be drawn, as for mixup; and of times and samples, the
             # mean over times leaves samples.
             if factor is not None and factor.numel() > 1 and (
+                    factor.numel() == losses and losses % samples if losses else
                     rows == samples or len(factor) != samples):
                 yield factor
 

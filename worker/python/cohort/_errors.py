@@ -35,7 +35,8 @@ def end_of_script() -> tuple[str, bool]:
         return _ends.refusal, True
     if _ends.uncaught:
         return f"the script has raised {_ends.uncaught}", False
-    return "the script has ended", False
+    return ("the script has ended; to stop all workers, break in all of them, or "
+            "cohortctl run drain"), False
 
 
 def note_uncaught(error: BaseException) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _errors, _evaluation, _loop, _totals
+from cohort import _core, _errors, _evaluation, _loop, _totals
 from cohort._run import Run
 from cohort._step import StepResult
 

@@ -5,13 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cohort import _centred, _constants, _graph_check, _loss_check, _mixing_check
+from cohort import (_centred, _constants, _graph_check, _loss_check, _mixing_check, _nodes,
+                    _terms)
 
 if TYPE_CHECKING:
     from cohort._step import Step
 
 # A script with more kinds of losses is taken to make new ones all the time.
 _KINDS_MAX = 20
+# In place of how often a kind of losses was seen.
+_DONE = -1
 
 
 class LossWatch:
@@ -29,10 +32,10 @@ class LossWatch:
 
     def __init__(self, step: "Step") -> None:
         self._step = step
-        # Kinds of losses, which are sets of functions, that mix no samples, and that
-        # are means over them.
-        self._unmixed: set[frozenset[str]] = set()
-        self._means: set[frozenset[str]] = set()
+        # How often kinds of losses, which are sets of functions, were seen before it
+        # was known that they mix no samples, and that they are means over them.
+        self._unmixed: dict[frozenset[str], int] = {}
+        self._means: dict[frozenset[str], int] = {}
         self.shares: list[float] = []
         self.factors: list[float] = []
         self.constants = self.centred = 0.0
@@ -65,27 +68,32 @@ class LossWatch:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
                 step.batch.samples is None or assignment is None):
             return
-        kind = frozenset(map(_loss_check.kind_of, nodes))
-        is_first = assignment.version == 0 or _is_new(kind, self._means)
+        kind = frozenset(map(_nodes.kind_of, nodes))
+        is_due = assignment.version == 0 or _is_due(kind, self._means)
         accumulate = step.batch.parts // max(1, assignment.batches)
-        if weight is None and accumulate > 1 and reduction == "mean" and is_first:
+        if weight is None and accumulate > 1 and reduction == "mean" and is_due:
             _loss_check.check_parts(loss, accumulate, saved)
         if not assignment.global_normalization or assignment.members < 2:
             return
         samples = max(1, step.batch.samples // step.batch.parts)
         # In a void step sums and gathers of the script are this worker's alone.
         is_void = step.members.are_void()
-        if weight != samples > 1 and _is_new(kind, self._unmixed) and not (
-                step.tape.sums or step.tape.differentiated or self.has_hooks or is_void):
+        if weight != samples > 1 and not (
+                step.tape.sums or step.tape.differentiated or self.has_hooks or
+                is_void) and _is_due(kind, self._unmixed):
             _mixing_check.check(loss, nodes, samples, saved, self.has_saved_hooks)
-            self.centred = _constants.number_of(_centred.find(nodes, samples, saved))
-            self._unmixed.add(kind)
+            operands = list(_centred.find(nodes, samples, saved))
+            self.centred = _constants.number_of(filter(_centred.is_centred, operands))
+            if not _terms.has_zero_factor(loss, saved) and all(
+                    bool(one.any()) for one in operands):
+                self._unmixed[kind] = _DONE
         if weight is not None:
             return
         # A loss with sums of the script's is made for several workers.
-        if is_first and samples > 1 and not step.tape.sums and not is_void:
+        if is_due and samples > 1 and not step.tape.sums and not is_void:
             _loss_check.check_terms(loss, samples, reduction, saved)
-            self._means.add(kind)
+            if not _terms.has_zero_factor(loss, saved):
+                self._means[kind] = _DONE
         # After the first step more may be a fixed number, in a smaller batch that ends
         # an epoch.
         entries_max = (0.0 if step.tape.sums else
@@ -95,7 +103,7 @@ class LossWatch:
             self.constants = _constants.number_of(
                 _constants.find(nodes, samples, saved))
             self.factors = ([] if step.tape.sums else
-                            _loss_check.factors_in(loss, samples, saved))
+                            _terms.factors_in(loss, samples, saved))
 
     def check_sum(self, what: str, total: torch.Tensor) -> None:
         """Raises UsageError for a sum over this worker's samples that has a penalty in
@@ -107,5 +115,11 @@ class LossWatch:
             _loss_check.check_sum(what, total, step.batch.samples or 0, step.tape.saved)
 
 
-def _is_new(kind: frozenset[str], known: set[frozenset[str]]) -> bool:
-    return kind not in known and len(known) < _KINDS_MAX
+def _is_due(kind: frozenset[str], seen: dict[frozenset[str], int]) -> bool:
+    """Whether a loss is to be looked at. One with a factor of 0, such as rewards that
+    are all 0, says little: its kind is due when it was seen 1, 2, 4, 8 times and so on."""
+    times = seen.get(kind, 0)
+    if times == _DONE or kind not in seen and len(seen) == _KINDS_MAX:
+        return False
+    seen[kind] = times + 1
+    return times & (times - 1) == 0

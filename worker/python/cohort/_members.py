@@ -114,10 +114,12 @@ class Members:
                 refuse()
         # Sums are rounded.
         count, *totals = map(round, sums[len(own) + len(alike):])
+        with_some = totals[len(some):]
         others, centred, factors = (
             number > 0 and total != number * many
-            for number, total, many in zip(some, totals, totals[len(some):]))
-        if centred:
+            for number, total, many in zip(some, totals, with_some))
+        # Those of one worker may be so by chance.
+        if centred and 2 * with_some[1] > met:
             _mixing_check.refuse_centred()
         if others or factors and count == len(losses.factors) * totals[-1]:
             _constants.refuse_difference()

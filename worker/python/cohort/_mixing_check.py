@@ -17,7 +17,8 @@ from torch import nn
 
 from cohort import _doors, _errors, _graph_check, _operator
 from cohort._graphs import Saved, nodes_before, nodes_from, signed
-from cohort._loss_check import OVERRIDE, depends_on_samples, kind_of
+from cohort._loss_check import OVERRIDE
+from cohort._nodes import depends_on_samples, kind_of
 
 # Layers whose output has samples, or parts of them, in its first dimension.
 _LAYERS = re.compile(r"(Addmm|Mm|Convolution|Embedding)Backward\d")
@@ -29,7 +30,7 @@ _DISTANCES = "CdistBackward0"
 _STEPS_TO_PARAMETER = 16
 # Nodes among the last layers that second derivatives are taken through.
 _NODES_BETWEEN_MAX = 100
-# Layers of a single row that are looked at.
+# Layers of other rows than the samples' that are looked at.
 _ALONE_MAX = 4
 # Derivatives below this part of the greatest are rounding errors.
 _ROUNDING = 1e-6
@@ -77,7 +78,8 @@ def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
 
 def refuse_centred() -> NoReturn:
     """Raises UsageError: other workers have other constants that are centred."""
-    _refuse("a tensor whose mean was taken off")
+    _refuse("a tensor whose mean was taken off (returns, inputs; not answers to one "
+            "question each)")
 
 
 def _refuse(what: str) -> NoReturn:
@@ -273,11 +275,11 @@ def _are_mixed(loss: torch.Tensor, top: Sequence[_Layer], layers: Sequence[_Laye
                            some[:1] if rows % samples == 0 else [])
             if reached(found) > len(some):
                 return True
-        # What layers make of a single row, such as weights from a mean, may be of one
-        # sample in a loop over them.
-        of_one = [layer for layer in top if len(found.get((layer.node, 0), ())) == 1]
-        return any(reached(passed(lambda layer, _: [0] if layer is alone else [])) > 1
-                   for alone in of_one[:_ALONE_MAX])
+        # A row that is no sample's, such as one of weights from a mean, is that of one
+        # sample in a loop over them, or one of its boxes.
+        others = [layer for layer in top if len(found.get((layer.node, 0), ())) % samples]
+        return any(reached(passed(lambda layer, _: [row] if layer is alone else [])) > 1
+                   for alone in others[:_ALONE_MAX] for row in (0, -1))
     except (RuntimeError, NotImplementedError):
         return False
 

@@ -1,0 +1,189 @@
+"""What autograd's nodes compute, as far as the checks of losses need it."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cohort._graphs import Saved, has_indices, nodes_from, signed
+
+# Values of the reduction that nodes of losses save.
+MEAN, SUM = 1, 2
+# Sums, and means, over some dimensions.
+SUMS = re.compile(r"(Sum|Nansum)Backward[01]")
+AVERAGES = re.compile(r"(Sum|Nansum|Mean)Backward[01]")
+# Nodes whose output is a term, or terms, of the loss.
+PASSES = re.compile(r"(Add|Sub|Rsub|Neg|View|UnsafeView|ReshapeAlias|Squeeze|Unsqueeze|"
+                     r"ToCopy|Clone|Alias)Backward\d")
+FACTORS = re.compile(r"(Mul|Div)Backward\d")
+# Functions of one number, or from many to one, that are no sums.
+_NONLINEAR = re.compile(
+    r"(Sqrt|Rsqrt|Log|Log2|Log10|Log1P|Exp|Expm1|Pow|Abs|Clamp|ClampMin|ClampMax|Relu|"
+    r"LeakyRelu|Elu|Softplus|Tanh|Sigmoid|Reciprocal|Maximum|Minimum|Norm|"
+    r"LinalgVectorNorm|Dist|Std|Var|Max|Min|Amax|Amin|Median|Logsumexp|Prod)Backward\d")
+# Functions whose output has as many entries, or rows of them, as its first input.
+BY_ENTRY = re.compile(r"(LogSoftmax|Pow|Abs|Sub|Add|Mul|Div|Neg|Log|Sqrt|Squeeze|Sum|"
+                      r"Rsub)Backward\d")
+
+
+def kind_of(node: Any) -> str:
+    """The name of its class."""
+    return type(node).__name__
+
+
+@functools.cache
+def matches(kinds: re.Pattern[str], kind: str) -> bool:
+    return kinds.fullmatch(kind) is not None
+
+
+def is_linear(node: Any) -> bool:
+    """Whether its output has the entries of its inputs, up to factors and terms."""
+    return matches(PASSES, kind_of(node)) or matches(FACTORS, kind_of(node))
+
+
+def is_nonlinear(node: Any) -> bool:
+    """Whether it is a function of something computed from samples that is no sum."""
+    kind = kind_of(node)
+    if matches(FACTORS, kind):
+        # A factor may be no tensor.
+        first, second = [other for other, _ in (*node.next_functions, (None, 0))][:2]
+        return second is not None and depends_on_samples(second) and (
+            kind.startswith("Div") or first is not None and depends_on_samples(first))
+    return matches(_NONLINEAR, kind) and depends_on_samples(node)
+
+
+def depends_on_samples(node: Any) -> bool:
+    """Whether it is computed from more than parameters and numbers."""
+    for part in nodes_from([node]):
+        if not isinstance(getattr(part, "variable", None), (nn.Parameter, type(None))):
+            return True
+        if has_indices(part) or not matches(BY_ENTRY, kind_of(part)) and any(
+                following is None for following, _ in part.next_functions):
+            return True
+    return False
+
+
+def shape_of(node: Any, saved: Saved) -> Sequence[int]:
+    """That of what a sum, mean or loss is over; empty: it is none."""
+    one = None
+    if kind_of(node) == "DotBackward0":
+        one = saved.of(node, "tensor" if node.next_functions[1][0] is None else "self")
+    elif getattr(node, "_saved_reduction", None) in (MEAN, SUM):
+        one = saved.of(node, "target")
+    elif matches(AVERAGES, kind_of(node)):
+        for name in ("_saved_self_sym_sizes", "_saved_self_sizes"):
+            if hasattr(node, name):
+                shape: Sequence[int] = getattr(node, name)
+                return shape
+        one = saved.of(node, "self")
+    return () if one is None else tuple(one.shape)
+
+
+def dims_of(node: Any, saved: Saved) -> set[int]:
+    """The dimensions that it is over."""
+    rank = len(shape_of(node, saved))
+    dims = rank and getattr(node, "_saved_dim", None) or range(rank)
+    return {signed(dim) % rank for dim in dims}
+
+
+def summed(node: Any, saved: Saved) -> Sequence[int]:
+    """The shape of what a node adds up to a number; empty: it does not."""
+    if kind_of(node).startswith("Mean") or getattr(node, "_saved_reduction", SUM) == MEAN:
+        return ()
+    shape = shape_of(node, saved)
+    return shape if len(dims_of(node, saved)) == len(shape) else ()
+
+
+def is_mean_by_column(node: Any, saved: Saved) -> bool:
+    """Whether it is a mean over samples, of several columns."""
+    return kind_of(node) == "MeanBackward1" and 0 in dims_of(node, saved)
+
+
+def mask_of(node: Any, saved: Saved) -> torch.Tensor | None:
+    """By which a node chooses entries; None: it does not."""
+    chosen = {"IndexBackward0": "indices",
+              "MaskedSelectBackward0": "mask"}.get(kind_of(node))
+    masks = saved.of(node, chosen) if chosen else None
+    for mask in masks if isinstance(masks, (tuple, list)) else [masks]:
+        if mask is not None and mask.dtype == torch.bool:
+            found: torch.Tensor = mask
+            return found
+    return None
+
+
+def by_entry(node: Any) -> list[Any]:
+    """The nodes that a node's entries come from, the last ones included."""
+    found: list[Any] = []
+    todo = [following for following, _ in node.next_functions]
+    while todo:
+        part = todo.pop()
+        if part is None or part in found:
+            continue
+        found.append(part)
+        if matches(BY_ENTRY, kind_of(part)):
+            todo += [following for following, _ in part.next_functions]
+    return found
+
+
+def entries_of(node: Any) -> Any:
+    """What a mean or sum is over."""
+    inner = node.next_functions[0][0]
+    while is_linear(inner) and len(inner.next_functions) == 1:
+        inner = inner.next_functions[0][0]
+    return inner
+
+
+def is_stack(node: Any) -> bool:
+    """Whether it puts numbers or tensors together."""
+    return kind_of(node) in ("StackBackward0", "CatBackward0")
+
+
+def losses_in(node: Any) -> int:
+    """How many numbers or tensors a stack has, up to factors; 0: it is none."""
+    while is_linear(node) and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return len(node.next_functions) if is_stack(node) else 0
+
+
+def is_of_losses(node: Any, samples: int, saved: Saved) -> bool:
+    """Whether a mean or sum has entries that are means or sums over samples already:
+    those of tasks, times or columns."""
+    inner = entries_of(node)
+    parts = inner.next_functions if is_stack(inner) else ((inner, 0),)
+    return all(_is_over_samples(part, samples, saved) and not is_of_one(samples, part)
+               for part, _ in parts)
+
+
+def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
+    if node is None:
+        return False
+    if is_linear(node):
+        inputs = [other for other, _ in node.next_functions if other is not None]
+        return bool(inputs) and all(_is_over_samples(other, samples, saved)
+                                    for other in inputs)
+    shape = shape_of(node, saved)
+    return (bool(shape) and 0 in dims_of(node, saved) and shape[0] > 0 and
+            shape[0] % samples == 0)
+
+
+def is_of_one(samples: int, node: Any) -> bool:
+    """Whether it is computed from an entry of the first dimension, as in a loop over
+    samples."""
+    while node.next_functions and (node := node.next_functions[0][0]) is not None:
+        kind = kind_of(node)
+        if kind in ("SelectBackward0", "UnbindBackward0"):
+            shape = getattr(node, "_saved_self_sym_sizes",
+                            getattr(node, "_saved_self_sizes", (samples,)))
+            return bool(node._saved_dim == 0 and shape[0] == samples)
+        if not matches(BY_ENTRY, kind) and not matches(PASSES, kind):
+            break
+    return False
+
+
+def has_one_row(node: Any, saved: Saved) -> bool:
+    """Whether it is a loss of one row, as of a model that is called for each sample."""
+    shape = shape_of(node, saved)
+    return bool(shape) and shape[0] == 1 and depends_on_samples(node)

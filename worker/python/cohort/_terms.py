@@ -1,0 +1,154 @@
+"""The terms of a loss, and the numbers that they are multiplied by."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from cohort._graphs import Saved
+from cohort._nodes import AVERAGES, FACTORS, PASSES, is_nonlinear, kind_of, matches
+
+# Relative rounding of a number that a loss is divided by.
+ROUNDING = 1e-5
+# From a loss to the output that it is of, at most.
+_STEPS_TO_OUTPUT = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Factor:
+    """The number by which a node multiplies or divides; None: it is not known, or
+    trained."""
+    node: Any
+    number: torch.Tensor | None
+    divides: bool
+
+    @property
+    def value(self) -> float | None:
+        """The factor; 0 for a division by 0."""
+        if self.number is None:
+            return None
+        value = float(self.number)
+        if not self.divides:
+            return value
+        return 1 / value if value else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Term:
+    """A node whose output is a term of a loss, and what that is multiplied by."""
+    node: Any
+    factors: tuple[Factor, ...]
+
+
+def terms_of(loss: torch.Tensor, saved: Saved) -> Iterator[Term]:
+    """Those whose sum the loss is."""
+    todo = [Term(loss.grad_fn, ())]
+    seen = set()
+    while todo:
+        term = todo.pop()
+        node = term.node
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        following = [other for other, _ in node.next_functions]
+        factor = factor_of(node, saved)
+        if factor is not None:
+            todo += [Term(other, (*term.factors, factor)) for other in following]
+        elif matches(PASSES, kind_of(node)):
+            todo += [Term(other, term.factors) for other in following]
+        else:
+            yield term
+
+
+def factor_of(node: Any, saved: Saved) -> Factor | None:
+    """None: the node does not multiply by a number."""
+    if not matches(FACTORS, kind_of(node)) or is_nonlinear(node):
+        return None
+    inputs = [following for following, _ in node.next_functions]
+    number = None
+    if None in inputs or len(inputs) == 1:
+        number = saved.of(node, "self" if inputs[0] is None else "other")
+    return Factor(node, number if number is not None and number.numel() == 1 else None,
+                   kind_of(node).startswith("Div"))
+
+
+def without_numbers(node: Any, saved: Saved) -> Any:
+    """What a node multiplies by numbers."""
+    while (factor := factor_of(node, saved)) is not None and (
+            factor.number is not None and not factor.divides):
+        node = next(other for other, _ in node.next_functions if other is not None)
+    return node
+
+
+def has_zero_factor(loss: torch.Tensor, saved: Saved) -> bool:
+    """Whether a term is multiplied by 0, as at the beginning of a warm-up."""
+    return any(factor.value == 0 for term in terms_of(loss, saved)
+               for factor in term.factors)
+
+
+def factors_in(loss: torch.Tensor, samples: int, saved: Saved) -> list[float]:
+    """The numbers that terms of a loss, or all that they are means or sums of, are
+    multiplied by, ascending. Without integers and parts of 1, which may be numbers of
+    samples, and without those of mixup, which may be drawn: two whose sum is 1, and the
+    one of a difference."""
+    terms = [term for term in terms_of(loss, saved) if not hasattr(term.node, "variable")]
+    kinds = collections.Counter(kind_of(term.node) for term in terms)
+    if samples > 1 and max(kinds.values(), default=0) >= samples:
+        # Each may be of one sample.
+        return []
+    of_terms: dict[float, list[Any]] = {}
+    for term in terms:
+        for factor in (*term.factors, *_factors_within(term.node, saved)):
+            value = factor.value
+            if value and not any(is_multiple(abs(one), 1) for one in (
+                    value, 1 / value)) and not any(
+                        kind_of(other) in ("SubBackward0", "RsubBackward1")
+                        for other, _ in factor.node.next_functions):
+                of_terms.setdefault(value, []).append(term.node)
+    return sorted(value for value, nodes in of_terms.items() if not any(
+        abs(value + other - 1) <= ROUNDING and _are_of_one_output(nodes, others)
+        for other, others in of_terms.items()))
+
+
+def _are_of_one_output(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether two terms are one function of one output, with other labels."""
+    return any(kind_of(one) == kind_of(other) and _above(one) & _above(other)
+               for one in some for other in others)
+
+
+def _above(node: Any) -> set[Any]:
+    """A node, and some that it is computed from."""
+    found = {node}
+    for _ in range(_STEPS_TO_OUTPUT):
+        node = node.next_functions[0][0] if node.next_functions else None
+        if node is None:
+            break
+        found.add(node)
+    return found
+
+
+def _factors_within(node: Any, saved: Saved) -> Iterator[Factor]:
+    """Those of what a node adds up, or is the mean of."""
+    todo = [node] if matches(AVERAGES, kind_of(node)) else []
+    seen = set()
+    while todo:
+        part = todo.pop()
+        if part is None or part in seen:
+            continue
+        seen.add(part)
+        factor = factor_of(part, saved)
+        if factor is not None and factor.number is not None:
+            yield factor
+        if factor is not None or matches(AVERAGES, kind_of(part)) or matches(
+                PASSES, kind_of(part)):
+            todo += [other for other, _ in part.next_functions]
+
+
+def is_multiple(number: float, samples: int) -> bool:
+    """Whether a sum divided by it is a mean over samples."""
+    times = number / samples
+    return math.isfinite(times) and round(times) >= 1 and (
+        abs(times - round(times)) <= ROUNDING * times)
