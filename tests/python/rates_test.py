@@ -2,6 +2,7 @@
 itself, of time or of a measure. A worker is killed, so that a step is void for the other and a replacement
 continues."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -13,6 +14,7 @@ from torch import nn
 
 import cohort
 from networks import Shapes, digest, distance, three_batch_norms
+from processes import until
 from ranks import Rank, Server
 
 # 6 steps an epoch, of two workers.
@@ -200,6 +202,30 @@ def rates_of_epochs(rank, address, marker=None):
     return rates
 
 
+def rates_and_bits(rank, address, folder=None):
+    """With a folder it stops in the first step of the second epoch, until there is a
+    file "go"."""
+    model = three_batch_norms()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.08)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    job = cohort.join(model, optimizer, server=address, log_level="error",
+                      server_timeout=60)
+    job.evaluate_with(held_out(), functools.partial(
+        nn.functional.cross_entropy, ignore_index=-1))
+    data = job.data(Shapes(44), batch_size=5)
+    seen = {}
+    for epoch in job.epochs():
+        for x, y in data:
+            job.backward(nn.functional.cross_entropy(model(x), y))
+            if folder is not None and epoch == 1:
+                (folder / f"here{rank}").touch()
+                until(lambda: (folder / "go").exists(), "the signal to continue")
+            job.step()
+        scheduler.step()
+        seen[epoch] = optimizer.param_groups[0]["lr"], job.score.loss
+    return seen, digest(model.state_dict())
+
+
 def one_loop(rank, address, calls):
     """The loop over the data goes through all epochs, so that `calls`, made behind
     it, would come after the run. The rates of the steps and how often the log names
@@ -293,6 +319,26 @@ class Rates(unittest.TestCase):
             ranks[1] = Rank(rates_of_epochs, 1, server.address, marker)
             for rank in reversed(ranks):
                 self.assertEqual(rank.result(), [0.04, 0.02, 0.01])
+
+    def test_a_server_that_goes_back_to_another_epoch(self):
+        """A loop that is over would not come to its end again."""
+        with Server(2, *FLAGS) as server:
+            (wanted, bits), _ = server.call(rates_and_bits)
+        with tempfile.TemporaryDirectory() as folder, Server(
+                2, *FLAGS, "--checkpoint_every=3", keeps=True) as server:
+            folder = pathlib.Path(folder)
+            ranks = server.ranks(rates_and_bits, folder)
+            until(lambda: all((folder / f"here{rank}").exists() for rank in range(2)),
+                  "both ranks in the second epoch")
+            server.await_checkpoint()
+            server.resume_server()
+            (folder / "go").touch()
+            for rank in ranks:
+                with self.assertRaisesRegex(AssertionError, "Stopped"):
+                    rank.result()
+            for seen, others in server.call(rates_and_bits):
+                self.assertEqual(seen, wanted)
+                self.assertEqual(others, bits)
 
     def test_a_scheduler_behind_a_loop_over_all_epochs_is_refused(self):
         for policy, steps in (("sync", "[45]"), ("async", "[0-9]+")):

@@ -24,7 +24,7 @@ from cohort._errors import (AccessDeniedError, CohortError,
                             ConfigurationError, RunMismatchError,
                             ServerUnreachableError, Stopped, TrainingError,
                             UsageError)
-from cohort._evaluation import Evaluation
+from cohort._evaluation import Evaluation, Score
 from cohort._job import Job
 from cohort._join import call, join
 from cohort._loop import Data
@@ -40,7 +40,7 @@ __all__ = [
     "AccessDeniedError",
     "BatchNorm", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "CohortError",
     "ConfigurationError", "Data", "Evaluation", "Job", "LAMB", "LARS", "Lion",
-    "RunMismatchError", "RunningNormalizer", "ServerUnreachableError", "StepResult",
-    "Stopped", "TrainingError", "UsageError", "batch_norm_together", "call",
+    "RunMismatchError", "RunningNormalizer", "Score", "ServerUnreachableError",
+    "StepResult", "Stopped", "TrainingError", "UsageError", "batch_norm_together", "call",
     "convert_batch_norm", "join", "local", "steps",
 ]

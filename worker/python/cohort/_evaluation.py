@@ -30,6 +30,32 @@ class Evaluation:
     classes: Sequence[tuple[int, int, int]] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The result of the evaluation at the end of an epoch.
+
+    Attributes:
+        epochs: that were completed.
+        step: of the weights that were scored.
+        loss: the mean over the test set.
+        accuracy: share of the labels that were predicted, in [0, 1]; None: there were
+            none.
+        mean_iou: intersection over union, the mean over classes; None: there is no
+            label a pixel.
+    """
+    epochs: int
+    step: int
+    loss: float
+    accuracy: float | None = None
+    mean_iou: float | None = None
+
+    @staticmethod
+    def of(score: "_core.Score | None") -> "Score | None":
+        """As the server has sent it."""
+        return None if score is None else Score(
+            score.epochs, score.step, score.loss, score.accuracy, score.mean_iou)
+
+
 # From the model, in eval mode, and one collated batch to its score.
 EvaluateFunction = Callable[[nn.Module, Any], Evaluation]
 # The same of a criterion, with the number of samples in the batch.

@@ -1,13 +1,14 @@
 """A training script's side of a run."""
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from cohort import _core, _errors, _evaluation, _loop, _totals
+from cohort import _errors, _evaluation, _loop, _totals
 from cohort._run import Run
 from cohort._step import StepResult
 
@@ -79,14 +80,12 @@ class Job:
         return self._run.left
 
     @property
-    def score(self) -> "_core.Score | None":
-        """The result of `evaluate_with` for the newest epoch; None before the first.
+    def score(self) -> _evaluation.Score | None:
+        """The result of `evaluate_with` for the newest epoch; None: there is none yet.
 
-        Has `epochs` that were completed, the `step` of its weights, `loss` (the mean
-        over the test set), `accuracy` in [0, 1], and `mean_iou` where there is a label a
-        pixel; what it lacks is None. With --aggregation=sync it is there, the same on
-        all workers, as soon as the loop over an epoch's batches has ended, so schedulers
-        and the end of training may depend on it.
+        With --aggregation=sync it is there, the same on all workers, as soon as the loop
+        over an epoch's batches has ended, so schedulers may depend on it, and with what
+        is kept (`cohort.join(..., keep=...)`) the end of training.
         """
         return self._run.score
 
@@ -118,9 +117,11 @@ class Job:
                 "job.data() is iterated")
         # A criterion may have another number.
         if ignore_index == -100:
-            ignore_index = getattr(evaluate, "ignore_index", ignore_index)
-        is_loss = isinstance(evaluate, nn.Module) or (
-            getattr(evaluate, "__module__", None) == "torch.nn.functional")
+            ignore_index = getattr(evaluate, "keywords", {}).get(
+                "ignore_index", getattr(evaluate, "ignore_index", ignore_index))
+        of = evaluate.func if isinstance(evaluate, functools.partial) else evaluate
+        is_loss = isinstance(of, nn.Module) or (
+            getattr(of, "__module__", None) == "torch.nn.functional")
         score = (_evaluation.by_criterion(evaluate, ignore_index) if is_loss else
                  lambda model, batch, _: evaluate(model, batch))
         self._run.evaluator = _evaluation.Evaluator(

@@ -239,6 +239,8 @@ class Data:
                 # The script may save the model, or score it.
                 run.load()
                 return
+            if limit is not None and assignment.data_epoch < limit:
+                run.begin_again(limit, int(assignment.data_epoch))
             if epoch not in (None, assignment.data_epoch) and (
                     not self._knows_epochs):
                 self._knows_epochs = True

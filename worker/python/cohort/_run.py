@@ -69,7 +69,7 @@ class Run:
             else stopped_exit_code)
         self._pid = os.getpid()
         self.evaluator: _evaluation.Evaluator | None = None
-        self.score: _core.Score | None = None
+        self.score: _evaluation.Score | None = None
         # Set once the run is joined.
         self.membership: "_core.Membership | None" = None
         self._watcher: StopWatcher | None = None
@@ -274,6 +274,17 @@ class Run:
                       f"{assignment.reason}")
             raise _errors.Stopped(self._stopped_exit_code)
 
+    def begin_again(self, epoch: int, earlier: int) -> NoReturn:
+        """The server continues from a checkpoint of an earlier epoch than that of the
+        loop. What the script does at the end of that one, such as the step of a
+        scheduler, is undone, and its loop would not come there again."""
+        text = (f"the server continues from a checkpoint of epoch {earlier}, and this "
+                f"script is in the loop over epoch {epoch}")
+        _core.log("warning", f"{text}; this process ends, so that the one that replaces "
+                  "it begins there")
+        self.leave(text)
+        raise _errors.Stopped(self._stopped_exit_code)
+
     def end_of_data(self) -> None:
         """The iterable of own data has ended: so does the run."""
         self._data_ended = True
@@ -345,7 +356,7 @@ class Run:
             self.ended_by(error)
             return None
         if assignment.kind in ("train", "finished"):
-            self.score = assignment.score
+            self.score = _evaluation.Score.of(assignment.score)
         if assignment.kind != "finished":
             return assignment
         self._conclude(assignment)
