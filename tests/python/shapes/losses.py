@@ -603,7 +603,7 @@ def a_term_of_some_batches(t):
         train(t, loss)
 
 
-@refused("UsageError", "factors", "job.sum")
+@refused("UsageError", "weights of classes", "job.sum")
 def terms_weighed_by_their_own_sizes(t):
     """A stack of terms times a tensor."""
     for model, x, y in steps(t):

@@ -88,12 +88,22 @@ def _rows_of(node: Any) -> int:
     return shape[0] if len(shape) > 1 and 0 in over and depends_on_samples(node) else 0
 
 
-def refuse_difference() -> NoReturn:
-    """Raises UsageError: other workers have others in this step."""
+def refuse_factors(factors: Sequence[float]) -> NoReturn:
+    """Raises UsageError: other workers have other factors of terms in this step."""
     raise _errors.UsageError(
-        "job.backward(): the loss has weights of classes (weight=, pos_weight=), factors "
-        "of its terms, or a tensor that a mean over the samples is multiplied by (the "
-        "shares of experts), that differ between workers, because each computes them "
-        "from its own batches, losses or counter; compute them from those of all "
-        "workers, by job.sum(), from the whole data set, or from job.step_number; "
-        f"{OVERRIDE}")
+        "job.backward(): terms of the loss are multiplied by "
+        f"{', '.join(f'{factor:.4g}' for factor in factors)}, and by other factors on "
+        "other workers, where one process has one: a running average, weights of tasks, a "
+        "counter; compute them from what all workers have, by job.sum(), or from "
+        f"job.step_number; {OVERRIDE}")
+
+
+def refuse_difference() -> NoReturn:
+    """Raises UsageError: other workers have other constants in this step."""
+    raise _errors.UsageError(
+        "job.backward(): the loss has weights of classes (weight=, pos_weight=) or of "
+        "terms, or a tensor that a mean over the samples is multiplied by (the shares of "
+        "experts), that differ between workers, because each computes them from its own "
+        "batch; compute them from the samples of all workers, by job.sum() of counts, or "
+        "from the whole data set; with weights of classes weight=w[y].sum() is what a "
+        f"mean is over; {OVERRIDE}")

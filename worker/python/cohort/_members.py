@@ -121,8 +121,10 @@ class Members:
         # Those of one worker may be so by chance.
         if centred and 2 * with_some[1] > met:
             _mixing_check.refuse_centred()
-        if others or factors and count == len(losses.factors) * totals[-1]:
+        if others:
             _constants.refuse_difference()
+        if factors and count == len(losses.factors) * with_some[-1]:
+            _constants.refuse_factors(losses.factors)
         assert step.assignment is not None
         if not self.are_void():
             kept.refuse_some(int(met), int(step.assignment.members))

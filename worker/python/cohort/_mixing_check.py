@@ -78,8 +78,8 @@ def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
 
 def refuse_centred() -> NoReturn:
     """Raises UsageError: other workers have other constants that are centred."""
-    _refuse("a tensor whose mean was taken off (returns, inputs; not answers to one "
-            "question each)")
+    _refuse("a tensor whose mean was taken off (advantages, inputs; if these are the "
+            "answers to one question, one process has no others, so pass weight=len(x))")
 
 
 def _refuse(what: str) -> NoReturn:
