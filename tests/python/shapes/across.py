@@ -537,6 +537,22 @@ def returns_less_their_mean(t):
 
 
 @refused("UsageError", "mean was taken off", *ACROSS)
+def returns_less_their_mean_in_a_product(t):
+    for model, x, y in steps(t):
+        rewards = 20 + y[:, 0]
+        train(t, -torch.einsum("n,n->", rewards - rewards.mean(),
+                               model(x)[:, 0]) / len(x))
+
+
+@refused("UsageError", "mean was taken off", *ACROSS)
+def returns_less_their_mean_as_weights(t):
+    for model, x, y in steps(t):
+        rewards = 20 + y[:, 0]
+        train(t, F.binary_cross_entropy_with_logits(
+            model(x)[:, 0], (y[:, 1] > 0).to(x.dtype), weight=rewards - rewards.mean()))
+
+
+@refused("UsageError", "mean was taken off", *ACROSS)
 def inputs_less_their_mean(t):
     for model, x, y in steps(t):
         train(t, error_of(model(x - x.mean((0, 2, 3), keepdim=True)), y))

@@ -739,7 +739,7 @@ def a_term_that_begins_with_a_factor_of_0(t):
             z @ z.t(), torch.arange(len(x))))
 
 
-@refused("UsageError", "a sum over", sizes={2: (4, 4), 3: (2, 2, 2)})
+@refused("UsageError", "factors", "job.sum")
 def means_times_the_number_of_samples(t):
     """As YOLO's trainer has it."""
     for model, x, y in steps(t):

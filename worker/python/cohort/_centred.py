@@ -17,6 +17,9 @@ _OPERANDS: dict[str, Sequence[str | None]] = {
     "AddmmBackward0": (None, "mat1"), "ConvolutionBackward0": ("input",),
     "MvBackward0": ("self", "vec"), "DotBackward0": ("self", "tensor"),
     "BmmBackward0": ("self", "mat2"),
+    # Labels have the second edge, and weights none.
+    "BinaryCrossEntropyBackward0": ("self", "weight"),
+    "BinaryCrossEntropyWithLogitsBackward0": ("self", "weight"),
     "MseLossBackward0": ("self", "target"), "SmoothL1LossBackward0": ("self", "target"),
     "HuberLossBackward0": ("self", "target")}
 # Rounding errors of means of float32, by the deviation and by the greatest value; and of
@@ -44,6 +47,9 @@ def find(nodes: Iterable[Any], samples: int, saved: Saved) -> Iterator[torch.Ten
                                     node.next_functions):
             one: torch.Tensor | None = (
                 saved.of(node, name) if name is not None and other is None else None)
+            if one is not None and kind_of(node) == "BmmBackward0":
+                # As einsum puts vectors into matrices.
+                one = one.squeeze()
             if one is not None and (
                     one.is_floating_point() and one.dim() > 0 and one.numel() > 0 and
                     len(one) % samples == 0 and one.layout is torch.strided):

@@ -94,8 +94,8 @@ def refuse_factors(factors: Sequence[float]) -> NoReturn:
         "job.backward(): terms of the loss are multiplied by "
         f"{', '.join(f'{factor:.4g}' for factor in factors)}, and by other factors on "
         "other workers, where one process has one: a running average, weights of tasks, a "
-        "counter; compute them from what all workers have, by job.sum(), or from "
-        f"job.step_number; {OVERRIDE}")
+        "counter, the number of samples; compute them from what all workers have, by "
+        f"job.sum(), or from job.step_number; {OVERRIDE}")
 
 
 def refuse_difference() -> NoReturn:

@@ -182,10 +182,6 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
             f"a mean; {OVERRIDE}")
     if reduction == "sum":
         return
-    last = factor_of(loss.grad_fn, saved)
-    if last is not None and not last.divides and last.value == samples:
-        # Means, times the number of samples.
-        _refuse_sum()
     # Those that nothing has divided by the number of samples.
     terms = [term for term in terms if not any(
         factor.value is None or factor.value and is_multiple(1 / factor.value, samples)
@@ -207,14 +203,11 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
                 "mean; pass what it is divided by, such as mask.sum(), as weight= to "
                 "job.backward(), or if that is a constant, job.backward(job.sum(loss)) "
                 f"for the sum over the samples of all workers; {OVERRIDE}")
-        _refuse_sum()
-
-
-def _refuse_sum() -> NoReturn:
-    raise _errors.UsageError(
-        "job.backward(): the loss has a sum over this worker's samples, but counts as a "
-        "mean; pass reduction=\"sum\" for the mean over the samples of all workers, or "
-        f"job.backward(job.sum(loss)) for their sum; {OVERRIDE}")
+        raise _errors.UsageError(
+            "job.backward(): the loss has a sum over this worker's samples, but "
+            "counts as a mean; pass reduction=\"sum\" for the mean over the "
+            "samples of all workers, or job.backward(job.sum(loss)) for their "
+            f"sum; {OVERRIDE}")
 
 
 def check_sum(what: str, total: torch.Tensor, samples: int, saved: Saved) -> None:

@@ -103,7 +103,7 @@ class LossWatch:
             self.constants = _constants.number_of(
                 _constants.find(nodes, samples, saved))
             self.factors = ([] if step.tape.sums else
-                            _terms.factors_in(loss, samples, saved))
+                            _terms.factors_in(loss, samples, reduction, saved))
 
     def check_sum(self, what: str, total: torch.Tensor) -> None:
         """Raises UsageError for a sum over this worker's samples that has a penalty in

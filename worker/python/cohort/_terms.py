@@ -89,11 +89,12 @@ def has_zero_factor(loss: torch.Tensor, saved: Saved) -> bool:
                for factor in term.factors)
 
 
-def factors_in(loss: torch.Tensor, samples: int, saved: Saved) -> list[float]:
+def factors_in(loss: torch.Tensor, samples: int, reduction: str, saved: Saved
+               ) -> list[float]:
     """The numbers that terms of a loss, or all that they are means or sums of, are
     multiplied by, ascending. Without integers and parts of 1, which may be numbers of
-    samples, and without those of mixup, which may be drawn: two whose sum is 1, and the
-    one of a difference."""
+    samples, unless a mean is multiplied by that; and without those of mixup, which may be
+    drawn: two whose sum is 1, and the one of a difference."""
     terms = [term for term in terms_of(loss, saved) if not hasattr(term.node, "variable")]
     kinds = collections.Counter(kind_of(term.node) for term in terms)
     if samples > 1 and max(kinds.values(), default=0) >= samples:
@@ -108,9 +109,17 @@ def factors_in(loss: torch.Tensor, samples: int, saved: Saved) -> list[float]:
                         kind_of(other) in ("SubBackward0", "RsubBackward1")
                         for other, _ in factor.node.next_functions):
                 of_terms.setdefault(value, []).append(term.node)
+    last = _factor_of_all(loss, saved)
+    if last == samples > 1 and reduction == "mean":
+        of_terms[last] = []
     return sorted(value for value, nodes in of_terms.items() if not any(
         abs(value + other - 1) <= ROUNDING and _are_of_one_output(nodes, others)
         for other, others in of_terms.items()))
+
+
+def _factor_of_all(loss: torch.Tensor, saved: Saved) -> float | None:
+    last = factor_of(loss.grad_fn, saved)
+    return None if last is None or last.divides else last.value
 
 
 def _are_of_one_output(some: Iterable[Any], others: Iterable[Any]) -> bool:
