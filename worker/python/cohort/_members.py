@@ -114,16 +114,17 @@ class Members:
                 refuse()
         # Sums are rounded.
         count, *totals = map(round, sums[len(own) + len(alike):])
-        with_some = totals[len(some):]
+        have = totals[len(some):]
         others, centred, factors = (
             number > 0 and total != number * many
-            for number, total, many in zip(some, totals, with_some))
+            for number, total, many in zip(some, totals, have))
+        _, have_centred, have_factors = have
         # Those of one worker may be so by chance.
-        if centred and 2 * with_some[1] > met:
+        if centred and 2 * have_centred > met:
             _mixing_check.refuse_centred()
         if others:
             _constants.refuse_difference()
-        if factors and count == len(losses.factors) * with_some[-1]:
+        if factors and count == len(losses.factors) * have_factors:
             _constants.refuse_factors(losses.factors)
         assert step.assignment is not None
         if not self.are_void():

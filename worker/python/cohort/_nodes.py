@@ -129,11 +129,14 @@ def by_entry(node: Any) -> list[Any]:
 
 
 def entries_of(node: Any) -> Any:
-    """What a mean or sum is over."""
-    inner = node.next_functions[0][0]
-    while is_linear(inner) and len(inner.next_functions) == 1:
-        inner = inner.next_functions[0][0]
-    return inner
+    """What a mean or sum is over, up to factors."""
+    return _without_factors(node.next_functions[0][0])
+
+
+def _without_factors(node: Any) -> Any:
+    while is_linear(node) and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node
 
 
 def is_stack(node: Any) -> bool:
@@ -143,9 +146,7 @@ def is_stack(node: Any) -> bool:
 
 def losses_in(node: Any) -> int:
     """How many numbers or tensors a stack has, up to factors; 0: it is none."""
-    while is_linear(node) and len(node.next_functions) == 1:
-        node = node.next_functions[0][0]
-    return len(node.next_functions) if is_stack(node) else 0
+    return len(node.next_functions) if is_stack(node := _without_factors(node)) else 0
 
 
 def is_of_losses(node: Any, samples: int, saved: Saved) -> bool:
