@@ -325,8 +325,9 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
     view.state = run.pinned.CollectingText();
     return;
   }
-  view.phase = run.driver->TrainingDone() ? StatusView::Phase::kEvaluating
-                                          : StatusView::Phase::kTraining;
+  view.phase = run.driver->TrainingDone() || run.pinned.HoldsTraining()
+                   ? StatusView::Phase::kEvaluating
+                   : StatusView::Phase::kTraining;
   const Blockage blockage = FindBlockage(run, now);
   // While the server itself is at work, no worker is to blame.
   if (blockage.longest >= kBlockedMin && !blockage.by.empty()) {
@@ -339,13 +340,14 @@ void DescribeState(const Run& run, Instant now, StatusView& view) {
                               PausedText(run, now), RendezvousText(run, now));
     return;
   }
-  view.state =
-      run.settings.elastic()
-          ? absl::StrCat("training, ", run.ranks.live(),
-                         run.ranks.live() == 1 ? " worker (" : " workers (",
-                         WorkersText(run.settings.options()), ")")
-          : absl::StrCat("training, ", run.ranks.live(), " of ",
-                         run.ranks.size(), " workers");
+  view.state = absl::StrCat(PhaseName(view.phase), ", ", run.ranks.live());
+  if (run.settings.elastic()) {
+    absl::StrAppend(&view.state,
+                    run.ranks.live() == 1 ? " worker (" : " workers (",
+                    WorkersText(run.settings.options()), ")");
+  } else {
+    absl::StrAppend(&view.state, " of ", run.ranks.size(), " workers");
+  }
   absl::StrAppend(&view.state, PausedText(run, now), RendezvousText(run, now));
   // The others continue.
   if (waits) absl::StrAppend(&view.state, "; ", LostText(run, lost, now));

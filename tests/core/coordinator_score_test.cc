@@ -4,6 +4,7 @@
 
 #include "absl/time/time.h"
 #include "server/core/events/effects.h"
+#include "server/core/views.h"
 #include "tests/core/fake_cohort.h"
 
 namespace cohort {
@@ -28,6 +29,8 @@ TEST(CoordinatorScoreTest, AllHaveItInTheFirstStepOfTheNextEpoch) {
   ASSERT_EQ(cohort.told(kRank1).kind, AssignmentKind::kEvaluate);
   ASSERT_TRUE(cohort.Report(kRank0).ok());
   EXPECT_EQ(cohort.told(kRank0).kind, AssignmentKind::kWait);
+  EXPECT_EQ(cohort.core().Status(absl::Seconds(1)).phase,
+            StatusView::Phase::kEvaluating);
   ASSERT_TRUE(cohort.Report(kRank1).ok());
   for (const Rank rank : {kRank0, kRank1}) {
     const Assignment& next = cohort.told(rank);

@@ -122,7 +122,9 @@ void ClusterRun::OnWorkerLeft(const ClusterProcess& worker) {
   if (cluster_->workers_running() == 0) {
     screen_.Say("no worker is left, so the run is drained");
     // If it fails, the server is about to end.
-    (void)server.Drain(v1::DrainRequest());
+    v1::DrainRequest request;
+    request.set_reason("no worker is left");
+    (void)server.Drain(request);
     return;
   }
   screen_.Say(
