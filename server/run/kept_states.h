@@ -141,7 +141,7 @@ class KeptStates {
   // Whether `state` was completed.
   bool CompleteLocked(RunState& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
 
   mutable Mutex mu_;
   CondVar changed_;
