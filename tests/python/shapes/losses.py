@@ -705,6 +705,56 @@ def a_mean_of_sums_by_column(t):
         train(t, (model(x) - y).square().sum(0).mean())
 
 
+def sums(each, out, y):
+    """Plain sums over the samples, each a row. `each` has a number for each."""
+    ones, zero = torch.ones_like(each), each.new_zeros(1)
+    first = torch.zeros(len(each), dtype=torch.long)
+    yield "dot", lambda: torch.vdot(each, ones)
+    yield "inner", lambda: torch.inner(each, ones)
+    yield "mv", lambda: torch.mv(each[None], ones)[0]
+    yield "matmul", lambda: (each[None] @ ones[:, None]).squeeze()
+    yield "baddbmm", lambda: torch.baddbmm(zero[None, None], each[None, None],
+                                           ones[None, :, None]).sum()
+    yield "einsum", lambda: torch.einsum("i,i->", each, y[:, 0].sigmoid())
+    yield "einsum_of_squares", lambda: torch.einsum("ij,ij->", out - y, out - y)
+    yield "tensordot", lambda: torch.tensordot(out, y, 2)
+    yield "trace", lambda: torch.trace(out.t() @ y)
+    yield "diagonal", lambda: torch.trace(torch.diag(each))
+    yield "cumsum", lambda: each.cumsum(0)[-1]
+    yield "python", lambda: sum(each)
+    yield "chunks", lambda: sum(part.sum() for part in each.chunk(2))
+    yield "index_add", lambda: zero.index_add(0, first, each)[0]
+    yield "scatter_add", lambda: zero.scatter_add(0, first, each)[0]
+    yield "conv1d", lambda: F.conv1d(each[None, None], ones[None, None]).squeeze()
+    yield "lerp", lambda: torch.lerp(each.sum(), 2 * each.sum(), 0.5)
+    yield "addcmul", lambda: torch.addcmul(zero, each.sum(), ones[0])[0]
+    yield "where", lambda: torch.where(ones[0] > 0, each.sum(), zero[0])
+
+
+def a_sum_by(name):
+    def script(t):
+        for model, x, y in steps(t):
+            out = model(x)
+            train(t, dict(sums((out - y).square().mean(1), out, y))[name]())
+    script.__name__ = f"a_sum_by_{name}"
+    return script
+
+
+for way, _ in sums(torch.zeros(2), torch.zeros(2, 2), torch.zeros(2, 2)):
+    refused("UsageError", "a sum over", sizes=EVEN)(a_sum_by(way))
+
+
+@row()
+def a_mean_by_other_functions(t):
+    for model, x, y in steps(t):
+        each = (model(x) - y).square().mean(1)
+        shares = torch.full_like(each, 1 / len(each))
+        train(t, torch.dot(each, shares) + torch.einsum("i,i->", each, shares) +
+              F.adaptive_avg_pool1d(each[None, None], 1).squeeze() +
+              F.avg_pool1d(each[None, None], len(each)).squeeze() +
+              sum(each) / len(each) + torch.where(shares[0] > 0, each.mean(), shares[0]))
+
+
 @refused("UsageError", "a sum over", sizes=EVEN)
 def a_sum_without_what_is_missing(t):
     for model, x, y in steps(t):

@@ -10,20 +10,17 @@ from typing import Any, NoReturn
 import torch
 
 from cohort import _errors
+from cohort._coefficients import Coefficients
 from cohort._graphs import Saved
 from cohort._nodes import (
-    AVERAGES, BY_ENTRY, MEAN, SUMS, by_entry, depends_on_samples, dims_of, entries_of,
-    has_one_row, is_mean_by_column, is_nonlinear, is_of_losses, is_of_one, is_stack,
-    kind_of, mask_of, matches, shape_of, summed)
-from cohort._terms import ROUNDING, Term, factor_of, is_multiple, terms_of, without_numbers
+    BY_ENTRY, MEAN, chooses_rows, depends_on_samples, entries_of, has_one_row,
+    is_mean_by_column, is_nonlinear, is_of_losses, is_of_one, is_stack, kind_of, mask_of,
+    matches, shape_of, summed)
+from cohort._terms import ROUNDING, factor_of, is_multiple, terms_of, without_numbers
 
 # Losses, means of all entries, and quotients.
 _MEANS = re.compile(r"((Nll|Mse|SmoothL1|Huber|SoftMargin|Multi\w*Margin)Loss(2D)?|"
                     r"BinaryCrossEntropy(WithLogits)?)Backward\d|(Mean|Div)Backward0")
-# Functions that put samples and other dimensions into one.
-_FLAT = re.compile(r"(View|UnsafeView|ReshapeAlias|Clone)Backward\d")
-# Functions that choose rows.
-_ROWS = ("IndexBackward0", "IndexSelectBackward0")
 # From a mean to the mask of its entries, at most.
 _STEPS_TO_MASK = 5
 
@@ -112,8 +109,7 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
     elif is_mean_by_column(mean, saved):
         # Time may come first, unless rows are chosen.
         rows = shape_of(mean, saved)[0]
-        if rows % samples and rows <= entries_max and any(
-                kind_of(part) in _ROWS for part in by_entry(mean)):
+        if rows % samples and rows <= entries_max and chooses_rows(mean):
             value = rows / samples
     else:
         target = saved.of(mean, "target")
@@ -156,7 +152,8 @@ def refuse_shares(shares: list[float]) -> NoReturn:
         f"{OVERRIDE}")
 
 
-def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) -> None:
+def check_terms(loss: torch.Tensor, samples: int, reduction: str,
+                coefficients: Coefficients | None, saved: Saved) -> None:
     """Raises UsageError for a loss that is no mean over this worker's samples, by
     its last operations.
 
@@ -165,6 +162,7 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
         samples: of which it is made, at least 2. If there are as many functions as
             samples, each may be of one sample.
         reduction: over the samples, as the script says.
+        coefficients: those of the loss; None: a further pass would call the script.
         saved: what was looked at.
     """
     terms = list(terms_of(loss, saved))
@@ -183,17 +181,15 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str, saved: Saved) 
     if reduction == "sum":
         return
     # Those that nothing has divided by the number of samples.
-    terms = [term for term in terms if not any(
+    left = [term for term in terms if not any(
         factor.value is None or factor.value and is_multiple(1 / factor.value, samples)
         for factor in term.factors)]
-    of_one = {term.node for term in terms if is_of_one(samples, term.node) or
+    of_one = {term.node for term in left if is_of_one(samples, term.node) or
               has_one_row(term.node, saved)}
     in_loop = len(of_one) >= samples and len(of_one) % samples == 0
-    chosen = [term for term in terms if _is_sum_of_chosen(samples, term, saved)]
-    for term in terms:
-        if not (in_loop and term.node in of_one) and not _is_sum_over(
-                samples, term.node, saved) and not (
-                    term in chosen and len(chosen) < samples):
+    for term in left:
+        if not (in_loop and term.node in of_one or coefficients is not None and
+                coefficients.are_of_sum(term, terms)):
             continue
         if any(factor.divides for factor in term.factors):
             times = math.prod(factor.value or 1 for factor in term.factors)
@@ -249,29 +245,3 @@ def check_parts(loss: torch.Tensor, parts: int, saved: Saved) -> None:
             f"job.backward(): the loss is divided by {parts}, and "
             f"job.data(accumulate={parts}) has that many parts, which count by their "
             f"samples already; remove the division; {OVERRIDE}")
-
-
-def _is_sum_over(samples: int, node: Any, saved: Saved) -> bool:
-    shape = summed(node, saved)
-    if not (shape or matches(AVERAGES, kind_of(node))) or not depends_on_samples(node):
-        return False
-    inputs = by_entry(node)
-    if any(matches(SUMS, kind_of(part)) and 0 in dims_of(part, saved) and
-           shape_of(part, saved)[0] == samples for part in inputs):
-        return True
-    if not shape or any(is_mean_by_column(part, saved) for part in inputs) or is_of_losses(
-            node, samples, saved):
-        return False
-    return shape[0] == samples or len(shape) == 1 and shape[0] % samples == 0 and any(
-        matches(_FLAT, kind_of(part)) for part in inputs)
-
-
-def _is_sum_of_chosen(samples: int, term: Term, saved: Saved) -> bool:
-    """Whether it is a sum over entries that a mask of samples has chosen. (One over a
-    number is a share.)"""
-    return bool(summed(term.node, saved)) and not any(
-        factor.divides for factor in term.factors) and any(
-            mask.dim() > 0 and len(mask) % samples == 0 and
-            depends_on_samples(node.next_functions[0][0])
-            for node in by_entry(term.node)
-            if (mask := mask_of(node, saved)) is not None)

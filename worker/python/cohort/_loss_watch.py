@@ -7,6 +7,7 @@ import torch
 
 from cohort import (_centred, _constants, _graph_check, _loss_check, _mixing_check, _nodes,
                     _terms)
+from cohort._coefficients import Coefficients
 
 if TYPE_CHECKING:
     from cohort._step import Step
@@ -91,7 +92,9 @@ class LossWatch:
             return
         # A loss with sums of the script's is made for several workers.
         if is_due and samples > 1 and not step.tape.sums and not is_void:
-            _loss_check.check_terms(loss, samples, reduction, saved)
+            _loss_check.check_terms(
+                loss, samples, reduction, None if self.has_hooks else Coefficients(
+                    loss, samples, saved, self.has_saved_hooks), saved)
             if not _terms.has_zero_factor(loss, saved):
                 self._means[kind] = _DONE
         # After the first step more may be a fixed number, in a smaller batch that ends

@@ -5,38 +5,29 @@ the last layers give out for one sample does not depend on that for others, and 
 model computes of one sample has no derivative by others, but for batch norm, which is
 the cohort's. Both hold for any function."""
 
-import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
 
-from cohort import _doors, _errors, _graph_check, _operator
-from cohort._graphs import Saved, nodes_before, nodes_from, signed
+from cohort import _errors, _graph_check
+from cohort._graphs import Saved, signed
+from cohort._layers import (LAYERS, Found, Layer, Pass, Top, is_of_script,
+                            layer_of)
 from cohort._loss_check import OVERRIDE
 from cohort._nodes import depends_on_samples, kind_of
 
-# Layers whose output has samples, or parts of them, in its first dimension.
-_LAYERS = re.compile(r"(Addmm|Mm|Convolution|Embedding)Backward\d")
 # Functions that choose some entries of a dimension, which are piecewise linear; and
 # distances, which torch differentiates once.
 _CHOICES = re.compile(r"(Amax|Amin|Max|Min|Median|Kthvalue|Topk|Sort)Backward0")
 _DISTANCES = "CdistBackward0"
-# Nodes between a layer and its parameter, such as a transposition, at most.
-_STEPS_TO_PARAMETER = 16
-# Nodes among the last layers that second derivatives are taken through.
-_NODES_BETWEEN_MAX = 100
 # Layers of other rows than the samples' that are looked at.
 _ALONE_MAX = 4
 # Derivatives below this part of the greatest are rounding errors.
 _ROUNDING = 1e-6
-
-# Derivatives by the outputs of layers, by node and number of the output.
-_Found = dict[tuple[Any, int], torch.Tensor]
 
 
 def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
@@ -57,21 +48,18 @@ def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
         nodes: of its graph.
         samples: in the batch, at least 2.
         saved: what was looked at.
-        has_saved_hooks: passes may compute again what some nodes keep, as with
-            checkpoints.
+        has_saved_hooks: as of Top.can_differentiate.
     """
     for node in nodes:
         if _is_over_samples(node, samples, saved):
             _refuse(f"{kind_of(node).partition('Backward')[0].lower()}()")
-    top = _Top(loss)
-    near = top.near_layers(loss)
-    if not (has_saved_hooks and any(map(saved.has_hooks, (
-            *top.nodes, *(layer.node for layer in near))))) and _are_coupled(
-                loss, near, samples):
+    top = Top(loss)
+    if top.can_differentiate(saved, has_saved_hooks) and _are_coupled(
+            loss, top.near, samples):
         _refuse("products, or functions of sums,")
-    layers = [layer for node in nodes if (layer := _layer_of(node)) is not None]
+    layers = [layer for node in nodes if (layer := layer_of(node)) is not None]
     if not has_saved_hooks and not any(
-            _is_of_script(node) or _graph_check.is_accepted(node) for node in nodes) and (
+            is_of_script(node) or _graph_check.is_accepted(node) for node in nodes) and (
                 _are_mixed(loss, top.layers, layers, samples)):
         _refuse("what the model computes")
 
@@ -91,145 +79,11 @@ def _refuse(what: str) -> NoReturn:
         f"{OVERRIDE}")
 
 
-# ---- layers
-
-@dataclasses.dataclass(frozen=True)
-class _Layer:
-    """A node with parameters.
-
-    Attributes:
-        node: autograd's.
-        parameter: the smallest of it that has no hooks; None: all have some.
-        inputs: numbers of the edges that do not lead to parameters.
-    """
-    node: Any
-    parameter: nn.Parameter | None
-    inputs: tuple[int, ...]
-
-
-def _is_of_script(node: Any) -> bool:
-    """Whether it is a function in Python, of the script or of a compiler."""
-    return hasattr(type(node), "_forward_cls") and not _operator.is_call(node)
-
-
-def _layer_of(node: Any) -> _Layer | None:
-    if not _operator.is_call(node) and not _LAYERS.fullmatch(kind_of(node)):
-        return None
-    at = [_parameter_at(other) for other, _ in node.next_functions]
-    parameters = [one for one in at if one is not None]
-    # The left factor of a product has the rows. Samples may come as indices alone.
-    if not parameters or kind_of(node).startswith("Mm") and at[0] is not None or (
-            None not in at and not kind_of(node).startswith("Embedding")):
-        return None
-    return _Layer(node, min((one for one in parameters if not one._backward_hooks),
-                            key=torch.Tensor.numel, default=None),
-                  tuple(number for number, one in enumerate(at) if one is None))
-
-
-def _parameter_at(node: Any) -> nn.Parameter | None:
-    """A parameter, if a value is computed from parameters alone."""
-    found = None
-    todo = [node]
-    for _ in range(_STEPS_TO_PARAMETER):
-        if not todo:
-            return found
-        node = todo.pop()
-        variable = getattr(node, "variable", None)
-        if node is None or variable is not None and not isinstance(variable,
-                                                                   nn.Parameter):
-            return None
-        found = variable if variable is not None else found
-        todo += [other for other, _ in node.next_functions]
-    return None
-
-
-class _Top:
-    """The part of a loss's graph above the last layers.
-
-    Attributes:
-        nodes: without the layers.
-        layers: the last ones.
-    """
-
-    def __init__(self, loss: torch.Tensor) -> None:
-        self.nodes: set[Any] = set()
-        self.layers: list[_Layer] = []
-        # The inputs of the layers, and of functions of the script.
-        self._below: list[Any] = []
-        seen: set[Any] = {None}
-        todo = [loss.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            following = [other for other, _ in node.next_functions]
-            layer = _layer_of(node)
-            if layer is not None:
-                self.layers.append(layer)
-                self._below += [following[number] for number in layer.inputs]
-            elif _is_of_script(node):
-                self._below += following
-            else:
-                self.nodes.add(node)
-                todo += following
-
-    def near_layers(self, loss: torch.Tensor) -> list[_Layer]:
-        """The last layers; of those that others are computed from, too, none if there
-        is much between them, as second derivatives need memory for it."""
-        between = nodes_before([loss], [layer.parameter for layer in self.layers
-                                        if layer.parameter is not None]) - self.nodes
-        if len(between) <= _NODES_BETWEEN_MAX and not any(map(_is_of_script, between)):
-            return self.layers
-        below = nodes_from(self._below)
-        used = {id(getattr(node, "variable", None)) for node in below}
-        return [layer for layer in self.layers if layer.node not in below and
-                id(layer.parameter) not in used]
-
-
-# ---- passes
-
-class _Pass:
-    """Passes from a value to the outputs of layers, which do nothing else."""
-
-    def __init__(self, layers: Iterable[_Layer]) -> None:
-        self.found: _Found = {}
-        with_parameter = {layer.node: layer.parameter for layer in layers
-                          if layer.parameter is not None}
-        self._parameters = list(with_parameter.values())
-        self._hooks = [node.register_hook(functools.partial(self._note, node))
-                       for node in with_parameter]
-
-    def _note(self, node: Any, _: Any, gradients: Any) -> None:
-        self.found.update({(node, number): gradient for number, gradient
-                           in enumerate(gradients) if gradient is not None})
-
-    def add_hook(self, node: Any, hook: Any) -> None:
-        """Which may return other gradients of the node's inputs."""
-        self._hooks.append(node.register_hook(hook))
-
-    def run(self, value: torch.Tensor, create_graph: bool = False) -> _Found:
-        """The derivatives of a value."""
-        self.found = {}
-        if self._parameters:
-            with _doors.passes_unseen(), _operator.without_meetings():
-                torch.autograd.grad(value, self._parameters, allow_unused=True,
-                                    retain_graph=True, create_graph=create_graph)
-        return self.found
-
-    def __enter__(self) -> "_Pass":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-
-def _are_coupled(loss: torch.Tensor, layers: Sequence[_Layer], samples: int) -> bool:
+def _are_coupled(loss: torch.Tensor, layers: Sequence[Layer], samples: int) -> bool:
     """Whether the derivative by the outputs of layers for some samples depends on
     those for others."""
     try:
-        with _Pass(layers) as passes:
+        with Pass(layers) as passes:
             first = {key: gradient for key, gradient in
                      passes.run(loss, create_graph=True).items()
                      if gradient.requires_grad}
@@ -248,20 +102,20 @@ def _are_coupled(loss: torch.Tensor, layers: Sequence[_Layer], samples: int) -> 
         return False
 
 
-def _are_mixed(loss: torch.Tensor, top: Sequence[_Layer], layers: Sequence[_Layer],
+def _are_mixed(loss: torch.Tensor, top: Sequence[Layer], layers: Sequence[Layer],
                samples: int) -> bool:
     """Whether what the last layers take for some samples depends on the outputs of
     layers below for more samples. These may be in another order there, as in packed
     sequences."""
-    def passed(rows_of: Callable[[_Layer, int], list[int]]) -> _Found:
+    def passed(rows_of: Callable[[Layer, int], list[int]]) -> Found:
         """The gradients, where each of the last layers passes these rows of as many."""
-        with _Pass(layers) as passes:
+        with Pass(layers) as passes:
             for layer in top:
                 passes.add_hook(layer.node, functools.partial(
                     _keep_rows, layer, functools.partial(rows_of, layer)))
             return passes.run(loss)
 
-    def reached(found: _Found) -> int:
+    def reached(found: Found) -> int:
         """The number of samples that they come to."""
         return max((_rows_in(gradient) for (node, _), gradient in found.items()
                     if node not in above and gradient.dim() > 1 and
@@ -284,7 +138,7 @@ def _are_mixed(loss: torch.Tensor, top: Sequence[_Layer], layers: Sequence[_Laye
         return False
 
 
-def _keep_rows(layer: _Layer, rows_of: Callable[[int], list[int]], gradients: Any,
+def _keep_rows(layer: Layer, rows_of: Callable[[int], list[int]], gradients: Any,
                _: Any) -> Any:
     """A hook by which the gradients of other rows are zeros."""
     kept = list(gradients)
@@ -300,7 +154,7 @@ def _keep_rows(layer: _Layer, rows_of: Callable[[int], list[int]], gradients: An
 
 # ---- rows of outputs
 
-def _with_samples(outputs: _Found, samples: int) -> list[Any]:
+def _with_samples(outputs: Found, samples: int) -> list[Any]:
     """Those whose rows belong to samples: one to each, or if there is no such output,
     equally many. In any order the first row is then one of the first sample, and the last
     of the last. Outputs of different lengths may have rows of something else."""
@@ -395,6 +249,6 @@ def _has_rows_of_layers(node: Any) -> bool:
                 node._saved_dim0, node._saved_dim1) or (
                     kind == "PermuteBackward0" and node._saved_dims[0] != 0):
             return False
-        if _LAYERS.fullmatch(kind):
+        if LAYERS.fullmatch(kind):
             break
     return True

@@ -24,6 +24,8 @@ _NONLINEAR = re.compile(
     r"(Sqrt|Rsqrt|Log|Log2|Log10|Log1P|Exp|Expm1|Pow|Abs|Clamp|ClampMin|ClampMax|Relu|"
     r"LeakyRelu|Elu|Softplus|Tanh|Sigmoid|Reciprocal|Maximum|Minimum|Norm|"
     r"LinalgVectorNorm|Dist|Std|Var|Max|Min|Amax|Amin|Median|Logsumexp|Prod)Backward\d")
+# Functions that choose rows.
+_ROWS = ("IndexBackward0", "IndexSelectBackward0")
 # Functions whose output has as many entries, or rows of them, as its first input.
 BY_ENTRY = re.compile(r"(LogSoftmax|Pow|Abs|Sub|Add|Mul|Div|Neg|Log|Sqrt|Squeeze|Sum|"
                       r"Rsub)Backward\d")
@@ -55,12 +57,13 @@ def is_nonlinear(node: Any) -> bool:
     return matches(_NONLINEAR, kind) and depends_on_samples(node)
 
 
-def depends_on_samples(node: Any) -> bool:
-    """Whether it is computed from more than parameters and numbers."""
+def depends_on_samples(node: Any, saved: Saved | None = None) -> bool:
+    """Whether it is computed from more than parameters, numbers and, with what was
+    looked at, masks."""
     for part in nodes_from([node]):
         if not isinstance(getattr(part, "variable", None), (nn.Parameter, type(None))):
             return True
-        if has_indices(part) or not matches(BY_ENTRY, kind_of(part)) and any(
+        if has_indices(part) and (saved is None or mask_of(part, saved) is None) or not matches(BY_ENTRY, kind_of(part)) and any(
                 following is None for following, _ in part.next_functions):
             return True
     return False
@@ -112,6 +115,11 @@ def mask_of(node: Any, saved: Saved) -> torch.Tensor | None:
             found: torch.Tensor = mask
             return found
     return None
+
+
+def chooses_rows(node: Any) -> bool:
+    """Whether a node's entries come from rows that were chosen."""
+    return any(kind_of(part) in _ROWS for part in by_entry(node))
 
 
 def by_entry(node: Any) -> list[Any]:
