@@ -14,6 +14,7 @@
 #include "common/listen_address.h"
 #include "common/ops/client_connection.h"
 #include "common/ops/page_client.h"
+#include "server/ctl/admin_client.h"
 #include "server/ctl/status_words.h"
 #include "server/ctl/table.h"
 
