@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "cohort/v1/membership.grpc.pb.h"
 #include "common/clock.h"
+#include "common/departure.h"
 #include "common/ids.h"
 #include "common/wire/bidi_stream.h"
 #include "worker/client/client_hooks.h"
