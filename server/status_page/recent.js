@@ -6,7 +6,7 @@ import {known, nowOf} from './format.js';
 // The length of "lately".
 const RECENT_MS = 60000;
 
-// Earlier answers, reduced to their sums: {at, process, sums}.
+// Earlier answers, reduced to their sums: {at, run, start, sums}.
 const answers = [];
 
 function sumsOf(status) {
@@ -23,21 +23,14 @@ function sumsOf(status) {
 // Must be called once for each answer, before the other functions.
 export function remember(status) {
   const at = Date.now();
-  // A restarted server counts from zero.
-  const process = `${status.run_id} ${Math.round(
-      nowOf(status) - (status.uptime_seconds ?? 0))}`;
-  while (answers.length > 0 && (at - answers[0].at > RECENT_MS ||
-         !sameProcess(answers[0].process, process))) {
-    answers.shift();
-  }
-  answers.push({at, process, sums: sumsOf(status)});
-}
-
-// The start of a process is known only to the second.
-function sameProcess(a, b) {
-  const [runA, startA] = a.split(' ');
-  const [runB, startB] = b.split(' ');
-  return runA === runB && Math.abs(startA - startB) <= 2;
+  const run = status.run_id;
+  const start = Math.round(nowOf(status) - (status.uptime_seconds ?? 0));
+  // A restarted server counts from zero. The start of a process is known only
+  // to the second.
+  const isOld = (before) => at - before.at > RECENT_MS || before.run !== run ||
+      Math.abs(before.start - start) > 2;
+  while (answers.length > 0 && isOld(answers[0])) answers.shift();
+  answers.push({at, run, start, sums: sumsOf(status)});
 }
 
 // A sum's growth within the last minute; since the start if there is no earlier
