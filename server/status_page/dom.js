@@ -67,21 +67,25 @@ export function setBars(list, rows) {
   });
 }
 
-// A row of a table that becomes a block on a phone, with the state of what it
-// describes in the second column.
-export function makeLabelledRow(labels, textColumns) {
+// A row of a table that becomes a block on a phone, so each cell repeats what
+// the table's head says. The second column has the state of what it describes.
+function makeLabelledRow(head) {
   const row = make('tr');
   row.setAttribute('role', 'row');
-  labels.forEach((label, i) => {
-    const cell = make(i === 0 ? 'th' : 'td', textColumns.includes(i) ? '' :
-                                                                      'number');
+  [...head.children].forEach(({className, textContent}, i) => {
+    const cell = make(i === 0 ? 'th' : 'td', className);
     if (i === 0) cell.scope = 'row';
     cell.setAttribute('role', i === 0 ? 'rowheader' : 'cell');
-    cell.dataset.label = label;
+    cell.dataset.label = textContent;
     row.append(cell);
   });
   row.children[1].append(make('span', 'badge'));
   return row;
+}
+
+export function resizeRows(body, count) {
+  const [head] = body.parentElement.tHead.rows;
+  return resize(body, count, () => makeLabelledRow(head));
 }
 
 function makeFigure() {

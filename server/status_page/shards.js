@@ -1,11 +1,8 @@
 // The server processes that share the model, where there are several.
 
-import {byId, makeLabelledRow, resize, setText} from './dom.js';
+import {byId, resizeRows, setText} from './dom.js';
 import {UNKNOWN, bytes, count, duration, known, percent, secondsSince, shortTime} from './format.js';
 
-const LABELS = ['Shard', 'State', 'Partitions', 'Weights', 'Last prepare',
-  'Waited for alone', 'Lost', 'Address'];
-const TEXT_COLUMNS = [0, 1, 7];
 // A shard that all others wait for this share of the time they prepare is named.
 const SLOW_SHARE = 0.25;
 const SLOW_SECONDS_MIN = 1;
@@ -57,7 +54,6 @@ export function updateShards(status) {
   const there = shards.filter((s) => s.connected).length;
   setText(byId('shards-note'), status.ended ? 'as they were at the end' :
       `${count(there)} of ${count(shards.length)} connected`);
-  resize(byId('shard-rows'), shards.length,
-         () => makeLabelledRow(LABELS, TEXT_COLUMNS))
+  resizeRows(byId('shard-rows'), shards.length)
       .forEach((row, i) => showRow(row, shards[i], status));
 }

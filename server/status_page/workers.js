@@ -1,13 +1,10 @@
 // The table of workers, and which of them delay the others.
 
-import {byId, makeLabelledRow, resize, setText, shownRows} from './dom.js';
+import {byId, resizeRows, setText, shownRows} from './dom.js';
 import {UNKNOWN, bytes, count, duration, known, percent} from './format.js';
 import {missingShards} from './shards.js';
 
 const ROWS = 12;
-const LABELS = ['Worker', 'State', 'Lag', 'Staleness', 'Came last', 'Pushes',
-  'Batch', 'CPU', 'Memory', 'Silent', 'Via', 'Process'];
-const TEXT_COLUMNS = [0, 1, 10, 11];
 
 export const isWaiting = (status) =>
     !status.ended && status.phase === 'waiting';
@@ -64,8 +61,6 @@ export function lagText(status) {
   return isWaiting(status) ? 'no worker is named' : 'all keep up';
 }
 
-const makeRow = () => makeLabelledRow(LABELS, TEXT_COLUMNS);
-
 function showRow(row, worker, {waited, missed, late, all, barrier, ended}) {
   const cells = row.children;
   const holdsUp = waited.includes(worker.rank);
@@ -104,7 +99,7 @@ export function updateWorkers(status) {
       (a, b) => trouble(b) - trouble(a) || a.rank - b.rank);
   const all = workers.reduce((sum, w) => sum + (w.last_arrivals ?? 0), 0);
   const shown = shownRows(byId('workers-more'), workers.length, ROWS, 'workers');
-  resize(byId('worker-rows'), shown, makeRow)
+  resizeRows(byId('worker-rows'), shown)
       .forEach((row, i) => showRow(
           row, workers[i],
           {waited, missed, late, all, barrier, ended: status.ended}));
