@@ -271,18 +271,31 @@ void RunHost::SessionBroken(SessionId session) {
   Forward(__func__, &Coordinator::SessionBroken, session);
 }
 
+// A stream gets its place in the critical section in which the core accepts its
+// message, so that no answer is dispatched before.
+template <typename T, typename Call>
+absl::Status RunHost::HandleFrom(const Sender& sender,
+                                 const std::shared_ptr<T>& from, Call call,
+                                 const char* doing) {
+  std::shared_ptr<Stream> displaced;
+  absl::Status status = Handle(
+      [&](Coordinator& core, Instant now, Effects& out) {
+        COHORT_RETURN_IF_ERROR(call(core, now, out));
+        displaced = streams().Put(sender.rank, sender.incarnation, from);
+        return absl::OkStatus();
+      },
+      doing);
+  EndDisplaced(displaced);
+  return status;
+}
+
 absl::Status RunHost::BeginRegister(
     const Sender& sender, const ModelLayout& layout, const RunPlan& plan,
     const std::shared_ptr<RegisterStream>& from) {
-  std::shared_ptr<Stream> displaced;
-  absl::Status status = Handle([&](Coordinator& core, Instant now,
-                                   Effects& out) {
-    COHORT_RETURN_IF_ERROR(core.BeginRegister(sender, layout, plan, now, out));
-    displaced = streams().Put(sender.rank, sender.incarnation, from);
-    return absl::OkStatus();
-  });
-  EndDisplaced(displaced);
-  return status;
+  return HandleFrom(sender, from,
+                    [&](Coordinator& core, Instant now, Effects& out) {
+                      return core.BeginRegister(sender, layout, plan, now, out);
+                    });
 }
 
 absl::Status RunHost::RegisterProgress(const Sender& sender) {
@@ -308,24 +321,6 @@ absl::StatusOr<RegisterAnswer> RunHost::FinishRegister(
     }
     return answer;
   });
-}
-
-// A stream gets its place in the critical section in which the core accepts its
-// message, so that no answer is dispatched before.
-template <typename Call>
-absl::Status RunHost::HandlePush(const Sender& sender,
-                                 const std::shared_ptr<ExchangeStream>& from,
-                                 Call call, const char* doing) {
-  std::shared_ptr<Stream> displaced;
-  absl::Status status = Handle(
-      [&](Coordinator& core, Instant now, Effects& out) {
-        COHORT_RETURN_IF_ERROR(call(core, now, out));
-        displaced = streams().Put(sender.rank, sender.incarnation, from);
-        return absl::OkStatus();
-      },
-      doing);
-  EndDisplaced(displaced);
-  return CountRefusal(std::move(status));
 }
 
 absl::Status RunHost::CountRefusal(absl::Status status) {
@@ -357,10 +352,10 @@ RunHostFigures RunHost::figures() {
 absl::Status RunHost::Open(const Sender& sender, const PushKey& key,
                            const PushOpening& opening,
                            const std::shared_ptr<ExchangeStream>& from) {
-  COHORT_RETURN_IF_ERROR(HandlePush(
+  COHORT_RETURN_IF_ERROR(CountRefusal(HandleFrom(
       sender, from, [&](Coordinator& core, Instant now, Effects& out) {
         return core.Open(sender, key, opening, now, out);
-      }));
+      })));
   // Gradients that data shards have received may have come before it.
   if (shards() > 1) Offer(sender.rank);
   return absl::OkStatus();
@@ -413,18 +408,18 @@ void RunHost::CheckpointStored() {
 absl::Status RunHost::Close(const Sender& sender, const PushKey& key,
                             PushClosing closing,
                             const std::shared_ptr<ExchangeStream>& from) {
-  return HandlePush(
+  return CountRefusal(HandleFrom(
       sender, from, [&](Coordinator& core, Instant now, Effects& out) {
         return core.Close(sender, key, std::move(closing), now, out);
-      });
+      }));
 }
 
 absl::Status RunHost::Reduce(const Sender& sender,
                              std::vector<MomentsMessage> contributions,
                              const std::shared_ptr<ReduceStream>& from) {
-  std::shared_ptr<Stream> displaced;
-  absl::Status status =
-      Handle([&](Coordinator& core, Instant now, Effects& out) {
+  return HandleFrom(
+      sender, from,
+      [&](Coordinator& core, Instant now, Effects& out) -> absl::Status {
         const size_t before = out.size();
         std::vector<ReduceKey> traced;
         if (host_.trace() != nullptr) {
@@ -439,11 +434,8 @@ absl::Status RunHost::Reduce(const Sender& sender,
               key, CallNameOf(key.place, core.model()->layout.batch_norms),
               sender.rank, now, absl::MakeConstSpan(out).subspan(before));
         }
-        displaced = streams().Put(sender.rank, sender.incarnation, from);
         return absl::OkStatus();
       });
-  EndDisplaced(displaced);
-  return status;
 }
 
 absl::StatusOr<Assignment> RunHost::ReportEvaluation(

@@ -269,9 +269,10 @@ class RunHost {
   template <typename Method, typename... Args>
   auto Forward(const char* doing, Method method, Args&&... args)
       ABSL_LOCKS_EXCLUDED(mu_);
-  template <typename Call>
-  absl::Status HandlePush(const Sender& sender,
-                          const std::shared_ptr<ExchangeStream>& from,
+  // The same for a message of a stream: it becomes the sender's if `call`
+  // accepts it.
+  template <typename T, typename Call>
+  absl::Status HandleFrom(const Sender& sender, const std::shared_ptr<T>& from,
                           Call call, const char* doing = __builtin_FUNCTION());
   // Counts `status`, the answer to a message of a push, and returns it.
   absl::Status CountRefusal(absl::Status status);
