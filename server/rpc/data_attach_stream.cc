@@ -15,12 +15,11 @@
 #include "common/status_macros.h"
 #include "common/wire/message_bytes.h"
 #include "common/wire/message_checksum.h"
-#include "server/rpc/caller.h"
 #include "server/rpc/data_messages.h"
 #include "server/rpc/queued_writes.h"
 #include "server/rpc/services.h"
 #include "server/rpc/stream_starts.h"
-#include "server/streams/fault.h"
+#include "server/rpc/worker_stream.h"
 
 namespace cohort {
 namespace {
@@ -29,62 +28,41 @@ namespace {
 // host holds belongs to it, so however it ends, it detaches. The reading side
 // runs on gRPC's threads, one message at a time; any thread may send. The host
 // has a reference until it detaches; gRPC's is the last (QueuedWrites).
-class AttachReactor final
-    : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer,
-                          CoordinatorStream> {
+class AttachReactor final : public WorkerStream<CoordinatorStream> {
  public:
-  explicit AttachReactor(PartitionsHost& host)
-      : QueuedWrites(host.links()), host_(host) {}
-
-  void Start(const StreamCall& call) {
-    // The gate has admitted only the first server, by the table of
-    // rights.
-    authenticated_ = !IdentityNameOf(*call.context).empty();
-    const bool admitted = Begin(call, [this] {
-      return host_.Admit(host_.links(), shared_from_this(), /*speaks=*/true);
-    });
-    if (admitted) Read();
-  }
+  AttachReactor(PartitionsHost& host, RunHost* run)
+      : WorkerStream(host, run, host.links()) {}
 
   void SendGradient(const RemoteGradient& gradient) override {
     v1::ShardReport report;
     ToProto(gradient, report.mutable_gradient());
-    SendReport(report);
+    SendMessage(report);
   }
   void SendFold(const FoldReport& fold) override {
     v1::ShardReport report;
     ToProto(fold, report.mutable_folded());
-    SendReport(report);
+    SendMessage(report);
   }
 
   void SendAlive() override {
     v1::ShardReport report;
     report.set_alive(true);
-    SendReport(report);
+    SendMessage(report);
   }
 
   void SendLeaving() override {
     v1::ShardReport report;
     report.set_leaving(true);
-    SendReport(report);
+    SendMessage(report);
   }
 
   // Ends before it detaches: the host then ends it too, with a status that says
   // less, and the first one counts.
   void OnReadDone(bool ok) override {
-    if (!ok) {
-      End(absl::OkStatus());
-      host_.Detach(this);
-      return;
-    }
-    Received();
-    const absl::Status status = ServePeer([this] { return Handle(); });
-    if (!status.ok()) {
-      End(status);
-      host_.Detach(this);
-      return;
-    }
-    Read();
+    // Without it, the next read may end the stream's life meanwhile.
+    const auto self = SharedFrom(this);
+    WorkerStream::OnReadDone(ok);
+    if (ended()) host_.Detach(this);
   }
 
  protected:
@@ -92,25 +70,11 @@ class AttachReactor final
   void OnGone() override { host_.Detach(this); }
   int64_t QueueBytesMax() const override { return int64_t{256} << 20; }
 
- private:
-  void Read() {
-    request_.Clear();
-    UnlessEnded([this] { StartRead(&request_); });
-  }
-
-  void SendReport(v1::ShardReport& report) {
-    AddMessageChecksum(&report);
-    Send(EncodeMessage(report));
-  }
-
-  absl::Status Handle() {
+  absl::Status OnMessage(const grpc::ByteBuffer& bytes) override {
     COHORT_ASSIGN_OR_RETURN(v1::ShardCommand message,
-                            DecodeMessage<v1::ShardCommand>(request_));
+                            DecodeMessage<v1::ShardCommand>(bytes));
     COHORT_RETURN_IF_ERROR(TakeMessageChecksum(&message));
-    if (!reader_.has_value()) {
-      Spoke();
-      return Attach(message);
-    }
+    if (!reader_.has_value()) return Attach(message);
     if (InstallationReader::Reads(message)) {
       COHORT_ASSIGN_OR_RETURN(const std::optional<Installation> model,
                               reader_->Take(message));
@@ -120,6 +84,7 @@ class AttachReactor final
     return host_.Handle(this, std::move(command));
   }
 
+ private:
   absl::Status Attach(const v1::ShardCommand& message) {
     const v1::AttachShard& attach = message.attach();
     if (!message.has_attach() || attach.shard() < 1 ||
@@ -137,28 +102,23 @@ class AttachReactor final
           " workers and a generation from 1 on"));
     }
     const ShardPlace place{.index = attach.shard(), .count = attach.shards()};
-    COHORT_RETURN_IF_ERROR(host_.Attach(
-        {.run_id = attach.run_id(),
-         .run_name = attach.run_name(),
-         .generation = attach.generation(),
-         .place = place,
-         .workers = attach.workers(),
-         .authenticated = authenticated_},
-        std::static_pointer_cast<CoordinatorStream>(
-            std::static_pointer_cast<AttachReactor>(shared_from_this()))));
+    COHORT_RETURN_IF_ERROR(host_.Attach({.run_id = attach.run_id(),
+                                         .run_name = attach.run_name(),
+                                         .generation = attach.generation(),
+                                         .place = place,
+                                         .workers = attach.workers(),
+                                         // The gate has admitted only the first
+                                         // server, by the table of rights.
+                                         .authenticated = encrypted()},
+                                        SharedFrom(this)));
     reader_.emplace(place);
     v1::ShardReport report;
     report.set_attached(true);
-    SendReport(report);
+    SendMessage(report);
     return absl::OkStatus();
   }
 
-  PartitionsHost& host_;
-  // Fixed by Start.
-  bool authenticated_ = false;
-  // Used by the reading side only.
-  grpc::ByteBuffer request_;
-  // Absent before the stream is attached.
+  // Used by the reading side only. Absent before the stream is attached.
   std::optional<InstallationReader> reader_;
 };
 
@@ -232,9 +192,9 @@ class DataShardsService final : public RawDataShards {
       : host_(host), counts_(counts) {}
 
   ByteBidiReactor* Attach(grpc::CallbackServerContext* context) override {
-    const auto stream = std::make_shared<AttachReactor>(host_);
-    stream->Start({context, "/cohort.v1.DataShards/Attach", counts_});
-    return stream.get();
+    return Started<AttachReactor>(
+        host_, /*run=*/nullptr,
+        {context, "/cohort.v1.DataShards/Attach", counts_});
   }
   ByteWriteReactor* Fetch(grpc::CallbackServerContext* context,
                           const grpc::ByteBuffer* request) override {

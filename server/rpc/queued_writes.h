@@ -120,6 +120,8 @@ class QueuedWrites : public Reactor,
   static constexpr absl::Duration kReaderPatience = absl::Seconds(60);
   static constexpr int64_t kSlowestBytesPerSecond = int64_t{1} << 20;
 
+  StreamRegistry& registry() { return registry_; }
+
   // As below, for a call that no interceptor counts.
   template <typename Admit>
   bool Begin(const StreamCall& call, Admit admit) ABSL_LOCKS_EXCLUDED(mu_) {

@@ -23,19 +23,16 @@
 
 namespace cohort {
 
-// A bidirectional stream of raw bytes between one worker and a host.
-// Requests are handled one at a time. Interface is the stream as the host sees
-// it (server/streams/streams.h).
+// A bidirectional stream of raw bytes between one worker, or shard 0, and a
+// host. Requests are handled one at a time. Interface is the stream as the host
+// sees it (server/streams/streams.h).
 template <typename Interface>
 class WorkerStream
     : public QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, Interface> {
  public:
   // `run` is null at a data shard. Both must outlive the stream.
   WorkerStream(PartitionsHost& host, RunHost* run)
-      : QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, Interface>(
-            host.streams()),
-        host_(host),
-        run_(run) {}
+      : WorkerStream(host, run, host.streams()) {}
 
   // Call once, before the stream is passed to gRPC. Reads the first message, or
   // ends the stream if the host does not admit it.
@@ -70,6 +67,12 @@ class WorkerStream
   }
 
  protected:
+  // `registry` is one of the host's.
+  WorkerStream(PartitionsHost& host, RunHost* run, StreamRegistry& registry)
+      : QueuedWrites<ByteBidiReactor, grpc::ByteBuffer, Interface>(registry),
+        host_(host),
+        run_(run) {}
+
   // The client; fixed from Start on.
   const Caller& caller() const { return caller_; }
   bool encrypted() const { return encrypted_; }
@@ -96,7 +99,7 @@ class WorkerStream
 
   // Admits the stream. Errors: those of StreamRegistry::Admit.
   virtual absl::Status Admit() {
-    return host_.Admit(host_.streams(), this->shared_from_this(),
+    return host_.Admit(this->registry(), this->shared_from_this(),
                        /*speaks=*/true);
   }
   // A stream overrides Handle if it may be paused, otherwise OnMessage. Must
