@@ -1,9 +1,6 @@
 #include "server/core/settings/settings.h"
 
 #include <algorithm>
-#include <optional>
-#include <tuple>
-#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -23,7 +20,6 @@ struct Setting {
   std::string (*read)(absl::string_view value, const FlagLimits& limits,
                       Options& options);
   std::string (*print)(const Options& options, const FlagLimits& limits);
-  std::optional<double> (*number)(const Options& options);
   bool (*is_same)(const Options& a, const Options& b);
   void (*copy)(const Options& from, Options& to);
 
@@ -33,24 +29,6 @@ struct Setting {
     return print(options, flag->limits);
   }
 };
-
-// The number that bounds apply to, if the value has one.
-template <typename T>
-std::optional<double> NumberIn(const T& value) {
-  if constexpr (std::is_same_v<T, absl::Duration>) {
-    return absl::ToDoubleSeconds(value);
-  } else if constexpr (std::is_convertible_v<T, std::optional<double>>) {
-    return value;
-  } else {
-    return std::nullopt;
-  }
-}
-// The size of a cohort; MIN:MAX has been checked when it was read.
-std::optional<double> NumberIn(
-    const std::tuple<const int32_t&, const int32_t&>& size) {
-  if (std::get<0>(size) > 0) return std::nullopt;
-  return std::get<1>(size);
-}
 
 // `Member` is the type of a lambda from the options to a reference to the
 // value.
@@ -73,7 +51,6 @@ Setting Row(absl::string_view name, Member /*member*/) {
           return Kind::Print(Member()(o), limits);
         }
       },
-      .number = [](const Options& o) { return NumberIn(Member()(o)); },
       .is_same = [](const Options& a,
                     const Options& b) { return Member()(a) == Member()(b); },
       .copy = [](const Options& from,
@@ -128,12 +105,8 @@ bool ActsAtOnce(absl::string_view name) {
 
 absl::Status CheckSettingLimits(const Options& options) {
   for (const Setting& setting : All()) {
-    const FlagInfo& flag = *setting.flag;
-    const std::optional<double> number = setting.number(options);
-    if (!number.has_value() || flag.limits.Contains(*number)) continue;
-    // A word may stand for the number.
-    COHORT_RETURN_IF_ERROR(CheckLimits(flag, setting.Print(options),
-                                       absl::StrCat("--", flag.name)));
+    COHORT_RETURN_IF_ERROR(CheckLimits(*setting.flag, setting.Print(options),
+                                       absl::StrCat("--", setting.name())));
   }
   return absl::OkStatus();
 }
