@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
-#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -72,54 +71,6 @@ absl::StatusOr<Partitions> Partitions::Install(const Installation& install) {
   return node;
 }
 
-struct Partitions::Carrier {
-  Partitions& node;
-  Consequences& to;
-
-  absl::Status Begin(absl::StatusOr<std::vector<FoldJob>> folds) {
-    if (folds.ok()) to.folds = *std::move(folds);
-    return folds.status();
-  }
-  absl::Status End(absl::StatusOr<std::optional<Transaction>> over) {
-    if (over.ok()) to.over = *std::move(over);
-    return over.status();
-  }
-  absl::Status operator()(const command::Adopt& adopt) {
-    return node.Adopt(adopt);
-  }
-  absl::Status operator()(const command::Drop& drop) {
-    to.dropped = node.Drop(drop.push);
-    return absl::OkStatus();
-  }
-  absl::Status operator()(const command::Prepare& prepare) {
-    return Begin(node.Prepare(prepare.plan, to.over));
-  }
-  absl::Status operator()(const command::Scale& scale) {
-    return Begin(node.Scale(scale));
-  }
-  absl::Status operator()(const command::Commit& commit) {
-    return End(node.Commit(commit));
-  }
-  absl::Status operator()(const command::Abort& abort) {
-    return End(node.Abort(abort));
-  }
-  absl::Status operator()(const command::SendWeights& send) {
-    COHORT_ASSIGN_OR_RETURN(to.weights, node.WeightsOf(send));
-    return absl::OkStatus();
-  }
-  template <typename Other>
-  absl::Status operator()(const Other&) {
-    return absl::OkStatus();
-  }
-};
-
-absl::StatusOr<Partitions::Consequences> Partitions::Carry(
-    const ShardCommand& command) {
-  Consequences consequences;
-  COHORT_RETURN_IF_ERROR(std::visit(Carrier{*this, consequences}, command));
-  return consequences;
-}
-
 absl::Status Partitions::Fit() {
   COHORT_ASSIGN_OR_RETURN(
       mask_, MaskFor(options_.optimizer, model_->layout, model_->partitions));
@@ -134,9 +85,11 @@ absl::Status Partitions::Fit() {
   return absl::OkStatus();
 }
 
-absl::Status Partitions::Adopt(const command::Adopt& adopt) {
+absl::StatusOr<Partitions::Consequences> Partitions::Carry(
+    const command::Adopt& adopt) {
   COHORT_RETURN_IF_ERROR(SetSettings(adopt.changed, options_));
-  return Fit();
+  COHORT_RETURN_IF_ERROR(Fit());
+  return Consequences();
 }
 
 absl::StatusOr<std::vector<FoldJob>> Partitions::Hold(HeldGradient gradient) {
@@ -158,8 +111,9 @@ bool Partitions::MayBegin(const CommitPlan& plan) const {
          open->plan().update + 1 == plan.update;
 }
 
-absl::StatusOr<std::vector<FoldJob>> Partitions::Prepare(
-    const CommitPlan& plan, std::optional<Transaction>& over) {
+absl::StatusOr<Partitions::Consequences> Partitions::Carry(
+    const command::Prepare& prepare) {
+  const CommitPlan& plan = prepare.plan;
   if (!MayBegin(plan)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "transaction ", plan.transaction, ": got update ", plan.update,
@@ -191,16 +145,18 @@ absl::StatusOr<std::vector<FoldJob>> Partitions::Prepare(
           ", which its push has read, is not held"));
     }
   }
-  if (plan.update > 0) over = data_.Commit(data_.transaction()->id());
-  return data_.Prepare(plan, std::move(context));
+  Consequences to;
+  if (plan.update > 0) to.over = data_.Commit(data_.transaction()->id());
+  to.folds = data_.Prepare(plan, std::move(context));
+  return to;
 }
 
-absl::StatusOr<std::vector<FoldJob>> Partitions::Scale(
+absl::StatusOr<Partitions::Consequences> Partitions::Carry(
     const command::Scale& scale) {
   const Transaction* begun = data_.transaction();
   // It was aborted while the command was on its way.
   if (begun == nullptr || begun->id() != scale.transaction) {
-    return std::vector<FoldJob>();
+    return Consequences();
   }
   if (!begun->AwaitsScales()) {
     return absl::FailedPreconditionError(
@@ -214,7 +170,7 @@ absl::StatusOr<std::vector<FoldJob>> Partitions::Scale(
     return absl::InvalidArgumentError(absl::StrCat(
         "scale: got ", ratios, " trust ratios, want ", parameters, " or none"));
   }
-  return data_.Scale(scale.scales);
+  return Consequences{.folds = data_.Scale(scale.scales)};
 }
 
 absl::Status Partitions::CheckFollows(Version version) const {
@@ -224,7 +180,7 @@ absl::Status Partitions::CheckFollows(Version version) const {
                    current_->version.Next().value()));
 }
 
-absl::StatusOr<std::optional<Transaction>> Partitions::Commit(
+absl::StatusOr<Partitions::Consequences> Partitions::Carry(
     const command::Commit& commit) {
   const Transaction* over = data_.transaction();
   if (over == nullptr || over->id() != commit.transaction ||
@@ -236,10 +192,10 @@ absl::StatusOr<std::optional<Transaction>> Partitions::Commit(
   COHORT_RETURN_IF_ERROR(CheckFollows(commit.version));
   // Before the transaction, which `over` points to, is handed out.
   Publish(over->Next(), commit.held);
-  return data_.Commit(commit.transaction);
+  return Consequences{.over = data_.Commit(commit.transaction)};
 }
 
-absl::StatusOr<std::optional<Transaction>> Partitions::Abort(
+absl::StatusOr<Partitions::Consequences> Partitions::Carry(
     const command::Abort& abort) {
   if (abort.skipped.has_value()) {
     COHORT_RETURN_IF_ERROR(CheckFollows(*abort.skipped));
@@ -247,7 +203,7 @@ absl::StatusOr<std::optional<Transaction>> Partitions::Abort(
     next->version = *abort.skipped;
     Publish(std::move(next), abort.held);
   }
-  return data_.Abort(abort.transaction);
+  return Consequences{.over = data_.Abort(abort.transaction)};
 }
 
 void Partitions::Publish(SharedSnapshot next,
@@ -278,7 +234,7 @@ SharedSnapshot Partitions::Read(Version version) const {
   return at == held_.end() ? nullptr : at->second;
 }
 
-absl::StatusOr<PartitionWeights> Partitions::WeightsOf(
+absl::StatusOr<Partitions::Consequences> Partitions::Carry(
     const command::SendWeights& send) const {
   const int32_t p = send.partition;
   if (p >= 0 && static_cast<size_t>(p) < model_->partitions.size() &&
@@ -296,12 +252,13 @@ absl::StatusOr<PartitionWeights> Partitions::WeightsOf(
         weights.change = result.change;
         weights.change_checksum = result.change_checksum;
       }
-      return weights;
+      return Consequences{.weights = std::move(weights)};
     }
     const SharedSnapshot snapshot = Read(send.version);
     if (snapshot != nullptr) {
       const auto at = static_cast<size_t>(p);
-      return PartitionWeights{.weights = snapshot->weights[at]};
+      return Consequences{
+          .weights = PartitionWeights{.weights = snapshot->weights[at]}};
     }
   }
   return absl::OutOfRangeError(absl::StrCat("weights of partition ", p,

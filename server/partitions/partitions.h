@@ -56,6 +56,18 @@ class Partitions {
   //   each other.
   static absl::StatusOr<Partitions> Install(const Installation& install);
 
+  const ShardPlace& place() const { return place_; }
+  const SharedModel& model() const { return model_; }
+  // In the cohort, or the most of an elastic one.
+  int32_t workers() const { return options_.workers; }
+
+  // The folds that are complete with the gradient.
+  // Errors: FailedPrecondition: it is another shard's, or held already.
+  absl::StatusOr<std::vector<FoldJob>> Hold(HeldGradient gradient);
+  FoldReport FoldDone(FoldResult result) {
+    return data_.FoldDone(std::move(result));
+  }
+
   // Consequences of a command.
   struct Consequences {
     // To be run.
@@ -66,46 +78,28 @@ class Partitions {
     std::vector<HeldGradient> dropped;
     std::optional<Transaction> over;
   };
-  // Carries out a command that needs no more than this: all but Take, Refuse
-  // and EndRun, which do nothing here. Errors: those of the methods below.
-  absl::StatusOr<Consequences> Carry(const ShardCommand& command);
-
-  const ShardPlace& place() const { return place_; }
-  const SharedModel& model() const { return model_; }
-  // In the cohort, or the most of an elastic one.
-  int32_t workers() const { return options_.workers; }
+  // Carry out a command. Take, Refuse and EndRun need more than is here.
 
   // Errors: InvalidArgument: an unknown setting or value.
-  absl::Status Adopt(const command::Adopt& adopt);
-  // The folds that are complete with the gradient.
-  // Errors: FailedPrecondition: it is another shard's, or held already.
-  absl::StatusOr<std::vector<FoldJob>> Hold(HeldGradient gradient);
-  std::vector<HeldGradient> Drop(const PushId& push) {
-    return data_.Drop(push);
+  absl::StatusOr<Consequences> Carry(const command::Adopt& adopt);
+  absl::StatusOr<Consequences> Carry(const command::Drop& drop) {
+    return Consequences{.dropped = data_.Drop(drop.push)};
   }
-  // `over` receives the transaction of the update before, if there is one.
   // Errors: FailedPrecondition: another base than the newest version, or
   //   another transaction is open than that of the update before; OutOfRange: a
   //   version that is not held.
-  absl::StatusOr<std::vector<FoldJob>> Prepare(
-      const CommitPlan& plan, std::optional<Transaction>& over);
+  absl::StatusOr<Consequences> Carry(const command::Prepare& prepare);
   // The folds of the next pass; none if the transaction is over.
   // Errors: FailedPrecondition: the pass before has not ended here;
   //   InvalidArgument: factors of another model.
-  absl::StatusOr<std::vector<FoldJob>> Scale(const command::Scale& scale);
-  FoldReport FoldDone(FoldResult result) {
-    return data_.FoldDone(std::move(result));
-  }
-  // The transaction's memory is returned, so that it is freed without a lock.
+  absl::StatusOr<Consequences> Carry(const command::Scale& scale);
   // Errors: FailedPrecondition: it is not prepared, or does not lead to this
   //   version.
-  absl::StatusOr<std::optional<Transaction>> Commit(
-      const command::Commit& commit);
-  absl::StatusOr<std::optional<Transaction>> Abort(const command::Abort& abort);
-
+  absl::StatusOr<Consequences> Carry(const command::Commit& commit);
+  absl::StatusOr<Consequences> Carry(const command::Abort& abort);
   // Errors: OutOfRange: neither a held version nor prepared.
-  absl::StatusOr<PartitionWeights> WeightsOf(
-      const command::SendWeights& send) const;
+  absl::StatusOr<Consequences> Carry(const command::SendWeights& send) const;
+
   Version newest() const { return current_->version; }
   // The core may have committed `version`, or be about to, while the command is
   // on its way here.
@@ -115,8 +109,6 @@ class Partitions {
   SharedSnapshot Read(Version version) const;
 
  private:
-  struct Carrier;
-
   Partitions() = default;
 
   // Fits mask and slots of `current_` to the settings.

@@ -121,18 +121,19 @@ RunState FakeCohort::WithWeights(RunState state) const {
   return FittedToSettings(std::move(state));
 }
 
-void FakeCohort::CarryOut(const ShardCommand& command) {
-  if (const auto* take = std::get_if<command::Take>(&command)) {
-    auto staged = staged_.extract(take->ticket);
-    if (!take->held) return;
-    staged.mapped().push = take->push;
+template <typename Command>
+void FakeCohort::CarryOut(const Command& command) {
+  if constexpr (std::is_same_v<Command, command::Take>) {
+    auto staged = staged_.extract(command.ticket);
+    if (!command.held) return;
+    staged.mapped().push = command.push;
     Begin(*node_->Hold(std::move(staged.mapped())));
-    return;
+  } else {
+    absl::StatusOr<Partitions::Consequences> led_to = node_->Carry(command);
+    COHORT_CHECK(led_to.ok(), led_to.status().ToString());
+    Begin(std::move(led_to->folds));
+    if (led_to->weights.has_value()) sent_.push_back(*led_to->weights);
   }
-  absl::StatusOr<Partitions::Consequences> led_to = node_->Carry(command);
-  COHORT_CHECK(led_to.ok(), led_to.status().ToString());
-  Begin(std::move(led_to->folds));
-  if (led_to->weights.has_value()) sent_.push_back(*led_to->weights);
 }
 
 void FakeCohort::Note(const Effect& effect) {
@@ -163,7 +164,7 @@ void FakeCohort::Note(const Effect& effect) {
     std::visit(
         [this]<typename E>(const E& e) {
           if constexpr (std::is_constructible_v<ShardCommand, const E&>) {
-            CarryOut(ShardCommand(e));
+            CarryOut(e);
           }
         },
         effect);

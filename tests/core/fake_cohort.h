@@ -233,7 +233,8 @@ class FakeCohort {
   void Note(const Effect& effect);
   void Install(const SharedModel& model, const SharedSnapshot& snapshot,
                const CoordinatorOptions& settings);
-  void CarryOut(const ShardCommand& command);
+  template <typename Command>
+  void CarryOut(const Command& command);
   RunState WithWeights(RunState state) const;
   void Begin(std::vector<FoldJob> folds);
   void Resume(Rank rank);

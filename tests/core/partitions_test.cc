@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/float_buffer.h"
+#include "common/status_macros.h"
 #include "kernels/backend.h"
 #include "tests/core/float_values.h"
 #include "tests/fakes/statuses.h"
@@ -69,8 +71,21 @@ class PartitionsTest : public ::testing::Test {
 
   static absl::StatusOr<std::vector<FoldJob>> Prepare(Partitions& node,
                                                       const CommitPlan& plan) {
-    std::optional<Transaction> over;
-    return node.Prepare(plan, over);
+    COHORT_ASSIGN_OR_RETURN(Partitions::Consequences led_to,
+                            node.Carry(command::Prepare{plan}));
+    return std::move(led_to.folds);
+  }
+
+  static absl::StatusOr<Partitions::Consequences> Commit(Partitions& node,
+                                                         int64_t transaction,
+                                                         int64_t version) {
+    return node.Carry(command::Commit{.transaction = transaction,
+                                      .version = Version(version)});
+  }
+
+  static absl::StatusOr<Partitions::Consequences> Adopt(
+      Partitions& node, const std::string& setting, const std::string& value) {
+    return node.Carry(command::Adopt{.changed = {{setting, value}}});
   }
 
   // Holds the gradient of rank 0 and prepares it.
@@ -106,7 +121,7 @@ TEST_F(PartitionsTest, FoldsAndCommitsOnlyItsOwnPartitions) {
   Partitions node = *Partitions::Install(install_);
   PrepareOne(node, 1, 7);
   EXPECT_EQ(node.newest(), Version(7));
-  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  ASSERT_TRUE(Commit(node, 1, 8).ok());
   EXPECT_EQ(node.newest(), Version(8));
   EXPECT_EQ(WeightAt(node, 8), 16);
 }
@@ -121,8 +136,7 @@ TEST_F(PartitionsTest, RefusesAGradientOfAnotherShardAndASecondOfTheSame) {
 TEST_F(PartitionsTest, RefusesToCommitWhatIsNotPrepared) {
   Partitions node = *Partitions::Install(install_);
   ASSERT_TRUE(Prepare(node, PlanOf(1, 7, {0})).ok());
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      node.Commit({.transaction = 1, .version = Version(8)}).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Commit(node, 1, 8).status()));
   EXPECT_EQ(node.newest(), Version(7));
 }
 
@@ -135,18 +149,19 @@ TEST_F(PartitionsTest, RefusesAPlanForAnotherVersion) {
 TEST_F(PartitionsTest, RefusesAVersionThatDoesNotFollow) {
   Partitions node = *Partitions::Install(install_);
   PrepareOne(node, 1, 7);
-  EXPECT_TRUE(absl::IsFailedPrecondition(
-      node.Commit({.transaction = 1, .version = Version(9)}).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Commit(node, 1, 9).status()));
 }
 
 TEST_F(PartitionsTest, KeepsOnlyTheVersionsThatMayStillBeRead) {
   Partitions node = *Partitions::Install(install_);
   PrepareOne(node, 1, 7);
-  ExpectOk(node.Commit(
-      {.transaction = 1, .version = Version(8), .held = {Version(7)}}));
+  ASSERT_TRUE(node.Carry(command::Commit{.transaction = 1,
+                                         .version = Version(8),
+                                         .held = {Version(7)}})
+                  .ok());
   EXPECT_EQ(WeightAt(node, 7), 20);
   PrepareOne(node, 2, 8);
-  ASSERT_TRUE(node.Commit({.transaction = 2, .version = Version(9)}).ok());
+  ASSERT_TRUE(Commit(node, 2, 9).ok());
   EXPECT_EQ(node.Read(Version(7)), nullptr);
   EXPECT_EQ(node.Read(Version(8)), nullptr);
   EXPECT_EQ(WeightAt(node, 9), 12);
@@ -164,20 +179,18 @@ TEST_F(PartitionsTest, AnUpdateChangesWhatTheOneBeforeHasPrepared) {
   EXPECT_TRUE(absl::IsFailedPrecondition(Prepare(node, second).status()));
   ASSERT_TRUE(Run(node, folds.front()).prepared);
   EXPECT_TRUE(absl::IsFailedPrecondition(Prepare(node, first).status()));
-  std::optional<Transaction> over;
-  ASSERT_TRUE(node.Prepare(second, over).ok());
-  EXPECT_EQ(over->id(), 1);
+  EXPECT_EQ(OkValue(node.Carry(command::Prepare{second})).over->id(), 1);
   EXPECT_EQ(node.newest(), Version(7));
   const auto more = OkValue(Hold(node, 0, 1, 2));
   ASSERT_THAT(more, SizeIs(1));
   ASSERT_TRUE(Run(node, more.front()).prepared);
   Partitions given_up = node;
-  ASSERT_TRUE(node.Commit({.transaction = 2, .version = Version(8)}).ok());
+  ASSERT_TRUE(Commit(node, 2, 8).ok());
   EXPECT_EQ(WeightAt(node, 7), -1);
   EXPECT_EQ(WeightAt(node, 8), 20 - 4 * 1 - 2 * 1);
-  ASSERT_TRUE(given_up.Abort({.transaction = 2}).ok());
+  ASSERT_TRUE(given_up.Carry(command::Abort{.transaction = 2}).ok());
   PrepareOne(given_up, 3, 7);
-  ASSERT_TRUE(given_up.Commit({.transaction = 3, .version = Version(8)}).ok());
+  ASSERT_TRUE(Commit(given_up, 3, 8).ok());
   EXPECT_EQ(WeightAt(given_up, 8), 16);
 }
 
@@ -185,7 +198,8 @@ TEST_F(PartitionsTest, AnUpdateChangesWhatTheOneBeforeHasPrepared) {
 TEST_F(PartitionsTest, ASkippedStepKeepsTheWeightsUnderTheNextVersion) {
   Partitions node = *Partitions::Install(install_);
   PrepareOne(node, 1, 7);
-  ASSERT_TRUE(node.Abort({.transaction = 1, .skipped = Version(8)}).ok());
+  ASSERT_TRUE(
+      node.Carry(command::Abort{.transaction = 1, .skipped = Version(8)}).ok());
   EXPECT_EQ(WeightAt(node, 8), 20);
   EXPECT_TRUE(Prepare(node, PlanOf(2, 8, {1})).ok());
 }
@@ -193,23 +207,23 @@ TEST_F(PartitionsTest, ASkippedStepKeepsTheWeightsUnderTheNextVersion) {
 TEST_F(PartitionsTest, SendsWhatIsPreparedBeforeTheCommitAndHeldVersionsAfter) {
   Partitions node = *Partitions::Install(install_);
   const command::SendWeights send{.partition = 1, .version = Version(8)};
-  EXPECT_TRUE(absl::IsOutOfRange(node.WeightsOf(send).status()));
+  EXPECT_TRUE(absl::IsOutOfRange(node.Carry(send).status()));
   PrepareOne(node, 1, 7);
-  ASSERT_TRUE(node.WeightsOf(send).ok());
-  EXPECT_EQ(*node.WeightsOf(send)->weights->data(), 16);
-  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
-  EXPECT_EQ(*node.WeightsOf(send)->weights->data(), 16);
+  ASSERT_TRUE(node.Carry(send).ok());
+  EXPECT_EQ(*node.Carry(send)->weights->weights->data(), 16);
+  ASSERT_TRUE(Commit(node, 1, 8).ok());
+  EXPECT_EQ(*node.Carry(send)->weights->weights->data(), 16);
 }
 
 TEST_F(PartitionsTest, AnotherOptimizerGetsItsSlotsForOwnPartitionsOnly) {
   Partitions node = *Partitions::Install(install_);
-  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "momentum"}}}).ok());
+  ASSERT_TRUE(Adopt(node, "optimizer", "momentum").ok());
   PrepareOne(node, 1, 7);
-  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  ASSERT_TRUE(Commit(node, 1, 8).ok());
   const SharedSnapshot next = node.Read(Version(8));
   EXPECT_NE(next->slots[1].velocity, nullptr);
   EXPECT_EQ(next->slots[0].velocity, nullptr);
-  EXPECT_FALSE(node.Adopt({.changed = {{"no_such_setting", "1"}}}).ok());
+  EXPECT_FALSE(Adopt(node, "no_such_setting", "1").ok());
 }
 
 // A checkpoint of the version may still be on its way, with the settings of
@@ -220,14 +234,14 @@ TEST_F(PartitionsTest, AChangeLeavesTheCommittedVersionAsItWas) {
   install_.snapshot = before;
   install_.settings.optimizer.kind = OptimizerKind::kMomentum;
   Partitions node = *Partitions::Install(install_);
-  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "sgd"}}}).ok());
+  ASSERT_TRUE(Adopt(node, "optimizer", "sgd").ok());
   const SharedSnapshot committed = node.Read(Version(7));
   ASSERT_NE(committed->slots[1].velocity, nullptr);
   EXPECT_EQ(*committed->slots[1].velocity->data(), 3);
   // And back again, before a step: nothing has changed.
-  ASSERT_TRUE(node.Adopt({.changed = {{"optimizer", "momentum"}}}).ok());
+  ASSERT_TRUE(Adopt(node, "optimizer", "momentum").ok());
   PrepareOne(node, 1, 7);
-  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  ASSERT_TRUE(Commit(node, 1, 8).ok());
   const Slots& slots = node.Read(Version(8))->slots[1];
   EXPECT_FLOAT_EQ(*slots.velocity->data(), 0.9F * 3 + 4);
 }
@@ -235,23 +249,23 @@ TEST_F(PartitionsTest, AChangeLeavesTheCommittedVersionAsItWas) {
 // Shard 0 knows the norm over all partitions.
 TEST_F(PartitionsTest, AClippedStepWaitsForItsFactor) {
   Partitions node = *Partitions::Install(install_);
-  ASSERT_TRUE(node.Adopt({.changed = {{"clip_norm", "1"}}}).ok());
+  ASSERT_TRUE(Adopt(node, "clip_norm", "1").ok());
   ASSERT_TRUE(Hold(node, 0, 1, 4).ok());
   const auto folds = OkValue(Prepare(node, PlanOf(1, 7, {0})));
   const command::Scale scale{.transaction = 1, .scales = {.clip = 0.5}};
-  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Carry(scale).status()));
   const FoldReport first = Run(node, folds.front());
   EXPECT_FALSE(first.prepared);
   ASSERT_THAT(first.norms, SizeIs(1));
   EXPECT_EQ(first.norms[0].gradient, 16);
-  EXPECT_THAT(
-      node.Scale({.transaction = 1, .scales = {.trust_ratios = {1, 1}}}),
-      IsError(kInvalidArgument, ""));
-  const auto second = OkValue(node.Scale(scale));
+  EXPECT_THAT(node.Carry(command::Scale{.transaction = 1,
+                                        .scales = {.trust_ratios = {1, 1}}}),
+              IsError(kInvalidArgument, ""));
+  const auto second = OkValue(node.Carry(scale)).folds;
   ASSERT_THAT(second, SizeIs(1));
   EXPECT_TRUE(Run(node, second.front()).prepared);
-  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(scale).status()));
-  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Carry(scale).status()));
+  ASSERT_TRUE(Commit(node, 1, 8).ok());
   EXPECT_EQ(WeightAt(node, 8), 18);
 }
 
@@ -264,28 +278,29 @@ TEST_F(PartitionsTest, LambIsScaledTwice) {
   ASSERT_TRUE(Hold(node, 0, 1, 0).ok());
   const auto folds = OkValue(Prepare(node, PlanOf(1, 7, {0})));
   EXPECT_EQ(Run(node, folds.front()).norms[0], SliceNorm());
-  const auto second = OkValue(node.Scale({.transaction = 1}));
+  const auto second =
+      OkValue(node.Carry(command::Scale{.transaction = 1})).folds;
   ASSERT_THAT(second, SizeIs(1));
   const command::Scale last{.transaction = 1,
                             .scales = {.trust_ratios = {1, 2, 1}}};
-  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(last).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Carry(last).status()));
   const FoldReport measured = Run(node, second.front());
   EXPECT_FALSE(measured.prepared);
   ASSERT_THAT(measured.norms, SizeIs(1));
   EXPECT_EQ(measured.norms[0], (SliceNorm{.gradient = 100, .weights = 400}));
-  const auto third = OkValue(node.Scale(last));
+  const auto third = OkValue(node.Carry(last)).folds;
   ASSERT_THAT(third, SizeIs(1));
   EXPECT_TRUE(Run(node, third.front()).prepared);
-  EXPECT_TRUE(absl::IsFailedPrecondition(node.Scale(last).status()));
-  ASSERT_TRUE(node.Commit({.transaction = 1, .version = Version(8)}).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(node.Carry(last).status()));
+  ASSERT_TRUE(Commit(node, 1, 8).ok());
   EXPECT_EQ(WeightAt(node, 8), 0);
 }
 
 TEST_F(PartitionsTest, AFactorThatComesAfterAnAbortChangesNothing) {
   Partitions node = *Partitions::Install(install_);
   ASSERT_TRUE(Prepare(node, PlanOf(1, 7, {0})).ok());
-  ASSERT_TRUE(node.Abort({.transaction = 1}).ok());
-  const auto none = OkValue(node.Scale({.transaction = 1}));
+  ASSERT_TRUE(node.Carry(command::Abort{.transaction = 1}).ok());
+  const auto none = OkValue(node.Carry(command::Scale{.transaction = 1})).folds;
   EXPECT_THAT(none, IsEmpty());
 }
 

@@ -205,17 +205,18 @@ class CoreHost {
     }
     self().OnTaken(take.ticket);
   }
-  void CarryOutHere(const ShardCommand& command) {
+  template <typename Command>
+  void CarryOutHere(const Command& command) {
     absl::StatusOr<Partitions::Consequences> led_to = node_->Carry(command);
     COHORT_CHECK(led_to.ok(), led_to.status().ToString());
     BeginAll(led_to->folds);
-    const auto* send = std::get_if<command::SendWeights>(&command);
-    if (send == nullptr) return;
-    self().OnWeights(*send, {.key = send->key,
-                             .partition = send->partition,
-                             .version = send->version,
-                             .weights = led_to->weights->weights,
-                             .change = led_to->weights->change});
+    if constexpr (std::is_same_v<Command, command::SendWeights>) {
+      self().OnWeights(command, {.key = command.key,
+                                 .partition = command.partition,
+                                 .version = command.version,
+                                 .weights = led_to->weights->weights,
+                                 .change = led_to->weights->change});
+    }
   }
 
   int32_t generation_ = 0;
