@@ -364,7 +364,6 @@ StatusView DescribeStatus(const Run& run, Instant now) {
       .samples = run.ledger.samples,
       .local_steps = run.ledger.local_steps,
       .samples_total = PlannedSamples(run.settings, run.ledger, run.model),
-      .policy = PolicyText(run.settings.policy()),
       .learning_rate = LearningRateNow(run.settings, run.ledger, run.model),
       .train_loss = run.ledger.train_loss,
       .measures = run.ledger.measures,

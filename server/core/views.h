@@ -48,7 +48,6 @@ struct StatusView {
   int64_t local_steps = 0;
   // Samples of the whole run; see PlannedSamples.
   int64_t samples_total = 0;
-  std::string policy;
   double learning_rate = 0;
   std::optional<double> train_loss;
   // As in RunLedger.

@@ -413,7 +413,7 @@ Handover Server::TakeHandover() {
   MutexLock lock(mu_);
   return {.shards = shards_->stats(),
           .trace = trace_,
-          .events = stats_.events(),
+          .events = stats_.sums().events,
           .policies = run_->Policy().history.size(),
           .drain = drain_asked_for_};
 }

@@ -130,11 +130,6 @@ void RunStats::ContinueEvents(const std::deque<RunEvent>& events) {
   sums_.events = events;
 }
 
-std::deque<RunEvent> RunStats::events() const {
-  MutexLock lock(mu_);
-  return sums_.events;
-}
-
 void RunStats::Applied(absl::Duration took) {
   MutexLock lock(mu_);
   sums_.apply_seconds.Add(absl::ToDoubleSeconds(took));

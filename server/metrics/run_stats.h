@@ -113,8 +113,6 @@ class RunStats {
   void Drifted(const std::vector<LayerDrift>& drift) ABSL_LOCKS_EXCLUDED(mu_);
 
   RunSums sums() const ABSL_LOCKS_EXCLUDED(mu_);
-  // For ContinueEvents.
-  std::deque<RunEvent> events() const ABSL_LOCKS_EXCLUDED(mu_);
   // Time since the stats was made.
   absl::Duration uptime() const { return clock_.Now() - start_; }
 

@@ -310,7 +310,8 @@ TEST(CoordinatorSyncTest, StatusSaysWhereTheRunIs) {
   EXPECT_EQ(view.version, Version(1));
   EXPECT_EQ(view.samples, 4);
   EXPECT_EQ(view.samples_total, 8);
-  EXPECT_EQ(view.policy, "sync, local normalisation, sync statistics");
+  EXPECT_EQ(cohort.core().Policy(absl::Seconds(101)).text,
+            "sync, local normalisation, sync statistics");
   EXPECT_FLOAT_EQ(*view.train_loss, 2);
   EXPECT_EQ(view.counts.pushes_applied, 2);
   ASSERT_EQ(view.workers.size(), 2);

@@ -111,7 +111,7 @@ TEST(RunStatsTest, EventsOfTheServerBeforeKeepTheirTimes) {
   before.Happened({.text = "a shard is lost"});
   clock.now = absl::Seconds(110);
   RunStats stats(clock);
-  stats.ContinueEvents(before.events());
+  stats.ContinueEvents(before.sums().events);
   clock.now = absl::Seconds(112);
   stats.Happened({.text = "it is back"});
   const RunSums sums = stats.sums();

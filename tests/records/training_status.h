@@ -13,7 +13,6 @@ inline StatusView Training() {
           .epochs = 4,
           .samples = 150,
           .samples_total = 400,
-          .policy = "sync",
           .train_loss = 0.5,
           .workers_live = 2,
           .workers_expected = 2};

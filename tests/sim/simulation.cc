@@ -142,15 +142,15 @@ Outcome Simulation::Run() {
 std::string Simulation::StateText() const {
   if (server_ == nullptr) return "; the server is gone";
   const StatusView status = server_->core().Status(scheduler_.now());
+  const PolicyView policy = server_->core().Policy(scheduler_.now());
   std::string text = absl::StrCat("; version ", status.version.value(),
                                   " attempt ", status.attempt.value(), ", ",
-                                  status.policy, ": ", status.state);
+                                  policy.text, ": ", status.state);
   for (const StatusView::Worker& worker : status.workers) {
     absl::StrAppend(&text, "; rank ", worker.rank.value(), " ", worker.state,
                     " at ", worker.sequence.value());
   }
-  return absl::StrCat(text, "; ",
-                      server_->core().Policy(scheduler_.now()).pending_reason);
+  return absl::StrCat(text, "; ", policy.pending_reason);
 }
 
 void Simulation::OnMoment(Moment moment) {

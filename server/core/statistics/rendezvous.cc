@@ -155,9 +155,7 @@ void RendezvousTable::NoteRepeated(Entry& entry, size_t position, Instant now,
 }
 
 void RendezvousTable::NoteLate(Entry& entry, size_t position, Instant now) {
-  Contribution& slot = entry.contributions[position];
-  slot.late = true;
-  slot.since = now;
+  entry.contributions[position].since = now;
   SetWaiting(entry, position, true);
   const Rank rank = members_.ranks()[position];
   std::optional<Late>& late = late_[members_.GroupAt(position)];

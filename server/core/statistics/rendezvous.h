@@ -192,8 +192,6 @@ class RendezvousTable {
   // One member's moments.
   struct Contribution {
     bool present = false;
-    // It came after the rendezvous was completed without the rank.
-    bool late = false;
     bool waiting = false;
     // When it came; a replacement contributes again.
     Instant since;
