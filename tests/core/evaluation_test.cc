@@ -123,16 +123,6 @@ TEST_F(EvaluationBookTest, AReturnedShardIsTheNextToBeTaken) {
   EXPECT_EQ(book_.Take()->index, 1);
 }
 
-TEST_F(EvaluationBookTest, AShardThatIsInAlreadyIsIgnored) {
-  book_.Start(Snapshot(1), PlanOf(1, 2, 2));
-  const Shard first = *book_.Take();
-  const Shard second = *book_.Take();
-  book_.Finish(first, Sums(1, 1));
-  EXPECT_FALSE(book_.Finish(first, Sums(0, 1)).has_value());
-  EXPECT_EQ(book_.Finish(second, Sums(1, 1))->sums().correct, 2);
-  EXPECT_FALSE(book_.Finish(second, Sums(1, 1)).has_value());
-}
-
 TEST_F(EvaluationBookTest, TheSameVersionIsNotStartedTwice) {
   book_.Start(Snapshot(1), PlanOf(1, 2, 1));
   book_.Start(Snapshot(1), PlanOf(1, 2, 1));

@@ -131,7 +131,7 @@ std::vector<BatchNormSpec> Layers() {
 std::vector<LayerStatistics> Collect(const Activations& activations,
                                      int32_t workers, uint64_t seed) {
   std::mt19937_64 random(seed);
-  MomentsCollection collection(1, Snapshot(3), Batches(kBatches), kLayers);
+  MomentsCollection collection(Snapshot(3), Batches(kBatches), kLayers);
   std::vector<std::optional<Shard>> busy(static_cast<size_t>(workers));
   while (!collection.complete()) {
     const size_t w = random() % busy.size();
@@ -182,7 +182,7 @@ TEST(MomentsCollectionTest, TheFoldIsTheMomentsOfAllActivations) {
 
 // {1, 3} and {5}: mean 3, M2 8.
 TEST(MomentsCollectionTest, TheVarianceIsThatOfTheLayersConvention) {
-  MomentsCollection collection(1, Snapshot(3), Batches(2), 2);
+  MomentsCollection collection(Snapshot(3), Batches(2), 2);
   const Moments a{.count = 2, .first = {2}, .second = {2}};
   const Moments b{.count = 1, .first = {5}, .second = {0}};
   collection.Finish(*collection.Take(), Rank(0),
@@ -201,7 +201,7 @@ TEST(MomentsCollectionTest, TheVarianceIsThatOfTheLayersConvention) {
 }
 
 TEST(MomentsCollectionTest, LayersWithNothingToTellStayAsTheyAre) {
-  MomentsCollection collection(1, Snapshot(3), Batches(1), 4);
+  MomentsCollection collection(Snapshot(3), Batches(1), 4);
   const Moments some{.count = 2, .first = {2}, .second = {2}};
   const Moments one{.count = 1, .first = {2}, .second = {0}};
   const Moments none{.count = 0, .first = {0}, .second = {0}};
@@ -222,36 +222,15 @@ TEST(MomentsCollectionTest, LayersWithNothingToTellStayAsTheyAre) {
 }
 
 TEST(MomentsCollectionTest, AReturnedBatchIsTheNextToBeTaken) {
-  MomentsCollection collection(1, Snapshot(3), Batches(3), 1);
+  MomentsCollection collection(Snapshot(3), Batches(3), 1);
   const Shard lost = *collection.Take();
   collection.Return(lost);
   EXPECT_EQ(collection.Take()->index, lost.index);
   EXPECT_EQ(collection.Take()->index, 1);
 }
 
-TEST(MomentsCollectionTest, ABatchCountsOnce) {
-  MomentsCollection collection(2, Snapshot(3), Batches(2), 1);
-  const Moments a{.count = 2, .first = {2}, .second = {2}};
-  const Moments b{.count = 2, .first = {9}, .second = {9}};
-  const Shard first = *collection.Take();
-  const Shard second = *collection.Take();
-  collection.Finish(second, Rank(0), {Call(0, 0, a)});
-  collection.Finish(second, Rank(1), {Call(0, 0, b)});
-  EXPECT_EQ(collection.folded(), 0);
-  // A report of a collection that was given up.
-  collection.Finish({.collection = 1, .index = 0}, Rank(0), {Call(0, 0, b)});
-  EXPECT_EQ(collection.folded(), 0);
-  collection.Finish(first, Rank(0), {Call(0, 0, a)});
-  EXPECT_TRUE(collection.complete());
-  collection.Finish(first, Rank(0), {Call(0, 0, b)});
-  std::vector<LayerStatistics> statistics = Fresh(1);
-  collection.Write({{.name = "bn", .channels = 1}}, statistics);
-  EXPECT_DOUBLE_EQ(statistics[0].mean[0], 2);
-  EXPECT_DOUBLE_EQ(statistics[0].variance[0], 4 / 3.0);
-}
-
 TEST(MomentsCollectionTest, NamesTheFirstBatchThatIsNotFinite) {
-  MomentsCollection collection(1, Snapshot(3), Batches(3), 2);
+  MomentsCollection collection(Snapshot(3), Batches(3), 2);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Moments good{.count = 2, .first = {2}, .second = {2}};
   const Moments bad{.count = 2, .first = {nan}, .second = {2}};

@@ -44,10 +44,8 @@ void EvaluationBook::Return(const Shard& shard) { waiting_.push_front(shard); }
 
 absl::Status EvaluationBook::CheckFits(const Shard& shard,
                                        const EvaluationSums& sums) const {
-  const auto it = open_.find(shard.version);
-  // Finish ignores the result of an evaluation that is over.
-  if (it == open_.end()) return absl::OkStatus();
-  for (const std::optional<EvaluationSums>& other : it->second.shards) {
+  for (const std::optional<EvaluationSums>& other :
+       open_.at(shard.version).shards) {
     if (other.has_value()) return CheckSameMeasures(sums, *other);
   }
   return absl::OkStatus();
@@ -55,13 +53,8 @@ absl::Status EvaluationBook::CheckFits(const Shard& shard,
 
 std::optional<EvaluationRecord> EvaluationBook::Finish(
     const Shard& shard, const EvaluationSums& sums) {
-  const auto it = open_.find(shard.version);
-  if (it == open_.end()) return std::nullopt;
-  Open& open = it->second;
-  std::optional<EvaluationSums>& slot =
-      open.shards[static_cast<size_t>(shard.index)];
-  if (slot.has_value()) return std::nullopt;
-  slot = sums;
+  Open& open = open_.at(shard.version);
+  open.shards[static_cast<size_t>(shard.index)] = sums;
   EvaluationRecord record{.version = shard.version,
                           .epochs = open.plan.epochs,
                           .on_request = open.plan.on_request};
@@ -80,7 +73,7 @@ std::optional<EvaluationRecord> EvaluationBook::Finish(
       Add(*open.shards[i], whole);
     }
   }
-  open_.erase(it);
+  open_.erase(shard.version);
   return record;
 }
 

@@ -42,7 +42,8 @@ class EvaluationBook {
   // repeated.
   void Start(SharedVersion snapshot, const Plan& plan);
 
-  // The next shard that no rank computes yet.
+  // The next shard that no rank computes yet. It must be returned or finished,
+  // once.
   std::optional<Shard> Take();
   // Its rank was lost: the next caller gets it.
   void Return(const Shard& shard);
@@ -50,11 +51,10 @@ class EvaluationBook {
   // Errors: InvalidArgument if its measures are not those of the others.
   absl::Status CheckFits(const Shard& shard, const EvaluationSums& sums) const;
   // Adds a result, which must fit; returns the whole once the last shard is
-  // in. Sums are added in shard order. A shard that is already in is ignored.
+  // in. Sums are added in shard order.
   std::optional<EvaluationRecord> Finish(const Shard& shard,
                                          const EvaluationSums& sums);
 
-  bool pending() const { return !waiting_.empty(); }
   bool empty() const { return open_.empty(); }
   // Null if that version is not pinned here.
   SharedVersion Pinned(Version version) const;

@@ -34,17 +34,15 @@ std::vector<IndexRange> CollectionBatches(const CollectionPlan& plan) {
   return batches;
 }
 
-MomentsCollection::MomentsCollection(int64_t id, SharedVersion snapshot,
+MomentsCollection::MomentsCollection(SharedVersion snapshot,
                                      const std::vector<IndexRange>& batches,
                                      size_t layers)
-    : id_(id),
-      snapshot_(std::move(snapshot)),
+    : snapshot_(std::move(snapshot)),
       batches_(static_cast<int64_t>(batches.size())),
       totals_(layers) {
   for (const IndexRange& range : batches) {
-    waiting_.push_back({.collection = id_,
-                        .index = static_cast<int64_t>(waiting_.size()),
-                        .range = range});
+    waiting_.push_back(
+        {.index = static_cast<int64_t>(waiting_.size()), .range = range});
   }
 }
 
@@ -56,14 +54,12 @@ std::optional<MomentsCollection::Shard> MomentsCollection::Take() {
 }
 
 void MomentsCollection::Return(const Shard& shard) {
-  if (shard.collection == id_) waiting_.push_front(shard);
+  waiting_.push_front(shard);
 }
 
 void MomentsCollection::Finish(const Shard& shard, Rank rank,
                                std::vector<CallMoments> calls) {
-  if (shard.collection != id_ || shard.index < folded_) return;
-  early_.try_emplace(shard.index,
-                     Batch{.rank = rank, .calls = std::move(calls)});
+  early_.emplace(shard.index, Batch{.rank = rank, .calls = std::move(calls)});
   // Only in batch order, so that arrival leaves no trace in the rounding.
   for (auto next = early_.begin();
        next != early_.end() && next->first == folded_;

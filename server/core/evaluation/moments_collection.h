@@ -45,27 +45,24 @@ std::vector<IndexRange> CollectionBatches(const CollectionPlan& plan);
 class MomentsCollection {
  public:
   struct Shard {
-    // Names the collection: shards of one that was given up mean nothing.
-    int64_t collection = 0;
     // Number of the batch.
     int64_t index = 0;
     IndexRange range;
   };
 
   // Pins `snapshot`. `layers` is how many batch-norm layers there are.
-  MomentsCollection(int64_t id, SharedVersion snapshot,
+  MomentsCollection(SharedVersion snapshot,
                     const std::vector<IndexRange>& batches, size_t layers);
 
-  // The next batch that no rank computes yet.
+  // The next batch that no rank computes yet. It must be returned or finished,
+  // once.
   std::optional<Shard> Take();
   // Its rank was lost: the next caller gets it.
   void Return(const Shard& shard);
   // Adds the moments of all calls of one batch, ascending by (layer, call),
-  // each with its layer's channels. A batch that is in already, or one of
-  // another collection, is ignored.
+  // each with its layer's channels.
   void Finish(const Shard& shard, Rank rank, std::vector<CallMoments> calls);
 
-  bool pending() const { return !waiting_.empty(); }
   bool complete() const { return folded_ == batches_; }
   int64_t batches() const { return batches_; }
   // So many first batches are folded.
@@ -99,7 +96,6 @@ class MomentsCollection {
 
   void Fold(const Batch& batch);
 
-  int64_t id_ = 0;
   SharedVersion snapshot_;
   int64_t batches_ = 0;
   std::deque<Shard> waiting_;

@@ -130,7 +130,7 @@ void PinnedWork::StartCollection(Turn& turn) {
   for (size_t i = 0; i < batch_sizes.size(); ++i) {
     batch_sizes[i] = SamplesOfBatch(shares, i);
   }
-  std::vector<IndexRange> batches =
+  const std::vector<IndexRange> batches =
       CollectionBatches({.train_samples = model_.model()->plan.train_samples,
                          .batch_sizes = std::move(batch_sizes),
                          .global_normalization = settings_.global(),
@@ -139,8 +139,7 @@ void PinnedWork::StartCollection(Turn& turn) {
   turn.Log(absl::StrCat("collecting batch-norm moments of ", batches.size(),
                         " batches, ", batches.front().size(),
                         " samples each, at step ", model_.version().value()));
-  collection_.emplace(next_collection_++, model_.current(), std::move(batches),
-                      model_.batch_norms().size());
+  collection_.emplace(model_.current(), batches, model_.batch_norms().size());
 }
 
 void PinnedWork::FinishCollection(bool training_done, Turn& turn) {
@@ -260,7 +259,7 @@ void PinnedWork::Return(Rank rank) {
   }
   const auto batch = batches_.find(rank);
   if (batch != batches_.end()) {
-    if (collecting()) collection_->Return(batch->second);
+    collection_->Return(batch->second);
     batches_.erase(batch);
   }
 }
@@ -308,7 +307,6 @@ void PinnedWork::FinishBatch(Rank rank, std::vector<CallMoments> calls,
   ranks_[rank].work.End();
   const MomentsCollection::Shard batch = batches_.at(rank);
   batches_.erase(rank);
-  if (!collecting()) return;
   collection_->Finish(batch, rank, std::move(calls));
   if (collection_->complete()) FinishCollection(training_done, turn);
 }

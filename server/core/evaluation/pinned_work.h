@@ -108,7 +108,6 @@ class PinnedWork {
 
   EvaluationBook evaluations_;
   std::optional<MomentsCollection> collection_;
-  int64_t next_collection_ = 1;
   // The part that each rank computes.
   std::map<Rank, EvaluationBook::Shard> shards_;
   std::map<Rank, MomentsCollection::Shard> batches_;
