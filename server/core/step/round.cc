@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -193,27 +194,6 @@ std::vector<RankMoments> TakeMoments(Round& round, bool global, size_t layers) {
   return moments;
 }
 
-namespace {
-
-// Adds `more` to `sums`, name by name, both ascending.
-void AddMeasures(const std::vector<Measure>& more, std::vector<Measure>& sums) {
-  for (const Measure& measure : more) {
-    const auto at =
-        std::lower_bound(sums.begin(), sums.end(), measure.name,
-                         [](const Measure& a, const std::string& name) {
-                           return a.name < name;
-                         });
-    if (at != sums.end() && at->name == measure.name) {
-      at->sum += measure.sum;
-      at->weight += measure.weight;
-    } else {
-      sums.insert(at, measure);
-    }
-  }
-}
-
-}  // namespace
-
 CommitRecord RecordOf(const Round& round) {
   const PendingCommit& commit = *round.progress.commit;
   CommitRecord record{.data_epoch = round.cut().epoch,
@@ -222,14 +202,21 @@ CommitRecord RecordOf(const Round& round) {
                       .gradient_norm = commit.gradient_norm(),
                       .skipped = round.progress.nonfinite.has_value()};
   int64_t correct = 0;
+  std::map<std::string, Measure> measures;
   for (const auto& [rank, push] : round.pushes.all()) {
     record.commit_samples += push.opening().samples;
     record.loss += push.closing().loss_sum;
     record.loss_weight += push.opening().loss_weight;
     correct += push.closing().correct;
-    AddMeasures(push.closing().measures, record.measures);
+    for (const Measure& measure : push.closing().measures) {
+      const auto [at, first] = measures.try_emplace(measure.name, measure);
+      if (first) continue;
+      at->second.sum += measure.sum;
+      at->second.weight += measure.weight;
+    }
     record.labels += push.closing().labels;
   }
+  for (const auto& [name, sum] : measures) record.measures.push_back(sum);
   record.loss = record.loss_weight > 0 ? record.loss / record.loss_weight : 0;
   if (record.labels > 0) {
     record.accuracy =
