@@ -254,14 +254,14 @@ int RunServer(ServerOptions options) {
   // The start waits for data shards for as long as it takes, and then a signal
   // is an ordinary stop. Otherwise it ends the process.
   if (!options.shard_addresses.empty()) watch_signals();
-  absl::StatusOr<std::unique_ptr<Server>> server =
-      StartServer(options, std::cout);
-  if (!server.ok()) {
-    return EndOfStart(server.status(), current.stop_requested());
-  }
-  if (!signals.has_value()) watch_signals();
+  absl::StatusOr<std::unique_ptr<Server>> server;
   RunSummary summary;
   for (;;) {
+    server = StartServer(options, std::cout);
+    if (!server.ok()) {
+      return EndOfStart(server.status(), current.stop_requested());
+    }
+    if (!signals.has_value()) watch_signals();
     current.Set(server->get());
     summary = (*server)->Wait();
     current.Set(nullptr);
@@ -271,10 +271,6 @@ int RunServer(ServerOptions options) {
                      "; the run continues from the newest checkpoint"));
     options = OptionsAfter(**server, std::move(options));
     server->reset();
-    server = StartServer(options, std::cout);
-    if (!server.ok()) {
-      return EndOfStart(server.status(), current.stop_requested());
-    }
   }
   FlushLog();
   const int code = OutcomeCode(summary);
