@@ -468,17 +468,13 @@ class AdminService final : public v1::Admin::CallbackService {
     std::vector<std::shared_ptr<WatchReactor>> watches;
     {
       MutexLock lock(mu_);
-      watches = watches_;
+      watches.swap(watches_);
     }
-    std::vector<const WatchReactor*> over;
-    for (const auto& watch : watches) {
-      if (!watch->Poll(now)) over.push_back(watch.get());
-    }
-    if (over.empty()) return;
+    std::erase_if(watches,
+                  [now](const auto& watch) { return !watch->Poll(now); });
     MutexLock lock(mu_);
-    std::erase_if(watches_, [&over](const auto& watch) {
-      return std::find(over.begin(), over.end(), watch.get()) != over.end();
-    });
+    // Others may have come meanwhile.
+    watches_.insert(watches_.end(), watches.begin(), watches.end());
   }
 
   RunHost& run_;
