@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -53,18 +54,12 @@ auto RunHost::Handle(Call call, const char* doing) {
   Duty duty;
   const auto locked = [this, &call, &duty, doing] {
     MutexLock lock(mu_);
+    const absl::Cleanup take = [this, &duty]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                                   mu_) { duty = TakeDuty(); };
     // Like AllOrExit, but inside the lock, so that no other thread continues
     // with a partial change.
     try {
-      if constexpr (std::is_void_v<decltype(call(core_, clock_.Now(),
-                                                 outbox_))>) {
-        call(core_, clock_.Now(), outbox_);
-        duty = TakeDuty();
-      } else {
-        auto answer = call(core_, clock_.Now(), outbox_);
-        duty = TakeDuty();
-        return answer;
-      }
+      return call(core_, clock_.Now(), outbox_);
     } catch (...) {
       ExitHalfDone(doing);
     }
