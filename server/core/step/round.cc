@@ -6,9 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "common/check.h"
-
 namespace cohort {
 
 Round::Round(Plan plan)
@@ -18,8 +15,7 @@ Round::Round(Plan plan)
     const Rank rank = plan_.candidates[i];
     if (plan_.cut.ranges[i].empty() && !plan_.cut.without_ranges) continue;
     members.push_back(rank);
-    shares_.push_back(
-        {.rank = rank, .range = plan_.cut.ranges[i], .candidate = i});
+    shares_[rank] = {.range = plan_.cut.ranges[i], .candidate = i};
     pushes.Add(rank);
   }
   fixed_ = plan_.pushes_min == 0 ||
@@ -30,23 +26,14 @@ Round::Round(Plan plan)
   rendezvous = RendezvousTable(std::move(members), options);
 }
 
-size_t Round::PositionOf(Rank rank) const {
-  const auto at = std::lower_bound(
-      shares_.begin(), shares_.end(), rank,
-      [](const Share& share, Rank wanted) { return share.rank < wanted; });
-  COHORT_CHECK(at != shares_.end() && at->rank == rank,
-               absl::StrCat("rank ", rank.value(), " does not take part"));
-  return static_cast<size_t>(at - shares_.begin());
-}
-
 std::vector<IndexRange> Round::local_steps(Rank rank) const {
   if (plan_.cut.local_steps.empty()) return {};
-  return plan_.cut.local_steps[shares_[PositionOf(rank)].candidate];
+  return plan_.cut.local_steps[shares_.at(rank).candidate];
 }
 
 bool Round::Issue(Rank rank) {
   any_issued_ = true;
-  return !std::exchange(shares_[PositionOf(rank)].issued, true);
+  return !std::exchange(shares_.at(rank).issued, true);
 }
 
 bool Round::Claim(Rank rank) {

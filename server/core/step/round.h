@@ -124,9 +124,9 @@ class Round {
   // ---- who was given it
   // False if `rank` was given it before.
   bool Issue(Rank rank);
-  bool WasIssued(Rank rank) const { return shares_[PositionOf(rank)].issued; }
+  bool WasIssued(Rank rank) const { return shares_.at(rank).issued; }
   bool AnyIssued() const { return any_issued_; }
-  IndexRange range(Rank rank) const { return shares_[PositionOf(rank)].range; }
+  IndexRange range(Rank rank) const { return shares_.at(rank).range; }
   // Empty unless the step has local ones.
   std::vector<IndexRange> local_steps(Rank rank) const;
 
@@ -157,16 +157,14 @@ class Round {
   std::vector<Rank> claims_;
   std::set<Rank> dropped_;
   std::set<Rank> left_;
-  // One entry for each rank that takes part from the beginning, ascending.
   struct Share {
-    Rank rank;
     IndexRange range;
     // Its position among the candidates.
     size_t candidate = 0;
     bool issued = false;
   };
-  size_t PositionOf(Rank rank) const;
-  std::vector<Share> shares_;
+  // Of the ranks that take part from the beginning.
+  std::map<Rank, Share> shares_;
   bool any_issued_ = false;
 };
 
