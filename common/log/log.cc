@@ -1,15 +1,12 @@
 #include "common/log/log.h"
 
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <memory>
+#include <cstdio>
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -24,17 +21,7 @@
 namespace cohort {
 namespace {
 
-struct Field {
-  std::string key;
-  std::string value;
-  std::string text;
-};
-using Fields = std::vector<Field>;
-
-Field Copied(const LogField& field) {
-  return {
-      .key = std::string(field.key), .value = field.value, .text = field.text};
-}
+using Fields = std::vector<LogField>;
 
 constexpr std::array<LogLevel, 4> kLevels = {
     LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarning, LogLevel::kError};
@@ -54,22 +41,19 @@ class Logger {
     json_ = options.format == LogFormat::kJson ||
             (options.format == LogFormat::kAuto && isatty(STDERR_FILENO) == 0);
     process_ = options.process;
-    sink_->set_level(Spd(options.level));
+    SetLevel(options.level);
   }
 
   void SetContext(std::initializer_list<LogField> fields) {
     MutexLock lock(mu_);
-    context_ = Copy(fields);
+    context_ = fields;
   }
 
-  void SetLevel(LogLevel level) { sink_->set_level(Spd(level)); }
-
-  LogLevel level() const {
-    for (const LogLevel level : kLevels) {
-      if (sink_->should_log(Spd(level))) return level;
-    }
-    return LogLevel::kError;
+  void SetLevel(LogLevel level) {
+    level_.store(level, std::memory_order_relaxed);
   }
+
+  LogLevel level() const { return level_.load(std::memory_order_relaxed); }
 
   void SetVersion(int64_t version) {
     version_.store(version, std::memory_order_relaxed);
@@ -81,7 +65,7 @@ class Logger {
 
   void Write(LogLevel level, absl::string_view text,
              std::initializer_list<LogField> fields) {
-    if (!sink_->should_log(Spd(level))) return;
+    if (level < this->level()) return;
     counts_[static_cast<size_t>(level)].fetch_add(1, std::memory_order_relaxed);
     std::vector<std::string> lines;
     {
@@ -90,7 +74,7 @@ class Logger {
       TellSuppressed(limiter_.TakeEnded(now), lines);
       if (limiter_.Admit(text, now)) lines.push_back(Line(level, text, fields));
     }
-    Print(level, lines);
+    Print(lines);
   }
 
   void Flush() {
@@ -99,39 +83,15 @@ class Logger {
       MutexLock lock(mu_);
       TellSuppressed(limiter_.TakeAll(), lines);
     }
-    Print(LogLevel::kError, lines);
+    Print(lines);
   }
 
  private:
-  Logger()
-      : sink_(std::make_shared<spdlog::logger>(
-            "cohort", std::make_shared<spdlog::sinks::stderr_sink_mt>())) {
-    sink_->set_pattern("%v");
-    sink_->flush_on(spdlog::level::debug);
-  }
-
-  static spdlog::level::level_enum Spd(LogLevel level) {
-    switch (level) {
-      case LogLevel::kDebug:
-        return spdlog::level::debug;
-      case LogLevel::kInfo:
-        return spdlog::level::info;
-      case LogLevel::kWarning:
-        return spdlog::level::warn;
-      case LogLevel::kError:
-        return spdlog::level::err;
+  // One write a line, so that the lines of several threads do not mix.
+  static void Print(const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) {
+      std::fwrite(line.data(), 1, line.size(), stderr);
     }
-    return spdlog::level::info;
-  }
-
-  static Fields Copy(std::initializer_list<LogField> fields) {
-    Fields copy;
-    for (const LogField& field : fields) copy.push_back(Copied(field));
-    return copy;
-  }
-
-  void Print(LogLevel level, const std::vector<std::string>& lines) {
-    for (const std::string& line : lines) sink_->log(Spd(level), "{}", line);
   }
 
   void TellSuppressed(const std::vector<LogLimiter::Suppressed>& suppressed,
@@ -153,19 +113,20 @@ class Logger {
     if (version >= 0) {
       all.push_back({.key = "version", .value = absl::StrCat(version)});
     }
-    std::erase_if(all, [&fields](const Field& entry) {
+    std::erase_if(all, [&fields](const LogField& entry) {
       return std::any_of(
           fields.begin(), fields.end(),
           [&entry](const LogField& f) { return f.key == entry.key; });
     });
-    for (const LogField& field : fields) all.push_back(Copied(field));
+    all.insert(all.end(), fields);
     return all;
   }
 
   std::string Line(LogLevel level, absl::string_view text,
                    std::initializer_list<LogField> fields) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return json_ ? Json(level, text, fields) : Human(level, text, fields);
+    return (json_ ? Json(level, text, fields) : Human(level, text, fields)) +
+           "\n";
   }
 
   std::string Human(LogLevel level, absl::string_view text,
@@ -192,16 +153,16 @@ class Logger {
     line["process"] = process_;
     line["message"] = std::string(text);
     for (const auto& [key, value, shown] : AllOf(fields)) {
-      line[key] = value;
-      if (!shown.empty()) line[key + "_text"] = shown;
+      line[std::string(key)] = value;
+      if (!shown.empty()) line[absl::StrCat(key, "_text")] = shown;
     }
     return line.dump(-1, ' ', false,
                      nlohmann::ordered_json::error_handler_t::replace);
   }
 
   const SteadyClock clock_;
-  const std::shared_ptr<spdlog::logger> sink_;
   // No other data depends on these numbers, so relaxed order is enough.
+  std::atomic<LogLevel> level_ = LogLevel::kInfo;
   std::atomic<int64_t> version_ = -1;
   std::array<std::atomic<int64_t>, kLevels.size()> counts_ = {};
 

@@ -44,7 +44,8 @@ LogField IncarnationField(Incarnation incarnation);
 // info.
 void InitLogging(const LogOptions& options);
 
-// Sets the fields of every line from now on, such as run and rank.
+// Sets the fields of every line from now on, such as run and rank. Their keys
+// are not copied: they are literals.
 // Thread safety: safe.
 void SetLogContext(std::initializer_list<LogField> fields);
 

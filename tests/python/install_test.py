@@ -23,10 +23,10 @@ def configure(*options):
 
 class Install(unittest.TestCase):
     def test_all_that_is_missing_is_said_at_once(self):
-        done = configure("-DCMAKE_IGNORE_PATH=/usr/include/hwy;/usr/include/spdlog")
+        done = configure("-DCMAKE_IGNORE_PATH=/usr/include/hwy;/usr/include/prometheus")
         self.assertNotEqual(done.returncode, 0)
         text = " ".join(done.stderr.split())
-        self.assertIn(": libspdlog-dev libhwy-dev On", text)
+        self.assertIn(": libhwy-dev prometheus-cpp-dev On", text)
 
     def test_nothing_is_missing_here(self):
         done = configure("-DSKBUILD_SCRIPTS_DIR=bin",
