@@ -12,39 +12,16 @@ namespace {
 using wire_internal::CheckNotNegative;
 using wire_internal::CheckWeight;
 using wire_internal::Refuse;
+using wire_internal::ValueFromProto;
+using wire_internal::ValueToProto;
 
-v1::AssignmentKind KindToProto(AssignmentKind kind) {
-  switch (kind) {
-    case AssignmentKind::kTrain:
-      return v1::ASSIGNMENT_KIND_TRAIN;
-    case AssignmentKind::kEvaluate:
-      return v1::ASSIGNMENT_KIND_EVALUATE;
-    case AssignmentKind::kWait:
-      return v1::ASSIGNMENT_KIND_WAIT;
-    case AssignmentKind::kFinished:
-      return v1::ASSIGNMENT_KIND_FINISHED;
-    case AssignmentKind::kCollectMoments:
-      return v1::ASSIGNMENT_KIND_COLLECT_MOMENTS;
-  }
-  return v1::ASSIGNMENT_KIND_UNSPECIFIED;
-}
-
-absl::StatusOr<AssignmentKind> KindFromProto(v1::AssignmentKind kind) {
-  switch (kind) {
-    case v1::ASSIGNMENT_KIND_TRAIN:
-      return AssignmentKind::kTrain;
-    case v1::ASSIGNMENT_KIND_EVALUATE:
-      return AssignmentKind::kEvaluate;
-    case v1::ASSIGNMENT_KIND_WAIT:
-      return AssignmentKind::kWait;
-    case v1::ASSIGNMENT_KIND_FINISHED:
-      return AssignmentKind::kFinished;
-    case v1::ASSIGNMENT_KIND_COLLECT_MOMENTS:
-      return AssignmentKind::kCollectMoments;
-    default:
-      return Refuse("assignment.kind", static_cast<int>(kind), "a known kind");
-  }
-}
+constexpr std::pair<AssignmentKind, v1::AssignmentKind> kKinds[] = {
+    {AssignmentKind::kTrain, v1::ASSIGNMENT_KIND_TRAIN},
+    {AssignmentKind::kEvaluate, v1::ASSIGNMENT_KIND_EVALUATE},
+    {AssignmentKind::kWait, v1::ASSIGNMENT_KIND_WAIT},
+    {AssignmentKind::kFinished, v1::ASSIGNMENT_KIND_FINISHED},
+    {AssignmentKind::kCollectMoments, v1::ASSIGNMENT_KIND_COLLECT_MOMENTS},
+};
 
 // Fills the local steps; the range is set.
 absl::Status FillLocalSteps(const v1::Assignment& proto, Assignment& to) {
@@ -152,7 +129,7 @@ absl::StatusOr<Sender> FromProto(const v1::Sender& proto) {
 }
 
 void ToProto(const Assignment& assignment, v1::Assignment* proto) {
-  proto->set_kind(KindToProto(assignment.kind));
+  proto->set_kind(ValueToProto(kKinds, assignment.kind));
   proto->set_sequence(assignment.sequence.value());
   proto->set_attempt(assignment.attempt.value());
   proto->set_version(assignment.version.value());
@@ -212,7 +189,9 @@ absl::StatusOr<Score> FromProto(const v1::Score& proto) {
 
 absl::StatusOr<Assignment> FromProto(const v1::Assignment& proto) {
   Assignment to;
-  COHORT_ASSIGN_OR_RETURN(to.kind, KindFromProto(proto.kind()));
+  COHORT_ASSIGN_OR_RETURN(
+      to.kind,
+      ValueFromProto(kKinds, "assignment.kind", proto.kind(), "a known kind"));
   COHORT_RETURN_IF_ERROR(
       CheckNotNegative("assignment.sequence", proto.sequence()));
   COHORT_RETURN_IF_ERROR(
@@ -413,15 +392,26 @@ absl::StatusOr<RegisteredModel> FromProto(const v1::RegisteredModel& proto) {
   return model;
 }
 
+void ToProto(const LayerStatistics& values, v1::MovingStatistics* proto) {
+  proto->mutable_mean()->Add(values.mean.begin(), values.mean.end());
+  proto->mutable_variance()->Add(values.variance.begin(),
+                                 values.variance.end());
+  proto->set_num_batches_tracked(values.num_batches_tracked);
+}
+
+LayerStatistics FromProto(const v1::MovingStatistics& proto) {
+  return {.mean = {proto.mean().begin(), proto.mean().end()},
+          .variance = {proto.variance().begin(), proto.variance().end()},
+          .num_batches_tracked = proto.num_batches_tracked()};
+}
+
 void ToProto(absl::Span<const LayerStatistics> statistics,
              StatisticsProtos* protos) {
-  for (size_t layer = 0; layer < statistics.size(); ++layer) {
-    const LayerStatistics& from = statistics[layer];
+  for (const LayerStatistics& from : statistics) {
+    const int32_t layer = protos->size();
     v1::MovingStatistics* to = protos->Add();
-    to->set_layer(static_cast<int32_t>(layer));
-    to->mutable_mean()->Add(from.mean.begin(), from.mean.end());
-    to->mutable_variance()->Add(from.variance.begin(), from.variance.end());
-    to->set_num_batches_tracked(from.num_batches_tracked);
+    to->set_layer(layer);
+    ToProto(from, to);
   }
 }
 
@@ -442,10 +432,7 @@ absl::StatusOr<std::vector<LayerStatistics>> FromProto(
                     absl::StrCat("each index below ", layers, " once"));
     }
     seen[layer] = true;
-    statistics[layer] = {
-        .mean = {from.mean().begin(), from.mean().end()},
-        .variance = {from.variance().begin(), from.variance().end()},
-        .num_batches_tracked = from.num_batches_tracked()};
+    statistics[layer] = FromProto(from);
   }
   COHORT_RETURN_IF_ERROR(Validate(statistics, layout));
   return statistics;

@@ -60,6 +60,10 @@ absl::StatusOr<std::vector<Partition>> FromProto(const PartitionProtos& protos,
 void ToProto(const RegisteredModel& model, v1::RegisteredModel* proto);
 absl::StatusOr<RegisteredModel> FromProto(const v1::RegisteredModel& proto);
 
+// Without the index of the layer.
+void ToProto(const LayerStatistics& values, v1::MovingStatistics* proto);
+LayerStatistics FromProto(const v1::MovingStatistics& proto);
+
 void ToProto(absl::Span<const LayerStatistics> statistics,
              StatisticsProtos* protos);
 // Either empty, or exactly one entry a layer of `layout`, in any order.

@@ -18,42 +18,19 @@ namespace {
 using wire_internal::CheckNotNegative;
 using wire_internal::CheckWeight;
 using wire_internal::Refuse;
+using wire_internal::ValueFromProto;
+using wire_internal::ValueToProto;
 
 static_assert(std::endian::native == std::endian::little,
               "tensors travel as little-endian and are not swapped here");
 
-v1::Verdict VerdictToProto(Verdict verdict) {
-  switch (verdict) {
-    case Verdict::kApplied:
-      return v1::VERDICT_APPLIED;
-    case Verdict::kDamped:
-      return v1::VERDICT_DAMPED;
-    case Verdict::kSkipped:
-      return v1::VERDICT_SKIPPED;
-    case Verdict::kDropped:
-      return v1::VERDICT_DROPPED;
-    case Verdict::kRejectedNonfinite:
-      return v1::VERDICT_REJECTED_NONFINITE;
-  }
-  return v1::VERDICT_UNSPECIFIED;
-}
-
-absl::StatusOr<Verdict> VerdictFromProto(v1::Verdict verdict) {
-  switch (verdict) {
-    case v1::VERDICT_APPLIED:
-      return Verdict::kApplied;
-    case v1::VERDICT_DAMPED:
-      return Verdict::kDamped;
-    case v1::VERDICT_SKIPPED:
-      return Verdict::kSkipped;
-    case v1::VERDICT_DROPPED:
-      return Verdict::kDropped;
-    case v1::VERDICT_REJECTED_NONFINITE:
-      return Verdict::kRejectedNonfinite;
-    default:
-      return Refuse("verdict", static_cast<int>(verdict), "a known verdict");
-  }
-}
+constexpr std::pair<Verdict, v1::Verdict> kVerdicts[] = {
+    {Verdict::kApplied, v1::VERDICT_APPLIED},
+    {Verdict::kDamped, v1::VERDICT_DAMPED},
+    {Verdict::kSkipped, v1::VERDICT_SKIPPED},
+    {Verdict::kDropped, v1::VERDICT_DROPPED},
+    {Verdict::kRejectedNonfinite, v1::VERDICT_REJECTED_NONFINITE},
+};
 
 absl::Status CheckSecondMoments(const std::vector<double>& m2) {
   for (double value : m2) {
@@ -221,12 +198,7 @@ void ToProto(const LayerChanges& changes, v1::LayerChanges* proto) {
   for (const StatisticsWrite& write : changes.writes) {
     v1::StatisticsWrite* to = proto->add_writes();
     to->set_after_calls(write.after_calls);
-    v1::MovingStatistics* values = to->mutable_values();
-    values->mutable_mean()->Add(write.values.mean.begin(),
-                                write.values.mean.end());
-    values->mutable_variance()->Add(write.values.variance.begin(),
-                                    write.values.variance.end());
-    values->set_num_batches_tracked(write.values.num_batches_tracked);
+    ToProto(write.values, to->mutable_values());
   }
   proto->mutable_reads()->Add(changes.reads.begin(), changes.reads.end());
 }
@@ -249,13 +221,8 @@ absl::StatusOr<LayerChanges> FromProto(const v1::LayerChanges& proto) {
     if (from.has_momentum()) call.momentum = from.momentum();
   }
   for (const v1::StatisticsWrite& from : proto.writes()) {
-    to.writes.push_back(
-        {.after_calls = from.after_calls(),
-         .values = {
-             .mean = {from.values().mean().begin(), from.values().mean().end()},
-             .variance = {from.values().variance().begin(),
-                          from.values().variance().end()},
-             .num_batches_tracked = from.values().num_batches_tracked()}});
+    to.writes.push_back({.after_calls = from.after_calls(),
+                         .values = cohort::FromProto(from.values())});
   }
   return to;
 }
@@ -317,7 +284,7 @@ absl::StatusOr<PushClosing> FromProto(const v1::PushClosing& proto) {
 
 void ToProto(const PushVerdict& verdict, int32_t weights_partitions,
              v1::PushVerdict* proto) {
-  proto->set_verdict(VerdictToProto(verdict.verdict));
+  proto->set_verdict(ValueToProto(kVerdicts, verdict.verdict));
   proto->set_duplicate(verdict.duplicate);
   proto->set_version(verdict.version.value());
   proto->set_staleness_versions(verdict.staleness_versions);
@@ -329,7 +296,9 @@ void ToProto(const PushVerdict& verdict, int32_t weights_partitions,
 
 absl::StatusOr<PushVerdict> FromProto(const v1::PushVerdict& proto) {
   PushVerdict to;
-  COHORT_ASSIGN_OR_RETURN(to.verdict, VerdictFromProto(proto.verdict()));
+  COHORT_ASSIGN_OR_RETURN(
+      to.verdict,
+      ValueFromProto(kVerdicts, "verdict", proto.verdict(), "a known verdict"));
   COHORT_RETURN_IF_ERROR(CheckNotNegative("verdict.version", proto.version()));
   COHORT_RETURN_IF_ERROR(CheckNotNegative("verdict.staleness_versions",
                                           proto.staleness_versions()));
@@ -343,10 +312,7 @@ absl::StatusOr<PushVerdict> FromProto(const v1::PushVerdict& proto) {
       return Refuse("verdict.statistics.layer", from.layer(),
                     "each layer once, in order, with mean and variance");
     }
-    to.statistics.push_back(
-        {.mean = {from.mean().begin(), from.mean().end()},
-         .variance = {from.variance().begin(), from.variance().end()},
-         .num_batches_tracked = from.num_batches_tracked()});
+    to.statistics.push_back(FromProto(from));
   }
   to.duplicate = proto.duplicate();
   to.version = Version(proto.version());

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
@@ -26,6 +29,26 @@ inline absl::Status CheckNotNegative(absl::string_view field, int64_t value) {
 inline absl::Status CheckWeight(absl::string_view field, double value) {
   if (std::isfinite(value) && value >= 0) return absl::OkStatus();
   return Refuse(field, value, "a finite number of at least 0");
+}
+
+// From and to an enumeration of the protocol, by a table of all values: ours,
+// then the protocol's.
+template <typename Ours, typename Theirs, size_t kRows>
+Theirs ValueToProto(const std::pair<Ours, Theirs> (&table)[kRows], Ours value) {
+  for (const auto& [ours, theirs] : table) {
+    if (ours == value) return theirs;
+  }
+  return Theirs();
+}
+
+template <typename Ours, typename Theirs, size_t kRows>
+absl::StatusOr<Ours> ValueFromProto(
+    const std::pair<Ours, Theirs> (&table)[kRows], absl::string_view field,
+    Theirs value, absl::string_view wanted) {
+  for (const auto& [ours, theirs] : table) {
+    if (theirs == value) return ours;
+  }
+  return Refuse(field, static_cast<int>(value), wanted);
 }
 
 }  // namespace cohort::wire_internal
