@@ -92,9 +92,9 @@ absl::StatusOr<TrainingSeconds> TimeTraining(const TrainingSetup& setup) {
   COHORT_ASSIGN_OR_RETURN(
       const std::unique_ptr<Dataset> dataset,
       MakeDataset({.name = "synthetic",
-                   .train_limit = (setup.steps + kWarmUp) * setup.batch_size *
-                                  setup.workers,
-                   .test_limit = 0}));
+                   .synthetic_train = (setup.steps + kWarmUp) *
+                                      setup.batch_size * setup.workers,
+                   .synthetic_test = 0}));
   PushTimes times;
   ClusterOptions options;
   options.batch_sizes.assign(static_cast<size_t>(setup.workers),

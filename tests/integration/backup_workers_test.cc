@@ -91,7 +91,7 @@ class BackupWorkersTest : public testing::TestWithParam<NormalizationKind> {};
 TEST_P(BackupWorkersTest, WeightsAreThoseOfTheAcceptedSamples) {
   SetArithmeticThreads(1);
   const auto dataset = *MakeDataset(
-      {.name = "synthetic", .train_limit = kSamples, .test_limit = 0});
+      {.name = "synthetic", .synthetic_train = kSamples, .synthetic_test = 0});
   Accepted accepted;
   ClusterOptions options{.batch_sizes = {4, 4, 4}, .dataset = dataset.get()};
   CoordinatorOptions& run = options.server.coordinator;

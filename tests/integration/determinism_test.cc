@@ -92,8 +92,9 @@ ClusterOptions SmallRun(const Dataset& dataset) {
 
 TEST(DeterminismTest, FiftyRunsWithRandomTimingEndInTheSameSha256) {
   SetArithmeticThreads(1);
-  const auto dataset = *MakeDataset(
-      {.name = "synthetic", .train_limit = kSteps * 12, .test_limit = 0});
+  const auto dataset = *MakeDataset({.name = "synthetic",
+                                     .synthetic_train = kSteps * 12,
+                                     .synthetic_test = 0});
   const RunSummary clean = OkValue(RunCluster(SmallRun(*dataset)));
   ASSERT_EQ(clean.snapshot->version, Version(kSteps));
   const std::string wanted = Sha256(clean);

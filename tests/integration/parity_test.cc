@@ -22,7 +22,7 @@ constexpr int64_t kBatch = 32;
 std::unique_ptr<Dataset> Synthetic(int64_t samples) {
   SetArithmeticThreads(1);
   return *MakeDataset(
-      {.name = "synthetic", .train_limit = samples, .test_limit = 0});
+      {.name = "synthetic", .synthetic_train = samples, .synthetic_test = 0});
 }
 
 struct ParityCase {

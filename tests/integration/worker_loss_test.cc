@@ -65,8 +65,8 @@ ClusterOptions ContinuingRun(const Dataset& dataset,
 }
 
 TEST(WorkerLossTest, ContinuingEqualsARunOfTheSurvivorsAlone) {
-  const auto dataset =
-      *MakeDataset({.name = "synthetic", .train_limit = 100, .test_limit = 20});
+  const auto dataset = *MakeDataset(
+      {.name = "synthetic", .synthetic_train = 100, .synthetic_test = 20});
   const RunSummary alone = OkValue(RunCluster(ContinuingRun(*dataset, {5, 4})));
 
   Repeaters repeaters;

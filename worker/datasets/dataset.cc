@@ -16,16 +16,7 @@ namespace {
 
 constexpr char kFashionMnistDir[] = "/usr/share/datasets/fashion-mnist";
 
-absl::Status CheckLimit(const char* what, const std::optional<int64_t>& limit,
-                        int64_t least) {
-  if (!limit.has_value() || *limit >= least) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      what, ": got ", *limit, " samples, want ", least, " or more"));
-}
-
 absl::Status CheckOptions(const DatasetOptions& options) {
-  COHORT_RETURN_IF_ERROR(CheckLimit("train limit", options.train_limit, 1));
-  COHORT_RETURN_IF_ERROR(CheckLimit("test limit", options.test_limit, 0));
   if (options.loader_threads < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "loader threads: got ", options.loader_threads, ", want 1 or more"));
@@ -40,8 +31,8 @@ absl::Status CheckOptions(const DatasetOptions& options) {
 
 SyntheticSize SizeFrom(const DatasetOptions& options,
                        const SyntheticSize& usual) {
-  return {.train = options.train_limit.value_or(usual.train),
-          .test = options.test_limit.value_or(usual.test)};
+  return {.train = options.synthetic_train.value_or(usual.train),
+          .test = options.synthetic_test.value_or(usual.test)};
 }
 
 absl::StatusOr<ImageTable> ReadMnist(const DatasetOptions& options) {
@@ -80,13 +71,6 @@ absl::StatusOr<std::unique_ptr<Dataset>> MakeDataset(
     const DatasetOptions& options) {
   COHORT_RETURN_IF_ERROR(CheckOptions(options));
   COHORT_ASSIGN_OR_RETURN(ImageTable table, ReadTable(options));
-  // Shortened first, so that only samples that stay are resized.
-  if (options.train_limit.has_value()) {
-    Shorten(table, *options.train_limit, table.train);
-  }
-  if (options.test_limit.has_value()) {
-    Shorten(table, *options.test_limit, table.test);
-  }
   if (options.image_size.has_value()) Resize(*options.image_size, table);
   return MakeImageDataset(
       std::move(table),

@@ -181,13 +181,6 @@ absl::Status CheckSkipped(const ImageTable& table, const ImageSplit& split,
 
 }  // namespace
 
-void Shorten(const std::optional<int64_t>& limit,
-             std::vector<ImageFile>& files) {
-  if (limit.has_value() && static_cast<size_t>(*limit) < files.size()) {
-    files.resize(static_cast<size_t>(*limit));
-  }
-}
-
 absl::Status LoadFiles(const std::vector<ImageFile>& files,
                        const DatasetOptions& options, ImageTable& table,
                        ImageSplit& split) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,10 +18,6 @@ struct ImageFile {
   // For classification.
   uint16_t label = 0;
 };
-
-// Keeps the first `limit` files, if there is a limit.
-void Shorten(const std::optional<int64_t>& limit,
-             std::vector<ImageFile>& files);
 
 // Decodes files into a split of the table, in their order. The result does not
 // depend on the number of threads. If neither the table nor the options have an

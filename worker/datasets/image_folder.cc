@@ -95,12 +95,10 @@ absl::StatusOr<ImageTable> ReadImageFolder(const DatasetOptions& options) {
         absl::StrCat(train_dir, ": got ", classes.size(),
                      " classes, want at most ", kLabelClassesMax));
   }
-  COHORT_ASSIGN_OR_RETURN(std::vector<ImageFile> train,
+  COHORT_ASSIGN_OR_RETURN(const std::vector<ImageFile> train,
                           ListSplit(train_dir, classes));
-  COHORT_ASSIGN_OR_RETURN(std::vector<ImageFile> test,
+  COHORT_ASSIGN_OR_RETURN(const std::vector<ImageFile> test,
                           ListSplit(test_dir, classes));
-  Shorten(options.train_limit, train);
-  Shorten(options.test_limit, test);
   ImageTable table{.name = "imagefolder",
                    .classes = static_cast<int64_t>(classes.size())};
   COHORT_RETURN_IF_ERROR(LoadFiles(train, options, table, table.train));

@@ -300,19 +300,6 @@ void ResizeSplit(const ImageTable& table, const ImageSize& to,
 
 }  // namespace
 
-void Shorten(const ImageTable& table, int64_t samples, ImageSplit& split) {
-  if (samples >= split.samples) return;
-  const auto kept = static_cast<size_t>(samples);
-  const auto pixels = static_cast<size_t>(PixelsOf(table));
-  split.samples = samples;
-  split.pixels.resize(kept * pixels * static_cast<size_t>(table.channels));
-  if (table.task == DatasetTask::kSegmentation) {
-    split.masks.resize(kept * pixels);
-  } else {
-    split.labels.resize(kept);
-  }
-}
-
 void Resize(const ImageSize& size, ImageTable& table) {
   if (size.height == table.height && size.width == table.width) return;
   ResizeSplit(table, size, table.train);

@@ -39,9 +39,6 @@ struct ImageTable {
   ImageSplit test;
 };
 
-// Keeps the first `samples` of a split of this table, if it has more.
-void Shorten(const ImageTable& table, int64_t samples, ImageSplit& split);
-
 // Brings all images (bilinear) and masks (nearest) to this size.
 void Resize(const ImageSize& size, ImageTable& table);
 

@@ -62,9 +62,10 @@ struct DatasetOptions {
   // Threads that decode while the data set is loaded, 1 or more; the result is
   // the same for any number.
   int32_t loader_threads = 1;
-  // Only the first samples of a split are used; if absent, all.
-  std::optional<int64_t> train_limit;
-  std::optional<int64_t> test_limit;
+  // Samples of a split of the synthetic sets, for tests; if absent, each has
+  // its own number.
+  std::optional<int64_t> synthetic_train;
+  std::optional<int64_t> synthetic_test;
 };
 
 // cifar10 and cifar100: flip, crop. voc: flip, crop, scale, jitter. Others:

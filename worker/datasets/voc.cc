@@ -89,11 +89,10 @@ absl::StatusOr<ImageTable> ReadVoc(const DatasetOptions& options) {
   const std::string& dir = options.data_dir;
   COHORT_RETURN_IF_ERROR(
       CheckDataDir("voc", dir, "JPEGImages, SegmentationClass and ImageSets"));
-  COHORT_ASSIGN_OR_RETURN(std::vector<ImageFile> train,
+  COHORT_ASSIGN_OR_RETURN(const std::vector<ImageFile> train,
                           ListSplit(dir, "train"));
-  COHORT_ASSIGN_OR_RETURN(std::vector<ImageFile> val, ListSplit(dir, "val"));
-  Shorten(options.train_limit, train);
-  Shorten(options.test_limit, val);
+  COHORT_ASSIGN_OR_RETURN(const std::vector<ImageFile> val,
+                          ListSplit(dir, "val"));
   ImageTable table{.name = "voc", .task = DatasetTask::kSegmentation};
   COHORT_RETURN_IF_ERROR(LoadFiles(train, options, table, table.train));
   COHORT_RETURN_IF_ERROR(LoadFiles(val, options, table, table.test));

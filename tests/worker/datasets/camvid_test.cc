@@ -114,8 +114,6 @@ TEST_F(CamVidTest, EachChannelOfTrainHasMeanZeroAndDeviationOne) {
 
 TEST_F(CamVidTest, AugmentedSamplesKeepToTheClasses) {
   options_.image_size = ImageSize{.height = 90, .width = 120};
-  options_.train_limit = 20;
-  options_.test_limit = 1;
   options_.classes = 11;
   const auto data = Make();
   ASSERT_NE(data, nullptr);

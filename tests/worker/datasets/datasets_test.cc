@@ -153,20 +153,6 @@ TEST_F(IdxDatasetTest, TheDigestSeesEveryPartOfTheContent) {
   EXPECT_EQ(std::unique(digests.begin(), digests.end()), digests.end());
 }
 
-TEST_F(IdxDatasetTest, LimitsKeepTheFirstSamples) {
-  WriteFiles(dir_, Files());
-  const auto whole = Make({.name = "mnist", .data_dir = dir_.path()});
-  const auto part = Make({.name = "mnist",
-                          .data_dir = dir_.path(),
-                          .train_limit = 2,
-                          .test_limit = 9});
-  ASSERT_TRUE(whole != nullptr && part != nullptr);
-  EXPECT_EQ(part->train_size(), 2);
-  EXPECT_EQ(part->test_size(), 2);
-  EXPECT_THAT(Labels(*part, DataSplit::kTrain, {0, 1}), ElementsAre(7, 0));
-  EXPECT_NE(part->digest(), whole->digest());
-}
-
 struct ErrorCase {
   const char* situation;
   Files files;
@@ -298,16 +284,9 @@ TEST(MakeDatasetTest, AnUnknownNameListsTheKnownOnes) {
               IsError(kInvalidArgument, "got imagenet, want fashion-mnist"));
 }
 
-TEST(MakeDatasetTest, RefusesALimitThatLeavesNothing) {
-  for (int64_t limit : {0, -1}) {
-    EXPECT_TRUE(absl::IsInvalidArgument(
-        MakeDataset({.name = "synthetic", .train_limit = limit}).status()));
-  }
-}
-
 TEST(SyntheticDatasetTest, IsTheSameEveryTime) {
   const DatasetOptions options = {
-      .name = "synthetic", .train_limit = 20, .test_limit = 5};
+      .name = "synthetic", .synthetic_train = 20, .synthetic_test = 5};
   const auto a = Make(options);
   const auto b = Make(options);
   ASSERT_TRUE(a != nullptr && b != nullptr);

@@ -511,8 +511,8 @@ TEST(MakeDatasetTest, OnlyVocIsToldItsClasses) {
 TEST(MakeDatasetTest, SetsInOneFileAreResizedToo) {
   const auto data = Make({.name = "synthetic",
                           .image_size = ImageSize{.height = 32, .width = 20},
-                          .train_limit = 3,
-                          .test_limit = 1});
+                          .synthetic_train = 3,
+                          .synthetic_test = 1});
   ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->height(), 32);
   EXPECT_EQ(data->width(), 20);

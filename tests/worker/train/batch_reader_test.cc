@@ -23,8 +23,8 @@ std::unique_ptr<Dataset> Shapes() {
        .augment =
            Augmentations{
                .flip = true, .crop = true, .scale = true, .jitter = true},
-       .train_limit = 30,
-       .test_limit = 3});
+       .synthetic_train = 30,
+       .synthetic_test = 3});
 }
 
 SampleRequest Request(const std::vector<int64_t>& indices, int64_t epoch) {

@@ -108,8 +108,8 @@ TEST(TrainerDataTest, NeitherThreadsNorGuessesChangeAResult) {
        .augment =
            Augmentations{
                .flip = true, .crop = true, .scale = true, .jitter = true},
-       .train_limit = 14,
-       .test_limit = 2});
+       .synthetic_train = 14,
+       .synthetic_test = 2});
   // Strides of 4, then a range that no stride leads to, then a new epoch.
   const std::vector<Assignment> script = {
       On(AssignmentKind::kTrain, 0, 4),    On(AssignmentKind::kTrain, 4, 8),
