@@ -11,9 +11,9 @@
 #include "common/status_macros.h"
 #include "common/wire/channel.h"
 #include "common/wire/convert.h"
-#include "common/wire/message_checksum.h"
 #include "common/wire/security.h"
 #include "worker/client/local_path.h"
+#include "worker/client/unary_call.h"
 
 namespace cohort {
 namespace {
@@ -334,9 +334,9 @@ absl::Status GrpcClient::Report(AssignmentKind kind,
   }
   ToProto(connection_->sender, request.mutable_sender());
   request.set_sequence(current_->sequence.value());
-  AddMessageChecksum(&request);
   absl::StatusOr<v1::ReportReply> reply =
-      CallReport(*membership_stub_, link_, request, Patience());
+      CallUnary(link_, "the report", Patience(), membership_stub_->async(),
+                &v1::Membership::Stub::async::Report, request);
   if (!reply.ok()) {
     if (IsReconnectable(reply.status())) {
       link_.Break(reply.status());

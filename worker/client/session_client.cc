@@ -1,14 +1,10 @@
 #include "worker/client/session_client.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/departure.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
 #include "common/wire/message_checksum.h"
-#include "worker/client/unary_call.h"
 
 namespace cohort {
 
@@ -134,17 +130,6 @@ absl::Status SessionClient::OnStepAborted(const v1::StepAborted& notice) {
   link_.tracker.Abort(Version(notice.step()), Attempt(notice.attempt()),
                       notice.reason());
   return absl::OkStatus();
-}
-
-absl::StatusOr<v1::ReportReply> CallReport(v1::Membership::Stub& stub,
-                                           Link& link,
-                                           const v1::ReportRequest& request,
-                                           Instant deadline) {
-  return CallUnary<v1::ReportReply>(
-      link, "the report", deadline,
-      [&](grpc::ClientContext* context, v1::ReportReply* reply, auto done) {
-        stub.async()->Report(context, &request, reply, std::move(done));
-      });
 }
 
 }  // namespace cohort

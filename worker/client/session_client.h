@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "cohort/v1/membership.grpc.pb.h"
+#include "cohort/v1/membership.pb.h"
 #include "common/clock.h"
 #include "common/departure.h"
 #include "common/ids.h"
@@ -57,13 +57,5 @@ class SessionClient {
   // Last, so that it is destroyed before the members that its reactions use.
   BidiStream<v1::SessionRequest, v1::SessionReply> stream_;
 };
-
-// Membership.Report. `stub` and `link` are borrowed for the call.
-// Errors: the call's own as in Link::NormalizedEnd; those of
-//   Link::WaitLocked.
-absl::StatusOr<v1::ReportReply> CallReport(v1::Membership::Stub& stub,
-                                           Link& link,
-                                           const v1::ReportRequest& request,
-                                           Instant deadline);
 
 }  // namespace cohort

@@ -4,17 +4,16 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "cohort/v1/kept_state.grpc.pb.h"
 #include "common/status_macros.h"
 #include "common/wire/convert.h"
-#include "common/wire/message_checksum.h"
 #include "worker/client/unary_call.h"
 
 namespace cohort {
 namespace {
 
+constexpr char kKeptState[] = "the kept state";
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 using Stub = v1::KeptState::Stub;
@@ -28,14 +27,9 @@ absl::StatusOr<bool> StateCalls::Hold(const StateHolding& holding) const {
   request.set_version(holding.version.value());
   request.set_moves_from(holding.moves_from.value());
   request.set_last(holding.last);
-  AddMessageChecksum(&request);
-  COHORT_ASSIGN_OR_RETURN(
-      const v1::HoldReply reply,
-      CallUnary<v1::HoldReply>(
-          link, "the kept state", deadline,
-          [&](grpc::ClientContext* context, v1::HoldReply* answer, auto done) {
-            stub->async()->Hold(context, &request, answer, std::move(done));
-          }));
+  COHORT_ASSIGN_OR_RETURN(const v1::HoldReply reply,
+                          CallUnary(link, kKeptState, deadline, stub->async(),
+                                    &Stub::async::Hold, request));
   return reply.wanted();
 }
 
@@ -51,15 +45,9 @@ absl::Status StateCalls::Give(Version version, absl::string_view bytes) const {
     request.set_piece(std::string(
         bytes.substr(static_cast<size_t>(offset),
                      static_cast<size_t>(std::min(kPieceBytes, total)))));
-    AddMessageChecksum(&request);
-    COHORT_ASSIGN_OR_RETURN(
-        const v1::GiveReply reply,
-        CallUnary<v1::GiveReply>(link, "the kept state", deadline,
-                                 [&](grpc::ClientContext* context,
-                                     v1::GiveReply* answer, auto done) {
-                                   stub->async()->Give(context, &request,
-                                                       answer, std::move(done));
-                                 }));
+    COHORT_ASSIGN_OR_RETURN(const v1::GiveReply reply,
+                            CallUnary(link, kKeptState, deadline, stub->async(),
+                                      &Stub::async::Give, request));
     if (reply.enough()) break;
   }
   return absl::OkStatus();
@@ -79,15 +67,9 @@ absl::StatusOr<std::optional<TakenState>> StateCalls::Take(
     request.set_version(assignment.version.value());
     request.set_members(static_cast<int32_t>(assignment.members.size()));
     request.set_offset(static_cast<int64_t>(taken.bytes.size()));
-    AddMessageChecksum(&request);
-    COHORT_ASSIGN_OR_RETURN(
-        const v1::TakeReply reply,
-        CallUnary<v1::TakeReply>(link, "the kept state", deadline,
-                                 [&](grpc::ClientContext* context,
-                                     v1::TakeReply* answer, auto done) {
-                                   stub->async()->Take(context, &request,
-                                                       answer, std::move(done));
-                                 }));
+    COHORT_ASSIGN_OR_RETURN(const v1::TakeReply reply,
+                            CallUnary(link, kKeptState, deadline, stub->async(),
+                                      &Stub::async::Take, request));
     if (reply.answer() == v1::TakeReply::ANSWER_INITIAL) {
       return TakenState{.initial = true};
     }

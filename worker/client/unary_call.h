@@ -18,26 +18,29 @@
 
 namespace cohort {
 
-// A call with one request and one answer, whose checksum is compared. `start`
-// begins it with a context, the place for the answer, and what to call at its
-// end. `name` is used in errors, such as "the report".
+// The call `method` of a stub's async(), with one request, which gets its
+// checksum, and one answer, whose checksum is compared. `name` is used in
+// errors, such as "the report".
 // Errors: the call's own as in Link::NormalizedEnd; those of
 //   Link::WaitLocked.
-template <typename Reply, typename Start>
-absl::StatusOr<Reply> CallUnary(Link& link, const std::string& name,
-                                Instant deadline, Start start) {
+template <typename Async, typename Request, typename Reply>
+absl::StatusOr<Reply> CallUnary(
+    Link& link, const std::string& name, Instant deadline, Async* stub,
+    void (Async::*method)(grpc::ClientContext*, const Request*, Reply*,
+                          std::function<void(grpc::Status)>),
+    Request& request) {
+  AddMessageChecksum(&request);
   grpc::ClientContext context;
   Reply reply;
   std::optional<absl::Status> end;
-  start(&context, &reply,
-        std::function<void(grpc::Status)>(
-            [&link, &end](const grpc::Status& status) {
-              // Notify under the lock: the captured objects are destroyed as
-              // soon as the waiting thread sees the end.
-              MutexLock lock(link.mu);
-              end = FromGrpcStatus(status);
-              link.Notify();
-            }));
+  (stub->*method)(&context, &request, &reply,
+                  [&link, &end](const grpc::Status& status) {
+                    // Notify under the lock: the captured objects are destroyed
+                    // as soon as the waiting thread sees the end.
+                    MutexLock lock(link.mu);
+                    end = FromGrpcStatus(status);
+                    link.Notify();
+                  });
   absl::Status wait;
   {
     MutexLock lock(link.mu);
