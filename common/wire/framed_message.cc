@@ -1,6 +1,7 @@
 #include "common/wire/framed_message.h"
 
 #include <google/protobuf/io/coded_stream.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/slice.h>
 
 #include <algorithm>
@@ -12,13 +13,12 @@
 namespace cohort {
 namespace {
 
+using google::protobuf::io::CodedInputStream;
 using google::protobuf::io::CodedOutputStream;
 using Owner = std::shared_ptr<const void>;
 
 constexpr uint32_t kPayloadTag =
     FieldTag(kPayloadField, WireType::kLengthDelimited);
-// Ten groups of seven bits hold 64 bits.
-constexpr int kVarintBytesMax = 10;
 
 void ReleaseOwner(void* owner) { delete static_cast<Owner*>(owner); }
 
@@ -45,98 +45,32 @@ grpc::Slice HeaderSlice(const google::protobuf::MessageLite& header,
   return slice;
 }
 
-// Walks over the bytes of a message that lies in several slices.
-class SliceCursor {
- public:
-  explicit SliceCursor(const std::vector<grpc::Slice>& slices)
-      : slices_(slices) {
-    for (const grpc::Slice& slice : slices) remaining_ += slice.size();
-  }
-
-  size_t remaining() const { return remaining_; }
-
-  // False if the message ends first, or after ten bytes without an end.
-  bool ReadVarint(uint64_t* value) {
-    *value = 0;
-    for (int i = 0; i < kVarintBytesMax; ++i) {
-      if (remaining_ == 0) return false;
-      SkipEmptySlices();
-      const uint8_t byte = slices_[slice_].begin()[offset_];
-      Advance(1);
-      *value |= static_cast<uint64_t>(byte & 0x7f) << (7 * i);
-      if ((byte & 0x80) == 0) return true;
-    }
-    return false;
-  }
-
-  bool Skip(uint64_t bytes) {
-    if (bytes > remaining_) return false;
-    Advance(static_cast<size_t>(bytes));
-    return true;
-  }
-
-  // The bytes not yet read, as pieces that all share `owner`.
-  ByteRope Rest(const Owner& owner) const {
-    ByteRope rest;
-    size_t offset = offset_;
-    for (size_t i = slice_; i < slices_.size(); ++i, offset = 0) {
-      const auto* begin =
-          reinterpret_cast<const std::byte*>(slices_[i].begin());
-      rest.Append(
-          absl::MakeConstSpan(begin + offset, slices_[i].size() - offset),
-          owner);
-    }
-    return rest;
-  }
-
- private:
-  void SkipEmptySlices() {
-    while (offset_ == slices_[slice_].size()) {
-      ++slice_;
-      offset_ = 0;
-    }
-  }
-
-  void Advance(size_t bytes) {
-    remaining_ -= bytes;
-    while (bytes > 0) {
-      SkipEmptySlices();
-      const size_t step = std::min(bytes, slices_[slice_].size() - offset_);
-      offset_ += step;
-      bytes -= step;
-    }
-  }
-
-  const std::vector<grpc::Slice>& slices_;
-  size_t slice_ = 0;
-  size_t offset_ = 0;
-  size_t remaining_ = 0;
-};
-
 constexpr absl::string_view kDamaged =
     ": the message was damaged in transit, or its sender does not speak this "
     "protocol";
 
 enum class Scan {
-  // The cursor is at the payload, which is the rest of the message.
+  // The stream is at the payload, which is the rest of the message.
   kPayloadIsRest,
   kNoPayload,
   kNeedsFullParse,
   kMalformed,
 };
 
-// Reads past one field that is not the payload.
-bool SkipField(uint64_t tag, SliceCursor& cursor) {
+// Reads past one field that is not the payload. `total` is the size of the
+// message.
+bool SkipField(uint64_t tag, uint64_t total, CodedInputStream& in) {
   uint64_t value = 0;
   switch (WireTypeOf(tag)) {
     case WireType::kVarint:
-      return cursor.ReadVarint(&value);
+      return in.ReadVarint64(&value);
     case WireType::kFixed64:
-      return cursor.Skip(8);
+      return in.Skip(8);
     case WireType::kFixed32:
-      return cursor.Skip(4);
+      return in.Skip(4);
     case WireType::kLengthDelimited:
-      return cursor.ReadVarint(&value) && cursor.Skip(value);
+      return in.ReadVarint64(&value) && value <= total &&
+             in.Skip(static_cast<int>(value));
     default:
       return false;
   }
@@ -144,11 +78,14 @@ bool SkipField(uint64_t tag, SliceCursor& cursor) {
 
 // Searches for the payload and sets `header_bytes` to the number of bytes
 // before it.
-Scan ScanFields(SliceCursor& cursor, size_t total, size_t* header_bytes) {
-  while (cursor.remaining() > 0) {
-    *header_bytes = total - cursor.remaining();
+Scan ScanFields(CodedInputStream& in, size_t total, size_t* header_bytes) {
+  const auto position = [&in] {
+    return static_cast<size_t>(in.CurrentPosition());
+  };
+  while (position() < total) {
+    *header_bytes = position();
     uint64_t tag = 0;
-    if (!cursor.ReadVarint(&tag) || tag > UINT32_MAX || (tag >> 3) == 0) {
+    if (!in.ReadVarint64(&tag) || tag > UINT32_MAX || (tag >> 3) == 0) {
       return Scan::kMalformed;
     }
     const WireType type = WireTypeOf(tag);
@@ -156,18 +93,32 @@ Scan ScanFields(SliceCursor& cursor, size_t total, size_t* header_bytes) {
       return Scan::kNeedsFullParse;
     }
     if (tag != kPayloadTag) {
-      if (!SkipField(tag, cursor)) return Scan::kMalformed;
+      if (!SkipField(tag, total, in)) return Scan::kMalformed;
       continue;
     }
     uint64_t length = 0;
-    if (!cursor.ReadVarint(&length) || length > cursor.remaining()) {
+    if (!in.ReadVarint64(&length) || length > total - position()) {
       return Scan::kMalformed;
     }
-    return length == cursor.remaining() ? Scan::kPayloadIsRest
+    return length == total - position() ? Scan::kPayloadIsRest
                                         : Scan::kNeedsFullParse;
   }
   *header_bytes = total;
   return Scan::kNoPayload;
+}
+
+// All bytes but the first `skip`, as pieces that share `owner`.
+ByteRope Behind(const std::vector<grpc::Slice>& slices, size_t skip,
+                const Owner& owner) {
+  ByteRope rest;
+  for (const grpc::Slice& slice : slices) {
+    const size_t left_out = std::min(skip, slice.size());
+    skip -= left_out;
+    const auto* begin = reinterpret_cast<const std::byte*>(slice.begin());
+    rest.Append(absl::MakeConstSpan(begin + left_out, slice.size() - left_out),
+                owner);
+  }
+  return rest;
 }
 
 // The first `size` bytes as one piece: in place if they are in the first slice;
@@ -216,10 +167,12 @@ absl::StatusOr<FrameParts> SplitFrame(const grpc::ByteBuffer& message) {
   if (message.Valid() && !message.Dump(slices.get()).ok()) {
     return absl::DataLossError("got a message that cannot be read");
   }
-  SliceCursor cursor(*slices);
-  const size_t total = cursor.remaining();
+  const size_t total = message.Length();
+  // The reader only reads, and takes a pointer to mutable bytes.
+  grpc::ProtoBufferReader reader(const_cast<grpc::ByteBuffer*>(&message));
+  CodedInputStream in(&reader);
   size_t header_bytes = 0;
-  const Scan scan = ScanFields(cursor, total, &header_bytes);
+  const Scan scan = ScanFields(in, total, &header_bytes);
   if (scan == Scan::kMalformed) {
     return absl::DataLossError(absl::StrCat("got a malformed field at byte ",
                                             header_bytes, " of ", total,
@@ -228,7 +181,10 @@ absl::StatusOr<FrameParts> SplitFrame(const grpc::ByteBuffer& message) {
   FrameParts parts;
   parts.owner = slices;
   parts.separated = scan != Scan::kNeedsFullParse;
-  if (scan == Scan::kPayloadIsRest) parts.payload = cursor.Rest(slices);
+  if (scan == Scan::kPayloadIsRest) {
+    parts.payload =
+        Behind(*slices, static_cast<size_t>(in.CurrentPosition()), slices);
+  }
   parts.header =
       Flatten(*slices, parts.separated ? header_bytes : total, &parts.owner);
   return parts;
