@@ -24,13 +24,6 @@ uint64_t ShareSeed(uint64_t seed, int64_t share) {
 
 }  // namespace
 
-absl::StatusOr<OrderKind> ParseOrderKind(absl::string_view text) {
-  if (text == "shuffled") return OrderKind::kShuffled;
-  if (text == "sorted") return OrderKind::kSorted;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--order: got ", text, ", want shuffled or sorted"));
-}
-
 absl::Status CheckFits(const OrderOptions& options, const Dataset& dataset) {
   absl::Status status =
       CheckLimit("limit", options.limit, dataset.train_size(), dataset);

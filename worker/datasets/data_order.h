@@ -33,8 +33,10 @@ struct OrderOptions {
   friend bool operator==(const OrderOptions&, const OrderOptions&) = default;
 };
 
-// Errors: InvalidArgument unless "shuffled" or "sorted".
-absl::StatusOr<OrderKind> ParseOrderKind(absl::string_view text);
+// `name` is shuffled or sorted.
+inline OrderKind OrderKindNamed(absl::string_view name) {
+  return name == "sorted" ? OrderKind::kSorted : OrderKind::kShuffled;
+}
 
 // Errors: InvalidArgument naming the flag: a limit that is negative or beyond
 //   the data set.

@@ -86,11 +86,4 @@ absl::StatusOr<std::optional<Augmentations>> ParseAugmentations(
   return chosen;
 }
 
-absl::StatusOr<BadSamples> ParseBadSamples(absl::string_view text) {
-  if (text == "stop") return BadSamples::kStop;
-  if (text == "skip") return BadSamples::kSkip;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--bad_samples: got ", text, ", want stop or skip"));
-}
-
 }  // namespace cohort

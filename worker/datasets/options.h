@@ -78,10 +78,13 @@ Augmentations DefaultAugmentations(absl::string_view dataset);
 //   values. ParseImageSize: "" (absent) or HxW, each 1 to 16384.
 //   ParseAugmentations: "auto" (absent), "none" or a list of flip, crop,
 //     scale and jitter.
-//   ParseBadSamples: "stop" or "skip".
 absl::StatusOr<std::optional<ImageSize>> ParseImageSize(absl::string_view text);
 absl::StatusOr<std::optional<Augmentations>> ParseAugmentations(
     absl::string_view text);
-absl::StatusOr<BadSamples> ParseBadSamples(absl::string_view text);
+
+// `name` is stop or skip.
+inline BadSamples BadSamplesNamed(absl::string_view name) {
+  return name == "skip" ? BadSamples::kSkip : BadSamples::kStop;
+}
 
 }  // namespace cohort

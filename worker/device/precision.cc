@@ -3,8 +3,6 @@
 #include <ATen/autocast_mode.h>
 #include <torch/version.h>
 
-#include "absl/strings/str_cat.h"
-
 namespace cohort {
 namespace {
 
@@ -33,13 +31,6 @@ void SetAutocast(at::DeviceType type, bool enabled) {
 #endif
 
 }  // namespace
-
-absl::StatusOr<Precision> ParsePrecision(const std::string& text) {
-  if (text == "float32") return Precision::kFloat32;
-  if (text == "bfloat16") return Precision::kBFloat16;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--precision: got ", text, ", want float32 or bfloat16"));
-}
 
 PrecisionScope::PrecisionScope(at::DeviceType type, Precision precision)
     : type_(type), precision_(precision) {

@@ -2,9 +2,7 @@
 
 #include <torch/types.h>
 
-#include <string>
-
-#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace cohort {
 
@@ -16,8 +14,10 @@ enum class Precision {
   kBFloat16,
 };
 
-// Errors: InvalidArgument for anything but float32 and bfloat16.
-absl::StatusOr<Precision> ParsePrecision(const std::string& text);
+// `name` is float32 or bfloat16.
+inline Precision PrecisionNamed(absl::string_view name) {
+  return name == "bfloat16" ? Precision::kBFloat16 : Precision::kFloat32;
+}
 
 // While it lives, the calling thread's layers on devices of this type compute
 // in `precision`. LibTorch's cached casts of weights are dropped at the end,

@@ -99,8 +99,7 @@ absl::Status Validate() {
         absl::StrCat("--batch_size_max: got ", most, ", want 0 or at least ",
                      samples, " (--batch_size times --share)"));
   }
-  COHORT_RETURN_IF_ERROR(ParseDevice(absl::GetFlag(FLAGS_device)).status());
-  return ParsePrecision(absl::GetFlag(FLAGS_precision)).status();
+  return ParseDevice(absl::GetFlag(FLAGS_device)).status();
 }
 
 LocalOptimizerOptions LocalOptimizerFromFlags() {
@@ -135,6 +134,7 @@ absl::StatusOr<DatasetOptions> DatasetOptionsFromFlags() {
       .name = absl::GetFlag(FLAGS_dataset),
       .data_dir = absl::GetFlag(FLAGS_data_dir),
       .ignore_index = absl::GetFlag(FLAGS_ignore_index),
+      .bad_samples = BadSamplesNamed(absl::GetFlag(FLAGS_bad_samples)),
       .loader_threads = std::max(1, absl::GetFlag(FLAGS_loader_threads))};
   if (absl::GetFlag(FLAGS_classes) != 0) {
     options.classes = absl::GetFlag(FLAGS_classes);
@@ -143,16 +143,13 @@ absl::StatusOr<DatasetOptions> DatasetOptionsFromFlags() {
                           ParseImageSize(absl::GetFlag(FLAGS_image_size)));
   COHORT_ASSIGN_OR_RETURN(options.augment,
                           ParseAugmentations(absl::GetFlag(FLAGS_augment)));
-  COHORT_ASSIGN_OR_RETURN(options.bad_samples,
-                          ParseBadSamples(absl::GetFlag(FLAGS_bad_samples)));
   return options;
 }
 
 absl::StatusOr<OrderOptions> OrderFromFlags(const Dataset& dataset) {
-  OrderOptions options{.limit = absl::GetFlag(FLAGS_limit),
-                       .test_limit = absl::GetFlag(FLAGS_test_limit)};
-  COHORT_ASSIGN_OR_RETURN(options.kind,
-                          ParseOrderKind(absl::GetFlag(FLAGS_order)));
+  const OrderOptions options{.kind = OrderKindNamed(absl::GetFlag(FLAGS_order)),
+                             .limit = absl::GetFlag(FLAGS_limit),
+                             .test_limit = absl::GetFlag(FLAGS_test_limit)};
   COHORT_RETURN_IF_ERROR(CheckFits(options, dataset));
   return options;
 }
@@ -282,8 +279,7 @@ Compute ComputeFromFlags(const ComputeDevice& device) {
   return {.torch = device.torch,
           .accelerator = device.accelerator.get(),
           .pinned = device.pinned.get(),
-          // Validated before.
-          .precision = *ParsePrecision(absl::GetFlag(FLAGS_precision)),
+          .precision = PrecisionNamed(absl::GetFlag(FLAGS_precision)),
           .activations = absl::GetFlag(FLAGS_channels_last)
                              ? at::MemoryFormat::ChannelsLast
                              : at::MemoryFormat::Contiguous};
@@ -422,14 +418,9 @@ int Main(absl::Span<char* const> arguments) {
       WorkerProgram(), arguments,
       {.out = std::cout, .err = std::cerr, .environment = environment});
   if (answered.has_value()) return *answered;
-  const absl::StatusOr<LogLevel> level =
-      ParseLogLevel(absl::GetFlag(FLAGS_log_level));
-  if (!level.ok()) {
-    return Fail(absl::InvalidArgumentError(
-                    absl::StrCat("--log_level: ", level.status().message())),
-                kExitConfig);
-  }
-  InitLogging({.level = *level, .process = "worker"});
+  // Its limits are those of ReadFlags.
+  InitLogging({.level = *ParseLogLevel(absl::GetFlag(FLAGS_log_level)),
+               .process = "worker"});
   // Transport errors also come back as a status, which is reported in our
   // words.
   PrepareTransport([](absl::string_view text) { Log(LogLevel::kDebug, text); });

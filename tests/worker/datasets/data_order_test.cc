@@ -138,9 +138,7 @@ TEST(DataOrderTest, WhatDoesNotFitIsNamed) {
   EXPECT_THAT(
       DataOrder::Make(dataset, {.kind = OrderKind::kSorted}, {.workers = 15}),
       IsError(kInvalidArgument, "got 14 training samples"));
-  EXPECT_THAT(ParseOrderKind("sortd"),
-              IsError(kInvalidArgument, "--order: got sortd"));
-  EXPECT_EQ(*ParseOrderKind("sorted"), OrderKind::kSorted);
+  EXPECT_EQ(OrderKindNamed("sorted"), OrderKind::kSorted);
 }
 
 TEST(DataOrderTest, WorkersCompareTheOrder) {

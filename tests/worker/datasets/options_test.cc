@@ -41,11 +41,9 @@ TEST(ParseAugmentationsTest, NamesTheWordThatIsNone) {
   }
 }
 
-TEST(ParseBadSamplesTest, KnowsTwoWords) {
-  EXPECT_EQ(*ParseBadSamples("stop"), BadSamples::kStop);
-  EXPECT_EQ(*ParseBadSamples("skip"), BadSamples::kSkip);
-  EXPECT_THAT(ParseBadSamples("ignore"),
-              IsError(kInvalidArgument, "--bad_samples: got ignore"));
+TEST(BadSamplesNamedTest, KnowsTwoWords) {
+  EXPECT_EQ(BadSamplesNamed("stop"), BadSamples::kStop);
+  EXPECT_EQ(BadSamplesNamed("skip"), BadSamples::kSkip);
 }
 
 TEST(DefaultAugmentationsTest, SuitTheDataSet) {
