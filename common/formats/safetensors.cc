@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <tuple>
@@ -22,31 +23,28 @@ constexpr uint64_t kHeaderBytesMax = 100'000'000;
 constexpr int64_t kPrefixBytes = 8;
 constexpr char kMetadata[] = "__metadata__";
 
-const char* Name(TensorType type) {
-  switch (type) {
-    case TensorType::kFloat32:
-      return "F32";
-    case TensorType::kFloat64:
-      return "F64";
-    case TensorType::kInt64:
-      return "I64";
-    case TensorType::kUint8:
-      return "U8";
-  }
-  return "";
+struct TypeRow {
+  const char* name;
+  int64_t bytes;
+};
+
+// In the order of TensorType.
+constexpr TypeRow kTypes[] = {{"F32", 4}, {"F64", 8}, {"I64", 8}, {"U8", 1}};
+
+const TypeRow& RowOf(TensorType type) {
+  return kTypes[static_cast<size_t>(type)];
 }
 
-std::optional<TensorType> TypeNamed(const std::string& name) {
-  for (TensorType type : {TensorType::kFloat32, TensorType::kFloat64,
-                          TensorType::kInt64, TensorType::kUint8}) {
-    if (name == Name(type)) return type;
+std::optional<TensorType> TypeNamed(absl::string_view name) {
+  for (size_t i = 0; i < std::size(kTypes); ++i) {
+    if (name == kTypes[i].name) return static_cast<TensorType>(i);
   }
   return std::nullopt;
 }
 
 // -1 if an extent is negative or the product overflows.
 int64_t BytesOf(TensorType type, const std::vector<int64_t>& shape) {
-  int64_t bytes = TensorTypeBytes(type);
+  int64_t bytes = RowOf(type).bytes;
   for (int64_t extent : shape) {
     if (extent < 0) return -1;
     if (__builtin_mul_overflow(bytes, extent, &bytes)) return -1;
@@ -176,11 +174,6 @@ absl::StatusOr<Json> ParseHeader(const std::string& path, const ByteRope& file,
 
 }  // namespace
 
-int64_t TensorTypeBytes(TensorType type) {
-  if (type == TensorType::kUint8) return 1;
-  return type == TensorType::kFloat32 ? 4 : 8;
-}
-
 absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
     const SafetensorsContent& content) {
   Json header = Json::object();
@@ -202,7 +195,7 @@ absl::StatusOr<std::vector<ByteRope>> EncodeSafetensors(
           absl::StrCat("tensor ", tensor.name, ": got ",
                        tensor.bytes.size_bytes(), " bytes, want ", bytes));
     }
-    header[tensor.name] = {{"dtype", Name(tensor.type)},
+    header[tensor.name] = {{"dtype", RowOf(tensor.type).name},
                            {"shape", tensor.shape},
                            {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;

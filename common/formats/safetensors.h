@@ -19,8 +19,6 @@ namespace cohort {
 
 enum class TensorType { kFloat32, kFloat64, kInt64, kUint8 };
 
-int64_t TensorTypeBytes(TensorType type);
-
 struct NamedTensor {
   std::string name;
   TensorType type = TensorType::kFloat32;

@@ -50,32 +50,19 @@ class Complaints {
   std::map<std::string, std::vector<std::string>> names_;
 };
 
-const char* NameOf(TensorType type) {
-  switch (type) {
-    case TensorType::kFloat32:
-      return "float32";
-    case TensorType::kFloat64:
-      return "float64";
-    case TensorType::kInt64:
-      return "int64";
-    case TensorType::kUint8:
-      return "uint8";
-  }
-  return "";
-}
+struct TypeRow {
+  const char* name;
+  at::ScalarType type;
+};
 
-at::ScalarType ScalarTypeOf(TensorType type) {
-  switch (type) {
-    case TensorType::kFloat32:
-      return at::kFloat;
-    case TensorType::kFloat64:
-      return at::kDouble;
-    case TensorType::kInt64:
-      return at::kLong;
-    case TensorType::kUint8:
-      return at::kByte;
-  }
-  return at::kFloat;
+// In the order of TensorType.
+constexpr TypeRow kTypes[] = {{"float32", at::kFloat},
+                              {"float64", at::kDouble},
+                              {"int64", at::kLong},
+                              {"uint8", at::kByte}};
+
+const TypeRow& RowOf(TensorType type) {
+  return kTypes[static_cast<size_t>(type)];
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {
@@ -85,7 +72,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 // A new tensor over the file's values.
 at::Tensor ValuesOf(const NamedTensor& from) {
   at::Tensor values =
-      torch::empty(from.shape, torch::dtype(ScalarTypeOf(from.type)));
+      torch::empty(from.shape, torch::dtype(RowOf(from.type).type));
   from.bytes.CopyTo(absl::MakeSpan(static_cast<std::byte*>(values.data_ptr()),
                                    values.nbytes()));
   return values;
@@ -123,13 +110,12 @@ absl::StatusOr<std::map<std::string, at::Tensor>> Match(
                        ", want ", ShapeText(wanted.sizes().vec())));
       continue;
     }
-    if (ScalarTypeOf(tensor.type) != wanted.scalar_type()) {
+    if (RowOf(tensor.type).type != wanted.scalar_type()) {
       complaints.Add(
           "of another type",
-          absl::StrCat(tensor.name, ": got ", NameOf(tensor.type), ", want ",
-                       wanted.scalar_type() == at::kLong
-                           ? NameOf(TensorType::kInt64)
-                           : NameOf(TensorType::kFloat32)));
+          absl::StrCat(
+              tensor.name, ": got ", RowOf(tensor.type).name, ", want ",
+              wanted.scalar_type() == at::kLong ? "int64" : "float32"));
       continue;
     }
     at::Tensor read = ValuesOf(tensor);
