@@ -1,7 +1,8 @@
 #include "worker/python/moving_buffers.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,16 +12,14 @@ namespace cohort {
 namespace {
 
 // Equal bits, so that a NaN is equal to itself.
-bool SameBits(const float* a, const std::vector<float>& b) {
-  return b.empty() || std::memcmp(a, b.data(), b.size() * sizeof(float)) == 0;
-}
-
-StatisticsWrite WriteOf(size_t after, const std::vector<float>& mean,
-                        const std::vector<float>& variance, int64_t tracked) {
-  return {.after_calls = static_cast<int32_t>(after),
-          .values = {.mean = {mean.begin(), mean.end()},
-                     .variance = {variance.begin(), variance.end()},
-                     .num_batches_tracked = tracked}};
+bool SameBits(const float* a, const std::vector<double>& b) {
+  for (size_t i = 0; i < b.size(); ++i) {
+    if (std::bit_cast<uint32_t>(a[i]) !=
+        std::bit_cast<uint32_t>(static_cast<float>(b[i]))) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -32,35 +31,30 @@ void MovingBuffers::Attach(std::vector<Place> places) {
   for (size_t i = 0; i < layers_.size(); ++i) layers_[i].place = places[i];
 }
 
-MovingBuffers::Values MovingBuffers::ReadFrom(const Place& place,
-                                              size_t channels) const {
+LayerStatistics MovingBuffers::ReadFrom(const Place& place,
+                                        size_t channels) const {
   return {.mean = {place.mean, place.mean + channels},
           .variance = {place.variance, place.variance + channels},
-          .tracked = place.tracked == nullptr ? 0 : *place.tracked};
+          .num_batches_tracked = place.tracked == nullptr ? 0 : *place.tracked};
 }
 
-bool MovingBuffers::Holds(const Place& place, const Values& values) {
+bool MovingBuffers::Holds(const Place& place, const LayerStatistics& values) {
   return SameBits(place.mean, values.mean) &&
          SameBits(place.variance, values.variance) &&
-         (place.tracked == nullptr || *place.tracked == values.tracked);
+         (place.tracked == nullptr ||
+          *place.tracked == values.num_batches_tracked);
 }
 
-void MovingBuffers::Put(const Values& values, const Place& place) {
+void MovingBuffers::Put(const LayerStatistics& values, const Place& place) {
   std::copy(values.mean.begin(), values.mean.end(), place.mean);
   std::copy(values.variance.begin(), values.variance.end(), place.variance);
-  if (place.tracked != nullptr) *place.tracked = values.tracked;
+  if (place.tracked != nullptr) *place.tracked = values.num_batches_tracked;
 }
 
 void MovingBuffers::Load(absl::Span<const LayerStatistics> version) {
   known_ = !version.empty() || layers_.empty();
   for (size_t i = 0; i < version.size(); ++i) {
-    Layer& layer = layers_[i];
-    if (layer.place.mean == nullptr) continue;
-    const LayerStatistics& from = version[i];
-    Values& values = layer.version.emplace();
-    values.mean.assign(from.mean.begin(), from.mean.end());
-    values.variance.assign(from.variance.begin(), from.variance.end());
-    values.tracked = from.num_batches_tracked;
+    if (layers_[i].place.mean != nullptr) layers_[i].version = version[i];
   }
   for (Layer& layer : layers_) {
     if (layer.place.mean == nullptr || !layer.version.has_value()) continue;
@@ -72,13 +66,7 @@ void MovingBuffers::Load(absl::Span<const LayerStatistics> version) {
 void MovingBuffers::Show(absl::Span<const LayerStatistics> other) {
   for (size_t i = 0; i < other.size(); ++i) {
     const Place& place = layers_[i].place;
-    if (place.mean == nullptr) continue;
-    std::copy(other[i].mean.begin(), other[i].mean.end(), place.mean);
-    std::copy(other[i].variance.begin(), other[i].variance.end(),
-              place.variance);
-    if (place.tracked != nullptr) {
-      *place.tracked = other[i].num_batches_tracked;
-    }
+    if (place.mean != nullptr) Put(other[i], place);
   }
 }
 
@@ -103,9 +91,7 @@ void MovingBuffers::Begin(bool moves) {
     Layer& layer = layers_[i];
     layer.changes = {.layer = static_cast<int32_t>(i)};
     if (!layer.captured.has_value()) continue;
-    layer.changes.writes.push_back(WriteOf(0, layer.captured->mean,
-                                           layer.captured->variance,
-                                           layer.captured->tracked));
+    layer.changes.writes.push_back({.values = *layer.captured});
   }
 }
 
@@ -113,10 +99,10 @@ void MovingBuffers::NoteWrite(Layer& layer, const Place& place,
                               size_t channels) {
   if (!layer.version.has_value() || Holds(place, layer.last)) return;
   layer.last = ReadFrom(place, channels);
-  const size_t after = layer.changes.calls.size();
   std::vector<StatisticsWrite>& writes = layer.changes.writes;
-  StatisticsWrite write =
-      WriteOf(after, layer.last.mean, layer.last.variance, layer.last.tracked);
+  StatisticsWrite write{
+      .after_calls = static_cast<int32_t>(layer.changes.calls.size()),
+      .values = layer.last};
   // Only the last of several before the same call counts.
   if (!writes.empty() && writes.back().after_calls == write.after_calls) {
     writes.back() = std::move(write);

@@ -79,26 +79,21 @@ class MovingBuffers {
   void Committed();
 
  private:
-  struct Values {
-    std::vector<float> mean;
-    std::vector<float> variance;
-    int64_t tracked = 0;
-  };
   struct Layer {
     Place place;
     // Contents of the buffers unless the program has written them.
-    Values last;
+    LayerStatistics last;
     // Statistics of the version; absent before the first.
-    std::optional<Values> version;
+    std::optional<LayerStatistics> version;
     // Written between two steps.
-    std::optional<Values> captured;
+    std::optional<LayerStatistics> captured;
     LayerChanges changes;
   };
 
   // Contents of the buffers of a place.
-  Values ReadFrom(const Place& place, size_t channels) const;
-  static bool Holds(const Place& place, const Values& values);
-  static void Put(const Values& values, const Place& place);
+  LayerStatistics ReadFrom(const Place& place, size_t channels) const;
+  static bool Holds(const Place& place, const LayerStatistics& values);
+  static void Put(const LayerStatistics& values, const Place& place);
   // Records what the program has written since the last call, at `place`, which
   // may be a copy of the layer's buffers.
   void NoteWrite(Layer& layer, const Place& place, size_t channels);
