@@ -5,8 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <memory>
-
 #include "common/wire/convert.h"
 #include "tests/client/fake_server.h"
 #include "tests/fakes/statuses.h"
@@ -14,12 +12,11 @@
 namespace cohort {
 namespace {
 
-std::unique_ptr<ModelReader> Reader(
-    const FakeServer& server, absl::Duration timeout = absl::Seconds(30)) {
-  absl::StatusOr<std::unique_ptr<ModelReader>> reader =
-      MakeModelReader({.server = server.address(), .server_timeout = timeout});
-  EXPECT_TRUE(reader.ok()) << reader.status();
-  return *std::move(reader);
+absl::StatusOr<PulledVersion> Read(const FakeServer& server,
+                                   const ModelLayout& layout = TestLayout(),
+                                   absl::Duration timeout = absl::Seconds(30)) {
+  return ReadNewest({.server = server.address(), .server_timeout = timeout},
+                    layout);
 }
 
 // Version 9 of the test model.
@@ -62,8 +59,7 @@ TEST_F(ModelReaderTest, ReadsTheNewestVersionOfWhateverRunWithoutASession) {
     seen = request;
     return SendVersion(io);
   };
-  const auto pulled =
-      OkValue(Reader(server_)->Pull(TestLayout(), std::nullopt));
+  const auto pulled = OkValue(Read(server_));
   EXPECT_EQ(seen.run_id(), "");
   EXPECT_FALSE(seen.has_version());
   EXPECT_TRUE(seen.weights());
@@ -103,8 +99,7 @@ TEST_F(ModelReaderTest, AllShardsAreAskedForOneVersionOfOneGeneration) {
     io.Write(PartitionOf(1));
     return grpc::Status::OK;
   };
-  const auto pulled =
-      OkValue(Reader(server_)->Pull(TestLayout(), std::nullopt));
+  const auto pulled = OkValue(Read(server_));
   EXPECT_EQ(tries, 26);
   EXPECT_EQ(asked.version(), 9);
   EXPECT_EQ(asked.generation(), 7);
@@ -122,16 +117,15 @@ TEST_F(ModelReaderTest, ADataShardThatRefusesIsNamed) {
   shard.on_pull = [](const v1::PullRequest&, FakeServer::PullIo&) {
     return grpc::Status(grpc::FAILED_PRECONDITION, "another run");
   };
-  EXPECT_THAT(
-      Reader(server_)->Pull(TestLayout(), std::nullopt),
-      IsError(kFailedPrecondition, "from data shard 1 failed: another run"));
+  EXPECT_THAT(Read(server_), IsError(kFailedPrecondition,
+                                     "from data shard 1 failed: another run"));
 }
 
 TEST_F(ModelReaderTest, AnotherModelIsRefusedByItsFirstDifference) {
   server_.on_pull = [](const auto&, auto& io) { return SendVersion(io); };
   ModelLayout other = TestLayout();
   other.parameters[0].shape = {7};
-  EXPECT_THAT(Reader(server_)->Pull(other, std::nullopt),
+  EXPECT_THAT(Read(server_, other),
               IsError(kFailedPrecondition, other.parameters[0].name));
 }
 
@@ -140,7 +134,7 @@ TEST_F(ModelReaderTest, RefusalIsToldInTheServersWords) {
     return grpc::Status(grpc::FAILED_PRECONDITION,
                         "no model is registered yet");
   };
-  EXPECT_THAT(Reader(server_)->Pull(TestLayout(), std::nullopt),
+  EXPECT_THAT(Read(server_),
               IsError(kFailedPrecondition, "no model is registered"));
 }
 
@@ -152,35 +146,25 @@ TEST_F(ModelReaderTest, RepeatsThePullOfAServerThatRestarts) {
     }
     return SendVersion(io);
   };
-  EXPECT_TRUE(Reader(server_)->Pull(TestLayout(), std::nullopt).ok());
+  EXPECT_TRUE(Read(server_).ok());
   EXPECT_EQ(tries, 2);
 }
 
 TEST_F(ModelReaderTest, GivesUpOnAServerThatIsAway) {
   server_.Shutdown();
-  EXPECT_THAT(Reader(server_, absl::Milliseconds(200))
-                  ->Pull(TestLayout(), std::nullopt),
+  EXPECT_THAT(Read(server_, TestLayout(), absl::Milliseconds(200)),
               IsError(kDeadlineExceeded, server_.address()));
-}
-
-TEST_F(ModelReaderTest, StopReleasesThePull) {
-  std::unique_ptr<ModelReader> reader;
-  server_.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo&) {
-    reader->RequestStop();
-    return grpc::Status::OK;
-  };
-  reader = Reader(server_);
-  EXPECT_TRUE(
-      absl::IsCancelled(reader->Pull(TestLayout(), std::nullopt).status()));
 }
 
 TEST_F(ModelReaderTest, OptionsAreChecked) {
   const FakeServer server;
   ReaderOptions options;
-  EXPECT_TRUE(absl::IsInvalidArgument(MakeModelReader(options).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(ReadNewest(options, TestLayout()).status()));
   options.server = server.address();
   options.server_timeout = absl::ZeroDuration();
-  EXPECT_TRUE(absl::IsInvalidArgument(MakeModelReader(options).status()));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(ReadNewest(options, TestLayout()).status()));
 }
 
 }  // namespace

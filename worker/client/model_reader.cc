@@ -16,62 +16,9 @@
 #include "worker/client/transfer.h"
 
 namespace cohort {
-namespace {
 
-class GrpcModelReader final : public ModelReader {
- public:
-  GrpcModelReader(const ReaderOptions& options, const SharedSecurity& security)
-      : options_(options),
-        bulk_(MakeChannel(options.server, ChannelPurpose::kBulk, security)),
-        shards_(security),
-        link_(options.server, clock_) {}
-
-  absl::StatusOr<PulledVersion> Pull(const ModelLayout& layout,
-                                     std::optional<Version> version) override {
-    const Instant deadline = clock_.Now() + options_.server_timeout;
-    Backoff backoff(options_.backoff_seed);
-    for (;;) {
-      // Without a run id the server sends whatever run it holds.
-      absl::StatusOr<PulledVersion> pulled = PullVersion(
-          {.channel = bulk_,
-           .link = &link_,
-           .deadline = deadline,
-           .patience = options_.server_timeout,
-           .shards = &shards_},
-          {.version = version, .weights = true, .statistics = true});
-      if (pulled.ok()) {
-        COHORT_RETURN_IF_ERROR(CheckReadable(layout, pulled->layout));
-        return pulled;
-      }
-      // A damaged reply is requested again, as if it had not come.
-      if (!absl::IsUnavailable(pulled.status()) &&
-          !absl::IsDataLoss(pulled.status())) {
-        return pulled.status();
-      }
-      if (clock_.Now() >= deadline) {
-        return absl::DeadlineExceededError(
-            absl::StrCat(pulled.status().message(), "; gave up after ",
-                         SecondsText(options_.server_timeout)));
-      }
-      COHORT_RETURN_IF_ERROR(
-          link_.Pause(std::min(backoff.Next(), deadline - clock_.Now())));
-    }
-  }
-
-  void RequestStop() override { link_.RequestStop(); }
-
- private:
-  const ReaderOptions options_;
-  const SteadyClock clock_;
-  const std::shared_ptr<grpc::Channel> bulk_;
-  ShardChannels shards_;
-  Link link_;
-};
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ModelReader>> MakeModelReader(
-    const ReaderOptions& options) {
+absl::StatusOr<PulledVersion> ReadNewest(const ReaderOptions& options,
+                                         const ModelLayout& layout) {
   COHORT_RETURN_IF_ERROR(CheckServerAddress("--server", options.server));
   if (options.server_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -80,7 +27,39 @@ absl::StatusOr<std::unique_ptr<ModelReader>> MakeModelReader(
   }
   COHORT_ASSIGN_OR_RETURN(const SharedSecurity security,
                           Security::Load(options.tls));
-  return std::make_unique<GrpcModelReader>(options, security);
+  const SteadyClock clock;
+  const std::shared_ptr<grpc::Channel> bulk =
+      MakeChannel(options.server, ChannelPurpose::kBulk, security);
+  ShardChannels shards(security);
+  Link link(options.server, clock);
+  const Instant deadline = clock.Now() + options.server_timeout;
+  Backoff backoff(options.backoff_seed);
+  for (;;) {
+    // Without a run id the server sends whatever run it holds.
+    absl::StatusOr<PulledVersion> pulled =
+        PullVersion({.channel = bulk,
+                     .link = &link,
+                     .deadline = deadline,
+                     .patience = options.server_timeout,
+                     .shards = &shards},
+                    {.weights = true, .statistics = true});
+    if (pulled.ok()) {
+      COHORT_RETURN_IF_ERROR(CheckReadable(layout, pulled->layout));
+      return pulled;
+    }
+    // A damaged reply is requested again, as if it had not come.
+    if (!absl::IsUnavailable(pulled.status()) &&
+        !absl::IsDataLoss(pulled.status())) {
+      return pulled.status();
+    }
+    if (clock.Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(pulled.status().message(), "; gave up after ",
+                       SecondsText(options.server_timeout)));
+    }
+    COHORT_RETURN_IF_ERROR(
+        link.Pause(std::min(backoff.Next(), deadline - clock.Now())));
+  }
 }
 
 }  // namespace cohort

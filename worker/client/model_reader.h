@@ -1,13 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/ids.h"
 #include "common/model_layout.h"
 #include "common/security/tls_files.h"
 #include "worker/client/client.h"
@@ -25,28 +22,14 @@ struct ReaderOptions {
   uint64_t backoff_seed = 0;
 };
 
-// Reads versions of the run that a server holds, without joining it. The run
-// neither waits for a reader nor counts it. It continues while a version is
-// sent, because a version never changes.
-//
-// Thread safety: one thread reads. RequestStop may be called from any.
-class ModelReader {
- public:
-  virtual ~ModelReader() = default;
-
-  // Weights and moving statistics of one version; if `version` is absent, of
-  // the newest. `layout` is that of the caller's model.
-  // Errors: FailedPrecondition: the run has a different model (names the first
-  //   difference), or none is registered yet; OutOfRange: the version is not
-  //   held; DeadlineExceeded: server_timeout passed; Cancelled.
-  virtual absl::StatusOr<PulledVersion> Pull(
-      const ModelLayout& layout, std::optional<Version> version) = 0;
-
-  virtual void RequestStop() = 0;
-};
-
-// Errors: InvalidArgument if the options are invalid.
-absl::StatusOr<std::unique_ptr<ModelReader>> MakeModelReader(
-    const ReaderOptions& options);
+// Reads the newest version of the run that a server holds, with its weights and
+// moving statistics, without joining the run, which neither waits for a reader
+// nor counts it. It continues while a version is sent, because a version never
+// changes. `layout` is that of the caller's model.
+// Errors: InvalidArgument if the options are invalid; FailedPrecondition: the
+//   run has a different model (names the first difference), or none is
+//   registered yet; DeadlineExceeded: server_timeout passed.
+absl::StatusOr<PulledVersion> ReadNewest(const ReaderOptions& options,
+                                         const ModelLayout& layout);
 
 }  // namespace cohort

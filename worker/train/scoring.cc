@@ -169,8 +169,8 @@ absl::Status CheckFits(Model& model, const Dataset& dataset,
   }
 }
 
-absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
-                                         const Dataset& dataset,
+absl::StatusOr<VersionScore> ScoreNewest(const ReaderOptions& reader,
+                                         Model& model, const Dataset& dataset,
                                          const CrossEntropy& loss,
                                          const BindingOptions& batch_norm,
                                          const Compute& compute) {
@@ -185,7 +185,7 @@ absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
   COHORT_ASSIGN_OR_RETURN(ModelWeights weights,
                           ModelWeights::Make(model, binding));
   COHORT_ASSIGN_OR_RETURN(PulledVersion pulled,
-                          reader.Pull(weights.layout(), std::nullopt));
+                          ReadNewest(reader, weights.layout()));
   // The model is not moved before.
   COHORT_ASSIGN_OR_RETURN(const std::unique_ptr<ModelMemory> memory,
                           weights.MakeMemory(/*compute=*/{}));

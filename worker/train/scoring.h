@@ -71,13 +71,13 @@ struct VersionScore {
   EvaluationSums sums;
 };
 
-// Scores the newest version of the run that `reader` reads on the whole test
-// split. Loads it into `model`, which must be on the CPU, and moves the model
-// to its device.
-// Errors: those of the reader; InvalidArgument if the model cannot be used or
+// Scores the newest version of the run that ReadNewest() finds on the whole
+// test split. Loads it into `model`, which must be on the CPU, and moves the
+// model to its device. Errors: those of ReadNewest(); InvalidArgument if the
+// model cannot be used or
 //   there are no test samples; Internal if LibTorch fails.
-absl::StatusOr<VersionScore> ScoreNewest(ModelReader& reader, Model& model,
-                                         const Dataset& dataset,
+absl::StatusOr<VersionScore> ScoreNewest(const ReaderOptions& reader,
+                                         Model& model, const Dataset& dataset,
                                          const CrossEntropy& loss,
                                          const BindingOptions& batch_norm = {},
                                          const Compute& compute = {});

@@ -287,14 +287,12 @@ Compute ComputeFromFlags(const ComputeDevice& device) {
 
 int RunEvaluation(const Dataset& dataset, Model& model,
                   const CrossEntropy& loss, const Compute& compute) {
-  const absl::StatusOr<std::unique_ptr<ModelReader>> reader =
-      MakeModelReader({.server = absl::GetFlag(FLAGS_server),
-                       .tls = TlsFromFlags(),
-                       .server_timeout = absl::GetFlag(FLAGS_server_timeout),
-                       .backoff_seed = static_cast<uint64_t>(getpid())});
-  if (!reader.ok()) return Fail(reader.status(), kExitConfig);
-  const absl::StatusOr<VersionScore> score = ScoreNewest(
-      **reader, model, dataset, loss, BindingOptionsFromFlags(), compute);
+  const absl::StatusOr<VersionScore> score =
+      ScoreNewest({.server = absl::GetFlag(FLAGS_server),
+                   .tls = TlsFromFlags(),
+                   .server_timeout = absl::GetFlag(FLAGS_server_timeout),
+                   .backoff_seed = static_cast<uint64_t>(getpid())},
+                  model, dataset, loss, BindingOptionsFromFlags(), compute);
   if (!score.ok()) return Fail(score.status(), ExitCodeForRun(score.status()));
   std::cout << ScoreText(*score);
   return kExitOk;
