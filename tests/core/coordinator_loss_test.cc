@@ -3,9 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <variant>
-
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
 #include "tests/fakes/statuses.h"
@@ -80,19 +77,11 @@ TEST(CoordinatorWaitTest, AReplacementThatLacksAStateHasTheStepRepeated) {
   cohort.Leave(kRank0);
   cohort.StartOne(kRank0);
   const PushKey before = cohort.key(kRank0);
-  Effects out;
-  ExpectOk(cohort.core().MissesState(cohort.sender(kRank0), before,
-                                     /*lost=*/false, cohort.now(), out));
-  EXPECT_EQ(std::count_if(out.begin(), out.end(),
-                          [](const Effect& effect) {
-                            return std::holds_alternative<effect::StepAborted>(
-                                effect);
-                          }),
-            2);
+  ExpectOk(cohort.MissesState(kRank0, before, /*lost=*/false));
+  EXPECT_EQ(cohort.All<effect::StepAborted>().size(), 2);
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
   // A request of the attempt that is over changes nothing.
-  ExpectOk(cohort.core().MissesState(cohort.sender(kRank0), before,
-                                     /*lost=*/false, cohort.now(), out));
+  ExpectOk(cohort.MissesState(kRank0, before, /*lost=*/false));
   EXPECT_EQ(cohort.counter("steps_aborted"), 1);
   EXPECT_EQ(cohort.snapshot()->version, Version(0));
 }
@@ -100,26 +89,15 @@ TEST(CoordinatorWaitTest, AReplacementThatLacksAStateHasTheStepRepeated) {
 TEST(CoordinatorWaitTest, OnlyWhereAllMembersStepTogetherIsAStateMissed) {
   for (const FakeSetup& setup : {FirstTwo(SmallSetup()), AsyncSetup()}) {
     StartedCohort cohort(setup);
-    Effects out;
-    EXPECT_THAT(
-        cohort.core().MissesState(cohort.sender(kRank0), cohort.key(kRank0),
-                                  /*lost=*/false, cohort.now(), out),
-        IsError(kFailedPrecondition, "--aggregation=sync"));
+    EXPECT_THAT(cohort.MissesState(kRank0, cohort.key(kRank0), /*lost=*/false),
+                IsError(kFailedPrecondition, "--aggregation=sync"));
   }
 }
 
 TEST(CoordinatorWaitTest, AStateThatNoMemberHasEndsTheRun) {
   StartedCohort cohort(SmallSetup());
-  Effects out;
-  ExpectOk(cohort.core().MissesState(cohort.sender(kRank0), cohort.key(kRank0),
-                                     /*lost=*/true, cohort.now(), out));
-  const auto ended =
-      std::find_if(out.begin(), out.end(), [](const Effect& effect) {
-        return std::holds_alternative<effect::RunEnded>(effect);
-      });
-  ASSERT_NE(ended, out.end());
-  EXPECT_EQ(std::get<effect::RunEnded>(*ended).outcome,
-            RunOutcome::kWorkerLost);
+  ExpectOk(cohort.MissesState(kRank0, cohort.key(kRank0), /*lost=*/true));
+  EXPECT_EQ(cohort.Only<effect::RunEnded>().outcome, RunOutcome::kWorkerLost);
 }
 
 // The replacement is in the forward pass of a step whose push its predecessor

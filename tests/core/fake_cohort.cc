@@ -200,13 +200,10 @@ void FakeCohort::SendValuesWhereAsked() {
 
 absl::Status FakeCohort::SendValues(Rank rank, float first) {
   values_ = {BufferOf({first, 2}), BufferOf({3})};
-  Effects out;
-  const absl::Status status = core_
-                                  .FinishRegister(sender(rank), setup_.layout,
-                                                  setup_.plan, {}, now_, out)
-                                  .status();
-  Absorb(std::move(out));
-  return status;
+  return core_
+      .FinishRegister(sender(rank), setup_.layout, setup_.plan, {}, now_,
+                      Absorbed(*this).out())
+      .status();
 }
 
 void FakeCohort::Resume(Rank rank) {
@@ -232,9 +229,8 @@ void FakeCohort::RunFolds() {
   while (!updates_.empty()) {
     StatisticsUpdate job = std::move(updates_.front());
     updates_.erase(updates_.begin());
-    Effects out;
-    core_.StatisticsUpdated(RunStatisticsUpdate(std::move(job)), now_, out);
-    Absorb(std::move(out));
+    core_.StatisticsUpdated(RunStatisticsUpdate(std::move(job)), now_,
+                            Absorbed(*this).out());
   }
   while (!folds_.empty()) {
     const FoldJob job = std::move(folds_.front());
@@ -244,15 +240,11 @@ void FakeCohort::RunFolds() {
 }
 
 void FakeCohort::MomentsFolded(MomentsFold done) {
-  Effects out;
-  core_.MomentsFolded(std::move(done), now_, out);
-  Absorb(std::move(out));
+  core_.MomentsFolded(std::move(done), now_, Absorbed(*this).out());
 }
 
 void FakeCohort::FoldDone(FoldResult result) {
-  Effects out;
-  core_.Folded(node_->FoldDone(std::move(result)), now_, out);
-  Absorb(std::move(out));
+  core_.Folded(node_->FoldDone(std::move(result)), now_, Absorbed(*this).out());
 }
 
 void FakeCohort::Pass(absl::Duration time) {
@@ -265,36 +257,28 @@ void FakeCohort::PassWithHeartbeatsOf(const std::vector<Rank>& ranks,
                                       absl::Duration time) {
   now_ += time;
   for (Rank rank : ranks) core_.Heartbeat(sessions_[rank], now_);
-  Effects out;
-  core_.Tick(now_, out);
-  Absorb(std::move(out));
+  core_.Tick(now_, Absorbed(*this).out());
 }
 
 absl::StatusOr<ChangeAnswer> FakeCohort::Change(const SettingValues& values) {
-  Effects out;
-  absl::StatusOr<ChangeAnswer> answer =
-      core_.Change({.values = values}, now_, out);
-  Absorb(std::move(out));
-  return answer;
+  return core_.Change({.values = values}, now_, Absorbed(*this).out());
 }
 
 absl::Status FakeCohort::Evict(Rank rank) {
-  Effects out;
-  const absl::Status status = core_.Evict(rank, "told to", now_, out);
-  Absorb(std::move(out));
-  return status;
+  return core_.Evict(rank, "told to", now_, Absorbed(*this).out());
 }
 
 absl::Status FakeCohort::DrainWorker(Rank rank) {
-  Effects out;
-  const absl::Status status = core_.DrainWorker(rank, "told to", now_, out);
-  Absorb(std::move(out));
-  return status;
+  return core_.DrainWorker(rank, "told to", now_, Absorbed(*this).out());
+}
+
+absl::Status FakeCohort::MissesState(Rank rank, const PushKey& key, bool lost) {
+  return core_.MissesState(sender(rank), key, lost, now_,
+                           Absorbed(*this).out());
 }
 
 absl::Status FakeCohort::Join(Rank rank, Incarnation incarnation) {
-  Effects out;
-  const absl::Status status = core_.Join(
+  return core_.Join(
       SessionId(next_session_++),
       {.rank = rank,
        .incarnation = incarnation,
@@ -305,9 +289,7 @@ absl::Status FakeCohort::Join(Rank rank, Incarnation incarnation) {
                : setup_.batch_sizes_max[static_cast<size_t>(rank.value())],
        .fingerprint = "same",
        .description = absl::StrCat("host", rank.value())},
-      now_, out);
-  Absorb(std::move(out));
-  return status;
+      now_, Absorbed(*this).out());
 }
 
 absl::Status FakeCohort::Register(Rank rank) {
@@ -316,18 +298,14 @@ absl::Status FakeCohort::Register(Rank rank) {
 
 absl::Status FakeCohort::Register(Rank rank, const ModelLayout& layout) {
   answers_[rank].reset();
-  Effects out;
-  const absl::Status status =
-      core_.BeginRegister(sender(rank), layout, setup_.plan, now_, out);
-  Absorb(std::move(out));
+  const absl::Status status = core_.BeginRegister(
+      sender(rank), layout, setup_.plan, now_, Absorbed(*this).out());
   return status.ok() && answers_[rank].has_value() ? answers_[rank]->status()
                                                    : status;
 }
 
 void FakeCohort::CloseRegistration(Rank rank) {
-  Effects out;
-  core_.RegisterClosed(sender(rank), now_, out);
-  Absorb(std::move(out));
+  core_.RegisterClosed(sender(rank), now_, Absorbed(*this).out());
 }
 
 void FakeCohort::StartOne(Rank rank) {
@@ -340,27 +318,20 @@ void FakeCohort::Start() {
 }
 
 void FakeCohort::BreakSession(Rank rank) {
-  Effects out;
-  core_.SessionBroken(sessions_[rank], now_, out);
-  Absorb(std::move(out));
+  core_.SessionBroken(sessions_[rank], now_, Absorbed(*this).out());
 }
 
 void FakeCohort::Leave(Rank rank, Departure::Kind kind) {
-  Effects out;
-  core_.Leave(sessions_[rank], {.reason = "asked to", .kind = kind}, now_, out);
-  Absorb(std::move(out));
+  core_.Leave(sessions_[rank], {.reason = "asked to", .kind = kind}, now_,
+              Absorbed(*this).out());
 }
 
 void FakeCohort::Drain(const std::string& reason) {
-  Effects out;
-  core_.Drain(reason, now_, out);
-  Absorb(std::move(out));
+  core_.Drain(reason, now_, Absorbed(*this).out());
 }
 
 void FakeCohort::CheckpointStored() {
-  Effects out;
-  core_.CheckpointStored(now_, out);
-  Absorb(std::move(out));
+  core_.CheckpointStored(now_, Absorbed(*this).out());
 }
 
 Sender FakeCohort::sender(Rank rank) {
@@ -372,22 +343,18 @@ Sender FakeCohort::sender(Rank rank) {
 absl::Status FakeCohort::Open(Rank rank, const FakePush& push) {
   opened_[rank] = KeyOf(told_[rank]);
   opened_[rank].update = push.update;
-  Effects out;
-  const absl::Status status =
-      core_.Open(sender(rank), opened_[rank],
-                 {.version = told_[rank].version,
-                  .samples = push.samples.value_or(told_[rank].range.size()),
-                  .loss_weight = push.loss_weight,
-                  .gradient_weight = push.gradient_weight,
-                  .learning_rates = push.learning_rates,
-                  .numbers = push.numbers,
-                  .takes_changes = push.takes_changes,
-                  .batch_digest = push.batch_digest,
-                  .optimizer = push.optimizer,
-                  .continues = push.continues},
-                 now_, out);
-  Absorb(std::move(out));
-  return status;
+  return core_.Open(sender(rank), opened_[rank],
+                    {.version = told_[rank].version,
+                     .samples = push.samples.value_or(told_[rank].range.size()),
+                     .loss_weight = push.loss_weight,
+                     .gradient_weight = push.gradient_weight,
+                     .learning_rates = push.learning_rates,
+                     .numbers = push.numbers,
+                     .takes_changes = push.takes_changes,
+                     .batch_digest = push.batch_digest,
+                     .optimizer = push.optimizer,
+                     .continues = push.continues},
+                    now_, Absorbed(*this).out());
 }
 
 absl::Status FakeCohort::Gradient(Rank rank, int32_t partition,
@@ -452,11 +419,8 @@ absl::Status FakeCohort::Close(Rank rank, PushClosing closing) {
   if (told_[rank].global_normalization && closing.contributions == 0) {
     closing.contributions = static_cast<int64_t>(MadeBy(rank).places.size());
   }
-  Effects out;
-  const absl::Status status =
-      core_.Close(sender(rank), key(rank), std::move(closing), now_, out);
-  Absorb(std::move(out));
-  return status;
+  return core_.Close(sender(rank), key(rank), std::move(closing), now_,
+                     Absorbed(*this).out());
 }
 
 FakeCohort::Made& FakeCohort::MadeBy(Rank rank) {
@@ -515,11 +479,8 @@ absl::Status FakeCohort::Reduce(Rank rank,
       made.places.insert(message.key.place);
     }
   }
-  Effects out;
-  const absl::Status status =
-      core_.Reduce(sender(rank), std::move(messages), now_, out);
-  Absorb(std::move(out));
-  return status;
+  return core_.Reduce(sender(rank), std::move(messages), now_,
+                      Absorbed(*this).out());
 }
 
 void FakeCohort::ReduceBoth(const ReduceKey& key, const Moments& first,
@@ -541,7 +502,6 @@ absl::Status FakeCohort::Meet(Rank rank, const CallPlace& place,
 
 absl::StatusOr<Assignment> FakeCohort::Report(Rank rank) {
   const int64_t samples = told_[rank].range.size();
-  Effects out;
   absl::StatusOr<Assignment> next =
       core_.ReportEvaluation(sender(rank), told_[rank].sequence,
                              {.samples = samples,
@@ -549,28 +509,22 @@ absl::StatusOr<Assignment> FakeCohort::Report(Rank rank) {
                               .loss_weight = static_cast<double>(samples),
                               .correct = 1,
                               .labels = samples},
-                             now_, out);
-  Absorb(std::move(out));
+                             now_, Absorbed(*this).out());
   if (next.ok()) told_[rank] = *next;
   return next;
 }
 
 absl::StatusOr<Assignment> FakeCohort::ReportMoments(
     Rank rank, const std::vector<CallMoments>& of) {
-  Effects out;
-  absl::StatusOr<Assignment> next =
-      core_.ReportMoments(sender(rank), told_[rank].sequence, of, now_, out);
-  Absorb(std::move(out));
+  absl::StatusOr<Assignment> next = core_.ReportMoments(
+      sender(rank), told_[rank].sequence, of, now_, Absorbed(*this).out());
   if (next.ok()) told_[rank] = *next;
   return next;
 }
 
 absl::StatusOr<CollectionAnswer> FakeCohort::Collect() {
-  Effects out;
-  absl::StatusOr<CollectionAnswer> answer =
-      core_.CollectStatistics(setup_.options.run_id, now_, out);
-  Absorb(std::move(out));
-  return answer;
+  return core_.CollectStatistics(setup_.options.run_id, now_,
+                                 Absorbed(*this).out());
 }
 
 void FakeCohort::EvaluateAll() {

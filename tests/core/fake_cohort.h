@@ -170,6 +170,9 @@ class FakeCohort {
   void CheckpointStored();
   absl::StatusOr<ChangeAnswer> Change(const SettingValues& values);
   absl::Status Evict(Rank rank);
+  // Reports that the rank lacks the state that the push of `key` needs; with
+  // `lost`, that every rank does.
+  absl::Status MissesState(Rank rank, const PushKey& key, bool lost);
   absl::Status DrainWorker(Rank rank);
 
   // True if the server has no room for the last gradient of `rank`.
@@ -228,6 +231,18 @@ class FakeCohort {
   std::string log() const;
 
  private:
+  // The effects of one call of the core, absorbed when the call is over.
+  class Absorbed {
+   public:
+    explicit Absorbed(FakeCohort& cohort) : cohort_(cohort) {}
+    ~Absorbed() { cohort_.Absorb(std::move(out_)); }
+    Effects& out() { return out_; }
+
+   private:
+    FakeCohort& cohort_;
+    Effects out_;
+  };
+
   void Absorb(Effects effects);
   void SendValuesWhereAsked();
   void Note(const Effect& effect);
