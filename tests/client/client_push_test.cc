@@ -14,6 +14,7 @@
 #include "common/wire/convert.h"
 #include "common/wire/encoding.h"
 #include "tests/client/fake_server.h"
+#include "tests/fakes/float_ropes.h"
 #include "tests/fakes/statuses.h"
 #include "worker/client/client.h"
 
@@ -45,19 +46,13 @@ std::unique_ptr<Client> TrainingClient(FakeServer& server) {
   return TrainingClient(server, server.Options());
 }
 
-ByteRope Floats(const std::vector<float>& values) {
-  return ByteRope::Copy(
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                          values.size() * sizeof(float)));
-}
-
 v1::ExchangeReply WeightsReply(int32_t partition, int64_t version,
                                const std::vector<float>& values) {
   v1::ExchangeReply reply;
   ToProto(PushKey{.sequence = Sequence(1)}, reply.mutable_key());
   reply.mutable_weights()->set_partition(partition);
   reply.mutable_weights()->set_version(version);
-  DescribePayload(Floats(values), reply.mutable_weights());
+  DescribePayload(RopeOver(values), reply.mutable_weights());
   reply.set_payload(FloatBytes(values));
   return reply;
 }
@@ -85,8 +80,8 @@ void AnswerPush(FakeServer& server,
 
 absl::StatusOr<PushResult> PushOnce(Client& client) {
   COHORT_RETURN_IF_ERROR(client.OpenPush({.samples = 8, .loss_weight = 16}));
-  COHORT_RETURN_IF_ERROR(client.SendGradient(2, Floats({5, 6}), {}));
-  COHORT_RETURN_IF_ERROR(client.SendGradient(0, Floats({0, 0}), {0}));
+  COHORT_RETURN_IF_ERROR(client.SendGradient(2, RopeOver({5, 6}), {}));
+  COHORT_RETURN_IF_ERROR(client.SendGradient(0, RopeOver({0, 0}), {0}));
   return client.ClosePush({.loss_sum = 3, .correct = 4, .labels = 8});
 }
 
@@ -112,7 +107,7 @@ TEST_F(ClientPushTest, PushCarriesGradientsAndCounts) {
   EXPECT_EQ(push_[0].opening().loss_weight(), 16);
   EXPECT_EQ(push_[1].gradient().partition(), 2);
   EXPECT_EQ(push_[1].payload(), FloatBytes({5, 6}));
-  EXPECT_TRUE(CheckPayload(push_[1].gradient(), Floats({5, 6}), 2).ok());
+  EXPECT_TRUE(CheckPayload(push_[1].gradient(), RopeOver({5, 6}), 2).ok());
   EXPECT_TRUE(push_[1].gradient().has_xxh3());
   EXPECT_TRUE(push_[1].gradient().absent_slices().empty());
   EXPECT_EQ(push_[2].gradient().partition(), 0);
@@ -148,8 +143,8 @@ TEST_F(ClientPushTest, AnUpdateIsAnsweredByItsWeights) {
   const auto send = [&client](bool continues) {
     ExpectOk(client->OpenPush(
         {.samples = 8, .loss_weight = 16, .continues = continues}));
-    ExpectOk(client->SendGradient(2, Floats({5, 6}), {}));
-    ExpectOk(client->SendGradient(0, Floats({0, 0}), {0}));
+    ExpectOk(client->SendGradient(2, RopeOver({5, 6}), {}));
+    ExpectOk(client->SendGradient(0, RopeOver({0, 0}), {0}));
   };
   for (const float update : {0.0F, 1.0F}) {
     send(/*continues=*/true);
@@ -172,10 +167,10 @@ TEST_F(ClientPushTest, GradientsAreSentAsTheAssignmentSays) {
   ASSERT_TRUE(client->OpenPush({.samples = 8, .loss_weight = 16}).ok());
   // Its length is checked as that of float32.
   EXPECT_TRUE(
-      absl::IsInvalidArgument(client->SendGradient(2, Floats({5}), {})));
+      absl::IsInvalidArgument(client->SendGradient(2, RopeOver({5}), {})));
   // 1 is 0x3f80; 1 + 2^-8 is a tie, and -2.5 is 0xc020.
-  ASSERT_TRUE(client->SendGradient(2, Floats({1 + 0x1p-8F, -2.5F}), {}).ok());
-  ASSERT_TRUE(client->SendGradient(0, Floats({0, 0}), {0}).ok());
+  ASSERT_TRUE(client->SendGradient(2, RopeOver({1 + 0x1p-8F, -2.5F}), {}).ok());
+  ASSERT_TRUE(client->SendGradient(0, RopeOver({0, 0}), {0}).ok());
   ASSERT_TRUE(client->ClosePush({.loss_sum = 3}).ok());
   ASSERT_EQ(push_.size(), 4u);
   EXPECT_EQ(push_[1].gradient().encoding(), v1::ENCODING_BFLOAT16);
@@ -193,7 +188,7 @@ v1::ExchangeReply ChangeReply(int32_t partition, int64_t sequence,
   v1::ExchangeReply reply;
   ToProto(PushKey{.sequence = Sequence(sequence)}, reply.mutable_key());
   const ByteRope halves =
-      EncodeGradient(Floats(change), ElementType::kBFloat16);
+      EncodeGradient(RopeOver(change), ElementType::kBFloat16);
   v1::WeightsPartition& weights = *reply.mutable_weights();
   weights.set_partition(partition);
   weights.set_version(version);
@@ -215,7 +210,7 @@ std::unique_ptr<Client> HalfClient(FakeServer& server) {
       const std::vector<float> values(p == 1 ? 1 : 2, static_cast<float>(p));
       v1::PullReply reply;
       reply.set_partition(p);
-      DescribePayload(Floats(values), &reply);
+      DescribePayload(RopeOver(values), &reply);
       reply.set_payload(FloatBytes(values));
       io.Write(reply);
     }
@@ -228,7 +223,8 @@ absl::StatusOr<PushResult> PushFrom(Client& client, int64_t version) {
   PushOpening opening{.version = Version(version), .samples = 8};
   COHORT_RETURN_IF_ERROR(client.OpenPush(opening));
   for (int32_t partition : {2, 0}) {
-    COHORT_RETURN_IF_ERROR(client.SendGradient(partition, Floats({0, 0}), {}));
+    COHORT_RETURN_IF_ERROR(
+        client.SendGradient(partition, RopeOver({0, 0}), {}));
   }
   return client.ClosePush({});
 }
@@ -421,15 +417,15 @@ TEST_F(ClientPushTest, AnEarlierClosingIsRepeatedUnderItsKey) {
 TEST_F(ClientPushTest, GradientThatDoesNotFitIsRefused) {
   server_.on_exchange = Drain;
   const auto client = TrainingClient(server_);
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(client->SendGradient(0, Floats({1, 2}), {})));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      client->SendGradient(0, RopeOver({1, 2}), {})));
   ASSERT_TRUE(client->OpenPush({.samples = 1, .loss_weight = 1}).ok());
   EXPECT_TRUE(
-      absl::IsInvalidArgument(client->SendGradient(0, Floats({1}), {})));
+      absl::IsInvalidArgument(client->SendGradient(0, RopeOver({1}), {})));
   // Partition 1 is frozen, 3 does not exist.
   for (int32_t partition : {-1, 1, 3}) {
     EXPECT_TRUE(absl::IsInvalidArgument(
-        client->SendGradient(partition, Floats({1, 2}), {})));
+        client->SendGradient(partition, RopeOver({1, 2}), {})));
   }
 }
 

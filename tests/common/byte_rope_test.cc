@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/checksum.h"
+#include "tests/fakes/float_ropes.h"
 
 namespace cohort {
 namespace {
@@ -19,27 +20,6 @@ using testing::ElementsAre;
 absl::Span<const std::byte> BytesOf(const std::string& text) {
   return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(text.data()),
                              text.size());
-}
-
-// The floats' bytes, cut before the given byte offsets. Every piece has its own
-// copy, so that the sanitizer sees reads beyond a piece.
-ByteRope Cut(const std::vector<float>& floats,
-             const std::vector<size_t>& cuts) {
-  const auto bytes =
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(floats.data()),
-                          floats.size() * sizeof(float));
-  ByteRope rope;
-  size_t begin = 0;
-  const auto add = [&](size_t end) {
-    const ByteRope piece = ByteRope::Copy(bytes.subspan(begin, end - begin));
-    for (const ByteRope::Piece& p : piece.pieces()) {
-      rope.Append(p.bytes, p.owner);
-    }
-    begin = end;
-  };
-  for (size_t cut : cuts) add(cut);
-  add(bytes.size());
-  return rope;
 }
 
 TEST(ByteRopeTest, IsTheConcatenationOfItsPieces) {
@@ -78,11 +58,11 @@ TEST(ByteRopeTest, CopyDoesNotSeeLaterChanges) {
 
 TEST(ByteRopeTest, ChecksumDoesNotDependOnCuts) {
   const std::vector<float> floats = {1, 2, 3, 4};
-  const uint64_t whole = Cut(floats, {}).Checksum();
+  const uint64_t whole = CutAt(floats, {}).Checksum();
   for (size_t cut = 1; cut < 16; ++cut) {
-    EXPECT_EQ(Cut(floats, {cut}).Checksum(), whole) << "cut at " << cut;
+    EXPECT_EQ(CutAt(floats, {cut}).Checksum(), whole) << "cut at " << cut;
   }
-  EXPECT_NE(Cut({1, 2, 3, 5}, {}).Checksum(), whole);
+  EXPECT_NE(CutAt({1, 2, 3, 5}, {}).Checksum(), whole);
 }
 
 // Reference values of XXH3-64 with seed 0, from the algorithm's own tests.
@@ -90,20 +70,20 @@ TEST(ByteRopeTest, SampledChecksumTellsComputationsApart) {
   // Longer than two strides, and no multiple of a sample.
   std::vector<float> floats(10007);
   for (size_t i = 0; i < floats.size(); ++i) floats[i] = static_cast<float>(i);
-  const uint64_t whole = Cut(floats, {}).SampledChecksum();
+  const uint64_t whole = CutAt(floats, {}).SampledChecksum();
   for (const std::vector<size_t>& cuts :
        {std::vector<size_t>{1}, {1023, 1025}, {16383, 16384, 20000}, {40027}}) {
-    EXPECT_EQ(Cut(floats, cuts).SampledChecksum(), whole);
+    EXPECT_EQ(CutAt(floats, cuts).SampledChecksum(), whole);
   }
   std::vector<float> longer = floats;
   longer.push_back(0);
-  EXPECT_NE(Cut(longer, {}).SampledChecksum(), whole);
+  EXPECT_NE(CutAt(longer, {}).SampledChecksum(), whole);
   for (float& value : floats) value += 1;
-  EXPECT_NE(Cut(floats, {}).SampledChecksum(), whole);
+  EXPECT_NE(CutAt(floats, {}).SampledChecksum(), whole);
   floats.assign(1, 0);
-  const uint64_t one = Cut(floats, {}).SampledChecksum();
+  const uint64_t one = CutAt(floats, {}).SampledChecksum();
   floats[0] = -0.0f;
-  EXPECT_NE(Cut(floats, {}).SampledChecksum(), one);
+  EXPECT_NE(CutAt(floats, {}).SampledChecksum(), one);
 }
 
 TEST(ChecksumTest, IsXxh3) {
@@ -123,7 +103,7 @@ TEST(ChecksumTest, StreamingEqualsTheWhole) {
 }
 
 TEST(RopeReaderTest, ReadsOverPieceBoundaries) {
-  const ByteRope rope = Cut({1, 2, 3}, {1, 6});
+  const ByteRope rope = CutAt({1, 2, 3}, {1, 6});
   RopeReader reader(rope);
   std::vector<float> floats(3);
   reader.Read(floats.data(), 8);
@@ -134,7 +114,7 @@ TEST(RopeReaderTest, ReadsOverPieceBoundaries) {
 }
 
 TEST(RopeReaderTest, SkipsOverPieceBoundaries) {
-  const ByteRope rope = Cut({1, 2, 3}, {1, 6});
+  const ByteRope rope = CutAt({1, 2, 3}, {1, 6});
   RopeReader reader(rope);
   reader.Skip(8);
   float last = 0;
@@ -143,7 +123,7 @@ TEST(RopeReaderTest, SkipsOverPieceBoundaries) {
 }
 
 TEST(RopeReaderTest, PeeksWhereTheBytesLieIfOnePieceHoldsThem) {
-  const ByteRope rope = Cut({1, 2, 3}, {4});
+  const ByteRope rope = CutAt({1, 2, 3}, {4});
   RopeReader reader(rope);
   reader.Skip(4);
   EXPECT_EQ(reader.contiguous_bytes(), 8);
@@ -152,7 +132,7 @@ TEST(RopeReaderTest, PeeksWhereTheBytesLieIfOnePieceHoldsThem) {
 }
 
 TEST(RopeReaderTest, PeeksACopyOfWhatIsCut) {
-  const ByteRope rope = Cut({1, 2}, {1, 2, 3, 5});
+  const ByteRope rope = CutAt({1, 2}, {1, 2, 3, 5});
   RopeReader reader(rope);
   std::array<std::byte, 8> scratch;
   EXPECT_EQ(reader.contiguous_bytes(), 1);
@@ -164,7 +144,7 @@ TEST(RopeReaderTest, PeeksACopyOfWhatIsCut) {
 }
 
 TEST(RopeReaderTest, NothingIsContiguousAtTheEnd) {
-  const ByteRope rope = Cut({1}, {2});
+  const ByteRope rope = CutAt({1}, {2});
   RopeReader reader(rope);
   reader.Skip(4);
   EXPECT_EQ(reader.contiguous_bytes(), 0);
@@ -172,7 +152,7 @@ TEST(RopeReaderTest, NothingIsContiguousAtTheEnd) {
 }
 
 TEST(RopeReaderDeathTest, RefusesToReadPastTheEnd) {
-  const ByteRope rope = Cut({1, 2}, {});
+  const ByteRope rope = CutAt({1, 2}, {});
   RopeReader reader(rope);
   std::array<std::byte, 12> scratch;
   EXPECT_DEATH(reader.Skip(12), "got 8 bytes, want 12");

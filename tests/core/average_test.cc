@@ -10,6 +10,7 @@
 #include "server/core/model/model_snapshot.h"
 #include "server/core/statistics/statistics_sets.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/core/float_values.h"
 #include "tests/core/small_run.h"
 #include "tests/kernels/reference/optimizer_oracle.h"
 
@@ -149,9 +150,7 @@ TEST(AverageTest, StatisticsFollowTheFirstKind) {
 // ---- in a run
 
 std::vector<float> AverageWeights(const FakeCohort& cohort) {
-  const SharedSnapshot average = AverageOf(*cohort.snapshot());
-  return {average->weights[0]->data(),
-          average->weights[0]->data() + average->weights[0]->size()};
+  return ValuesOf(AverageOf(*cohort.snapshot())->weights[0]);
 }
 
 TEST(AverageTest, TurnedOnInARunItStartsFromTheWeightsOfThatVersion) {

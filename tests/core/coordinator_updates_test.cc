@@ -7,6 +7,7 @@
 
 #include "server/core/coordinator.h"
 #include "tests/core/fake_cohort.h"
+#include "tests/core/float_values.h"
 #include "tests/fakes/statuses.h"
 
 // Steps of several optimizers: the first updates w, the second b.
@@ -45,8 +46,7 @@ FakeSetup Adam(FakeSetup setup) {
 }
 
 std::vector<float> SentOf(const FakeCohort& cohort, size_t number) {
-  const SharedFloats& weights = cohort.sent()[number].weights;
-  return {weights->data(), weights->data() + weights->size()};
+  return ValuesOf(cohort.sent()[number].weights);
 }
 
 TEST(CoordinatorUpdatesTest, AllUpdatesTogetherMakeOneVersion) {

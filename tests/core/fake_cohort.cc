@@ -536,9 +536,7 @@ void FakeCohort::EvaluateAll() {
 }
 
 std::vector<float> FakeCohort::weights(int32_t partition) const {
-  const SharedFloats buffer =
-      snapshot()->weights[static_cast<size_t>(partition)];
-  return {buffer->span().begin(), buffer->span().end()};
+  return ValuesOf(snapshot()->weights[static_cast<size_t>(partition)]);
 }
 
 int64_t FakeCohort::counter(const std::string& name) const {

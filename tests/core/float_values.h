@@ -1,17 +1,15 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "absl/types/span.h"
-#include "common/byte_rope.h"
 #include "common/float_buffer.h"
 #include "common/model_layout.h"
+#include "common/permutation.h"
 #include "kernels/optimizer_rules.h"
 #include "server/core/model/model_snapshot.h"
 
@@ -22,6 +20,16 @@ inline SharedFloats BufferOf(const std::vector<float>& values) {
       std::make_shared<FloatBuffer>(static_cast<int64_t>(values.size()));
   std::copy(values.begin(), values.end(), buffer->data());
   return buffer;
+}
+
+// Uniform in [-amplitude, amplitude).
+inline std::vector<float> DrawFloats(SplitMix64& random, int64_t count,
+                                     double amplitude) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) {
+    value = static_cast<float>(amplitude * (2 * random.Uniform() - 1));
+  }
+  return values;
 }
 
 // Parameters "a", "b", ... of one element, each a partition.
@@ -44,20 +52,6 @@ inline std::shared_ptr<ModelSnapshot> SnapshotWith(
   snapshot->slots.resize(weights.size());
   snapshot->weights = std::move(weights);
   return snapshot;
-}
-
-// The bytes of `values` in pieces of 1, 2, ... `longest`, 1, 2, ... bytes.
-inline ByteRope CutRope(const std::vector<float>& values, size_t longest) {
-  ByteRope rope;
-  absl::Span<const std::byte> left =
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                          values.size() * sizeof(float));
-  for (size_t size = 1; !left.empty(); size = size % longest + 1) {
-    const ByteRope piece = ByteRope::Copy(left.subspan(0, size));
-    rope.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
-    left = left.subspan(std::min(size, left.size()));
-  }
-  return rope;
 }
 
 // A step of SGD, or of another rule of it.

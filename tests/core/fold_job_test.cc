@@ -10,19 +10,13 @@
 #include "common/permutation.h"
 #include "kernels/backend.h"
 #include "tests/core/float_values.h"
+#include "tests/fakes/float_ropes.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
 namespace {
 
 using Floats = std::vector<float>;
-
-absl::Span<const std::byte> Bytes(const Floats& values) {
-  return absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                             values.size() * sizeof(float));
-}
-
-ByteRope Rope(const Floats& values) { return ByteRope::Copy(Bytes(values)); }
 
 FoldResult Fold(const FoldJob& job) {
   FloatBufferPool pool;
@@ -37,8 +31,8 @@ TEST(FoldJobTest, EachSliceIsUpdatedByItsOwnStep) {
   const FoldJob job{
       .transaction = 7,
       .partition = 3,
-      .contributions = {{.rank = Rank(0), .gradient = Rope({2, 4, 6})},
-                        {.rank = Rank(1), .gradient = Rope({2, 0, 2})}},
+      .contributions = {{.rank = Rank(0), .gradient = RopeOver({2, 4, 6})},
+                        {.rank = Rank(1), .gradient = RopeOver({2, 0, 2})}},
       .slices = {{.count = 1, .rule = PlainStep(kPlain)},
                  {.count = 2, .rule = PlainStep(decayed)}},
       .weights = BufferOf({1, 2, 4})};
@@ -56,7 +50,7 @@ TEST(FoldJobTest, MomentumMovesTheVelocity) {
   SgdNumbers numbers = kPlain;
   numbers.momentum = 0.5;
   const FoldResult result =
-      Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({4})}},
+      Fold({.contributions = {{.rank = Rank(0), .gradient = RopeOver({4})}},
             .slices = {{.count = 1, .rule = StepOf(numbers)}},
             .weights = BufferOf({1}),
             .slots = {.velocity = BufferOf({2})}});
@@ -71,7 +65,7 @@ TEST(FoldJobTest, AMomentumOfZeroLeavesTheGradientAsVelocity) {
        {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
     for (bool frozen : {false, true}) {
       FoldJob job{
-          .contributions = {{.rank = Rank(0), .gradient = Rope({4, 8})}},
+          .contributions = {{.rank = Rank(0), .gradient = RopeOver({4, 8})}},
           .slices = {{.count = 2, .rule = StepOf(kPlain)}},
           .weights = BufferOf({1, 1}),
           .slots = {.velocity = BufferOf({2, 2})}};
@@ -94,7 +88,7 @@ TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
   numbers.decay = 1;
   const kernels::RuleStep step = StepOf(numbers);
   const FoldResult result =
-      Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({0, 4})}},
+      Fold({.contributions = {{.rank = Rank(0), .gradient = RopeOver({0, 4})}},
             .slices = {{.count = 1, .rule = step, .skip = true},
                        {.count = 1, .rule = step}},
             .weights = BufferOf({0.1f, 0}),
@@ -106,25 +100,21 @@ TEST(FoldJobTest, ASkippedSliceKeepsWeightsAndVelocityToTheBit) {
 
 TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
   SplitMix64 random(5);
-  Floats weights;
-  Floats velocity;
-  Floats first;
-  Floats second;
-  for (int i = 0; i < 101; ++i) {
-    for (Floats* floats : {&weights, &velocity, &first, &second}) {
-      floats->push_back(static_cast<float>(random.Uniform() - 0.5));
-    }
-  }
+  const Floats weights = DrawFloats(random, 101, 0.5);
+  const Floats velocity = DrawFloats(random, 101, 0.5);
+  const Floats first = DrawFloats(random, 101, 0.5);
+  const Floats second = DrawFloats(random, 101, 0.5);
   const kernels::RuleStep step =
       StepOf({.scale = 0.7, .rate = 0.3, .decay = 0.01, .momentum = 0.9},
              OptimizerKind::kNesterov);
-  FoldJob job{.contributions = {{.rank = Rank(0), .gradient = Rope(first)},
-                                {.rank = Rank(1), .gradient = Rope(second)}},
-              .slices = {{.count = 13, .rule = step},
-                         {.count = 1, .rule = step, .skip = true},
-                         {.count = 87, .rule = step}},
-              .weights = BufferOf(weights),
-              .slots = {.velocity = BufferOf(velocity)}};
+  FoldJob job{
+      .contributions = {{.rank = Rank(0), .gradient = RopeOver(first)},
+                        {.rank = Rank(1), .gradient = RopeOver(second)}},
+      .slices = {{.count = 13, .rule = step},
+                 {.count = 1, .rule = step, .skip = true},
+                 {.count = 87, .rule = step}},
+      .weights = BufferOf(weights),
+      .slots = {.velocity = BufferOf(velocity)}};
   FloatBufferPool pool;
   for (const kernels::Backend* backend :
        {&kernels::ReferenceBackend(), &kernels::CpuBackend()}) {
@@ -146,7 +136,8 @@ TEST(FoldJobTest, CutsInOddPlacesDoNotShow) {
 ByteRope RopeOfBFloat16(Floats& values) {
   std::vector<std::byte> bytes(values.size() * 2);
   const auto count = static_cast<int64_t>(values.size());
-  RoundToBFloat16(Bytes(values).data(), count, bytes.data());
+  RoundToBFloat16(reinterpret_cast<const std::byte*>(values.data()), count,
+                  bytes.data());
   ExpandBFloat16(bytes.data(), count, values.data());
   return ByteRope::Copy(bytes);
 }
@@ -157,13 +148,7 @@ TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
   constexpr int32_t kRanks = 19;
   constexpr int64_t kElements = 3000;
   SplitMix64 random(8);
-  const auto draw = [&random] {
-    Floats values;
-    for (int64_t i = 0; i < kElements; ++i) {
-      values.push_back(static_cast<float>(random.Uniform() - 0.5));
-    }
-    return values;
-  };
+  const auto draw = [&random] { return DrawFloats(random, kElements, 0.5); };
   const kernels::RuleStep step =
       StepOf({.scale = 0.7, .rate = 0.3, .decay = 0.01, .momentum = 0.9});
   FoldJob floats{.slices = {{.count = 13, .rule = step},
@@ -183,7 +168,7 @@ TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
     }
     halves.contributions.push_back(half);
     floats.contributions.push_back(
-        {.rank = Rank(rank), .gradient = Rope(values)});
+        {.rank = Rank(rank), .gradient = RopeOver(values)});
   }
   EXPECT_EQ(GradientBytes(halves), kElements * (13 * 2 + 6 * 4));
   FloatBufferPool pool;
@@ -209,15 +194,9 @@ TEST(FoldJobTest, BFloat16GivesTheBitsOfItsValues) {
 // odd length makes every boundary cut a float. The reference is one loop in
 // float64.
 TEST(FoldJobTest, PiecesOfTheNetworkGiveTheNumbersOfFloat64) {
-  constexpr size_t kElements = 50'000;
+  constexpr int64_t kElements = 50'000;
   SplitMix64 random(6);
-  const auto draw = [&random] {
-    Floats values(kElements);
-    for (float& value : values) {
-      value = static_cast<float>(random.Uniform() - 0.5);
-    }
-    return values;
-  };
+  const auto draw = [&random] { return DrawFloats(random, kElements, 0.5); };
   const Floats weights = draw();
   const Floats velocity = draw();
   FoldJob job{.gradient_scale = 0.5f,
@@ -228,21 +207,18 @@ TEST(FoldJobTest, PiecesOfTheNetworkGiveTheNumbersOfFloat64) {
   std::vector<double> sum(kElements, 0.0);
   for (int32_t rank = 0; rank < 3; ++rank) {
     const Floats gradient = draw();
-    for (size_t i = 0; i < kElements; ++i) sum[i] += gradient[i];
-    ByteRope rope;
-    absl::Span<const std::byte> left = Bytes(gradient);
-    for (size_t size = 32'259; !left.empty(); size = 65'536) {
-      const ByteRope piece = ByteRope::Copy(left.subspan(0, size));
-      rope.Append(piece.pieces()[0].bytes, piece.pieces()[0].owner);
-      left.remove_prefix(piece.pieces()[0].bytes.size());
-    }
-    job.contributions.push_back({.rank = Rank(rank), .gradient = rope});
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += gradient[i];
+    constexpr size_t kFrame = 65'536;
+    job.contributions.push_back(
+        {.rank = Rank(rank),
+         .gradient =
+             CutAt(gradient, {32'259, 32'259 + kFrame, 32'259 + 2 * kFrame})});
   }
   FloatBufferPool pool;
   const FoldResult result = RunFold(job, kernels::CpuBackend(), pool);
   const Floats got_velocity = ValuesOf(result.slots.velocity);
   const Floats got_weights = ValuesOf(result.weights);
-  for (size_t i = 0; i < kElements; ++i) {
+  for (size_t i = 0; i < sum.size(); ++i) {
     const double v = 0.9 * velocity[i] + 0.5 * sum[i];
     // Five roundings of values below 2 with a relative error of 2^-24 each.
     ASSERT_NEAR(got_velocity[i], v, 6e-7) << i;
@@ -252,10 +228,11 @@ TEST(FoldJobTest, PiecesOfTheNetworkGiveTheNumbersOfFloat64) {
 
 TEST(FoldJobTest, TheRankNamedDoesNotDependOnCuts) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  FoldJob job{.contributions = {{.rank = Rank(0), .gradient = Rope({1, nan})},
-                                {.rank = Rank(1), .gradient = Rope({nan, 2})}},
-              .slices = {{.count = 2, .rule = PlainStep(kPlain)}},
-              .weights = BufferOf({0, 0})};
+  FoldJob job{
+      .contributions = {{.rank = Rank(0), .gradient = RopeOver({1, nan})},
+                        {.rank = Rank(1), .gradient = RopeOver({nan, 2})}},
+      .slices = {{.count = 2, .rule = PlainStep(kPlain)}},
+      .weights = BufferOf({0, 0})};
   EXPECT_EQ(Fold(job).nonfinite->rank, Rank(0));
   job.contributions[0].gradient = CutRope({1, nan}, 4);
   EXPECT_EQ(Fold(job).nonfinite->rank, Rank(0));
@@ -269,13 +246,13 @@ TEST(FoldJobTest, TheRankNamedDoesNotDependOnCuts) {
 
 TEST(FoldJobTest, NonfiniteNamesTheRankAndTheSlice) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  const FoldResult result =
-      Fold({.partition = 4,
-            .contributions = {{.rank = Rank(2), .gradient = Rope({1, 2, 3})},
-                              {.rank = Rank(5), .gradient = Rope({1, 2, nan})}},
-            .slices = {{.count = 2, .rule = PlainStep(kPlain)},
-                       {.count = 1, .rule = PlainStep(kPlain)}},
-            .weights = BufferOf({0, 0, 0})});
+  const FoldResult result = Fold(
+      {.partition = 4,
+       .contributions = {{.rank = Rank(2), .gradient = RopeOver({1, 2, 3})},
+                         {.rank = Rank(5), .gradient = RopeOver({1, 2, nan})}},
+       .slices = {{.count = 2, .rule = PlainStep(kPlain)},
+                  {.count = 1, .rule = PlainStep(kPlain)}},
+       .weights = BufferOf({0, 0, 0})});
   ASSERT_TRUE(result.nonfinite.has_value());
   EXPECT_EQ(result.nonfinite->rank, Rank(5));
   EXPECT_EQ(result.nonfinite->partition, 4);
@@ -286,8 +263,8 @@ TEST(FoldJobTest, NonfiniteNamesTheRankAndTheSlice) {
 TEST(FoldJobTest, AnOverflowingSumBlamesNobody) {
   const float huge = std::numeric_limits<float>::max();
   const FoldResult result =
-      Fold({.contributions = {{.rank = Rank(0), .gradient = Rope({huge})},
-                              {.rank = Rank(1), .gradient = Rope({huge})}},
+      Fold({.contributions = {{.rank = Rank(0), .gradient = RopeOver({huge})},
+                              {.rank = Rank(1), .gradient = RopeOver({huge})}},
             .slices = {{.count = 1, .rule = PlainStep(kPlain)}},
             .weights = BufferOf({0})});
   ASSERT_TRUE(result.nonfinite.has_value());

@@ -16,6 +16,7 @@
 #include "kernels/optimizer_rules.h"
 #include "server/partitions/fold_job.h"
 #include "tests/core/float_values.h"
+#include "tests/fakes/float_ropes.h"
 #include "tests/kernels/reference/reference_backend.h"
 
 namespace cohort {
@@ -27,16 +28,6 @@ std::vector<uint32_t> Bits(const Floats& values) {
   std::vector<uint32_t> bits;
   for (float value : values) bits.push_back(std::bit_cast<uint32_t>(value));
   return bits;
-}
-
-ByteRope Rope(const Floats& values) { return RopeOf(BufferOf(values)); }
-
-Floats Draw(SplitMix64& random, size_t count, double amplitude) {
-  Floats values(count);
-  for (float& value : values) {
-    value = static_cast<float>(amplitude * (2 * random.Uniform() - 1));
-  }
-  return values;
 }
 
 // What a worker makes of the weights that it holds.
@@ -58,7 +49,7 @@ TEST(RoundedChangeTest, NothingIsLostOverManySteps) {
   constexpr int kSteps = 300;
   constexpr double kRate = 0.125;
   SplitMix64 random(11);
-  const Floats start = Draw(random, kElements, 1);
+  const Floats start = DrawFloats(random, kElements, 1);
   std::vector<double> wanted(start.begin(), start.end());
   FoldJob job{
       .slices = {{.count = kElements, .rule = PlainStep({.rate = kRate})}},
@@ -66,9 +57,9 @@ TEST(RoundedChangeTest, NothingIsLostOverManySteps) {
       .slots = {.remainder = BufferOf(Floats(kElements, 0))}};
   FloatBufferPool pool;
   for (int step = 0; step < kSteps; ++step) {
-    const Floats gradient = Draw(random, kElements, 1e-4);
+    const Floats gradient = DrawFloats(random, kElements, 1e-4);
     for (size_t i = 0; i < kElements; ++i) wanted[i] -= kRate * gradient[i];
-    job.contributions = {{.rank = Rank(0), .gradient = Rope(gradient)}};
+    job.contributions = {{.rank = Rank(0), .gradient = RopeOver(gradient)}};
     const FoldResult result = RunFold(job, kernels::CpuBackend(), pool);
     ASSERT_EQ(Bits(Added(job.weights, result.change)),
               Bits(ValuesOf(result.weights)));
@@ -90,7 +81,7 @@ TEST(RoundedChangeTest, FrozenAndSkippedWeightsStayToTheBit) {
   const Floats weights = {-0.0f, 1, -0.0f, 0, 1, 2};
   const Floats remainder = {1e-5f, 2e-5f, -3e-5f, 4e-5f, 0, 6e-5f};
   FoldJob job{.contributions = {{.rank = Rank(0),
-                                 .gradient = Rope({1, 1, 1, 1, 1, 1})}},
+                                 .gradient = RopeOver({1, 1, 1, 1, 1, 1})}},
               .slices = {{.count = 2, .skip = true},
                          {.count = 4, .rule = PlainStep({.rate = 0.5})}},
               .weights = BufferOf(weights),
@@ -112,16 +103,17 @@ TEST(RoundedChangeTest, FrozenAndSkippedWeightsStayToTheBit) {
 // Whatever moves the weights: the second pass of a clipped step, Adam.
 TEST(RoundedChangeTest, EveryRuleIsRounded) {
   SplitMix64 random(12);
-  const Floats gradient = Draw(random, 100, 1);
-  FoldJob adam{.contributions = {{.rank = Rank(0), .gradient = Rope(gradient)}},
-               .slices = {{.count = 100,
-                           .rule = kernels::RuleOf(OptimizerKind::kAdam)
-                                       .step({.numbers = {}, .rate = 1e-3})}},
-               .weights = BufferOf(Draw(random, 100, 1)),
-               .slots = {.first_moment = BufferOf(Floats(100, 0.1f)),
-                         .second_moment = BufferOf(Floats(100, 0.1f)),
-                         .remainder = BufferOf(Floats(100, 0)),
-                         .updates = {3}}};
+  const Floats gradient = DrawFloats(random, 100, 1);
+  FoldJob adam{
+      .contributions = {{.rank = Rank(0), .gradient = RopeOver(gradient)}},
+      .slices = {{.count = 100,
+                  .rule = kernels::RuleOf(OptimizerKind::kAdam)
+                              .step({.numbers = {}, .rate = 1e-3})}},
+      .weights = BufferOf(DrawFloats(random, 100, 1)),
+      .slots = {.first_moment = BufferOf(Floats(100, 0.1f)),
+                .second_moment = BufferOf(Floats(100, 0.1f)),
+                .remainder = BufferOf(Floats(100, 0)),
+                .updates = {3}}};
   FoldJob clipped{.pass = FoldPass::kUpdate,
                   .slices = {{.count = 100, .rule = PlainStep({.rate = 0.1})}},
                   .weights = adam.weights,
@@ -149,11 +141,12 @@ TEST(RoundedChangeTest, EveryRuleIsRounded) {
 }
 
 TEST(RoundedChangeTest, TheAverageFollowsTheWeightsThatWorkersHold) {
-  FoldJob job{.contributions = {{.rank = Rank(0), .gradient = Rope({1.01f})}},
-              .slices = {{.count = 1, .rule = PlainStep({.rate = 1})}},
-              .weights = BufferOf({4}),
-              .slots = {.average = BufferOf({4}), .remainder = BufferOf({0})},
-              .average_gain = 1};
+  FoldJob job{
+      .contributions = {{.rank = Rank(0), .gradient = RopeOver({1.01f})}},
+      .slices = {{.count = 1, .rule = PlainStep({.rate = 1})}},
+      .weights = BufferOf({4}),
+      .slots = {.average = BufferOf({4}), .remainder = BufferOf({0})},
+      .average_gain = 1};
   FloatBufferPool pool;
   const FoldResult result = RunFold(job, kernels::CpuBackend(), pool);
   // 1.01 becomes 1.0078125.
@@ -163,7 +156,7 @@ TEST(RoundedChangeTest, TheAverageFollowsTheWeightsThatWorkersHold) {
 
 TEST(RoundedChangeTest, AGradientThatIsNotFiniteHasNoChange) {
   FoldJob job{
-      .contributions = {{.rank = Rank(3), .gradient = Rope({INFINITY})}},
+      .contributions = {{.rank = Rank(3), .gradient = RopeOver({INFINITY})}},
       .slices = {{.count = 1, .rule = PlainStep({.rate = 1})}},
       .weights = BufferOf({4}),
       .slots = {.remainder = BufferOf({0})}};

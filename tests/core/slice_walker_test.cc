@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/bfloat16.h"
+#include "tests/fakes/float_ropes.h"
 
 namespace cohort {
 namespace {
@@ -21,26 +22,6 @@ using Floats = std::vector<float>;
 using Range = std::pair<int64_t, int64_t>;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-// `cuts` are byte offsets. Every piece owns a separate copy, so that the
-// sanitizer sees a read past its end.
-ByteRope Cut(const Floats& values, const std::vector<size_t>& cuts) {
-  const auto bytes =
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                          values.size() * sizeof(float));
-  ByteRope rope;
-  size_t begin = 0;
-  const auto append = [&](size_t end) {
-    const ByteRope copy = ByteRope::Copy(bytes.subspan(begin, end - begin));
-    for (const ByteRope::Piece& piece : copy.pieces()) {
-      rope.Append(piece.bytes, piece.owner);
-    }
-    begin = end;
-  };
-  for (const size_t cut : cuts) append(cut);
-  append(bytes.size());
-  return rope;
-}
 
 // A job with these slices and gradients; weights are never read.
 FoldJob JobOf(const std::vector<int64_t>& slices,
@@ -119,15 +100,15 @@ TEST(SliceWalkerTest, TheStepIsThatOfTheSlice) {
 }
 
 TEST(SliceWalkerTest, AWholeGradientIsOneRunABlock) {
-  const Walk walk = WalkAll(JobOf({3, 2}, {Cut({1, 2, 3, 4, 5}, {})}), 2);
+  const Walk walk = WalkAll(JobOf({3, 2}, {CutAt({1, 2, 3, 4, 5}, {})}), 2);
   EXPECT_THAT(walk.runs, ElementsAre(Range{0, 2}, Range{2, 1}, Range{3, 2}));
   EXPECT_THAT(walk.gradients[0], ElementsAre(1, 2, 3, 4, 5));
 }
 
 TEST(SliceWalkerTest, RunsEndWhereAPieceOfAnyGradientEnds) {
   // Cut after one float in the first, after three in the second.
-  const Walk walk =
-      WalkAll(JobOf({4}, {Cut({1, 2, 3, 4}, {4}), Cut({5, 6, 7, 8}, {12})}), 8);
+  const Walk walk = WalkAll(
+      JobOf({4}, {CutAt({1, 2, 3, 4}, {4}), CutAt({5, 6, 7, 8}, {12})}), 8);
   EXPECT_THAT(walk.runs, ElementsAre(Range{0, 1}, Range{1, 2}, Range{3, 1}));
   EXPECT_THAT(walk.gradients[0], ElementsAre(1, 2, 3, 4));
   EXPECT_THAT(walk.gradients[1], ElementsAre(5, 6, 7, 8));
@@ -135,14 +116,14 @@ TEST(SliceWalkerTest, RunsEndWhereAPieceOfAnyGradientEnds) {
 
 TEST(SliceWalkerTest, ACutFloatIsARunOfItsOwn) {
   // Byte 6 is inside the second float.
-  const Walk walk = WalkAll(JobOf({4}, {Cut({1, 2, 3, 4}, {6})}), 8);
+  const Walk walk = WalkAll(JobOf({4}, {CutAt({1, 2, 3, 4}, {6})}), 8);
   EXPECT_THAT(walk.runs, ElementsAre(Range{0, 1}, Range{1, 1}, Range{2, 2}));
   EXPECT_THAT(walk.gradients[0], ElementsAre(1, 2, 3, 4));
 }
 
 TEST(SliceWalkerTest, AFloatMayBeCutIntoItsBytes) {
   const Walk walk =
-      WalkAll(JobOf({2}, {Cut({1, 2}, {1, 2, 3, 4, 5, 6, 7})}), 8);
+      WalkAll(JobOf({2}, {CutAt({1, 2}, {1, 2, 3, 4, 5, 6, 7})}), 8);
   EXPECT_THAT(walk.gradients[0], ElementsAre(1, 2));
 }
 
@@ -152,7 +133,7 @@ TEST(SliceWalkerTest, EveryPairOfCutsGivesTheSameFloats) {
   for (size_t cut_a = 1; cut_a < 16; ++cut_a) {
     for (size_t cut_b = 1; cut_b < 16; ++cut_b) {
       const Walk walk =
-          WalkAll(JobOf({3, 1}, {Cut(a, {cut_a}), Cut(b, {cut_b})}), 2);
+          WalkAll(JobOf({3, 1}, {CutAt(a, {cut_a}), CutAt(b, {cut_b})}), 2);
       ASSERT_EQ(walk.gradients[0], a) << cut_a << " and " << cut_b;
       ASSERT_EQ(walk.gradients[1], b) << cut_a << " and " << cut_b;
     }
@@ -168,14 +149,14 @@ ByteRope CountedInBFloat16(int64_t count, const std::vector<size_t>& cuts) {
   std::vector<float> halves(values.size() / 2);
   RoundToBFloat16(reinterpret_cast<const std::byte*>(values.data()), count,
                   reinterpret_cast<std::byte*>(halves.data()));
-  return Cut(halves, cuts);
+  return CutAt(halves, cuts);
 }
 
 TEST(SliceWalkerTest, GradientsInBFloat16AreSeenAsFloats) {
   for (size_t cut_a = 1; cut_a < 16; ++cut_a) {
     for (size_t cut_b = 1; cut_b < 8; ++cut_b) {
-      FoldJob job = JobOf(
-          {3, 1}, {Cut({1, 2, 3, 4}, {cut_a}), CountedInBFloat16(4, {cut_b})});
+      FoldJob job = JobOf({3, 1}, {CutAt({1, 2, 3, 4}, {cut_a}),
+                                   CountedInBFloat16(4, {cut_b})});
       job.contributions[1].type = ElementType::kBFloat16;
       const Walk walk = WalkAll(job, 2);
       ASSERT_EQ(walk.gradients[0], (Floats{1, 2, 3, 4}));
@@ -197,7 +178,7 @@ TEST(SliceWalkerTest, RunsOfBFloat16StayInTheCache) {
 }
 
 TEST(SliceWalkerTest, ABlockThatIsNotReadIsPassedOver) {
-  const FoldJob job = JobOf({2, 1}, {Cut({1, 2, 3}, {3, 6})});
+  const FoldJob job = JobOf({2, 1}, {CutAt({1, 2, 3}, {3, 6})});
   SliceWalker walker(job, 8);
   ASSERT_TRUE(walker.Next());
   ASSERT_TRUE(walker.Next());
@@ -213,7 +194,7 @@ TEST(SliceWalkerTest, ABlockThatIsNotReadIsPassedOver) {
 }
 
 TEST(SliceWalkerTest, TheBodyEndsTheRuns) {
-  const FoldJob job = JobOf({3}, {Cut({1, 2, 3}, {4, 8})});
+  const FoldJob job = JobOf({3}, {CutAt({1, 2, 3}, {4, 8})});
   SliceWalker walker(job, 8);
   ASSERT_TRUE(walker.Next());
   int32_t runs = 0;
@@ -240,8 +221,9 @@ TEST(SliceWalkerTest, TheLowestRankWithANonfiniteValueIsNamed) {
   // Rank 2 comes first in memory, rank 1 in order.
   for (const std::vector<size_t>& cuts :
        std::vector<std::vector<size_t>>{{}, {4}, {2, 7}}) {
-    const FoldJob job = JobOf({3}, {Cut({1, 2, 3}, cuts), Cut({1, 2, kNan}, {}),
-                                    Cut({kNan, 2, 3}, cuts)});
+    const FoldJob job =
+        JobOf({3}, {CutAt({1, 2, 3}, cuts), CutAt({1, 2, kNan}, {}),
+                    CutAt({kNan, 2, 3}, cuts)});
     SliceWalker walker(job, 8);
     ASSERT_TRUE(walker.Next());
     EXPECT_EQ(walker.NonfiniteRank(), Rank(1));
@@ -249,7 +231,7 @@ TEST(SliceWalkerTest, TheLowestRankWithANonfiniteValueIsNamed) {
 }
 
 TEST(SliceWalkerTest, ANonfiniteValueOfAnotherBlockOrAFrozenElementIsIgnored) {
-  FoldJob job = JobOf({4}, {Cut({1, kNan, 3, kNan}, {6})});
+  FoldJob job = JobOf({4}, {CutAt({1, kNan, 3, kNan}, {6})});
   job.frozen = Frozen({{.offset = 1, .count = 1}});
   SliceWalker walker(job, 2);
   ASSERT_TRUE(walker.Next());
@@ -259,7 +241,7 @@ TEST(SliceWalkerTest, ANonfiniteValueOfAnotherBlockOrAFrozenElementIsIgnored) {
 }
 
 TEST(SliceWalkerDeathTest, RefusesWhatDoesNotMakeUpThePartition) {
-  FoldJob job = JobOf({3}, {Cut({1, 2}, {})});
+  FoldJob job = JobOf({3}, {CutAt({1, 2}, {})});
   EXPECT_DEATH(SliceWalker(job, 8), "got 8 bytes, want 12");
   job.contributions[0].type = ElementType::kBFloat16;
   EXPECT_DEATH(SliceWalker(job, 8), "got 8 bytes, want 6");

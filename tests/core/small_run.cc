@@ -9,6 +9,8 @@
 #include "common/permutation.h"
 #include "server/core/optimizer/mask.h"
 #include "server/core/optimizer/slots.h"
+#include "tests/core/float_values.h"
+#include "tests/fakes/float_ropes.h"
 
 namespace cohort {
 namespace {
@@ -27,12 +29,6 @@ std::vector<float> Gather(const Partition& partition,
                     from.begin() + slice.offset + slice.count);
   }
   return elements;
-}
-
-ByteRope Encoded(const std::vector<float>& values) {
-  return ByteRope::Copy(
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                          values.size() * sizeof(float)));
 }
 
 }  // namespace
@@ -59,10 +55,7 @@ ParameterValues RandomValues(const ModelLayout& layout, uint64_t seed,
   SplitMix64 random(seed);
   ParameterValues values;
   for (const ParameterSpec& parameter : layout.parameters) {
-    std::vector<float>& one = values.emplace_back();
-    for (int64_t i = 0; i < ElementCount(parameter); ++i) {
-      one.push_back(static_cast<float>(scale * (2 * random.Uniform() - 1)));
-    }
+    values.push_back(DrawFloats(random, ElementCount(parameter), scale));
   }
   return values;
 }
@@ -77,10 +70,7 @@ SmallRun::SmallRun(const OptimizerOptions& optimizer,
   const ParameterValues initial = RandomValues(model->layout, 1, 1);
   auto snapshot = std::make_shared<ModelSnapshot>();
   for (const Partition& partition : model->partitions) {
-    const std::vector<float> values = Gather(partition, initial);
-    auto buffer = std::make_shared<FloatBuffer>(partition.elements);
-    std::copy(values.begin(), values.end(), buffer->data());
-    snapshot->weights.push_back(std::move(buffer));
+    snapshot->weights.push_back(BufferOf(Gather(partition, initial)));
   }
   snapshot->statistics = std::make_shared<StatisticsSets>();
   model_ = std::move(model);
@@ -146,7 +136,7 @@ void SmallRun::HoldAll(FoldStage& data, const PushId& push,
     if (!partition.trainable) continue;
     HeldGradient held{.push = push,
                       .partition = static_cast<int32_t>(p),
-                      .gradient = Encoded(Gather(partition, gradients))};
+                      .gradient = RopeOver(Gather(partition, gradients))};
     for (size_t i = 0; i < partition.slices.size(); ++i) {
       for (int32_t parameter : absent) {
         if (partition.slices[i].parameter != parameter) continue;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/bfloat16.h"
-#include "tests/core/float_values.h"
+#include "tests/fakes/float_ropes.h"
 #include "tests/fakes/statuses.h"
 
 namespace cohort {

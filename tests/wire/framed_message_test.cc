@@ -18,14 +18,6 @@ namespace {
 
 using Framed = FramedMessage<v1::ExchangeRequest>;
 
-ByteRope RopeOfText(const std::string& text) {
-  auto owner = std::make_shared<const std::string>(text);
-  return ByteRope(
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(owner->data()),
-                          owner->size()),
-      owner);
-}
-
 v1::ExchangeRequest Header() {
   v1::ExchangeRequest header;
   header.mutable_sender()->set_run_id("run-1");
@@ -67,8 +59,8 @@ std::string BytesField(int number, const std::string& value) {
 }
 
 TEST(FramedMessageTest, HeaderAndPayloadComeBack) {
-  ByteRope payload = RopeOfText("abc");
-  const ByteRope tail = RopeOfText("defgh");
+  ByteRope payload = ByteRope::CopyText("abc");
+  const ByteRope tail = ByteRope::CopyText("defgh");
   payload.Append(tail.pieces()[0].bytes, tail.pieces()[0].owner);
   const Framed framed = OkValue(
       DecodeFramed<v1::ExchangeRequest>(EncodeFramed(Header(), payload)));
@@ -77,7 +69,7 @@ TEST(FramedMessageTest, HeaderAndPayloadComeBack) {
 }
 
 TEST(FramedMessageTest, PayloadIsSentFromWhereItLies) {
-  const ByteRope payload = RopeOfText(std::string(1000, 'x'));
+  const ByteRope payload = ByteRope::CopyText(std::string(1000, 'x'));
   const grpc::ByteBuffer message = EncodeFramed(Header(), payload);
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(message.Dump(&slices).ok());
@@ -88,7 +80,7 @@ TEST(FramedMessageTest, PayloadIsSentFromWhereItLies) {
 
 TEST(FramedMessageTest, PayloadIsKeptWhereItArrived) {
   const std::string bytes =
-      Flat(EncodeFramed(Header(), RopeOfText(std::string(1000, 'x'))));
+      Flat(EncodeFramed(Header(), ByteRope::CopyText(std::string(1000, 'x'))));
   const grpc::Slice slice(bytes.data(), bytes.size());
   const Framed framed =
       OkValue(DecodeFramed<v1::ExchangeRequest>(grpc::ByteBuffer(&slice, 1)));
@@ -115,8 +107,8 @@ TEST(FramedMessageTest, PayloadOutlivesTheReceivedMessage) {
   ByteRope payload;
   {
     // Three bytes a slice: gRPC keeps these inside its slice objects.
-    const grpc::ByteBuffer message =
-        Received(Flat(EncodeFramed(Header(), RopeOfText("0123456789"))), 3);
+    const grpc::ByteBuffer message = Received(
+        Flat(EncodeFramed(Header(), ByteRope::CopyText("0123456789"))), 3);
     Framed framed = OkValue(DecodeFramed<v1::ExchangeRequest>(message));
     payload = std::move(framed.payload);
   }
@@ -129,7 +121,7 @@ TEST(FramedMessageTest, AnyProtobufParserReadsTheBytes) {
     const std::string payload(size, 'p');
     v1::ExchangeRequest parsed;
     ASSERT_TRUE(parsed.ParseFromString(
-        Flat(EncodeFramed(Header(), RopeOfText(payload)))));
+        Flat(EncodeFramed(Header(), ByteRope::CopyText(payload)))));
     v1::ExchangeRequest wanted = Header();
     wanted.set_payload(payload);
     EXPECT_EQ(parsed.SerializeAsString(), wanted.SerializeAsString());
@@ -213,7 +205,7 @@ void ExpectAgreesWithProtobuf(const std::string& bytes, size_t slice_bytes) {
 
 TEST(FramedMessageTest, TruncationAgreesWithProtobuf) {
   const std::string bytes =
-      Flat(EncodeFramed(Header(), RopeOfText(std::string(40, 'x'))));
+      Flat(EncodeFramed(Header(), ByteRope::CopyText(std::string(40, 'x'))));
   for (size_t size = 0; size <= bytes.size(); ++size) {
     ExpectAgreesWithProtobuf(bytes.substr(0, size), 5);
     const bool whole_field = size == bytes.size() || size == bytes.size() - 42;
@@ -230,7 +222,7 @@ TEST(FramedMessageTest, TruncationAgreesWithProtobuf) {
 
 TEST(FramedMessageTest, MutationAgreesWithProtobuf) {
   const std::string bytes =
-      Flat(EncodeFramed(Header(), RopeOfText(std::string(40, 'x'))));
+      Flat(EncodeFramed(Header(), ByteRope::CopyText(std::string(40, 'x'))));
   // Mutated names are not UTF-8, which protobuf would log each time.
   const google::protobuf::LogSilencer silencer;
   std::mt19937 random(1);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/fakes/float_ropes.h"
 #include "tests/fakes/statuses.h"
 
 namespace cohort {
@@ -15,13 +16,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-template <typename T>
-ByteRope RopeOf(const std::vector<T>& values) {
-  return ByteRope::Copy(
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                          values.size() * sizeof(T)));
-}
 
 std::string Joined(const std::vector<ByteRope>& parts) {
   std::string bytes;
@@ -43,9 +37,7 @@ absl::StatusOr<SafetensorsContent> Decode(const std::string& file) {
 
 TEST(SafetensorsTest, WritesTheFormatByteForByte) {
   const auto parts = OkValue(EncodeSafetensors(
-      {.tensors = {{.name = "w",
-                    .shape = {2},
-                    .bytes = RopeOf(std::vector<float>{1, 2})}}}));
+      {.tensors = {{.name = "w", .shape = {2}, .bytes = RopeOver({1, 2})}}}));
   // 54 characters of JSON, filled up to 56; 1.0f and 2.0f in little-endian.
   const std::string header =
       R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
@@ -58,15 +50,15 @@ TEST(SafetensorsTest, ReadsBackWhatItWrote) {
   const SafetensorsContent content = {
       .tensors = {{.name = "layer.weight",
                    .shape = {2, 1},
-                   .bytes = RopeOf(std::vector<float>{1, -2})},
+                   .bytes = RopeOver({1, -2})},
                   {.name = "empty", .shape = {0, 3}},
                   {.name = "mean",
                    .type = TensorType::kFloat64,
                    .shape = {2},
-                   .bytes = RopeOf(std::vector<double>{0.5, 1e300})},
+                   .bytes = RopeOver(std::vector<double>{0.5, 1e300})},
                   {.name = "count",
                    .type = TensorType::kInt64,
-                   .bytes = RopeOf(std::vector<int64_t>{-7})}},
+                   .bytes = RopeOver(std::vector<int64_t>{-7})}},
       .metadata = {{"format", "pt"}, {"note", "\"quoted\" \xc3\xa9"}}};
   const auto parts = OkValue(EncodeSafetensors(content));
   const auto read = OkValue(Decode(Joined(parts)));
@@ -104,8 +96,7 @@ TEST(SafetensorsTest, ReadsTensorsInTheOrderOfTheirBytes) {
 }
 
 TEST(SafetensorsTest, RefusesToWriteWhatCouldNotBeRead) {
-  const NamedTensor good = {
-      .name = "w", .shape = {1}, .bytes = RopeOf(std::vector<float>{1})};
+  const NamedTensor good = {.name = "w", .shape = {1}, .bytes = RopeOver({1})};
   NamedTensor changed = good;
   const auto message = [&](const std::vector<NamedTensor>& tensors) {
     const auto parts = EncodeSafetensors({.tensors = tensors});

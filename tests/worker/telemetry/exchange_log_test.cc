@@ -11,6 +11,7 @@
 
 #include "common/checksum.h"
 #include "tests/fakes/fake_client.h"
+#include "tests/fakes/float_ropes.h"
 #include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
 
@@ -23,12 +24,6 @@ using testing::HasSubstr;
 // One parameter of two elements, in one partition.
 ModelLayout TwoWeights() {
   return {.parameters = {{.name = "w", .shape = {2}}}};
-}
-
-ByteRope Floats(const std::vector<float>& values) {
-  return ByteRope::Copy(
-      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(values.data()),
-                          values.size() * sizeof(float)));
 }
 
 class ExchangeLogTest : public testing::Test {
@@ -55,7 +50,7 @@ class ExchangeLogTest : public testing::Test {
 
   void Push() {
     ASSERT_TRUE(client_->OpenPush({.samples = 4, .loss_weight = 4}).ok());
-    ASSERT_TRUE(client_->SendGradient(0, Floats({8, 16}), {}).ok());
+    ASSERT_TRUE(client_->SendGradient(0, RopeOver({8, 16}), {}).ok());
     client_->ClosePush({}).status().IgnoreError();
   }
 
@@ -91,7 +86,7 @@ TEST_F(ExchangeLogTest, APushAndItsVerdictHaveKeyAndChecksums) {
   EXPECT_EQ(push["version"], 0);
   EXPECT_EQ(push["samples"], 4);
   EXPECT_EQ(push["gradients"],
-            json::array({ChecksumText(Floats({8, 16}).Checksum())}));
+            json::array({ChecksumText(RopeOver({8, 16}).Checksum())}));
   const json& verdict = lines[3];
   EXPECT_EQ(verdict["event"], "verdict");
   EXPECT_EQ(verdict["sequence"], 1);
