@@ -32,8 +32,7 @@ TEST(DataServerTest, ClientsOfARunAreToldWhereTheyAre) {
   EXPECT_THAT(worker.Join(),
               EndedWith(grpc::UNIMPLEMENTED, "this is a data shard"));
 
-  const auto admin = v1::Admin::NewStub(grpc::CreateChannel(
-      server->address(), grpc::InsecureChannelCredentials()));
+  const auto admin = v1::Admin::NewStub(PlainChannel(server->address()));
   grpc::ClientContext context;
   v1::Status status;
   EXPECT_THAT(admin->GetStatus(&context, {}, &status).error_message(),

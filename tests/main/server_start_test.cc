@@ -7,11 +7,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <condition_variable>
+#include <future>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -66,8 +64,7 @@ TEST_F(StartServerTest, AdminMayHaveAPortOfItsOwn) {
   const size_t begin = at + kBefore.size();
   const std::string admin = text.substr(begin, text.find('\n', begin) - begin);
   const auto status_at = [](const std::string& address) {
-    const auto stub = v1::Admin::NewStub(
-        grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    const auto stub = v1::Admin::NewStub(PlainChannel(address));
     grpc::ClientContext context;
     v1::Status status;
     return stub->GetStatus(&context, {}, &status);
@@ -217,25 +214,19 @@ TEST_F(StartServerTest, TheRunsNameIsToldAndKept) {
 
 TEST_F(StartServerTest, HealthServiceSaysServing) {
   std::unique_ptr<Server> server = OkValue(StartServer(TinyOptions(), out_));
-  grpc::GenericStub stub(grpc::CreateChannel(
-      server->address(), grpc::InsecureChannelCredentials()));
+  grpc::GenericStub stub(PlainChannel(server->address()));
   TimedContext context;
   // HealthCheckRequest{}; the answer is HealthCheckResponse{status: SERVING}.
   grpc::Slice nothing;
   const grpc::ByteBuffer request(&nothing, 1);
   grpc::ByteBuffer reply;
-  std::mutex mu;
-  std::condition_variable changed;
-  std::optional<grpc::Status> status;
+  std::promise<grpc::Status> ended;
   stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(),
-                 &request, &reply, [&](const grpc::Status& end) {
-                   std::lock_guard<std::mutex> lock(mu);
-                   status = end;
-                   changed.notify_all();
+                 &request, &reply, [&ended](const grpc::Status& status) {
+                   ended.set_value(status);
                  });
-  std::unique_lock<std::mutex> lock(mu);
-  changed.wait(lock, [&] { return status.has_value(); });
-  ASSERT_TRUE(status->ok()) << status->error_message();
+  const grpc::Status status = ended.get_future().get();
+  ASSERT_TRUE(status.ok()) << status.error_message();
   std::vector<grpc::Slice> slices;
   ASSERT_TRUE(reply.Dump(&slices).ok());
   ASSERT_EQ(slices.size(), 1u);

@@ -1,10 +1,8 @@
 // Every method of a server with certificates, called by every kind of client.
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -40,10 +38,7 @@ constexpr char kToken[] = "a-token-of-ana";
 SharedSecurity SecurityOf(const TlsFiles& files) {
   // A client with an expired certificate does not start, so its files are not
   // checked here.
-  absl::StatusOr<std::shared_ptr<const Security>> security =
-      Security::Load(files);
-  EXPECT_TRUE(security.ok()) << security.status();
-  return *security;
+  return OkValue(Security::Load(files));
 }
 
 // A client's credentials that refuse nothing by themselves, not even their
@@ -105,44 +100,11 @@ class AccessTest : public ServiceTest {
     return session.End().error_code();
   }
 
-  // Calls a method with one empty message, and reads until it ends.
-  grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel,
-                    const std::string& path,
-                    const std::string& authorization = "") {
-    grpc::GenericStub stub(channel);
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() +
-                         std::chrono::seconds(30));
-    if (!authorization.empty()) {
-      context.AddMetadata("authorization", authorization);
-    }
-    grpc::CompletionQueue queue;
-    const auto call = stub.PrepareCall(&context, path, &queue);
-    const auto wait = [&queue] {
-      void* tag = nullptr;
-      bool ok = false;
-      return queue.Next(&tag, &ok) && ok;
-    };
-    const grpc::Slice empty;
-    call->StartCall(nullptr);
-    wait();
-    call->Write(grpc::ByteBuffer(&empty, 1), nullptr);
-    if (wait()) {
-      call->WritesDone(nullptr);
-      wait();
-    }
-    grpc::ByteBuffer reply;
-    bool first = true;
-    for (;;) {
-      call->Read(&reply, nullptr);
-      if (!wait()) break;
-      // A watch never ends by itself.
-      if (std::exchange(first, false)) context.TryCancel();
-    }
-    grpc::Status status;
-    call->Finish(&status, nullptr);
-    wait();
-    return status;
+  // Calls a method with one empty message.
+  static grpc::Status Call(const std::shared_ptr<grpc::Channel>& channel,
+                           absl::string_view path,
+                           const std::string& authorization = "") {
+    return RawCall().Run(channel, std::string(path), "", authorization);
   }
 
   TestAuthority authority_;
@@ -207,7 +169,7 @@ TEST_F(AccessTest, EveryRoleMayCallWhatTheTableSays) {
       const bool may = rights.roles.empty() ||
                        std::find(rights.roles.begin(), rights.roles.end(),
                                  role) != rights.roles.end();
-      const grpc::Status status = Call(channel, std::string(rights.path));
+      const grpc::Status status = Call(channel, rights.path);
       EXPECT_EQ(IsDenial(status), !may)
           << name << " " << rights.path << ": " << status.error_message();
       EXPECT_NE(status.error_code(), grpc::UNAVAILABLE)
@@ -250,7 +212,7 @@ TEST_F(AccessTest, OtherRunsMayCallNothing) {
     for (const MethodRights& rights : RightsTable()) {
       if (rights.roles.empty()) continue;
       EXPECT_THAT(
-          Call(channel, std::string(rights.path)),
+          Call(channel, rights.path),
           EndedWith(grpc::PERMISSION_DENIED, "example.org/cohort/demo"));
     }
   }
@@ -268,7 +230,7 @@ TEST_F(AccessTest, StrangersGetNothingButAHandshake) {
   for (const TlsFiles& files : {foreign, none, expired}) {
     const auto channel = ChannelOf(Unchecked(files));
     for (const MethodRights& rights : RightsTable()) {
-      const grpc::Status status = Call(channel, std::string(rights.path));
+      const grpc::Status status = Call(channel, rights.path);
       EXPECT_EQ(status.error_code(), grpc::UNAVAILABLE)
           << files.cert << " " << rights.path << ": " << status.error_message();
     }
@@ -284,7 +246,7 @@ TEST_F(AccessTest, TokensAreViewersAndNothingElse) {
   none.ca = authority_.Issue("viewer").ca;
   const auto channel = ChannelOf(Unchecked(none));
   for (const MethodRights& rights : RightsTable()) {
-    const std::string path(rights.path);
+    const absl::string_view path = rights.path;
     const bool may = rights.roles.empty() ||
                      std::find(rights.roles.begin(), rights.roles.end(),
                                PeerRole::kViewer) != rights.roles.end();
@@ -339,34 +301,22 @@ TEST_F(AccessTest, AWorkersCertificateIsForItsRankOnly) {
 // What TLS protects needs no checksum, and one that is sent is still compared.
 TEST_F(AccessTest, EncryptedWeightsCarryNoChecksum) {
   Start(SecureOptions());
-  std::vector<std::unique_ptr<HandWorker>> workers;
-  std::vector<RegisterCall> calls;
-  for (const char* role : {"worker/0", "worker/1"}) {
-    workers.push_back(std::make_unique<HandWorker>(
-        server_->address(), SecurityOf(authority_.Issue(role))->ForChannel()));
-    ASSERT_TRUE(workers.back()->Join().ok());
-    calls.push_back(workers.back()->BeginRegister(TinyLayout(), TinyPlan()));
+  AddTwoWorkers(TinyLayout(),
+                {CredentialsOf("worker/0"), CredentialsOf("worker/1")});
+  for (size_t i = 0; i < 2; ++i) {
+    exchanges_.push_back(workers_[i]->OpenExchange());
+    workers_[i]->Push(exchanges_[i], assignments_[i], {1, 2, 3, 4});
   }
-  for (size_t i = 0; i < calls.size(); ++i) {
-    ASSERT_TRUE(workers[i]->FinishRegister(calls[i], kTinyValues).ok());
-  }
-  std::vector<ExchangeCall> exchanges;
-  for (const auto& worker : workers) {
-    const auto train = OkValue(worker->Await(v1::ASSIGNMENT_KIND_TRAIN));
-    exchanges.push_back(worker->OpenExchange());
-    worker->Push(exchanges.back(), train, {1, 2, 3, 4});
-    assignments_.push_back(train);
-  }
-  const auto weights = exchanges[0].Read();
+  const auto weights = exchanges_[0].Read();
   ASSERT_TRUE(weights.has_value() && weights->has_weights());
   EXPECT_EQ(FloatsOf(weights->payload()), (std::vector<float>{9, 8, 7, 6}));
   EXPECT_FALSE(weights->weights().has_xxh3());
   EXPECT_TRUE(weights->has_message_xxh3());
   v1::ExchangeRequest damaged =
-      workers[1]->Gradient(assignments_[1], {1, 2, 3, 4});
+      workers_[1]->Gradient(assignments_[1], {1, 2, 3, 4});
   damaged.mutable_gradient()->set_xxh3(7);
-  exchanges[1].Write(damaged);
-  EXPECT_EQ(exchanges[1].End().error_code(), grpc::DATA_LOSS);
+  exchanges_[1].Write(damaged);
+  EXPECT_EQ(exchanges_[1].End().error_code(), grpc::DATA_LOSS);
 }
 
 TEST_F(AccessTest, TheRecordTellsADrainFromAnEviction) {

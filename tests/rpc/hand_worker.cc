@@ -1,7 +1,6 @@
 #include "tests/rpc/hand_worker.h"
 
 #include <chrono>
-#include <cstring>
 
 namespace cohort {
 namespace {
@@ -9,36 +8,7 @@ namespace {
 constexpr std::chrono::seconds kDeadline(60);
 constexpr int64_t kBatchSize = 2;
 
-template <typename T>
-std::string RawBytes(const std::vector<T>& values) {
-  return std::string(reinterpret_cast<const char*>(values.data()),
-                     values.size() * sizeof(T));
-}
-
-template <typename T>
-std::vector<T> RawValues(const std::string& bytes) {
-  std::vector<T> values(bytes.size() / sizeof(T));
-  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
-  return values;
-}
-
 }  // namespace
-
-std::string BytesOf(const std::vector<float>& values) {
-  return RawBytes(values);
-}
-
-std::string BytesOf(const std::vector<double>& values) {
-  return RawBytes(values);
-}
-
-std::vector<float> FloatsOf(const std::string& bytes) {
-  return RawValues<float>(bytes);
-}
-
-std::vector<double> DoublesOf(const std::string& bytes) {
-  return RawValues<double>(bytes);
-}
 
 v1::Status StatusFor(HandWorker& asking) {
   TimedContext context;

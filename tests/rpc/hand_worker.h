@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,10 +25,28 @@ inline void ExpectOk(const grpc::Status& status) {
 }
 
 // Raw little-endian values, as sent over the wire.
-std::string BytesOf(const std::vector<float>& values);
-std::string BytesOf(const std::vector<double>& values);
-std::vector<float> FloatsOf(const std::string& bytes);
-std::vector<double> DoublesOf(const std::string& bytes);
+template <typename T>
+std::string BytesOf(const std::vector<T>& values) {
+  return std::string(reinterpret_cast<const char*>(values.data()),
+                     values.size() * sizeof(T));
+}
+template <typename T>
+std::vector<T> ValuesOf(const std::string& bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  return values;
+}
+inline std::vector<float> FloatsOf(const std::string& bytes) {
+  return ValuesOf<float>(bytes);
+}
+inline std::vector<double> DoublesOf(const std::string& bytes) {
+  return ValuesOf<double>(bytes);
+}
+
+// A channel without certificates.
+inline std::shared_ptr<grpc::Channel> PlainChannel(const std::string& address) {
+  return grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+}
 
 // A bidirectional call and its context, which ends with the object. Every call
 // has a deadline, so that a test that waits in vain fails.

@@ -28,8 +28,7 @@ class KeptStateTest : public ServiceTest {
     // A rank would evaluate the first epoch in place of the next step.
     plan_.set_test_samples(0);
     StartWithTwoWorkers(options);
-    stub_ = v1::KeptState::NewStub(grpc::CreateChannel(
-        server_->address(), grpc::InsecureChannelCredentials()));
+    stub_ = v1::KeptState::NewStub(PlainChannel(server_->address()));
     EXPECT_FALSE(Hold(0, 0));
     TrainOneStep();
     for (size_t i = 0; i < 2; ++i) {
@@ -63,8 +62,7 @@ class KeptStateTest : public ServiceTest {
   }
 
   std::unique_ptr<v1::Admin::Stub> Admin() const {
-    return v1::Admin::NewStub(grpc::CreateChannel(
-        server_->address(), grpc::InsecureChannelCredentials()));
+    return v1::Admin::NewStub(PlainChannel(server_->address()));
   }
 
   v1::TakeRequest TakeOf(size_t worker) {

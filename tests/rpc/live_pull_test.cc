@@ -124,8 +124,7 @@ TEST_F(LivePullTest, EachPullIsOneVersionWhileCommitsGoOn) {
 
 TEST_F(LivePullTest, ReaderThatStopsReadingHoldsUpNobody) {
   TrainOnce();
-  const auto stub = v1::Parameters::NewStub(grpc::CreateChannel(
-      server_->address(), grpc::InsecureChannelCredentials()));
+  const auto stub = v1::Parameters::NewStub(PlainChannel(server_->address()));
   TimedContext context;
   v1::PullRequest request;
   request.set_weights(true);

@@ -65,8 +65,7 @@ class PolicyServiceTest : public ServiceTest {
   }
 
   std::unique_ptr<v1::Admin::Stub> Admin() {
-    return v1::Admin::NewStub(grpc::CreateChannel(
-        server_->address(), grpc::InsecureChannelCredentials()));
+    return v1::Admin::NewStub(PlainChannel(server_->address()));
   }
 
   grpc::Status Send(const v1::SetPolicyRequest& request,

@@ -37,16 +37,7 @@ TEST_P(LargeLayoutTest, IsRefusedAndOthersTrain) {
                 EndedWith(grpc::INVALID_ARGUMENT, "channels of bn"));
     greedy.Leave();
   }
-  std::vector<RegisterCall> calls;
-  for (int32_t rank : {0, 1}) {
-    workers_.push_back(std::make_unique<HandWorker>(server_->address()));
-    ASSERT_TRUE(workers_.back()->Join(rank).ok());
-    calls.push_back(workers_.back()->BeginRegister(NormalisedLayout(), plan_));
-  }
-  for (size_t i = 0; i < calls.size(); ++i) {
-    ASSERT_TRUE(workers_[i]->FinishRegister(calls[i], kTinyValues).ok());
-  }
-  EXPECT_TRUE(workers_[1]->Await(v1::ASSIGNMENT_KIND_TRAIN).has_value());
+  AddTwoWorkers(NormalisedLayout());
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LargeLayoutTest,
@@ -54,8 +45,7 @@ INSTANTIATE_TEST_SUITE_P(All, LargeLayoutTest,
                                            int64_t{1} << 62));
 
 TEST_F(ShardServiceTest, SilentSessionsKeepNobodyOut) {
-  const auto stub = v1::Membership::NewStub(
-      grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+  const auto stub = v1::Membership::NewStub(PlainChannel(address_));
   std::vector<SessionCall> silent;
   // As many as there are places, and a few more.
   for (int i = 0; i < 80; ++i) {
@@ -169,8 +159,7 @@ TEST_F(UnreadPullTest, IsCutOnceItsTimeIsUp) {
 
 TEST_F(ShardServiceTest, RankHasOneRegistrationAtATime) {
   JoinedWorker worker(address_);
-  const auto stub = v1::Parameters::NewStub(
-      grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+  const auto stub = v1::Parameters::NewStub(PlainChannel(address_));
   v1::RegisterRequest first;
   *first.mutable_sender() = worker.sender();
   *first.mutable_layout() = TinyLayout();

@@ -2,13 +2,12 @@
 // with a push whose key is old or impossible.
 
 #include <gmock/gmock.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
-#include <future>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,47 +20,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A stream for bytes that no generated stub would send.
-class RawCall final
-    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
- public:
-  // Sends `bytes` as one message, unless they are empty, and closes its side.
-  // Returns how the server ended the call.
-  grpc::Status Run(const std::string& address, const std::string& method,
-                   const std::string& bytes) {
-    grpc::GenericStub stub(
-        grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
-    SetDeadline(context_);
-    stub.PrepareBidiStreamingCall(&context_, method, {}, this);
-    const grpc::Slice slice(bytes);
-    message_ = grpc::ByteBuffer(&slice, 1);
-    StartRead(&reply_);
-    if (bytes.empty()) {
-      StartWritesDone();
-    } else {
-      StartWriteLast(&message_, grpc::WriteOptions());
-    }
-    StartCall();
-    return ended_->get_future().get();
-  }
-
-  void OnReadDone(bool ok) override {
-    if (ok) StartRead(&reply_);
-  }
-  void OnDone(const grpc::Status& status) override {
-    // The caller may destroy *this as soon as it has the value.
-    const std::shared_ptr<std::promise<grpc::Status>> ended = ended_;
-    ended->set_value(status);
-  }
-
- private:
-  grpc::ClientContext context_;
-  grpc::ByteBuffer message_;
-  grpc::ByteBuffer reply_;
-  const std::shared_ptr<std::promise<grpc::Status>> ended_ =
-      std::make_shared<std::promise<grpc::Status>>();
-};
-
 // A field of two bytes that ends after one.
 const std::string kGarbage("\x0a\x02x", 3);
 // A message with a wrong message_xxh3 and nothing else.
@@ -72,13 +30,13 @@ const std::string kNoChecksum("\xa0\x06\x01", 3);
 // A worker then reconnects and tries again.
 TEST_F(ServiceTest, DamagedMessagesEndEveryStreamAsDamaged) {
   Start(TinyOptions());
+  const auto channel = PlainChannel(server_->address());
   for (const char* method :
        {"/cohort.v1.Membership/Session", "/cohort.v1.Moments/Reduce",
         "/cohort.v1.Parameters/Exchange", "/cohort.v1.Parameters/Register",
         "/cohort.v1.Parameters/Pull"}) {
     for (const std::string& bytes : {kGarbage, kWrongChecksum, kNoChecksum}) {
-      RawCall call;
-      EXPECT_EQ(call.Run(server_->address(), method, bytes).error_code(),
+      EXPECT_EQ(RawCall().Run(channel, method, bytes).error_code(),
                 grpc::DATA_LOSS)
           << method;
     }
@@ -87,8 +45,8 @@ TEST_F(ServiceTest, DamagedMessagesEndEveryStreamAsDamaged) {
 
 TEST_F(ServiceTest, ASessionThatEndsBeforeItsJoinIsInvalid) {
   Start(TinyOptions());
-  RawCall call;
-  EXPECT_THAT(call.Run(server_->address(), "/cohort.v1.Membership/Session", ""),
+  EXPECT_THAT(RawCall().Run(PlainChannel(server_->address()),
+                            "/cohort.v1.Membership/Session", std::nullopt),
               EndedWith(grpc::INVALID_ARGUMENT, "want a join"));
 }
 
@@ -102,8 +60,7 @@ class HalfRegistration : public ServiceTest {
     Start(options);
     worker_ = std::make_unique<HandWorker>(server_->address());
     ASSERT_TRUE(worker_->Join(0).ok());
-    stub_ = v1::Parameters::NewStub(grpc::CreateChannel(
-        server_->address(), grpc::InsecureChannelCredentials()));
+    stub_ = v1::Parameters::NewStub(PlainChannel(server_->address()));
     SetDeadline(*call_.context);
     call_.stream = stub_->Register(call_.context.get());
   }

@@ -1,10 +1,13 @@
 // A server over a real connection and workers driven by hand.
 #pragma once
 
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -88,6 +91,53 @@ inline ServerOptions TinyOptions() {
   return options;
 }
 
+// A call with bytes that no generated stub would send.
+class RawCall final
+    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  // Sends `message`, if there is one, and closes its side. Returns how the call
+  // ended; one that is answered is cancelled, as a watch never ends by itself.
+  grpc::Status Run(const std::shared_ptr<grpc::Channel>& channel,
+                   const std::string& method,
+                   const std::optional<std::string>& message,
+                   const std::string& authorization = "") {
+    grpc::GenericStub stub(channel);
+    SetDeadline(context_);
+    if (!authorization.empty()) {
+      context_.AddMetadata("authorization", authorization);
+    }
+    stub.PrepareBidiStreamingCall(&context_, method, {}, this);
+    StartRead(&reply_);
+    if (message.has_value()) {
+      const grpc::Slice slice(*message);
+      message_ = grpc::ByteBuffer(&slice, 1);
+      StartWriteLast(&message_, grpc::WriteOptions());
+    } else {
+      StartWritesDone();
+    }
+    StartCall();
+    return ended_->get_future().get();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    context_.TryCancel();
+    StartRead(&reply_);
+  }
+  void OnDone(const grpc::Status& status) override {
+    // The caller may destroy *this as soon as it has the value.
+    const std::shared_ptr<std::promise<grpc::Status>> ended = ended_;
+    ended->set_value(status);
+  }
+
+ private:
+  grpc::ClientContext context_;
+  grpc::ByteBuffer message_;
+  grpc::ByteBuffer reply_;
+  const std::shared_ptr<std::promise<grpc::Status>> ended_ =
+      std::make_shared<std::promise<grpc::Status>>();
+};
+
 class ServiceTest : public ::testing::Test {
  protected:
   void Start(const ServerOptions& options) {
@@ -100,9 +150,18 @@ class ServiceTest : public ::testing::Test {
   void StartWithTwoWorkers(const ServerOptions& options,
                            const v1::ModelLayout& layout = TinyLayout()) {
     Start(options);
+    AddTwoWorkers(layout);
+  }
+
+  void AddTwoWorkers(
+      const v1::ModelLayout& layout,
+      const std::vector<std::shared_ptr<grpc::ChannelCredentials>>& by_rank = {
+          grpc::InsecureChannelCredentials(),
+          grpc::InsecureChannelCredentials()}) {
     std::vector<RegisterCall> calls;
     for (int32_t rank : {0, 1}) {
-      auto worker = std::make_unique<HandWorker>(server_->address());
+      auto worker = std::make_unique<HandWorker>(
+          server_->address(), by_rank[static_cast<size_t>(rank)]);
       ASSERT_TRUE(worker->Join(rank).ok());
       calls.push_back(worker->BeginRegister(layout, plan_));
       worker->batch_norm_calls.assign(

@@ -165,8 +165,7 @@ TEST_F(ServiceTest, LiveRankIsNotGivenAway) {
 
 TEST_F(ServiceTest, SessionMustBeginWithAJoin) {
   Start(TinyOptions());
-  const auto stub = v1::Membership::NewStub(grpc::CreateChannel(
-      server_->address(), grpc::InsecureChannelCredentials()));
+  const auto stub = v1::Membership::NewStub(PlainChannel(server_->address()));
   SessionCall session;
   SetDeadline(*session.context);
   session.stream = stub->Session(session.context.get());
