@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <semaphore>
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
@@ -53,32 +54,12 @@ class JumpingClock final : public Clock {
   absl::Duration jumped_ ABSL_GUARDED_BY(mu_);
 };
 
-// How many messages may be sent.
-class Permits {
- public:
-  void Give() {
-    MutexLock lock(mu_);
-    ++given_;
-    changed_.NotifyAll();
-  }
-  void Take() {
-    MutexLock lock(mu_);
-    while (given_ == 0) changed_.Wait(mu_);
-    --given_;
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  int given_ ABSL_GUARDED_BY(mu_) = 0;
-};
-
 class BulkCallTest : public testing::Test {
  protected:
   BulkCallTest() : link_(server_.address(), clock_) {
     server_.on_pull = [this](const v1::PullRequest&, FakeServer::PullIo& io) {
       for (int i = 0; i < kMessages; ++i) {
-        permits_.Take();
+        permits_.acquire();
         v1::PullReply reply;
         reply.set_partition(i);
         io.Write(reply);
@@ -87,9 +68,7 @@ class BulkCallTest : public testing::Test {
     };
   }
   // A test that fails leaves the server waiting.
-  void TearDown() override {
-    for (int i = 0; i < kMessages; ++i) permits_.Give();
-  }
+  void TearDown() override { permits_.release(kMessages); }
 
   BulkTarget Target() {
     return {.channel = MakeChannel(server_.address(), ChannelPurpose::kBulk),
@@ -98,7 +77,8 @@ class BulkCallTest : public testing::Test {
             .patience = kPatience};
   }
 
-  Permits permits_;
+  // How many messages may be sent.
+  std::counting_semaphore<> permits_{0};
   FakeServer server_;
   JumpingClock clock_;
   Link link_;
@@ -114,7 +94,7 @@ TEST_F(BulkCallTest, ACallThatGoesForwardOutlivesItsFirstDeadline) {
     clock_.Jump(absl::Hours(9));
     std::thread sender([this, asked = clock_.asked()] {
       clock_.AwaitAsked(asked);
-      permits_.Give();
+      permits_.release();
     });
     const auto message = call.Receive();
     sender.join();

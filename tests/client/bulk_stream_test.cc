@@ -2,9 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "absl/synchronization/notification.h"
 #include "common/byte_rope.h"
 #include "common/clock.h"
-#include "common/mutex.h"
 #include "common/wire/channel.h"
 #include "common/wire/framed_message.h"
 #include "tests/client/fake_server.h"
@@ -14,25 +14,6 @@ namespace cohort {
 namespace {
 
 constexpr int64_t kQueuedBytesMax = 8 << 20;
-
-// An event that happens once.
-class Event {
- public:
-  void Set() {
-    MutexLock lock(mu_);
-    set_ = true;
-    changed_.NotifyAll();
-  }
-  void Await() {
-    MutexLock lock(mu_);
-    while (!set_) changed_.Wait(mu_);
-  }
-
- private:
-  Mutex mu_;
-  CondVar changed_;
-  bool set_ ABSL_GUARDED_BY(mu_) = false;
-};
 
 grpc::ByteBuffer FourMegabytes() {
   static const ByteRope kPayload =
@@ -52,9 +33,9 @@ absl::Status FillUp(BulkStream& stream, const Clock& clock) {
 
 TEST(BulkStreamTest, SendBlocksWhenTheQueueIsFullAndGoesOnAfterwards) {
   FakeServer server;
-  Event read;
+  absl::Notification read;
   server.on_exchange = [&read](FakeServer::ExchangeIo& io) {
-    read.Await();
+    read.WaitForNotification();
     v1::ExchangeRequest request;
     while (io.Read(&request)) {
     }
@@ -62,24 +43,24 @@ TEST(BulkStreamTest, SendBlocksWhenTheQueueIsFullAndGoesOnAfterwards) {
   };
   const SteadyClock clock;
   Link link(server.address(), clock);
-  Event ended;
+  absl::Notification ended;
   BulkStream stream(
       MakeChannel(server.address(), ChannelPurpose::kBulk),
       "/cohort.v1.Parameters/Exchange", link,
       [](grpc::ByteBuffer&) { return absl::OkStatus(); },
-      [&ended](const absl::Status&) { ended.Set(); }, kQueuedBytesMax);
+      [&ended](const absl::Status&) { ended.Notify(); }, kQueuedBytesMax);
   EXPECT_EQ(FillUp(stream, clock).code(), kDeadlineExceeded);
-  read.Set();
+  read.Notify();
   ExpectOk(stream.Send(FourMegabytes(), clock.Now() + absl::Minutes(1)));
   stream.FinishWrites();
-  ended.Await();
+  ended.WaitForNotification();
 }
 
 TEST(BulkStreamTest, FullQueueOfAnEndedStreamDoesNotBlock) {
   FakeServer server;
-  Event refuse;
+  absl::Notification refuse;
   server.on_exchange = [&refuse](FakeServer::ExchangeIo&) {
-    refuse.Await();
+    refuse.WaitForNotification();
     return grpc::Status(grpc::INVALID_ARGUMENT, "no");
   };
   const SteadyClock clock;
@@ -90,7 +71,7 @@ TEST(BulkStreamTest, FullQueueOfAnEndedStreamDoesNotBlock) {
       [](grpc::ByteBuffer&) { return absl::OkStatus(); },
       [](const absl::Status&) {}, kQueuedBytesMax);
   EXPECT_EQ(FillUp(stream, clock).code(), kDeadlineExceeded);
-  refuse.Set();
+  refuse.Notify();
   absl::Status last;
   while (last.ok()) {
     last = stream.Send(FourMegabytes(), clock.Now() + absl::Minutes(1));

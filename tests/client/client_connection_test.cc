@@ -1,7 +1,6 @@
 // Joining, waiting for work, losing the connection and stopping.
 
 #include <gmock/gmock.h>
-#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -16,6 +15,7 @@
 #include "common/wire/convert.h"
 #include "common/wire/security.h"
 #include "tests/client/fake_server.h"
+#include "tests/fakes/small_grpc_server.h"
 #include "tests/fakes/statuses.h"
 #include "tests/security/test_authority.h"
 #include "worker/client/client.h"
@@ -117,29 +117,6 @@ class RecordedHooks final : public ClientHooks {
       ABSL_GUARDED_BY(mu);
 };
 
-// A server with certificates.
-class TlsServer {
- public:
-  TlsServer() {
-    grpc::ServerBuilder builder;
-    builder.RegisterCallbackGenericService(&service_);
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0",
-                             (*Security::Load(authority.Issue("server/0")))
-                                 ->ForServer(/*require_certificate=*/true),
-                             &port);
-    server_ = builder.BuildAndStart();
-    address = absl::StrCat("127.0.0.1:", port);
-  }
-
-  TestAuthority authority;
-  std::string address;
-
- private:
-  grpc::CallbackGenericService service_;
-  std::unique_ptr<grpc::Server> server_;
-};
-
 // The first obstacle that a worker with these files meets.
 std::string ObstacleFor(const std::string& server, const TlsFiles& tls) {
   RecordedHooks hooks;
@@ -158,14 +135,16 @@ std::string ObstacleFor(const std::string& server, const TlsFiles& tls) {
 }
 
 TEST_F(ClientConnectionTest, WrongCertificatesAreObstaclesThatSayWhatToDo) {
-  TlsServer server;
-  EXPECT_THAT(ObstacleFor(server.address, {}),
+  TestAuthority authority;
+  const SmallGrpcServer server((*Security::Load(authority.Issue("server/0")))
+                                   ->ForServer(/*require_certificate=*/true));
+  EXPECT_THAT(ObstacleFor(server.address(), {}),
               HasSubstr("the server speaks TLS"));
-  EXPECT_THAT(ObstacleFor(server.address,
-                          {.ca = server.authority.Issue("worker/0").ca}),
-              HasSubstr("clients with a certificate"));
+  EXPECT_THAT(
+      ObstacleFor(server.address(), {.ca = authority.Issue("worker/0").ca}),
+      HasSubstr("clients with a certificate"));
   TestAuthority other;
-  EXPECT_THAT(ObstacleFor(server.address, other.Issue("worker/0")),
+  EXPECT_THAT(ObstacleFor(server.address(), other.Issue("worker/0")),
               HasSubstr("another authority"));
 }
 

@@ -201,19 +201,10 @@ v1::ExchangeReply ChangeReply(int32_t partition, int64_t sequence,
 // A client in step 10 of a run in bfloat16.
 std::unique_ptr<Client> HalfClient(FakeServer& server) {
   server.on_pull = [](const v1::PullRequest& request, FakeServer::PullIo& io) {
-    v1::PullReply header;
-    header.mutable_header()->set_version(request.version());
-    ToProto(TestLayout(), header.mutable_header()->mutable_layout());
-    ToProto(TestPartitions(), header.mutable_header()->mutable_partitions());
-    io.Write(header);
-    for (int32_t p : {0, 1, 2}) {
-      const std::vector<float> values(p == 1 ? 1 : 2, static_cast<float>(p));
-      v1::PullReply reply;
-      reply.set_partition(p);
-      DescribePayload(RopeOver(values), &reply);
-      reply.set_payload(FloatBytes(values));
-      io.Write(reply);
-    }
+    io.Write(HeaderReply(request.version()));
+    io.Write(PartitionReply(0, {0, 0}));
+    io.Write(PartitionReply(1, {1}));
+    io.Write(PartitionReply(2, {2, 2}));
     return grpc::Status::OK;
   };
   return TrainingClient(server, server.Options(), ElementType::kBFloat16);

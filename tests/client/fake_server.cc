@@ -275,6 +275,25 @@ void RegisterTestModel(Client& client) {
   ExpectOk(TryRegister(client).status());
 }
 
+v1::PullReply HeaderReply(int64_t version) {
+  v1::PullReply reply;
+  reply.mutable_header()->set_version(version);
+  ToProto(TestLayout(), reply.mutable_header()->mutable_layout());
+  ToProto(TestPartitions(), reply.mutable_header()->mutable_partitions());
+  ToProto(InitialStatistics(TestLayout()),
+          reply.mutable_header()->mutable_statistics());
+  return reply;
+}
+
+v1::PullReply PartitionReply(int32_t partition,
+                             const std::vector<float>& values) {
+  v1::PullReply reply;
+  reply.set_partition(partition);
+  reply.set_encoding(v1::ENCODING_FLOAT32);
+  reply.set_payload(FloatBytes(values));
+  return reply;
+}
+
 bool ReadPush(FakeServer::ExchangeIo& io,
               std::vector<v1::ExchangeRequest>* push) {
   v1::ExchangeRequest request;

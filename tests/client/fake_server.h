@@ -123,6 +123,12 @@ absl::StatusOr<Registration> TryRegister(
 // The same; fails the test if it cannot.
 void RegisterTestModel(Client& client);
 
+// What a pull of the test model receives: the header of `version`, with the
+// initial statistics, and a partition.
+v1::PullReply HeaderReply(int64_t version);
+v1::PullReply PartitionReply(int32_t partition,
+                             const std::vector<float>& values);
+
 // Reads a whole push; false if the stream ended first.
 bool ReadPush(FakeServer::ExchangeIo& io,
               std::vector<v1::ExchangeRequest>* push);

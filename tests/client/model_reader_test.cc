@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/wire/convert.h"
 #include "tests/client/fake_server.h"
 #include "tests/fakes/statuses.h"
 
@@ -19,31 +18,12 @@ absl::StatusOr<PulledVersion> Read(const FakeServer& server,
                     layout);
 }
 
-// Version 9 of the test model.
-v1::PullReply VersionHeader() {
-  v1::PullReply reply;
-  v1::PullHeader* header = reply.mutable_header();
-  header->set_version(9);
-  ToProto(TestLayout(), header->mutable_layout());
-  ToProto(TestPartitions(), header->mutable_partitions());
-  ToProto(InitialStatistics(TestLayout()), header->mutable_statistics());
-  return reply;
-}
-
-v1::PullReply PartitionOf(int32_t partition) {
-  v1::PullReply reply;
-  reply.set_partition(partition);
-  reply.set_encoding(v1::ENCODING_FLOAT32);
-  reply.set_payload(partition == 1 ? FloatBytes({3}) : FloatBytes({1, 2}));
-  return reply;
-}
-
-// Sends all of it.
+// Sends all of version 9.
 grpc::Status SendVersion(FakeServer::PullIo& io) {
-  io.Write(VersionHeader());
-  for (int32_t partition = 0; partition < 3; ++partition) {
-    io.Write(PartitionOf(partition));
-  }
+  io.Write(HeaderReply(9));
+  io.Write(PartitionReply(0, {1, 2}));
+  io.Write(PartitionReply(1, {3}));
+  io.Write(PartitionReply(2, {1, 2}));
   return grpc::Status::OK;
 }
 
@@ -74,12 +54,12 @@ TEST_F(ModelReaderTest, ReadsTheNewestVersionOfWhateverRunWithoutASession) {
 TEST_F(ModelReaderTest, AllShardsAreAskedForOneVersionOfOneGeneration) {
   FakeServer shard;
   server_.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo& io) {
-    v1::PullReply header = VersionHeader();
+    v1::PullReply header = HeaderReply(9);
     header.mutable_header()->add_further_shards(shard.address());
     header.mutable_header()->set_generation(7);
     io.Write(header);
-    io.Write(PartitionOf(0));
-    io.Write(PartitionOf(2));
+    io.Write(PartitionReply(0, {1, 2}));
+    io.Write(PartitionReply(2, {1, 2}));
     return grpc::Status::OK;
   };
   v1::PullRequest asked;
@@ -96,7 +76,7 @@ TEST_F(ModelReaderTest, AllShardsAreAskedForOneVersionOfOneGeneration) {
     v1::PullReply header;
     header.mutable_header()->set_version(9);
     io.Write(header);
-    io.Write(PartitionOf(1));
+    io.Write(PartitionReply(1, {3}));
     return grpc::Status::OK;
   };
   const auto pulled = OkValue(Read(server_));
@@ -109,7 +89,7 @@ TEST_F(ModelReaderTest, AllShardsAreAskedForOneVersionOfOneGeneration) {
 TEST_F(ModelReaderTest, ADataShardThatRefusesIsNamed) {
   FakeServer shard;
   server_.on_pull = [&](const v1::PullRequest&, FakeServer::PullIo& io) {
-    v1::PullReply header = VersionHeader();
+    v1::PullReply header = HeaderReply(9);
     header.mutable_header()->add_further_shards(shard.address());
     io.Write(header);
     return grpc::Status::OK;
