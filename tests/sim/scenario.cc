@@ -127,8 +127,7 @@ SettingValues MakeResize(SplitMix64& random) {
 
 // From a sample for each of `workers` to several batches of all.
 int64_t GlobalBatchFor(int32_t workers, SplitMix64& random) {
-  return workers +
-         static_cast<int64_t>(random.Below(4 * static_cast<uint64_t>(workers)));
+  return workers + Below(random, 4 * workers);
 }
 
 // Any policy may follow any other.
@@ -184,7 +183,7 @@ void ChangeShares(Scenario& scenario, SplitMix64& random) {
   for (ChangeAt& change : scenario.changes) {
     std::vector<int64_t> weights;
     for (int32_t rank = 0; rank < o.workers; ++rank) {
-      weights.push_back(1 + static_cast<int64_t>(random.Below(9)));
+      weights.push_back(1 + Below(random, 9));
     }
     const bool other = change.values.contains("aggregation") ||
                        change.values.contains("workers");
@@ -243,6 +242,16 @@ RunExtras MakeExtras(uint64_t seed) {
   extras.shares = random.Below(3) == 0;
   extras.scores = random.Below(3) == 0;
   return extras;
+}
+
+// Of any of the workers.
+void AddFault(FaultKind kind, absl::Duration at, Scenario& scenario,
+              SplitMix64& random) {
+  Fault fault{.kind = kind, .at = at};
+  fault.rank = Rank(Below(random, scenario.run.coordinator.workers));
+  fault.lasts = FaultLength(kind, random);
+  fault.replaced = random.Below(2) == 0;
+  scenario.faults.push_back(fault);
 }
 
 }  // namespace
@@ -325,11 +334,9 @@ Scenario MakeScenario(uint64_t seed) {
   SplitMix64 random(MixSeed(seed, 1));
   Scenario scenario{
       .seed = seed,
-      .run = MakeRunSpec(static_cast<int32_t>(random.Below(kRunSpecCount)),
-                         MakeExtras(seed))};
+      .run = MakeRunSpec(Below(random, kRunSpecCount), MakeExtras(seed))};
   constexpr std::array<int64_t, 3> kDelaysMs = {1, 5, 30};
-  scenario.delay_max =
-      absl::Milliseconds(kDelaysMs[static_cast<size_t>(random.Below(3))]);
+  scenario.delay_max = absl::Milliseconds(kDelaysMs[random.Below(3)]);
   if (random.Below(2) == 0) scenario.duplicates = 0.3 * random.Uniform();
   // Approximate duration of an undisturbed run, so that faults are spread over
   // all of it.
@@ -351,16 +358,12 @@ Scenario MakeScenario(uint64_t seed) {
   scenario.run.coordinator.inflight_bytes_max = MakeLimit(scenario.run, random);
   const auto count = random.Below(8);
   for (uint64_t i = 0; i < count; ++i) {
-    Fault fault{.kind = static_cast<FaultKind>(random.Below(kHarmlessFaults)),
-                .at = span * random.Uniform()};
-    fault.rank = Rank(static_cast<int32_t>(
-        random.Below(static_cast<uint64_t>(scenario.run.coordinator.workers))));
-    fault.lasts = FaultLength(fault.kind, random);
-    fault.replaced = random.Below(2) == 0;
-    if (fault.kind == FaultKind::kHang) {
+    const auto kind = static_cast<FaultKind>(random.Below(kHarmlessFaults));
+    const absl::Duration at = span * random.Uniform();
+    AddFault(kind, at, scenario, random);
+    if (kind == FaultKind::kHang) {
       scenario.run.coordinator.step_deadline = absl::Seconds(3);
     }
-    scenario.faults.push_back(fault);
   }
   if (random.Below(2) == 0) return scenario;
   const uint64_t changes = 1 + random.Below(4);
@@ -386,8 +389,7 @@ Scenario MakeMiscount(uint64_t seed) {
                NormalizationKind::kGlobal);
   scenario.seed = seed;
   scenario.changes.clear();
-  const Rank rank(static_cast<int32_t>(
-      random.Below(static_cast<uint64_t>(scenario.run.coordinator.workers))));
+  const Rank rank(Below(random, scenario.run.coordinator.workers));
   // Wrong gradients that a replacement would have to repeat are not tested
   // here.
   std::erase_if(scenario.faults, [rank](const Fault& fault) {
@@ -470,15 +472,13 @@ Scenario MakeElastic(uint64_t seed) {
   RunSpec& run = scenario.run;
   CoordinatorOptions& o = run.coordinator;
   const int32_t most = random.Below(10) == 0 ? kElasticRanksMax : kRanksMax;
-  o.workers =
-      1 + static_cast<int32_t>(random.Below(static_cast<uint64_t>(most)));
-  o.workers_min = 1 + static_cast<int32_t>(random.Below(
-                          static_cast<uint64_t>(std::min(o.workers, 4))));
+  o.workers = 1 + Below(random, most);
+  o.workers_min = 1 + Below(random, std::min(o.workers, 4));
   o.on_worker_loss = OnWorkerLoss::kContinue;
   FitTo(o.workers, o.policy);
   GiveShares(run);
   while (static_cast<int32_t>(run.batch_sizes.size()) < o.workers) {
-    run.batch_sizes.push_back(1 + static_cast<int64_t>(random.Below(3)));
+    run.batch_sizes.push_back(1 + Below(random, 3));
   }
   if (!run.extras.own_data) {
     const int64_t step =
@@ -501,17 +501,14 @@ Scenario MakeElastic(uint64_t seed) {
   const uint64_t storms = random.Below(4);
   for (uint64_t storm = 0; storm < storms; ++storm) {
     const absl::Duration at = span * random.Uniform();
-    const uint64_t losses = 1 + random.Below(static_cast<uint64_t>(o.workers));
-    for (uint64_t i = 0; i < losses; ++i) {
+    const int32_t losses = 1 + Below(random, o.workers);
+    for (int32_t i = 0; i < losses; ++i) {
       constexpr std::array kKinds = {FaultKind::kKill, FaultKind::kVanish,
                                      FaultKind::kLeave, FaultKind::kFreeze};
-      Fault fault{.kind = kKinds[static_cast<size_t>(random.Below(4))],
-                  .at = at + scenario.delay_max * 4 * random.Uniform()};
-      fault.rank = Rank(
-          static_cast<int32_t>(random.Below(static_cast<uint64_t>(o.workers))));
-      fault.lasts = FaultLength(fault.kind, random);
-      fault.replaced = random.Below(2) == 0;
-      scenario.faults.push_back(fault);
+      const FaultKind kind = kKinds[random.Below(4)];
+      const absl::Duration when =
+          at + scenario.delay_max * 4 * random.Uniform();
+      AddFault(kind, when, scenario, random);
     }
   }
   // A size of another kind may follow, or another number of samples.

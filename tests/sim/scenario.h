@@ -214,6 +214,9 @@ Scenario MakeUndisturbed(int32_t number, const RunExtras& extras = {});
 std::string Describe(const Scenario& scenario);
 
 // ---- for the functions above
+inline int32_t Below(SplitMix64& random, int32_t bound) {
+  return static_cast<int32_t>(random.Below(static_cast<uint64_t>(bound)));
+}
 // Adds to the model and its settings what `extras` says of them.
 void Widen(const RunExtras& extras, RunSpec& run);
 // `bytes`, or as many more whole pushes as the policy needs.

@@ -26,9 +26,8 @@ SettingValues MakeSharedChange(SplitMix64& random) {
 Fault MakeShardFault(int32_t shards, SplitMix64& random) {
   constexpr std::array kKinds = {FaultKind::kKillShard, FaultKind::kBreakLink,
                                  FaultKind::kRestartServer};
-  Fault fault{.kind = kKinds[static_cast<size_t>(random.Below(kKinds.size()))]};
-  fault.shard =
-      1 + static_cast<int32_t>(random.Below(static_cast<uint64_t>(shards - 1)));
+  Fault fault{.kind = kKinds[random.Below(kKinds.size())]};
+  fault.shard = 1 + Below(random, shards - 1);
   fault.lasts = FaultLength(fault.kind, random);
   // Some are back before anything else has noticed.
   if (random.Below(3) == 0) fault.lasts = fault.lasts / 200;
@@ -65,8 +64,7 @@ void AddShardFaults(Scenario& scenario, SplitMix64& random) {
   const CoordinatorOptions& o = scenario.run.coordinator;
   for (Fault& fault : scenario.faults) {
     if (fault.kind != FaultKind::kBreakExchange) continue;
-    fault.shard =
-        static_cast<int32_t>(random.Below(static_cast<uint64_t>(o.shards)));
+    fault.shard = Below(random, o.shards);
   }
   const uint64_t count = random.Below(5);
   for (uint64_t i = 0; i < count; ++i) {
@@ -87,7 +85,7 @@ Scenario MakeEnding(uint64_t seed, uint64_t salt, FaultKind kind,
   fault.after = after;
   fault.at = scenario.delay_max * 3 * random.Uniform();
   // Some are of the second server, and most of the milestones of the end.
-  fault.skipped = static_cast<int32_t>(random.Below(2));
+  fault.skipped = Below(random, 2);
   scenario.faults.push_back(fault);
   return scenario;
 }
@@ -122,7 +120,7 @@ Scenario MakeShards(uint64_t seed) {
   scenario.seed = seed;
   RunSpec& run = scenario.run;
   CoordinatorOptions& o = run.coordinator;
-  o.shards = 2 + static_cast<int32_t>(random.Below(3));
+  o.shards = 2 + Below(random, 3);
   run.extras.wide = true;
   run.extras.masked = random.Below(3) == 0;
   run.extras.clipped = random.Below(6) == 0;
@@ -152,7 +150,7 @@ Scenario MakeTight(uint64_t seed) {
   }
   scenario.seed = seed;
   RunSpec& run = scenario.run;
-  run.coordinator.shards = 2 + static_cast<int32_t>(random.Below(2));
+  run.coordinator.shards = 2 + Below(random, 2);
   run.extras.wide = true;
   Widen(run.extras, run);
   run.coordinator.inflight_bytes_max = LeastLimit(run, PushBytes(run.layout));
