@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/statusor.h"
 #include "common/check.h"
 #include "common/clock.h"
@@ -113,20 +114,13 @@ class CoreHost {
   template <typename Call>
   auto Handle(Call call) {
     Effects out;
-    const auto finish = [this, &out] {
+    const absl::Cleanup finish = [this, &out] {
       checker_.OnEffects(out, *core_);
       for (const Effect& effect : out) {
         std::visit([this](const auto& e) { this->CarryOut(e); }, effect);
       }
     };
-    if constexpr (std::is_void_v<decltype(call(out))>) {
-      call(out);
-      finish();
-    } else {
-      auto answer = call(out);
-      finish();
-      return answer;
-    }
+    return call(out);
   }
 
   // The work of a pool, in place.

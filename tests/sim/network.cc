@@ -41,9 +41,8 @@ void Network::ToServer(const SharedConnection& connection, StreamKind kind,
                        ServerEvent event) {
   Connection::Stream& stream = connection->stream(kind);
   if (stream.cut || connection->given_up) return;
-  stream.to_server = std::max(scheduler_.now() + Delay(), stream.to_server);
-  scheduler_.After(
-      stream.to_server - scheduler_.now(),
+  scheduler_.InOrder(
+      stream.to_server, Delay(),
       [this, connection, kind, event = std::move(event)]() mutable {
         const Connection::Stream& stream = connection->stream(kind);
         SimServer* server = ServerOf(*connection);
@@ -63,9 +62,8 @@ void Network::ToWorker(const SharedConnection& connection, StreamKind kind,
                        WorkerEvent event) {
   Connection::Stream& stream = connection->stream(kind);
   if (stream.cut || stream.ended) return;
-  stream.to_worker = std::max(scheduler_.now() + Delay(), stream.to_worker);
-  scheduler_.After(
-      stream.to_worker - scheduler_.now(),
+  scheduler_.InOrder(
+      stream.to_worker, Delay(),
       [this, connection, kind, event = std::move(event)]() mutable {
         if (connection->stream(kind).cut) return;
         Deliver(connection, std::move(event));
@@ -112,7 +110,7 @@ void Network::Vanish(const SharedConnection& connection) {
 
 void Network::BreakData(int32_t shard, int64_t process) {
   for (const SharedConnection& connection : connections_) {
-    DataStream& data = connection->data[static_cast<size_t>(shard) - 1];
+    DataStream& data = connection->to_shard(shard);
     if (data.process != process) continue;
     data.stream.cut = true;
     NotifyBroken(connection);

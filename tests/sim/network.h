@@ -49,6 +49,7 @@ struct Connection {
   // Those to the data shards from shard 1 on.
   std::vector<DataStream> data;
 
+  DataStream& to_shard(int32_t index);
   Stream& stream(StreamKind kind) { return streams[static_cast<size_t>(kind)]; }
 };
 
@@ -60,6 +61,10 @@ struct DataStream {
   // The data shard's side; null before the first message has arrived.
   std::shared_ptr<ExchangeStream> end;
 };
+
+inline DataStream& Connection::to_shard(int32_t index) {
+  return data[static_cast<size_t>(index) - 1];
+}
 
 using SharedConnection = std::shared_ptr<Connection>;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -21,6 +22,12 @@ class Scheduler {
   void After(absl::Duration delay, Event event) {
     heap_.push_back({now_ + delay, next_++, std::move(event)});
     std::push_heap(heap_.begin(), heap_.end(), Later);
+  }
+
+  // Not before what `last` says was sent before, which then becomes the time.
+  void InOrder(Instant& last, absl::Duration delay, Event event) {
+    last = std::max(now_ + delay, last);
+    After(last - now_, std::move(event));
   }
 
   // Runs the earliest event. Returns false if there is none.

@@ -56,30 +56,25 @@ SharedLink ShardNetwork::Connect(int32_t index) {
 
 void ShardNetwork::ToShard(const SharedLink& link, ShardEvent event) {
   if (link->cut || link->closed) return;
-  link->to_shard =
-      std::max(scheduler_.now() + network_.Delay(), link->to_shard);
-  scheduler_.After(link->to_shard - scheduler_.now(),
-                   [this, link, event = std::move(event)]() mutable {
-                     SimDataShard* to = Shard(link->shard, link->process);
-                     if (!link->cut && to != nullptr) event(*to);
-                   });
+  scheduler_.InOrder(link->to_shard, network_.Delay(),
+                     [this, link, event = std::move(event)]() mutable {
+                       SimDataShard* to = Shard(link->shard, link->process);
+                       if (!link->cut && to != nullptr) event(*to);
+                     });
 }
 
 void ShardNetwork::ToServer(const SharedLink& link, ServerEvent event) {
   if (link->cut || link->closed) return;
-  link->to_server =
-      std::max(scheduler_.now() + network_.Delay(), link->to_server);
-  scheduler_.After(link->to_server - scheduler_.now(),
-                   [this, link, event = std::move(event)]() mutable {
-                     SimServer* to = Server(link->generation);
-                     if (!link->cut && to != nullptr) event(*to);
-                   });
+  scheduler_.InOrder(link->to_server, network_.Delay(),
+                     [this, link, event = std::move(event)]() mutable {
+                       SimServer* to = Server(link->generation);
+                       if (!link->cut && to != nullptr) event(*to);
+                     });
 }
 
 // After the messages that were sent before.
 void ShardNetwork::TellServer(const SharedLink& link, absl::Duration delay) {
-  link->to_server = std::max(scheduler_.now() + delay, link->to_server);
-  scheduler_.After(link->to_server - scheduler_.now(), [this, link] {
+  scheduler_.InOrder(link->to_server, delay, [this, link] {
     std::erase(links_, link);
     SimServer* to = Server(link->generation);
     if (to != nullptr) to->OnLinkEnd(link);
@@ -87,8 +82,7 @@ void ShardNetwork::TellServer(const SharedLink& link, absl::Duration delay) {
 }
 
 void ShardNetwork::TellShard(const SharedLink& link, absl::Duration delay) {
-  link->to_shard = std::max(scheduler_.now() + delay, link->to_shard);
-  scheduler_.After(link->to_shard - scheduler_.now(), [this, link] {
+  scheduler_.InOrder(link->to_shard, delay, [this, link] {
     SimDataShard* to = Shard(link->shard, link->process);
     if (to != nullptr) to->OnLinkEnd(link);
   });
@@ -157,19 +151,16 @@ void ShardNetwork::Fetch(
 
 void ShardNetwork::ToShard(const SharedConnection& connection, int32_t index,
                            ShardEvent event) {
-  DataStream& data = connection->data[static_cast<size_t>(index) - 1];
+  DataStream& data = connection->to_shard(index);
   if (data.stream.cut || connection->given_up) return;
   if (data.process == 0 && Shard(index) != nullptr) {
     data.process = Shard(index)->process();
   }
   if (data.process == 0) return network_.NotifyBroken(connection);
-  data.stream.to_server =
-      std::max(scheduler_.now() + network_.Delay(), data.stream.to_server);
-  scheduler_.After(
-      data.stream.to_server - scheduler_.now(),
+  scheduler_.InOrder(
+      data.stream.to_server, network_.Delay(),
       [this, connection, index, event = std::move(event)]() mutable {
-        const DataStream& data =
-            connection->data[static_cast<size_t>(index) - 1];
+        const DataStream& data = connection->to_shard(index);
         SimDataShard* to = Shard(index, data.process);
         if (!data.stream.cut && !data.stream.ended && to != nullptr) event(*to);
       });
@@ -177,30 +168,26 @@ void ShardNetwork::ToShard(const SharedConnection& connection, int32_t index,
 
 void ShardNetwork::ToWorker(const SharedConnection& connection, int32_t index,
                             WorkerEvent event) {
-  Connection::Stream& stream =
-      connection->data[static_cast<size_t>(index) - 1].stream;
+  Connection::Stream& stream = connection->to_shard(index).stream;
   if (stream.cut || stream.ended) return;
-  stream.to_worker =
-      std::max(scheduler_.now() + network_.Delay(), stream.to_worker);
-  scheduler_.After(
-      stream.to_worker - scheduler_.now(),
+  scheduler_.InOrder(
+      stream.to_worker, network_.Delay(),
       [this, connection, index, event = std::move(event)]() mutable {
-        if (connection->data[static_cast<size_t>(index) - 1].stream.cut) return;
+        if (connection->to_shard(index).stream.cut) return;
         network_.Deliver(connection, std::move(event));
       });
 }
 
 void ShardNetwork::EndFromShard(const SharedConnection& connection,
                                 int32_t index) {
-  Connection::Stream& stream =
-      connection->data[static_cast<size_t>(index) - 1].stream;
+  Connection::Stream& stream = connection->to_shard(index).stream;
   if (stream.ended) return;
   ToWorker(connection, index, [](SimWorker& worker) { worker.OnBroken(); });
   stream.ended = true;
 }
 
 void ShardNetwork::Break(const SharedConnection& connection, int32_t index) {
-  connection->data[static_cast<size_t>(index) - 1].stream.cut = true;
+  connection->to_shard(index).stream.cut = true;
   network_.NotifyBroken(connection);
 }
 

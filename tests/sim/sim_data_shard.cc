@@ -1,9 +1,9 @@
 #include "tests/sim/sim_data_shard.h"
 
 #include <deque>
-#include <type_traits>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "tests/kernels/reference/reference_backend.h"
@@ -69,10 +69,9 @@ class SimDataShard::WorkerStream final : public ExchangeStream {
     if (shard_.dead_) return;
     const SharedConnection connection = connection_.lock();
     if (connection == nullptr) return;
-    shard_.ending_.emplace(
-        number_,
-        std::static_pointer_cast<WorkerStream>(
-            connection->data[static_cast<size_t>(shard_.index_) - 1].end));
+    shard_.ending_.emplace(number_,
+                           std::static_pointer_cast<WorkerStream>(
+                               connection->to_shard(shard_.index_).end));
   }
   void Resume() override { shard_.Resume(*this); }
   void SendWeights(const WeightsMessage& weights) override {
@@ -119,14 +118,8 @@ SimDataShard::~SimDataShard() {
 
 template <typename Call>
 auto SimDataShard::Handle(Call call) {
-  if constexpr (std::is_void_v<decltype(call())>) {
-    call();
-    EndStreams();
-  } else {
-    auto answer = call();
-    EndStreams();
-    return answer;
-  }
+  const absl::Cleanup end = [this] { EndStreams(); };
+  return call();
 }
 
 void SimDataShard::EndStreams() {
@@ -215,8 +208,7 @@ void SimDataShard::Fetch(int32_t generation, Version version,
 void SimDataShard::Gradient(const SharedConnection& connection,
                             const Sender& sender, const PushKey& key,
                             const ReceivedGradient& message) {
-  std::shared_ptr<ExchangeStream>& end =
-      connection->data[static_cast<size_t>(index_) - 1].end;
+  std::shared_ptr<ExchangeStream>& end = connection->to_shard(index_).end;
   if (end == nullptr) {
     end = std::make_shared<WorkerStream>(*this, next_stream_++, connection);
     const absl::Status admitted = host_.streams().Admit(end);
@@ -248,23 +240,22 @@ void SimDataShard::Resume(WorkerStream& stream) {
   if (!std::exchange(stream.paused, false) || dead_) return;
   const SharedConnection connection = stream.connection().lock();
   if (connection == nullptr) return;
-  world_.shards.OnShard(
-      index_, process_, world_.network.Delay(),
-      [connection, &stream](SimDataShard& shard) {
-        const DataStream& data =
-            connection->data[static_cast<size_t>(shard.index_) - 1];
-        std::deque<ShardNetwork::ShardEvent> held;
-        held.swap(stream.held);
-        for (ShardNetwork::ShardEvent& message : held) {
-          // If it is paused again, the rest is queued again.
-          if (!data.stream.cut && !data.stream.ended) message(shard);
-        }
-      });
+  world_.shards.OnShard(index_, process_, world_.network.Delay(),
+                        [connection, &stream](SimDataShard& shard) {
+                          const DataStream& data =
+                              connection->to_shard(shard.index_);
+                          std::deque<ShardNetwork::ShardEvent> held;
+                          held.swap(stream.held);
+                          for (ShardNetwork::ShardEvent& message : held) {
+                            // If it is paused again, the rest is queued again.
+                            if (!data.stream.cut && !data.stream.ended)
+                              message(shard);
+                          }
+                        });
 }
 
 void SimDataShard::OnWorkerClosed(const SharedConnection& connection) {
-  const std::shared_ptr<ExchangeStream>& end =
-      connection->data[static_cast<size_t>(index_) - 1].end;
+  const std::shared_ptr<ExchangeStream>& end = connection->to_shard(index_).end;
   if (end != nullptr) host_.streams().Forget(end.get());
 }
 
@@ -275,12 +266,7 @@ void SimDataShard::Read(int32_t generation, Version version,
     if (!dead_) CheckRead(version, snapshot.status());
     done(std::move(snapshot));
   };
-  Handle([&] {
-    host_.Read({.run_id = world_.scenario.run.coordinator.run_id,
-                .generation = generation,
-                .shard = index_},
-               version, std::move(checked));
-  });
+  Fetch(generation, version, std::move(checked));
 }
 
 // The other way round nothing follows: what shard 0 no longer reads may be held

@@ -146,6 +146,18 @@ SharedConnection SimServer::Find(const Places& places, Rank rank,
   return here ? at->second.connection : nullptr;
 }
 
+void SimServer::ToRank(StreamKind kind, Rank rank, Incarnation incarnation,
+                       Network::WorkerEvent event) {
+  const SharedConnection to = Find(PlacesOf(kind), rank, incarnation);
+  if (to != nullptr) world_.network.ToWorker(to, kind, std::move(event));
+}
+
+void SimServer::ToSession(SessionId session, Network::WorkerEvent event) {
+  const auto at = sessions_.find(session);
+  if (at == sessions_.end()) return;
+  world_.network.ToWorker(at->second, StreamKind::kSession, std::move(event));
+}
+
 void SimServer::Accept(const absl::Status& status,
                        const SharedConnection& connection, StreamKind kind,
                        const Sender& sender) {
@@ -295,8 +307,8 @@ void SimServer::DoneLater(Result done) {
                            });
 }
 
-void SimServer::EndData(Places& places, StreamKind kind, Rank rank,
-                        Incarnation below) {
+void SimServer::EndData(StreamKind kind, Rank rank, Incarnation below) {
+  Places& places = PlacesOf(kind);
   const auto at = places.find(rank);
   if (at == places.end() || at->second.incarnation >= below) return;
   world_.network.EndFromServer(at->second.connection, kind);
@@ -304,14 +316,11 @@ void SimServer::EndData(Places& places, StreamKind kind, Rank rank,
 }
 
 void SimServer::On(const effect::Joined& e) {
-  EndData(registers_, StreamKind::kRegister, e.rank, e.incarnation);
-  EndData(exchanges_, StreamKind::kExchange, e.rank, e.incarnation);
-  EndData(reduces_, StreamKind::kReduce, e.rank, e.incarnation);
-  const auto at = sessions_.find(e.session);
-  if (at == sessions_.end()) return;
-  world_.network.ToWorker(
-      at->second, StreamKind::kSession,
-      [e](SimWorker& worker) { worker.OnJoined(e.rank, e.incarnation); });
+  EndData(StreamKind::kRegister, e.rank, e.incarnation);
+  EndData(StreamKind::kExchange, e.rank, e.incarnation);
+  EndData(StreamKind::kReduce, e.rank, e.incarnation);
+  ToSession(e.session,
+            [e](SimWorker& worker) { worker.OnJoined(e.rank, e.incarnation); });
 }
 
 void SimServer::On(const effect::EndSession& e) {
@@ -326,64 +335,45 @@ void SimServer::On(const effect::EndSession& e) {
 }
 
 void SimServer::On(const effect::Notify& e) {
-  const auto at = sessions_.find(e.session);
-  if (at == sessions_.end()) return;
-  world_.network.ToWorker(
-      at->second, StreamKind::kSession,
-      [e](SimWorker& worker) { worker.OnAssignment(e.assignment); });
+  ToSession(e.session,
+            [e](SimWorker& worker) { worker.OnAssignment(e.assignment); });
 }
 
 void SimServer::On(const effect::StepAborted& e) {
-  const auto at = sessions_.find(e.session);
-  if (at == sessions_.end()) return;
-  world_.network.ToWorker(
-      at->second, StreamKind::kSession,
-      [e](SimWorker& worker) { worker.OnStepAborted(e.step, e.attempt); });
+  ToSession(e.session, [e](SimWorker& worker) {
+    worker.OnStepAborted(e.step, e.attempt);
+  });
 }
 
 void SimServer::On(const effect::RegisterAnswered& e) {
-  const SharedConnection to = Find(registers_, e.rank, e.incarnation);
-  if (to == nullptr) return;
   if (!e.answer.ok()) {
-    world_.checker.Fail(
+    if (Find(registers_, e.rank, e.incarnation) == nullptr) return;
+    return world_.checker.Fail(
         absl::StrCat("register: ", e.answer.status().ToString()));
-    return;
   }
-  world_.network.ToWorker(to, StreamKind::kRegister, [e](SimWorker& worker) {
-    worker.OnRegisterAnswered(*e.answer);
-  });
+  ToRank(StreamKind::kRegister, e.rank, e.incarnation,
+         [e](SimWorker& worker) { worker.OnRegisterAnswered(*e.answer); });
 }
 
 void SimServer::On(const effect::ReduceResult& e) {
-  const SharedConnection to = Find(reduces_, e.rank, e.incarnation);
-  if (to == nullptr) return;
-  world_.network.ToWorker(to, StreamKind::kReduce, [e](SimWorker& worker) {
-    worker.OnReduced(e.key, *e.moments);
-  });
+  ToRank(StreamKind::kReduce, e.rank, e.incarnation,
+         [e](SimWorker& worker) { worker.OnReduced(e.key, *e.moments); });
 }
 
 void SimServer::On(const effect::ReduceAborted& e) {
-  const SharedConnection to = Find(reduces_, e.rank, e.incarnation);
-  if (to == nullptr) return;
-  world_.network.ToWorker(to, StreamKind::kReduce, [e](SimWorker& worker) {
-    worker.OnReduceAborted(e.key);
-  });
+  ToRank(StreamKind::kReduce, e.rank, e.incarnation,
+         [e](SimWorker& worker) { worker.OnReduceAborted(e.key); });
 }
 
 void SimServer::OnWeights(const command::SendWeights& to,
                           const WeightsMessage& message) {
-  const SharedConnection at = Find(exchanges_, to.rank, to.incarnation);
-  if (at == nullptr) return;
-  world_.network.ToWorker(
-      at, StreamKind::kExchange,
-      [message](SimWorker& worker) { worker.OnWeights(message); });
+  ToRank(StreamKind::kExchange, to.rank, to.incarnation,
+         [message](SimWorker& worker) { worker.OnWeights(message); });
 }
 
 void SimServer::On(const effect::SendVerdict& e) {
-  const SharedConnection to = Find(exchanges_, e.rank, e.incarnation);
-  if (to == nullptr) return;
-  world_.network.ToWorker(to, StreamKind::kExchange,
-                          [e](SimWorker& worker) { worker.OnVerdict(e); });
+  ToRank(StreamKind::kExchange, e.rank, e.incarnation,
+         [e](SimWorker& worker) { worker.OnVerdict(e); });
 }
 
 void SimServer::On(const effect::ResumeGradients& e) {

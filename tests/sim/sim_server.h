@@ -138,6 +138,10 @@ class SimServer : private CoreHost<SimServer> {
   SharedConnection Find(const Places& places, Rank rank,
                         Incarnation incarnation) const;
   Places& PlacesOf(StreamKind kind);
+  // To whichever is connected; to nothing if none is.
+  void ToRank(StreamKind kind, Rank rank, Incarnation incarnation,
+              Network::WorkerEvent event);
+  void ToSession(SessionId session, Network::WorkerEvent event);
   void OnTaken(int64_t ticket);
   void OnWeights(const command::SendWeights& to, const WeightsMessage& message);
   // Handles the answer to a data message as the service does.
@@ -146,7 +150,7 @@ class SimServer : private CoreHost<SimServer> {
   // True if `message` waits because its stream is paused.
   bool IsHeld(const SharedConnection& connection, Message message);
   void Resume(const SharedConnection& connection);
-  void EndData(Places& places, StreamKind kind, Rank rank, Incarnation below);
+  void EndData(StreamKind kind, Rank rank, Incarnation below);
 
   // ---- data shards; see sim_server_shards.cc
   using OnWhole = std::function<void(SimServer&, ShardNetwork::MaybeSnapshot)>;
