@@ -127,11 +127,15 @@ class NotingRendezvous final : public Rendezvous {
       return absl::AbortedError("rank 3 is lost");
     }
     if (next_ == nullptr) return own;
-    return next_->Reduce(local);
+    absl::StatusOr<std::vector<Moments>> all = next_->Reduce(local);
+    if (all.ok()) combined.insert(combined.end(), all->begin(), all->end());
+    return all;
   }
 
   std::vector<std::tuple<int32_t, int32_t, ReducePhase>> keys;
   std::vector<CallMoments> forward;
+  // What all members have made of the contributions.
+  std::vector<Moments> combined;
   // Number of contributions in each wait.
   std::vector<size_t> together;
   std::optional<ReducePhase> fail;

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "kernels/backend.h"
 #include "tests/fakes/statuses.h"
+#include "tests/fakes/thread_rendezvous.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/models/model.h"
@@ -63,21 +64,6 @@ ModelOutput TrainOn(Model& model, const at::Tensor& images,
   loss.backward();
   return output;
 }
-
-// A cohort of one that counts.
-class OneMember final : public Rendezvous {
- public:
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      absl::Span<const Contribution> local) override {
-    ++waits;
-    std::vector<Moments> results;
-    for (const Contribution& call : local) results.push_back(call.moments);
-    contributions += local.size();
-    return results;
-  }
-  size_t waits = 0;
-  size_t contributions = 0;
-};
 
 struct Known {
   std::string name;
@@ -184,10 +170,10 @@ TEST(ModelsTest, SiblingLayersShareARendezvous) {
        {Expected{"resnet18", 20, 17}, Expected{"resnet50", 53, 49},
         Expected{"pspnet18", 26, 19}}) {
     SCOPED_TRACE(expected.name);
-    OneMember rendezvous;
+    NotingRendezvous rendezvous;
     TrainOn(*Make(expected.name), at::randn({2, 3, 32, 32}), &rendezvous);
-    EXPECT_EQ(rendezvous.contributions, 2 * expected.layers);
-    EXPECT_EQ(rendezvous.waits, 2 * expected.waits);
+    EXPECT_EQ(rendezvous.keys.size(), 2 * expected.layers);
+    EXPECT_EQ(rendezvous.together.size(), 2 * expected.waits);
   }
 }
 

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "kernels/backend.h"
 #include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
+#include "tests/fakes/thread_rendezvous.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/scope.h"
 #include "worker/batch_norm/step_interrupted.h"
@@ -29,6 +29,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::ThrowsMessage;
 
 constexpr int64_t kClasses = 3;
 
@@ -120,22 +121,6 @@ class ScriptModelTest : public ::testing::Test {
   std::vector<std::string> warnings_;
 };
 
-// Returns its input, or fails one phase.
-class FailingMember final : public Rendezvous {
- public:
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      absl::Span<const Contribution> local) override {
-    ++reduced;
-    if (fail == local.front().place.phase)
-      return absl::AbortedError("rank 3 is lost");
-    std::vector<Moments> results;
-    for (const Contribution& call : local) results.push_back(call.moments);
-    return results;
-  }
-  std::optional<ReducePhase> fail;
-  int reduced = 0;
-};
-
 TEST_F(ScriptModelTest, ParametersAndLayersKeepTheirNames) {
   const auto model = OkValue(Load(NetModule({})));
   EXPECT_THAT(model->named_parameters().keys(),
@@ -170,14 +155,14 @@ TEST_F(ScriptModelTest, ValuesAndStatisticsAreTheFiles) {
 TEST_F(ScriptModelTest, EveryStepReachesTheRendezvous) {
   const auto model = OkValue(Load(NetModule({})));
   const auto binding = BatchNormBinding::Make(*model);
-  FailingMember rendezvous;
-  for (int step = 1; step <= 4; ++step) {
+  NotingRendezvous rendezvous;
+  for (size_t step = 1; step <= 4; ++step) {
     StepContext context{.rendezvous = &rendezvous,
                         .backend = &kernels::CpuBackend()};
     const BatchNormScope scope(*binding, &context);
     model->forward(at::rand({2, 1, 6, 6})).logits.square().sum().backward();
     EXPECT_THAT(context.calls, ElementsAre(1));
-    EXPECT_EQ(rendezvous.reduced, 2 * step);
+    EXPECT_EQ(rendezvous.together.size(), 2 * step);
   }
 }
 
@@ -237,17 +222,16 @@ TEST_F(ScriptModelTest, InterruptedStepLeavesTheInterpreterWithItsType) {
   const auto binding = BatchNormBinding::Make(*model);
   for (const ReducePhase phase :
        {ReducePhase::kForward, ReducePhase::kBackward}) {
-    FailingMember rendezvous;
+    NotingRendezvous rendezvous;
     rendezvous.fail = phase;
     StepContext context{.rendezvous = &rendezvous,
                         .backend = &kernels::CpuBackend()};
     const BatchNormScope scope(*binding, &context);
-    try {
-      model->forward(at::rand({2, 1, 6, 6})).logits.sum().backward();
-      FAIL() << "nothing was thrown";
-    } catch (const StepInterrupted& interrupted) {
-      EXPECT_EQ(interrupted.status(), absl::AbortedError("rank 3 is lost"));
-    }
+    EXPECT_THAT(
+        [&] {
+          model->forward(at::rand({2, 1, 6, 6})).logits.sum().backward();
+        },
+        ThrowsMessage<StepInterrupted>("ABORTED: rank 3 is lost"));
   }
 }
 
@@ -363,13 +347,11 @@ TEST_F(ScriptModelTest, OtherSignaturesAreRefused) {
 TEST_F(ScriptModelTest, AnotherClassCountIsNamed) {
   const auto model =
       OkValue(Load(NetModule({.body = "  return x.mean([2, 3])\n"})));
-  try {
-    model->forward(at::rand({2, 1, 5, 5}));
-    FAIL() << "nothing was thrown";
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(),
-                HasSubstr("shape [2, 1], want [2, 3]"));
-  }
+  EXPECT_THAT(
+      [&] {
+        model->forward(at::rand({2, 1, 5, 5}));
+      },
+      ThrowsMessage<c10::Error>(HasSubstr("shape [2, 1], want [2, 3]")));
 }
 
 TEST_F(ScriptModelTest, AFileThatIsNoneIsRefused) {

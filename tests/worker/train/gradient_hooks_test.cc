@@ -28,6 +28,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::ThrowsMessage;
 
 // y = third(second(first(x))), and an unused layer. Each has one weight of nine
 // floats.
@@ -110,15 +111,8 @@ TEST_F(GradientHooksTest, EarlierPassesAddUpAndSendNothing) {
 TEST_F(GradientHooksTest, RefusalLeavesTheBackwardPassAndTheNextPushIsWhole) {
   Start();
   refusal_ = absl::AbortedError("rank 1 is lost");
-  const auto refused = [this]() -> absl::Status {
-    try {
-      chain_.Loss().backward();
-    } catch (const StepInterrupted& interrupted) {
-      return interrupted.status();
-    }
-    return absl::OkStatus();
-  };
-  EXPECT_EQ(refused(), refusal_);
+  EXPECT_THAT([this] { chain_.Loss().backward(); },
+              ThrowsMessage<StepInterrupted>(refusal_.ToString()));
   EXPECT_EQ(sent_.size(), 1U);
 
   refusal_ = absl::OkStatus();

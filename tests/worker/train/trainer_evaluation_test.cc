@@ -102,48 +102,32 @@ TEST(TrainerTest, CollectsTheMomentsOfEveryCallOfTheBatch) {
   EXPECT_EQ(client.version(), Version());
 }
 
-// Records the combined moments of all members in the forward pass.
-class RecordingRendezvous final : public Rendezvous {
- public:
-  explicit RecordingRendezvous(Rendezvous& inner) : inner_(inner) {}
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      absl::Span<const Contribution> local) override {
-    absl::StatusOr<std::vector<Moments>> all = inner_.Reduce(local);
-    if (all.ok()) seen.insert(seen.end(), all->begin(), all->end());
-    return all;
-  }
-  std::vector<Moments> seen;
-
- private:
-  Rendezvous& inner_;
-};
-
 // Moments of all batch-norm layers when `workers` normalise their parts of the
 // first 13 samples over all of them.
 std::vector<Moments> JoinedMoments(size_t workers) {
   const std::vector<int64_t> order = EpochPermutation(kSeed, 0, 14);
   ThreadRendezvous rendezvous(workers);
-  std::vector<std::unique_ptr<RecordingRendezvous>> recorders;
+  std::vector<Moments> joined;
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < workers; ++rank) {
-    recorders.push_back(
-        std::make_unique<RecordingRendezvous>(rendezvous.OfRank(rank)));
     const auto begin =
         order.begin() + static_cast<int64_t>(13 * rank / workers);
     const auto end =
         order.begin() + static_cast<int64_t>(13 * (rank + 1) / workers);
-    threads.emplace_back([&recorder = *recorders.back(), begin, end] {
+    threads.emplace_back([&, rank, begin, end] {
+      NotingRendezvous noting(&rendezvous.OfRank(rank));
       const std::shared_ptr<Model> model = *Smooth(kSeed);
       const BatchNormBinding binding = *BatchNormBinding::Make(*model);
-      StepContext context{.rendezvous = &recorder,
+      StepContext context{.rendezvous = &noting,
                           .backend = &kernels::CpuBackend()};
       const torch::NoGradGuard no_grad;
       const BatchNormScope scope(binding, &context);
       model->forward(Read(DataSplit::kTrain, {begin, end}).images);
+      if (rank == 0) joined = noting.combined;
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return recorders[0]->seen;
+  return joined;
 }
 
 // Compares a global batch that one rank computes alone with the rendezvous of 1
