@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <numeric>
-#include <utility>
 #include <vector>
 
 #include "tests/worker/datasets/written_images.h"
@@ -30,12 +29,6 @@ class CamVidTest : public testing::Test {
     options_ = {.name = "voc", .data_dir = dir, .loader_threads = 2};
   }
 
-  std::unique_ptr<Dataset> Make() {
-    auto data = MakeDataset(options_);
-    EXPECT_TRUE(data.ok()) << data.status();
-    return data.ok() ? *std::move(data) : nullptr;
-  }
-
   DatasetOptions options_;
 };
 
@@ -47,22 +40,20 @@ std::vector<int64_t> Numbers(int64_t count) {
 
 TEST_F(CamVidTest, HasElevenClasses) {
   options_.image_size = ImageSize{.height = 45, .width = 60};
-  const auto data = Make();
-  ASSERT_NE(data, nullptr);
+  const auto data = Make(options_);
   EXPECT_EQ(data->train_size(), 367);
   EXPECT_EQ(data->test_size(), 101);
   EXPECT_EQ(data->classes(), 11);
   EXPECT_EQ(data->height(), 45);
   EXPECT_EQ(data->width(), 60);
   options_.loader_threads = 1;
-  EXPECT_EQ(Make()->digest(), data->digest());
+  EXPECT_EQ(Make(options_)->digest(), data->digest());
 }
 
 // Pixels of each class in val, void last, and nine labels of its first image,
 // counted by a PNG decoder written for the purpose in Python.
 TEST_F(CamVidTest, MasksAreReadPixelByPixel) {
-  const auto data = Make();
-  ASSERT_NE(data, nullptr);
+  const auto data = Make(options_);
   if (data->height() != 180 || data->width() != 240) {
     GTEST_SKIP() << "the numbers are those of the version of 240x180 pixels, "
                     "and this one has "
@@ -91,8 +82,7 @@ TEST_F(CamVidTest, MasksAreReadPixelByPixel) {
 // with an error of 2^-23 each way, which average out.
 TEST_F(CamVidTest, EachChannelOfTrainHasMeanZeroAndDeviationOne) {
   options_.image_size = ImageSize{.height = 90, .width = 120};
-  const auto data = Make();
-  ASSERT_NE(data, nullptr);
+  const auto data = Make(options_);
   const std::vector<int64_t> all = Numbers(data->train_size());
   const std::vector<float> images = ReadSamples(*data, {.indices = all}).images;
   constexpr size_t kPlane = 90 * 120;
@@ -115,8 +105,7 @@ TEST_F(CamVidTest, EachChannelOfTrainHasMeanZeroAndDeviationOne) {
 TEST_F(CamVidTest, AugmentedSamplesKeepToTheClasses) {
   options_.image_size = ImageSize{.height = 90, .width = 120};
   options_.classes = 11;
-  const auto data = Make();
-  ASSERT_NE(data, nullptr);
+  const auto data = Make(options_);
   const std::vector<int64_t> all = Numbers(20);
   const auto read = [&](int64_t epoch) {
     return ReadSamples(*data, {.indices = all,

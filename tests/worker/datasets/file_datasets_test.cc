@@ -16,7 +16,6 @@
 #include "absl/strings/str_cat.h"
 #include "tests/fakes/statuses.h"
 #include "tests/fakes/temp_dir.h"
-#include "tests/worker/datasets/made_dataset.h"
 #include "tests/worker/datasets/written_images.h"
 #include "worker/datasets/dataset.h"
 
@@ -26,11 +25,6 @@ namespace {
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-std::vector<int64_t> LabelsOf(const Dataset& data, DataSplit split,
-                              const std::vector<int64_t>& indices) {
-  return ReadSamples(data, {.split = split, .indices = indices}).labels;
-}
 
 void WriteFile(const TempDir& dir, const std::string& name,
                const std::string& content) {
@@ -65,7 +59,6 @@ class CifarDatasetTest : public testing::Test {
 TEST_F(CifarDatasetTest, ReadsAllBatchesInOrder) {
   WriteCifar10(dir_);
   const auto data = Make({.name = "cifar10", .data_dir = dir_.path()});
-  ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->task(), DatasetTask::kClassification);
   EXPECT_EQ(data->classes(), 10);
   EXPECT_EQ(data->channels(), 3);
@@ -75,7 +68,7 @@ TEST_F(CifarDatasetTest, ReadsAllBatchesInOrder) {
   std::vector<int64_t> all(10);
   std::iota(all.begin(), all.end(), int64_t{0});
   EXPECT_EQ(data->train_size(), 10);
-  EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, all),
+  EXPECT_THAT(Labels(*data, DataSplit::kTrain, all),
               ElementsAre(1, 0, 2, 0, 3, 0, 4, 0, 5, 0));
   // Each channel of the train split is 0 and 100 in equal parts: mean and
   // deviation 50.
@@ -94,7 +87,6 @@ TEST_F(CifarDatasetTest, TheArchivesFolderIsFoundToo) {
   std::filesystem::copy(plain.path(), dir_.File("cifar-10-batches-bin"));
   const auto data = Make({.name = "cifar10", .data_dir = dir_.path()});
   const auto same = Make({.name = "cifar10", .data_dir = plain.path()});
-  ASSERT_TRUE(data != nullptr && same != nullptr);
   EXPECT_EQ(data->digest(), same->digest());
 }
 
@@ -103,10 +95,9 @@ TEST_F(CifarDatasetTest, OfTwoLabelsTheFineOneCounts) {
             Record("\x13\x63", "abc") + Record("\x1\x2", "abd"));
   WriteFile(dir_, "test.bin", Record("\x4\x5", "abc"));
   const auto data = Make({.name = "cifar100", .data_dir = dir_.path()});
-  ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->classes(), 100);
-  EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {0, 1}), ElementsAre(99, 2));
-  EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}), ElementsAre(5));
+  EXPECT_THAT(Labels(*data, DataSplit::kTrain, {0, 1}), ElementsAre(99, 2));
+  EXPECT_THAT(Labels(*data, DataSplit::kTest, {0}), ElementsAre(5));
 }
 
 TEST_F(CifarDatasetTest, TrainingIsFlippedAndCroppedUnlessToldNot) {
@@ -193,7 +184,6 @@ class VocDatasetTest : public testing::Test {
 
 TEST_F(VocDatasetTest, ReadsImagesWithTheirMasks) {
   const auto data = Make(options_);
-  ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->task(), DatasetTask::kSegmentation);
   EXPECT_EQ(data->classes(), 3);
   EXPECT_EQ(data->channels(), 3);
@@ -202,9 +192,9 @@ TEST_F(VocDatasetTest, ReadsImagesWithTheirMasks) {
   EXPECT_EQ(data->train_size(), 3);
   EXPECT_EQ(data->test_size(), 1);
   EXPECT_EQ(data->labels_per_sample(), 8);
-  EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {1, 0}),
+  EXPECT_THAT(Labels(*data, DataSplit::kTrain, {1, 0}),
               ElementsAre(2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 1, -1));
-  EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}),
+  EXPECT_THAT(Labels(*data, DataSplit::kTest, {0}),
               ElementsAre(0, 1, 2, -1, 0, 1, 2, -1));
   // Red is 10, 20 and 30 in train: the middle one, and 20 in val, is 0.
   const std::vector<int64_t> second = {1};
@@ -223,8 +213,7 @@ TEST_F(VocDatasetTest, AnotherNumberCanBeIgnored) {
   }
   options_.ignore_index = 0;
   const auto data = Make(options_);
-  ASSERT_NE(data, nullptr);
-  EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}),
+  EXPECT_THAT(Labels(*data, DataSplit::kTest, {0}),
               ElementsAre(-1, 1, 2, -1, -1, 1, 2, -1));
 }
 
@@ -235,13 +224,11 @@ TEST_F(VocDatasetTest, ImagesAndMasksAreResizedOnLoading) {
             MaskBytes(4, 8, std::vector<uint8_t>(32, 2)));
   options_.image_size = ImageSize{.height = 2, .width = 2};
   const auto data = Make(options_);
-  ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->height(), 2);
   EXPECT_EQ(data->width(), 2);
   // Centres of the new pixels lie on the second and fourth of four columns.
-  EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}),
-              ElementsAre(1, -1, 1, -1));
-  EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {1}), ElementsAre(2, 2, 2, 2));
+  EXPECT_THAT(Labels(*data, DataSplit::kTest, {0}), ElementsAre(1, -1, 1, -1));
+  EXPECT_THAT(Labels(*data, DataSplit::kTrain, {1}), ElementsAre(2, 2, 2, 2));
 }
 
 TEST_F(VocDatasetTest, IsAugmentedUnlessToldNot) {
@@ -268,9 +255,8 @@ TEST_F(VocDatasetTest, AnyNumberOfThreadsLoadsTheSame) {
   for (const int32_t threads : {1, 2, 3, 8}) {
     options_.loader_threads = threads;
     const auto data = Make(options_);
-    ASSERT_NE(data, nullptr);
     EXPECT_EQ(data->train_size(), 59);
-    EXPECT_EQ(LabelsOf(*data, DataSplit::kTrain, {29, 30})[8], 31 % 5);
+    EXPECT_EQ(Labels(*data, DataSplit::kTrain, {29, 30})[8], 31 % 5);
     digests.push_back(data->digest());
   }
   EXPECT_EQ(digests, std::vector<std::string>(4, digests[0]));
@@ -284,10 +270,9 @@ TEST_F(VocDatasetTest, SkippedSamplesAreToldAndChangeTheDigest) {
   testing::internal::CaptureStderr();
   const auto data = Make(options_);
   const std::string log = testing::internal::GetCapturedStderr();
-  ASSERT_TRUE(whole != nullptr && data != nullptr);
   EXPECT_EQ(data->train_size(), 2);
   // Samples a and c remain; c is class 1 everywhere.
-  EXPECT_EQ(LabelsOf(*data, DataSplit::kTrain, {1})[0], 1);
+  EXPECT_EQ(Labels(*data, DataSplit::kTrain, {1})[0], 1);
   EXPECT_NE(data->digest(), whole->digest());
   EXPECT_THAT(log, HasSubstr(path));
   EXPECT_THAT(log, HasSubstr("voc: 1 of 3 samples were skipped"));
@@ -454,15 +439,14 @@ TEST(ImageFolderTest, FoldersAreClassesInTheOrderOfTheirNames) {
     const TempDir dir;
     WriteFolders(dir, test_folder);
     const auto data = Make({.name = "imagefolder", .data_dir = dir.path()});
-    ASSERT_NE(data, nullptr);
     EXPECT_EQ(data->name(), "imagefolder");
     EXPECT_EQ(data->task(), DatasetTask::kClassification);
     EXPECT_EQ(data->classes(), 2);
     EXPECT_EQ(data->channels(), 3);
     EXPECT_EQ(data->train_size(), 3);
-    EXPECT_THAT(LabelsOf(*data, DataSplit::kTrain, {0, 1, 2}),
+    EXPECT_THAT(Labels(*data, DataSplit::kTrain, {0, 1, 2}),
                 ElementsAre(0, 1, 1));
-    EXPECT_THAT(LabelsOf(*data, DataSplit::kTest, {0}), ElementsAre(1));
+    EXPECT_THAT(Labels(*data, DataSplit::kTest, {0}), ElementsAre(1));
     // 30, 20, 40, within JPEG's rounding: 1.PNG is the darkest.
     const std::vector<int64_t> all = {0, 1, 2};
     const std::vector<float> images =
@@ -513,7 +497,6 @@ TEST(MakeDatasetTest, SetsInOneFileAreResizedToo) {
                           .image_size = ImageSize{.height = 32, .width = 20},
                           .synthetic_train = 3,
                           .synthetic_test = 1});
-  ASSERT_NE(data, nullptr);
   EXPECT_EQ(data->height(), 32);
   EXPECT_EQ(data->width(), 20);
   const std::vector<int64_t> all = {0, 1, 2};

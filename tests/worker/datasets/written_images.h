@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "tests/fakes/statuses.h"
 #include "worker/datasets/dataset.h"
 
 namespace cohort {
@@ -42,5 +44,14 @@ struct Samples {
 };
 
 Samples ReadSamples(const Dataset& data, const SampleRequest& request);
+
+inline std::unique_ptr<Dataset> Make(const DatasetOptions& options) {
+  return OkValue(MakeDataset(options));
+}
+
+inline std::vector<int64_t> Labels(const Dataset& data, DataSplit split,
+                                   const std::vector<int64_t>& indices) {
+  return ReadSamples(data, {.split = split, .indices = indices}).labels;
+}
 
 }  // namespace cohort
