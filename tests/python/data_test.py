@@ -3,11 +3,9 @@
 import array
 import collections
 import os
-import pathlib
 import random
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 
@@ -528,19 +526,14 @@ class Jobs(unittest.TestCase):
 
     def test_the_end_of_own_data_ends_the_run(self):
         with Server(2, "--max_steps=1000") as server:
-            ranks = [Rank(until_its_data_ends, rank, server.address, [7, 1000])
-                     for rank in range(2)]
-            results = [rank.result() for rank in ranks]
+            results = server.call(until_its_data_ends, [7, 1000])
             self.assertEqual(results, [(7, True), (7, True)], server.log())
             self.assertIn("the data of worker 0 has ended", server.log())
 
     def test_a_step_that_the_end_of_data_makes_void_says_so(self):
-        with tempfile.TemporaryDirectory() as folder, Server(
-                2, "--max_steps=1000") as server:
-            ranks = [Rank(void_at_the_end, rank, server.address,
-                          pathlib.Path(folder) / "marker") for rank in range(2)]
-            self.assertEqual(ranks[0].result(), ("applied", ""))
-            verdict, reason = ranks[1].result()
+        with Server(2, "--max_steps=1000") as server:
+            first, (verdict, reason) = server.call(void_at_the_end, server.dir / "marker")
+            self.assertEqual(first, ("applied", ""))
             self.assertEqual(verdict, "void")
             # The other text is of a step that is void when it begins.
             self.assertRegex(reason, "rank 0 has left: its data has ended|is over")

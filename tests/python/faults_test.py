@@ -109,9 +109,8 @@ class Faults(unittest.TestCase):
             with self.subTest(function.__name__), Server(
                     2, *RUN, "--lease=2s") as server:
                 # Rank 1 has a loader process.
-                more = [() if function is train_two else (rank,)
-                        for rank in range(2)]
-                ranks = [Rank(function, rank, server.address, *more[rank])
+                ranks = [Rank(function, rank, server.address,
+                              *(() if function is train_two else (rank,)))
                          for rank in range(2)]
                 for _ in range(KILLS):
                     time.sleep(1 + generator.random())
@@ -119,8 +118,7 @@ class Faults(unittest.TestCase):
                     if not ranks[victim].process.is_alive():
                         break
                     ranks[victim].kill()
-                    ranks[victim] = Rank(function, victim, server.address,
-                                         *more[victim])
+                    ranks[victim] = ranks[victim].replaced()
                 for rank in ranks:
                     self.assertEqual(rank.result(), wanted, server.log())
 

@@ -4,7 +4,6 @@ the same bits after kills, and what is refused."""
 import functools
 import math
 import os
-import pathlib
 import signal
 import threading
 import unittest
@@ -16,7 +15,7 @@ from torch import nn
 import cohort
 from cohort import _local_steps, _signals
 from networks import Shapes, digest, distance, joined, step, three_batch_norms
-from ranks import Rank, Server, await_true
+from ranks import Server, await_true, die_once
 
 # 11 batches of 4 an epoch, so with 3 local steps the last of 4 steps has two.
 SAMPLES, BATCH, LOCAL = 44, 4, 3
@@ -226,10 +225,8 @@ def stochastic(rank, address, loaders, deaths, folder):
     `deaths`: in the step of this number, or behind it (+ 0.5). It has so many
     loader processes."""
     def die(at):
-        marker = pathlib.Path(folder) / f"died{at}"
-        if rank == 1 and at in deaths and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if at in deaths:
+            die_once(rank, folder / f"died{at}")
 
     model = three_batch_norms(dropout=0.2)
     optimizer = ADAMW(model.parameters())
@@ -246,9 +243,9 @@ def stochastic(rank, address, loaders, deaths, folder):
     return digest(model.state_dict())
 
 
-def own_batches(rank, address, die):
-    """Rank 1 dies in the second local step of its second step. The names of the batches, and
-    what became of them."""
+def own_batches(rank, address, marker):
+    """Rank 1 dies once, in the second local step of its second step. The names of
+    the batches, and what became of them."""
     def batches():
         for number in range(1000):
             generator = torch.Generator().manual_seed(1000 * rank + number)
@@ -259,8 +256,8 @@ def own_batches(rank, address, die):
     seen = []
     for x, y, number in job.data(batches(), batch_size=BATCH):
         job.backward(nn.functional.cross_entropy(model(x), y))
-        if die and rank == 1 and job.step_number == LOCAL + 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if job.step_number == LOCAL + 1:
+            die_once(rank, marker)
         seen.append((number, job.step().verdict))
     return seen, digest(model.state_dict())
 
@@ -486,18 +483,17 @@ class Kills(unittest.TestCase):
                     keeps=True) as server:
             ranks = server.ranks(stochastic, 1, deaths, server.dir)
             for _ in deaths:
-                ranks[1].process.join()
-                ranks[1] = Rank(stochastic, 1, server.address, 1, deaths, server.dir)
+                ranks[1] = ranks[1].replaced()
             server.await_checkpoint(4)
             server.resume_server()
             self.assertEqual([rank.result() for rank in ranks], wanted, server.log())
 
     def test_own_batches_of_a_step_come_again(self):
         with Server(2, "--max_steps=4", "--lease=2s") as server:
-            ranks = server.ranks(own_batches, True)
+            ranks = server.ranks(own_batches, server.dir / "marker")
             # A replacement that comes before would be given the same step.
             server.await_log("server", "rank 1 is lost")
-            ranks[1] = Rank(own_batches, 1, server.address, False)
+            ranks[1] = ranks[1].replaced()
             (seen, state), (_, other) = (rank.result() for rank in ranks)
         self.assertEqual(state, other)
         # Its push came before the loss was noticed, or after.

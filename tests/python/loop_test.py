@@ -5,9 +5,6 @@ import copy
 import io
 import json
 import operator
-import os
-import pathlib
-import tempfile
 import unittest
 
 import torch
@@ -383,20 +380,20 @@ def rates_by_number(rank, address, what):
 
 # ---- where the time goes
 
-def traced(rank, address, folder):
+def traced(rank, address, trace):
     """Steps of two parts each."""
     del rank
-    model, job = joined(address, trace=os.path.join(folder, "trace"))
+    model, job = joined(address, trace=str(trace))
     for batch in job.data(Shapes(SAMPLES), batch_size=16, accumulate=2):
         step(model, job, batch)
 
 
 class Phases(unittest.TestCase):
     def test_computing_the_loss_is_the_forward_phase(self):
-        with tempfile.TemporaryDirectory() as folder:
-            with Server(1, "--epochs=1") as server:
-                Rank(traced, 0, server.address, folder).result()
-            events = json.loads(pathlib.Path(folder, "trace").read_text())
+        with Server(1, "--epochs=1") as server:
+            trace = server.dir / "trace"
+            Rank(traced, 0, server.address, trace).result()
+            events = json.loads(trace.read_text())
         spans = {name: [(event["ts"], event["ts"] + event["dur"])
                         for event in events if event["name"] == name]
                  for name in ("data", "forward", "rendezvous", "backward")}

@@ -14,7 +14,6 @@ import io
 import pathlib
 import re
 import runpy
-import signal
 import tempfile
 import unittest
 
@@ -23,7 +22,7 @@ from torch import overrides
 
 import cohort
 from cohort import _batches, _core, _data
-from ranks import Rank, Server
+from ranks import Rank, Server, die_once
 from scripts_test import SCRIPTS, changed_lines, with_cohort
 from shapes import runner
 from shapes.script import SEED
@@ -184,10 +183,8 @@ def run_worker(rank, address, script, folder, deaths):
     step = cohort.Job.step
 
     def die(job, *death):
-        marker = pathlib.Path(f"died-{death}")
-        if rank == 1 and death in deaths and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if death in deaths:
+            die_once(rank, pathlib.Path(f"died-{death}"))
 
     def step_and_die(job, *arguments, **options):
         number = job.step_number
@@ -233,13 +230,9 @@ class PublicScripts(unittest.TestCase):
     def together(self, script, name, deaths):
         public, folder = TABLE[name], self.folder()
         with Server(2, public.flags, f"--seed={SEED}", "--lease=2s") as server:
-            arguments = server.address, script, folder, deaths
-            ranks = [Rank(run_worker, rank, *arguments) for rank in range(2)]
+            ranks = server.ranks(run_worker, script, folder, deaths)
             for _ in deaths:
-                ranks[1].process.join()
-                if ranks[1].process.exitcode != -signal.SIGKILL:
-                    self.fail(f"was not killed: {ranks[1].result()}")
-                ranks[1] = Rank(run_worker, 1, *arguments)
+                ranks[1] = ranks[1].replaced()
             for rank in ranks:
                 rank.result()
         return values_in(folder, public.differs)

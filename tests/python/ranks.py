@@ -70,6 +70,7 @@ class Rank:
     method = "spawn"
 
     def __init__(self, function, rank, *arguments):
+        self._arguments = function, rank, *arguments
         context = multiprocessing.get_context(Rank.method)
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_call,
@@ -98,6 +99,13 @@ class Rank:
         self.process.kill()
         self.process.join()
 
+    def replaced(self):
+        """Another process with the same call, once this one has been killed."""
+        self.process.join()
+        if self.process.exitcode != -signal.SIGKILL:
+            raise AssertionError(f"was not killed: {self.result()}")
+        return Rank(*self._arguments)
+
     @classmethod
     def kill_all(cls):
         """Ends those that a failed test left running."""
@@ -116,6 +124,14 @@ def run(function, workers, *arguments, flags=()):
             return server.call(function, *arguments)
         except AssertionError as error:
             raise AssertionError(f"{error}\nserver: {server.log()}") from None
+
+
+def die_once(rank, marker):
+    """Kills the calling process if it is rank 1 and there is no file `marker` yet.
+    Without a marker it does nothing."""
+    if rank == 1 and marker is not None and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def is_alive(pid):

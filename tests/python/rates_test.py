@@ -4,9 +4,6 @@ continues."""
 
 import functools
 import os
-import pathlib
-import signal
-import tempfile
 import unittest
 
 import torch
@@ -15,7 +12,7 @@ from torch import nn
 import cohort
 from networks import Shapes, digest, distance, three_batch_norms
 from processes import until
-from ranks import Rank, Server
+from ranks import Server, die_once
 
 # 6 steps an epoch, of two workers.
 SAMPLES, STEPS, EPOCHS = 48, 6, 3
@@ -121,13 +118,6 @@ def alone(how):
     return rates, model.state_dict()
 
 
-def die(rank, marker):
-    """Once."""
-    if rank == 1 and not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def train(rank, address, how, at, marker):
     """The rates by step, and the model. Rank 1 dies in step `at`; at + 0.5: behind
     it; at + 0.75: behind the call of a scheduler that follows."""
@@ -150,19 +140,19 @@ def train(rank, address, how, at, marker):
             if sums:
                 total += job.sum(loss.detach() * len(x))
             if number == at:
-                die(rank, marker)
+                die_once(rank, marker)
             job.backward(loss)
             rates[number] = [group["lr"] for group in optimizer.param_groups]
             job.step()
             if number + 0.5 == at:
-                die(rank, marker)
+                die_once(rank, marker)
             if how in BY_STEP:
                 scheduler.step()
             elif sums and number % 2:
                 scheduler.step(total)
                 total.zero_()
             if number + 0.75 == at:
-                die(rank, marker)
+                die_once(rank, marker)
         if how == "scheduler by epoch":
             scheduler.step()
         elif how == "plateau of a test loss":
@@ -195,8 +185,8 @@ def rates_of_epochs(rank, address, marker=None):
         for x, y in data:
             job.backward(nn.functional.cross_entropy(model(x), y))
             job.step()
-            if marker is not None and job.step_number == 3:
-                die(rank, marker)
+            if job.step_number == 3:
+                die_once(rank, marker)
         scheduler.step()
         rates.append(optimizer.param_groups[0]["lr"])
     return rates
@@ -255,16 +245,11 @@ class Rates(unittest.TestCase):
     def run_with(self, how, at):
         """The results of rank 1, which is killed in step `at`, and of rank 0, which
         waits for ever for a replacement if there is none."""
-        with tempfile.TemporaryDirectory() as folder, Server(
-                2, *FLAGS, "--lease=2s") as server:
-            marker = pathlib.Path(folder) / "marker"
-            ranks = [Rank(attempt, rank, server.address, how, at, marker)
-                     for rank in range(2)]
-            ranks[1].process.join()
-            ranks[1] = Rank(attempt, 1, server.address, how, at, marker)
-            replacement = ranks[1].result()
+        with Server(2, *FLAGS, "--lease=2s") as server:
+            first, second = server.ranks(attempt, how, at, server.dir / "marker")
+            replacement = second.replaced().result()
             return [replacement] + ([] if isinstance(replacement, str) else
-                                    [ranks[0].result()])
+                                    [first.result()])
 
     def check(self, how, kill):
         """The rates of torch, and the same bits after a kill."""
@@ -311,28 +296,22 @@ class Rates(unittest.TestCase):
                 self.assertEqual(rates, [0.04, 0.02, 0.01])
 
     def test_a_replacement_in_the_first_epoch_sees_its_end(self):
-        with tempfile.TemporaryDirectory() as folder, Server(
-                2, *FLAGS, "--lease=2s") as server:
-            marker = pathlib.Path(folder) / "marker"
-            ranks = server.ranks(rates_of_epochs, marker)
-            ranks[1].process.join()
-            ranks[1] = Rank(rates_of_epochs, 1, server.address, marker)
-            for rank in reversed(ranks):
+        with Server(2, *FLAGS, "--lease=2s") as server:
+            first, second = server.ranks(rates_of_epochs, server.dir / "marker")
+            for rank in (second.replaced(), first):
                 self.assertEqual(rank.result(), [0.04, 0.02, 0.01])
 
     def test_a_server_that_goes_back_to_another_epoch(self):
         """A loop that is over would not come to its end again."""
         with Server(2, *FLAGS) as server:
             (wanted, bits), _ = server.call(rates_and_bits)
-        with tempfile.TemporaryDirectory() as folder, Server(
-                2, *FLAGS, "--checkpoint_every=3", keeps=True) as server:
-            folder = pathlib.Path(folder)
-            ranks = server.ranks(rates_and_bits, folder)
-            until(lambda: all((folder / f"here{rank}").exists() for rank in range(2)),
-                  "both ranks in the second epoch")
+        with Server(2, *FLAGS, "--checkpoint_every=3", keeps=True) as server:
+            ranks = server.ranks(rates_and_bits, server.dir)
+            until(lambda: all((server.dir / f"here{rank}").exists()
+                              for rank in range(2)), "both ranks in the second epoch")
             server.await_checkpoint()
             server.resume_server()
-            (folder / "go").touch()
+            (server.dir / "go").touch()
             for rank in ranks:
                 with self.assertRaisesRegex(AssertionError, "Stopped"):
                     rank.result()

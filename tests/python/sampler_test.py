@@ -1,9 +1,5 @@
 """Samplers of the script: what an epoch has, in which order, on which worker."""
 
-import os
-import pathlib
-import signal
-import tempfile
 import unittest
 
 import torch
@@ -13,7 +9,7 @@ from torch.utils import data as torch_data
 import cohort
 from cohort import _core, _data, _sampler
 from networks import Shapes, digest, distance, joined, step, three_batch_norms
-from ranks import Rank, Server, run
+from ranks import Rank, Server, die_once, run
 
 SEED = 7
 SAMPLES = 26
@@ -163,10 +159,8 @@ def train(rank, address, marker=None, change=False, **options):
         if change and rank == 1 and epoch == 1:
             options["sampler"].weights[0] = 9
         for x, y, index in loader:
-            if marker is not None and rank == 1 and job.version == 5 and not (
-                    marker.exists()):
-                marker.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            if job.version == 5:
+                die_once(rank, marker)
             steps[job.version] = index.tolist()
             step(model, job, (x, y))
         length = len(loader)
@@ -213,13 +207,9 @@ class Runs(unittest.TestCase):
     def test_a_replacement_draws_the_same(self):
         with Server(2, *FLAGS) as server:
             wanted = [result[1] for result in server.call(train)]
-        with tempfile.TemporaryDirectory() as folder, Server(
-                2, *FLAGS, "--lease=2s") as server:
-            marker = pathlib.Path(folder) / "marker"
-            ranks = server.ranks(train, marker)
-            ranks[1].process.join()
-            ranks[1] = Rank(train, 1, server.address, marker)
-            results = [rank.result() for rank in ranks]
+        with Server(2, *FLAGS, "--lease=2s") as server:
+            first, second = server.ranks(train, server.dir / "marker")
+            results = [rank.result() for rank in (first, second.replaced())]
             self.assertEqual([result[1] for result in results], wanted,
                              server.log())
         self.assertEqual(min(results[1][0]), 5)

@@ -2,9 +2,6 @@
 gets."""
 
 import os
-import pathlib
-import signal
-import tempfile
 import unittest
 
 import torch
@@ -13,7 +10,7 @@ from torch import nn
 import cohort
 from cohort._scaler import loss_scale_of
 from networks import Shapes, digest, three_batch_norms
-from ranks import Rank, Server
+from ranks import Server, die_once
 from shapes import scalers
 
 SAMPLES, EPOCHS = 32, 2
@@ -38,9 +35,8 @@ def train(rank, address, scale, marker=None, at=-1):
         # Four samples of each worker: gradients of at most an eighth.
         out = scalers.NarrowBackward.apply(model(x))
         job.backward(nn.functional.cross_entropy(out, y))
-        if rank == 1 and number == at and not marker.exists():
-            marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if number == at:
+            die_once(rank, marker)
         steps[number] = value, job.step().verdict
     return (steps, None if scaler is None else scaler.state_dict(),
             digest(model.state_dict()))
@@ -90,14 +86,9 @@ class Runs(unittest.TestCase):
         self.assertEqual([scale for scale, _ in steps.values()], [
             SCALE if verdict == "skipped" else SCALE / 2 for verdict in verdicts])
         for at in KILLS:
-            with self.subTest(at), tempfile.TemporaryDirectory() as folder, Server(
-                    2, *FLAGS, "--lease=2s") as server:
-                arguments = SCALE, pathlib.Path(folder) / "marker", at
-                ranks = [Rank(train, rank, server.address, *arguments)
-                         for rank in range(2)]
-                ranks[1].process.join()
-                ranks[1] = Rank(train, 1, server.address, *arguments)
-                for rank in reversed(ranks):
+            with self.subTest(at), Server(2, *FLAGS, "--lease=2s") as server:
+                first, second = server.ranks(train, SCALE, server.dir / "marker", at)
+                for rank in (second.replaced(), first):
                     seen, last, digested = rank.result()
                     self.assertEqual((last, digested), (state, bits))
                     self.assertEqual(

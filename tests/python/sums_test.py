@@ -1,9 +1,6 @@
 """job.sum and job.gather: their bits, and workers killed in front of them. Losses
 made of them are rows of shapes_test.py."""
 
-import os
-import pathlib
-import signal
 import unittest
 
 import torch
@@ -12,7 +9,7 @@ from torch.nn import functional as F
 
 import cohort
 from networks import digest
-from ranks import Rank, Server, run
+from ranks import Server, die_once, run
 
 STEPS = 4
 ROWS = (3, 0, 5)
@@ -58,7 +55,7 @@ def take(rank, address):
     return found
 
 
-def train(rank, address, dies, folder):
+def train(rank, address, dies, marker):
     """Rank 1 kills itself once, in its second step."""
     model = network()
     job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
@@ -67,10 +64,8 @@ def train(rank, address, dies, folder):
     step = 0
 
     def reach(place):
-        mark = pathlib.Path(folder) / "died"
-        if rank == 1 and place == dies and step == 1 and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if place == dies and step == 1:
+            die_once(rank, marker)
 
     class Reached(torch.autograd.Function):
         @staticmethod
@@ -180,11 +175,9 @@ class Sums(unittest.TestCase):
                      "after the pass"):
             with self.subTest(dies=dies), Server(
                     2, f"--max_steps={STEPS}", "--lease=2s") as server:
-                ranks = server.ranks(train, dies, server.dir)
+                ranks = server.ranks(train, dies, server.dir / "marker")
                 if dies:
-                    ranks[1].process.join()
-                    self.assertEqual(ranks[1].process.exitcode, -signal.SIGKILL)
-                    ranks[1] = Rank(train, 1, server.address, dies, server.dir)
+                    ranks[1] = ranks[1].replaced()
                 for rank in ranks:
                     digests.add(rank.result())
         self.assertEqual(len(digests), 1)

@@ -10,7 +10,6 @@ import array
 import itertools
 import multiprocessing.connection
 import pathlib
-import signal
 import sys
 import tempfile
 import unittest
@@ -26,7 +25,7 @@ import torch
 
 import cohort
 from networks import digest, distance
-from ranks import DEADLINE, Rank, Server
+from ranks import DEADLINE, Rank, Server, die_once
 from shapes import script
 
 try:
@@ -69,12 +68,6 @@ def quiet():
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-def die_once(rank, marker):
-    if rank == 1 and marker is not None and not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def results(ranks):
     """By rank; an error of any rank is raised at once."""
     pending, found = dict(enumerate(ranks)), {}
@@ -108,14 +101,9 @@ def check(test, function, alone, limit=1e-4):
 
 def check_kill(test, function, first):
     """The same where rank 1 dies in step 8: `first`, bitwise."""
-    with tempfile.TemporaryDirectory() as folder, Server(
-            2, f"--epochs={EPOCHS}", "--lease=2s") as server:
-        marker = pathlib.Path(folder) / "marker"
-        ranks = server.ranks(function, marker)
-        ranks[1].process.join()
-        test.assertEqual(ranks[1].process.exitcode, -signal.SIGKILL)
-        ranks[1] = Rank(function, 1, server.address, marker)
-        for state in results(ranks):
+    with Server(2, f"--epochs={EPOCHS}", "--lease=2s") as server:
+        lower, killed = server.ranks(function, server.dir / "marker")
+        for state in results([lower, killed.replaced()]):
             test.assertEqual(digest(state), digest(first))
 
 
@@ -597,12 +585,8 @@ class Games(unittest.TestCase):
         with self.run_of(18) as server:
             wanted = results(server.ranks(games_worker, None))[0]
         with self.run_of(13, keeps=True) as server:
-            marker = server.dir / "marker"
-            ranks = server.ranks(games_worker, marker)
-            ranks[1].process.join()
-            self.assertEqual(ranks[1].process.exitcode, -signal.SIGKILL)
-            ranks[1] = Rank(games_worker, 1, server.address, marker)
-            results(ranks)
+            lower, killed = server.ranks(games_worker, server.dir / "marker")
+            results([lower, killed.replaced()])
             server.server.wait(60)
             # In the middle of a rollout's epochs.
             server.server_flags[server.server_flags.index("--max_steps=13")] = (
