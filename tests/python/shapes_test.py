@@ -28,7 +28,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import argparse
 import collections
 import functools
+import importlib
 import pathlib
+import pkgutil
 import signal
 import sys
 import textwrap
@@ -44,14 +46,12 @@ if hasattr(torch, "compile"):
     import torch._dynamo.backends.debugging
     import torch._functorch.aot_autograd
 
-from shapes import (across, adversarial, batches, by_hand, derivatives, kept, loops,
-                    losses, meetings, models, normalizers, own_batches, refusals,
-                    rows, runner, scaled, statistics, sums, supervised, surprises,
-                    teachers, unseeded, values)
+import shapes
+from shapes import rows, runner
 
-assert all((across, adversarial, batches, by_hand, derivatives, kept, loops, losses,
-            meetings, models, normalizers, own_batches, refusals, scaled,
-            statistics, sums, supervised, surprises, teachers, unseeded, values))
+# Each module adds its rows to the table.
+for module in pkgutil.iter_modules(shapes.__path__):
+    importlib.import_module(f"shapes.{module.name}")
 
 
 def available(row: rows.Row) -> bool:

@@ -83,7 +83,7 @@ def main() -> int:
     if unknown:
         parser.error(f"no networks {', '.join(sorted(unknown))}")
     chosen = [rows.Row(name, training_of(networks.NETWORKS[name]), {2: (2, 3)},
-                       3, (), None, False, "", PATIENCE)
+                       patience=PATIENCE)
               for name in options.rows or networks.NETWORKS]
     networks.replace_functions()
     bin_dir = pathlib.Path(os.environ["COHORT_BIN_DIR"])

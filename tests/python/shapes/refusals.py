@@ -6,12 +6,8 @@ import torch
 from torch import nn
 
 import cohort
-from shapes.rows import Net, error_of, refused, row, sgd, started, steps, train
-
-
-def one_step(t, model):
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
+from shapes.rows import (
+    Net, error_of, one_step_each, refused, row, sgd, started, steps, train)
 
 
 # ---- a model that changes after the join
@@ -55,7 +51,7 @@ def batch_norm_without_parameters_that_is_replaced(t):
 def batch_norms_that_are_converted_after_the_join(t):
     net = started(t, Net())
     nn.SyncBatchNorm.convert_sync_batchnorm(net)
-    one_step(t, net)
+    one_step_each(t, net)
 
 
 @row()
@@ -85,14 +81,14 @@ def data_parallel_on_one_device(t):
     model = nn.DataParallel(net) if t.rank is not None else net
     t.join(model, sgd(model))
     t.trained = net
-    one_step(t, model)
+    one_step_each(t, model)
 
 
 @refused("ConfigurationError", "the model", "script")
 def scripted_model(t):
     model = torch.jit.script(Net())
     t.join(model, sgd(model))
-    one_step(t, model)
+    one_step_each(t, model)
 
 
 @refused("ConfigurationError", "part", "script")
@@ -232,7 +228,7 @@ def another_optimizer_in_the_run(t):
 def another_optimizer_after_the_join(t):
     model = started(t)
     torch.optim.Adam(model.head.parameters(), lr=0.01)
-    one_step(t, model)
+    one_step_each(t, model)
 
 
 @row()

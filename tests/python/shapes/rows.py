@@ -51,44 +51,37 @@ class Row:
     name: str
     script: Callable[[Script], None]
     sizes: Mapping[int, Sequence[int]]
-    steps: int
-    flags: Sequence[str]
-    refused: Refusal | None
-    or_right: bool
-    needs: str
-    patience: float
+    steps: int = 3
+    flags: Sequence[str] = ()
+    refused: Refusal | None = None
+    or_right: bool = False
+    needs: str = ""
+    patience: float = PATIENCE
     survives: bool = False
 
 
 TABLE: dict[str, Row] = {}
 
 
-def row(*, sizes: Mapping[int, Sequence[int]] | None = None, steps: int = 3,
-        flags: Sequence[str] = (), needs: str = "",
-        survives: bool = False) -> Any:
-    """Adds a function to the table: its numbers are those of one process."""
-    return _adder(sizes or SIZES, steps, flags, None, False, needs, survives)
+def row(*, sizes: Mapping[int, Sequence[int]] = SIZES, needs: str = "",
+        **options: Any) -> Any:
+    """Adds a function to the table: its numbers are those of one process. The
+    options are those of Row."""
+    patience = PATIENCE_TO_COMPILE if needs == "compile" else PATIENCE
 
-
-def refused(error: str, *words: str, or_right: bool = False,
-            sizes: Mapping[int, Sequence[int]] | None = None, steps: int = 3,
-            flags: Sequence[str] = (), needs: str = "") -> Any:
-    """Adds a function that has to end with an error of this class and these
-    words; with `or_right`, with right numbers instead."""
-    return _adder(sizes or (SIZES if or_right else TWO), steps, flags,
-                  Refusal(error, words), or_right, needs)
-
-
-def _adder(sizes: Any, steps: int, flags: Any, refusal: Refusal | None,
-           or_right: bool, needs: str, survives: bool = False) -> Any:
     def add(script: Callable[[Script], None]) -> Callable[[Script], None]:
         name = script.__name__
         assert name not in TABLE, name
-        TABLE[name] = Row(name, script, sizes, steps, flags, refusal, or_right,
-                          needs, PATIENCE_TO_COMPILE if needs == "compile"
-                          else PATIENCE, survives)
+        TABLE[name] = Row(name, script, sizes, needs=needs, patience=patience, **options)
         return script
     return add
+
+
+def refused(error: str, *words: str, or_right: bool = False, **options: Any) -> Any:
+    """Adds a function that has to end with an error of this class and these
+    words; with `or_right`, with right numbers instead."""
+    options.setdefault("sizes", SIZES if or_right else TWO)
+    return row(refused=Refusal(error, words), or_right=or_right, **options)
 
 
 # ---- models
@@ -158,7 +151,12 @@ def steps(t: Script, model: nn.Module | None = None, saliency: bool = False,
         yield model, x.requires_grad_() if saliency else x, y
 
 
+def one_step_each(t: Script, model: nn.Module) -> None:
+    """A step for each batch, of a model that has joined."""
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+
+
 def trained(t: Script, model: nn.Module | None = None, **options: Any) -> None:
     """Every step of the plainest training."""
-    for model, x, y in steps(t, model, **options):
-        train(t, error_of(model(x), y))
+    one_step_each(t, started(t, model, **options))

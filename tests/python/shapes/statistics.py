@@ -444,20 +444,21 @@ def one_module_under_two_names(t):
         train(t, error_of(model.out(torch.tanh(model.alias(first))), y))
 
 
+class Flat(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.linear = nn.Linear(5, CHANNELS)
+        self.norm = nn.BatchNorm1d(CHANNELS)
+        self.head = nn.Linear(CHANNELS, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.norm(self.linear(x))))
+
+
 @refused("CohortError", "norm", sizes={2: (1, 0)})
 def one_value_a_channel_in_the_cohort(t):
     """torch refuses it, too."""
-    class Flat(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(3)
-            self.linear = nn.Linear(5, CHANNELS)
-            self.norm = nn.BatchNorm1d(CHANNELS)
-            self.head = nn.Linear(CHANNELS, 2)
-
-        def forward(self, x):
-            return self.head(self.norm(self.linear(x)))
-
     model = started(t, Flat())
     for x, y in t.data((5,)):
         train(t, (model(x) - y).square().sum(), weight=len(x), reduction="sum")
@@ -465,17 +466,6 @@ def one_value_a_channel_in_the_cohort(t):
 
 @row(sizes={2: (1, 1), 3: (1, 1, 1)})
 def one_value_a_channel_on_each_worker(t):
-    class Flat(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(3)
-            self.linear = nn.Linear(5, CHANNELS)
-            self.norm = nn.BatchNorm1d(CHANNELS)
-            self.head = nn.Linear(CHANNELS, 2)
-
-        def forward(self, x):
-            return self.head(torch.tanh(self.norm(self.linear(x))))
-
     model = started(t, Flat())
     for x, y in t.data((5,)):
         train(t, error_of(model(x), y))

@@ -7,13 +7,10 @@ import copy
 import torch
 from torch import nn
 
-from shapes.rows import Net, error_of, refused, row, sgd, started, steps, train
+from shapes.own_batches import Three, out_of
+from shapes.rows import (
+    Net, error_of, one_step_each, refused, row, sgd, started, steps, train)
 from shapes.script import Samples, batch_of
-
-
-def one_step_each(t, model):
-    for x, y in t.data():
-        train(t, error_of(model(x), y))
 
 
 # ---- the optimizer
@@ -131,32 +128,21 @@ def a_loop_that_is_left_and_begun_again(t):
             break
 
 
-def with_a_layer_of_rank_1(t, model, x):
-    x = model.first(x)
-    if t.here(1):
-        own = t.of(x, 1)
-        x = x.masked_scatter(own.view(-1, 1, 1, 1),
-                             torch.tanh(model.norm3(x[own])))
-    return model.out(model.second(x))
-
-
 @row()
 def a_loop_that_is_left_after_a_void_step(t):
     """The first attempt at step 0 shows the server which workers call norm3, and
     is void: its batch comes again."""
-    net = Net()
-    net.norm3 = nn.BatchNorm2d(4)
-    model = started(t, net)
+    model = started(t, Three())
     if t.rank is None:
         for x, y in t.data():
-            train(t, error_of(with_a_layer_of_rank_1(t, model, x), y))
+            train(t, error_of(out_of(t, model, x), y))
         return
     data = t.job.data((batch_of(t.rank, step, t.size, (3, 6, 6))
                        for step in range(t.steps)), batch_size=t.size)
     turns = 0
     while not t.job.finished:
         for x, y in data:
-            train(t, error_of(with_a_layer_of_rank_1(t, model, x), y))
+            train(t, error_of(out_of(t, model, x), y))
             turns += 1
             break
     assert turns > t.steps, "no step was void"
