@@ -9,7 +9,6 @@ import csv
 import json
 import os
 import pathlib
-import re
 import signal
 import unittest
 
@@ -155,20 +154,6 @@ class ImagesTest(unittest.TestCase):
             self.assertIn("continuing from", podman.log(server))
 
 
-def expanded(variables: list[dict]) -> list[dict]:
-    """Variables with $(NAME) replaced by earlier ones: podman leaves that out."""
-    values: dict[str, str] = {}
-    result = []
-    for variable in variables:
-        if "value" in variable:
-            value = re.sub(r"\$\((\w+)\)", lambda m: values.get(m[1], m[0]),
-                           variable["value"])
-            values[variable["name"]] = value
-            variable = variable | {"value": value}
-        result.append(variable)
-    return result
-
-
 KUBE_WHY_NOT = manifests.why_not_rendered()
 
 
@@ -178,8 +163,7 @@ class PodsTest(unittest.TestCase):
 
     def pods(self, network: Network, volume: str) -> str:
         documents = manifests.render("cpu")
-        maps = [document for document in documents
-                if document["kind"] == "ConfigMap"]
+        maps = list(manifests.of_kind(documents, "ConfigMap").values())
         for entry in maps:
             del entry["metadata"]["namespace"]
             for name, value in (("COHORT_WORKERS", "2"), ("COHORT_EPOCHS", "1"),
@@ -199,7 +183,10 @@ class PodsTest(unittest.TestCase):
         # publish the same ports of this machine for each pod.
         container = {key: value for key, value in pod.container.items()
                      if key != "ports" and not key.endswith("Probe")}
-        spec["containers"] = [container | {"env": expanded(container["env"])}]
+        # Nor does podman replace $(NAME).
+        spec["containers"] = [container | {"env": [
+            {"name": entry["name"], "value": pod.environment[entry["name"]]}
+            if "value" in entry else entry for entry in container["env"]]}]
         if pod.program == "server":
             spec["volumes"] = [*spec["volumes"], {
                 "name": "state", "persistentVolumeClaim": {"claimName": volume}}]

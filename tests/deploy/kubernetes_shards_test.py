@@ -9,7 +9,7 @@ import kubernetes_schema
 import kubernetes_test
 import manifests
 from kubernetes_test import ALL_COMPONENTS, COMPONENT, RUN, own_run
-from manifests import KUBERNETES, Pod
+from manifests import KUBERNETES, of_kind, pods_by_program
 
 WHY_NOT = manifests.why_not_rendered()
 
@@ -22,28 +22,8 @@ def shard_lines() -> dict:
     return manifests.yaml.safe_load(textwrap.dedent(lines))
 
 
-def expanded(pod: Pod, name: str) -> str:
-    """A variable as the kubelet sets it: only what stands before it counts."""
-    earlier: dict[str, str] = {}
-    for entry in pod.container["env"]:
-        value = re.sub(r"\$\((\w+)\)",
-                       lambda match: earlier.get(match[1], match[0]),
-                       pod.environment[entry["name"]] or "")
-        if entry["name"] == name:
-            return value
-        earlier[entry["name"]] = value
-    raise AssertionError(f"no {name}")
-
-
 @unittest.skipIf(WHY_NOT, f"overlays not rendered: {WHY_NOT}")
 class ShardsTest(unittest.TestCase):
-
-    def pods(self, documents: list[dict]) -> dict[str, Pod]:
-        return {pod.program: pod for pod in manifests.pods(documents)}
-
-    def of_kind(self, documents: list[dict], kind: str) -> dict[str, dict]:
-        return {document["metadata"]["name"]: document for document in documents
-                if document["kind"] == kind}
 
     def variants(self) -> list[list[dict]]:
         return [own_run("a", components) for components in (
@@ -63,10 +43,10 @@ class ShardsTest(unittest.TestCase):
                     manifests.variables_of(pod.program), set())
 
     def check_addresses(self, documents: list[dict], count: int) -> None:
-        pods = self.pods(documents)
+        pods = pods_by_program(documents)
         first, last, after = re.fullmatch(
-            r"cohort-shard-a-\[(\d+)-(\d+)\]\.(.*):7070", expanded(
-                pods["server"], "COHORT_SHARD_ADDRESSES")).groups()
+            r"cohort-shard-a-\[(\d+)-(\d+)\]\.(.*):7070",
+            pods["server"].environment["COHORT_SHARD_ADDRESSES"]).groups()
         shards = pods["shard"].owner
         self.assertEqual(shards["metadata"]["name"], "cohort-shard-a")
         self.assertEqual(int(first), shards["spec"]["ordinals"]["start"])
@@ -74,7 +54,7 @@ class ShardsTest(unittest.TestCase):
                          (count, count))
         # Names of the pods exist through this Service only.
         self.assertEqual(after, shards["spec"]["serviceName"])
-        service = self.of_kind(documents, "Service")[after]["spec"]
+        service = of_kind(documents, "Service")[after]["spec"]
         self.assertEqual(service["clusterIP"], "None")
         self.assertIs(service["publishNotReadyAddresses"], True)
         self.assertLessEqual(
@@ -94,13 +74,13 @@ class ShardsTest(unittest.TestCase):
         pinned = [{"name": "cohort-server", "newName": "example.com/server",
                    "newTag": "7"}]
         for images in ([], pinned):
-            pods = self.pods(own_run("a", ["shards"], images=images))
+            pods = pods_by_program(own_run("a", ["shards"], images=images))
             self.assertEqual(pods["shard"].container["image"],
                              pods["server"].container["image"])
 
     def test_a_data_shard_has_no_settings_of_the_run(self):
         """They come from the server, and the data shard would refuse some."""
-        pod = self.pods(own_run("a", ["shards"]))["shard"]
+        pod = pods_by_program(own_run("a", ["shards"]))["shard"]
         self.assertNotIn("envFrom", pod.container)
         self.assertEqual(pod.environment["COHORT_WORKERS"], "4")
         self.assertEqual(pod.environment["COHORT_EXIT_WHEN_DONE"], "false")
@@ -110,13 +90,13 @@ class ShardsTest(unittest.TestCase):
         self.assertNotIn("volumeClaimTemplates", pod.owner["spec"])
 
     def test_cpus_follow_the_sizing_rule(self):
-        pod = self.pods(own_run("a", ["shards"]))["shard"]
+        pod = pods_by_program(own_run("a", ["shards"]))["shard"]
         self.assertEqual(pod.container["resources"]["requests"]["cpu"], str(
             int(pod.environment["COHORT_FOLD_THREADS"]) + 1))
 
     def test_only_server_and_workers_reach_the_data_shards(self):
         for documents in self.variants():
-            policies = self.of_kind(documents, "NetworkPolicy")
+            policies = of_kind(documents, "NetworkPolicy")
             shard = {"app.kubernetes.io/part-of": "cohort", RUN: "a",
                      COMPONENT: "shard"}
             clients = {
@@ -147,9 +127,9 @@ class ShardsTest(unittest.TestCase):
 
     def test_data_shards_are_moved_one_by_one(self):
         for documents in self.variants():
-            budget = self.of_kind(documents, "PodDisruptionBudget")[
+            budget = of_kind(documents, "PodDisruptionBudget")[
                 "cohort-shard-a"]["spec"]
-            labels = self.pods(documents)["shard"].owner["spec"]["template"][
+            labels = pods_by_program(documents)["shard"].owner["spec"]["template"][
                 "metadata"]["labels"]
             self.assertEqual(budget["maxUnavailable"], 1)
             self.assertLessEqual(budget["selector"]["matchLabels"].items(),
@@ -158,7 +138,7 @@ class ShardsTest(unittest.TestCase):
     def test_a_data_shard_presents_the_certificate_of_a_server(self):
         for components in (["shards", "tls"], ALL_COMPONENTS):
             documents = own_run("a", components)
-            pod = self.pods(documents)["shard"]
+            pod = pods_by_program(documents)["shard"]
             self.assertEqual(kubernetes_test.mounted(pod), {
                 "/etc/cohort/tls": "cohort-server-tls-a"})
             self.assertEqual(
@@ -167,7 +147,7 @@ class ShardsTest(unittest.TestCase):
                 {f"COHORT_TLS_{name.upper()}": f"/etc/cohort/tls/{file}"
                  for name, file in (("cert", "tls.crt"), ("key", "tls.key"),
                                     ("ca", "ca.crt"))})
-            service = self.of_kind(documents, "Service")["cohort-shard-a"]
+            service = of_kind(documents, "Service")["cohort-shard-a"]
             self.assertEqual(service["spec"]["ports"][0]["appProtocol"],
                              "https")
 

@@ -226,8 +226,7 @@ class ManifestsTest(unittest.TestCase):
         self.assertEqual(given & stated, set())
 
     def test_base_counts_its_workers_alike(self):
-        worker, = (document for document in
-                   manifests.load(KUBERNETES / "base/worker.yaml"))
+        worker, = manifests.load(KUBERNETES / "base/worker.yaml")
         text = (KUBERNETES / "base/server.env").read_text(encoding="utf-8")
         self.assertIn(f"COHORT_WORKERS={worker['spec']['completions']}\n", text)
 
@@ -289,9 +288,8 @@ class RenderedTest(unittest.TestCase):
 
     def of_kind(self, overlay: str, kind: str) -> dict[str, dict]:
         """Returns objects by their names without the overlay's suffix."""
-        return {document["metadata"]["name"].removesuffix(SUFFIXES[overlay]):
-                document for document in manifests.render(overlay)
-                if document["kind"] == kind}
+        return {name.removesuffix(SUFFIXES[overlay]): document for name, document
+                in manifests.of_kind(manifests.render(overlay), kind).items()}
 
     def test_everything_lies_in_the_overlays_namespace(self):
         for overlay in OVERLAYS:
@@ -319,8 +317,8 @@ class RenderedTest(unittest.TestCase):
                 self.assertLessEqual(selector.items(), labels.items())
 
     def test_a_script_has_what_torch_needs(self):
-        worker, = (pod for pod in manifests.pods(manifests.render("python"))
-                   if pod.program == "worker")
+        pods = manifests.pods_by_program(manifests.render("python"))
+        worker = pods["worker"]
         mounts = {mount["name"]: mount["mountPath"]
                   for mount in worker.container["volumeMounts"]}
         volumes = {volume["name"]: volume for volume in worker.spec["volumes"]}
@@ -331,17 +329,14 @@ class RenderedTest(unittest.TestCase):
         self.assertEqual(volumes["tmp"]["emptyDir"], {"sizeLimit": "4Gi"})
         self.assertEqual(worker.container["resources"]["limits"]["memory"], "4Gi")
         self.assertEqual(worker.environment["OMP_NUM_THREADS"],
-                         "$(COHORT_THREADS)")
-        self.assertIn("COHORT_THREADS", worker.environment)
+                         worker.environment["COHORT_THREADS"])
         script = self.of_kind("python", "ConfigMap")[
             volumes["script"]["configMap"]["name"]]
         self.assertEqual([f"{mounts['script']}/{name}"
                           for name in script["data"]],
                          worker.container["args"])
-        server, = (pod for pod in manifests.pods(manifests.render("python"))
-                   if pod.program == "server")
         self.assertEqual(manifests.stated_by_scripts() &
-                         server.environment.keys(), set())
+                         pods["server"].environment.keys(), set())
 
     def test_nothing_is_open_but_what_training_needs(self):
         for overlay in OVERLAYS:
@@ -412,8 +407,7 @@ class RenderedTest(unittest.TestCase):
             "resources": ["../../monitoring"],
         }, edit=("monitoring/runbook.yaml",
                  "{{ $externalURL }}/user/RUNBOOK.md", address))
-        rule, = (document for document in documents
-                 if document["kind"] == "PrometheusRule")
+        rule, = manifests.of_kind(documents, "PrometheusRule").values()
         links = {alert["alert"]: alert["annotations"]["runbook_url"]
                  for group in rule["spec"]["groups"]
                  for alert in group["rules"] if "alert" in alert}
@@ -424,8 +418,7 @@ class RenderedTest(unittest.TestCase):
                                             for document in documents})
 
     def test_rules_are_those_of_deploy_prometheus(self):
-        rule, = (document for document in self.for_all_runs()
-                 if document["kind"] == "PrometheusRule")
+        rule, = manifests.of_kind(self.for_all_runs(), "PrometheusRule").values()
         self.assertEqual(
             rule["spec"]["groups"],
             [group for name in ("recording.yml", "alerts.yml")
@@ -534,19 +527,9 @@ class RunsInOneNamespaceTest(unittest.TestCase):
     def test_each_workers_server_is_that_of_its_run(self):
         for components in ([], ALL_COMPONENTS):
             documents = own_run("a", components)
-            service, *_ = (document["metadata"]["name"]
-                           for document in documents
-                           if document["kind"] == "Service")
-            worker, = (pod for pod in manifests.pods(documents)
-                       if pod.program == "worker")
-            self.assertEqual(
-                worker.environment["COHORT_SERVER"].replace(
-                    "$(SERVER_SERVICE)", worker.environment["SERVER_SERVICE"]),
-                f"{service}:7070")
-            # Kubernetes expands only variables that come earlier.
-            order = list(worker.environment)
-            self.assertLess(order.index("SERVER_SERVICE"),
-                            order.index("COHORT_SERVER"))
+            service, *_ = manifests.of_kind(documents, "Service")
+            worker = manifests.pods_by_program(documents)["worker"]
+            self.assertEqual(worker.environment["COHORT_SERVER"], f"{service}:7070")
 
     def test_configuration_is_that_of_the_run(self):
         for pod in manifests.pods(own_run("a")):
@@ -555,14 +538,12 @@ class RunsInOneNamespaceTest(unittest.TestCase):
                              f"cohort-{pod.program}-a")
 
     def test_claims_can_be_deleted_by_the_name_of_the_run(self):
-        server, = (document for document in own_run("a")
-                   if document["kind"] == "StatefulSet")
+        server, = manifests.of_kind(own_run("a"), "StatefulSet").values()
         claim, = server["spec"]["volumeClaimTemplates"]
         self.assertEqual(claim["metadata"]["labels"][RUN], "a")
 
     def test_the_run_is_named_after_the_label(self):
-        server, = (pod for pod in manifests.pods(own_run("a"))
-                   if pod.program == "server")
+        server = manifests.pods_by_program(own_run("a"))["server"]
         entry, = (entry for entry in server.container["env"]
                   if entry["name"] == "COHORT_RUN_NAME")
         self.assertEqual(entry["valueFrom"]["fieldRef"]["fieldPath"],
@@ -580,8 +561,7 @@ class RunsInOneNamespaceTest(unittest.TestCase):
 class ComponentsTest(unittest.TestCase):
 
     def pods(self, *components: str, **fields: object) -> dict[str, Pod]:
-        return {pod.program: pod for pod in
-                manifests.pods(own_run("a", list(components), **fields))}
+        return manifests.pods_by_program(own_run("a", list(components), **fields))
 
     def test_pods_stay_safe_with_every_component(self):
         for pod in self.pods(*ALL_COMPONENTS).values():
@@ -658,10 +638,8 @@ class ComponentsTest(unittest.TestCase):
 
     def test_its_results_stay_in_a_claim_of_the_run(self):
         documents = own_run("a", ["server_job"])
-        claim, = (document["metadata"]["name"] for document in documents
-                  if document["kind"] == "PersistentVolumeClaim")
-        server, = (pod for pod in manifests.pods(documents)
-                   if pod.program == "server")
+        claim, = manifests.of_kind(documents, "PersistentVolumeClaim")
+        server = manifests.pods_by_program(documents)["server"]
         self.assertIn({"name": "state",
                        "persistentVolumeClaim": {"claimName": claim}},
                       server.spec["volumes"])
@@ -699,8 +677,8 @@ class EncryptedTest(unittest.TestCase):
              "operator": "operator", "viewer": "viewer"}
 
     def certificates(self, documents: list[dict]) -> dict[str, dict]:
-        return {document["metadata"]["name"]: document["spec"]
-                for document in documents if document["kind"] == "Certificate"}
+        return {name: document["spec"] for name, document
+                in manifests.of_kind(documents, "Certificate").items()}
 
     def test_certificates_are_of_the_run_whichever_way_it_is_named(self):
         tls = {"components": ["../../components/tls"], "namespace": "team"}
@@ -875,8 +853,7 @@ class PageTest(unittest.TestCase):
         spec = document["spec"]
         self.assertEqual(unsafe(Pod("worker", document, {
             **spec, "terminationGracePeriodSeconds": 30}, {})), [])
-        server, = (pod for pod in manifests.pods(
-            manifests.load(KUBERNETES / "base/server.yaml")))
+        server, = manifests.pods(manifests.load(KUBERNETES / "base/server.yaml"))
         for user in ("runAsUser", "fsGroup"):
             self.assertEqual(spec["securityContext"][user],
                              server.spec["securityContext"][user])

@@ -124,7 +124,8 @@ class Pod(NamedTuple):
     # The Job, StatefulSet or similar object that the pod belongs to.
     owner: dict
     spec: dict
-    # By name; None if the value is known in the cluster only.
+    # By name, as the kubelet sets it; None if the value is known in the cluster
+    # only.
     environment: dict[str, str | None]
 
     @property
@@ -162,12 +163,28 @@ def pods(documents: list[dict]) -> list[Pod]:
             for source in container.get("envFrom", ()):
                 environment.update(maps.get(source["configMapRef"]["name"], {}))
             for entry in container.get("env", ()):
+                value = entry.get("value")
                 key = entry.get("valueFrom", {}).get("configMapKeyRef")
-                environment[entry["name"]] = (
-                    maps[key["name"]][key["key"]] if key else
-                    entry.get("value"))
+                if key:
+                    value = maps[key["name"]][key["key"]]
+                elif value:
+                    # $(NAME) is a variable that comes earlier.
+                    value = re.sub(r"\$\((\w+)\)", lambda match: environment.get(
+                        match[1]) or match[0], value)
+                environment[entry["name"]] = value
             program = "server" if "server" in container["image"] else "worker"
             if environment.get("COHORT_DATA_SHARD") == "true":
                 program = "shard"
             found.append(Pod(program, owner, spec, environment))
     return found
+
+
+def pods_by_program(documents: list[dict]) -> dict[str, Pod]:
+    """Returns the same by what runs in them."""
+    return {pod.program: pod for pod in pods(documents)}
+
+
+def of_kind(documents: list[dict], kind: str) -> dict[str, dict]:
+    """Returns the objects of a kind by their names."""
+    return {document["metadata"]["name"]: document for document in documents
+            if document["kind"] == kind}
