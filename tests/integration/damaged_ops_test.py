@@ -12,7 +12,6 @@ import random
 import unittest
 
 import monitored
-import processes
 from damaging_proxy import Damage, DamagingProxy, damages
 from monitored import MonitoredCohort
 from processes import KILLS
@@ -121,5 +120,4 @@ class DamagedOps(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    assert processes.BIN.is_dir(), processes.BIN
     unittest.main(verbosity=2)

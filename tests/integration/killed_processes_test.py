@@ -138,5 +138,4 @@ class KilledProcesses(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    assert processes.BIN.is_dir(), processes.BIN
     unittest.main(verbosity=2)

@@ -199,5 +199,4 @@ class LiveChange(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    assert processes.BIN.is_dir(), processes.BIN
     unittest.main(verbosity=2)

@@ -96,5 +96,4 @@ class Local(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    assert processes.BIN.is_dir(), processes.BIN
     unittest.main(verbosity=2)

@@ -85,5 +85,4 @@ class OwnNetworks(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    assert processes.BIN.is_dir(), processes.BIN
     unittest.main(verbosity=2)

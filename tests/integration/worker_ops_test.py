@@ -1,9 +1,9 @@
 """The operations port of a worker."""
 
-import re
 import unittest
 
-from processes import Cohort, get, series
+from monitored import MonitoredCohort
+from processes import get, series
 
 
 def metrics(url):
@@ -12,18 +12,10 @@ def metrics(url):
 
 class WorkerOps(unittest.TestCase):
     def test_shows_steps_phases_and_reconnects(self):
-        with Cohort(workers=1, server_flags=[
+        with MonitoredCohort(workers=1, server_flags=[
                 "--epochs=40", "--checkpoint_every=5"], keeps=True) as cohort:
-            cohort.start_server()
-            cohort.start_worker(0, "--ops_listen=127.0.0.1:0")
-            found = []
-
-            def listens():
-                found[:] = re.findall(r"operations port: (http://\S+)/metrics",
-                                      cohort.log("worker0"))
-                return bool(found)
-            cohort.wait_until(listens, "the worker's operations port")
-            url = found[0]
+            cohort.start()
+            url = "http://" + cohort.worker_ops(0)
             self.assertEqual(get(url + "/livez"), "alive\n")
             cohort.wait_until(
                 lambda: metrics(url)["cohort_worker_steps_total"] >= 5,

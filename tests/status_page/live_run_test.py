@@ -12,7 +12,6 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]
                        / "integration"))
 
-import processes  # noqa: E402  (found through the line above)
 import webdriver  # noqa: E402
 from page_case import PageCase  # noqa: E402
 from processes import Cohort, kill  # noqa: E402
@@ -190,7 +189,6 @@ class LiveRun(PageCase):
 
 
 if __name__ == "__main__":
-    assert processes.BIN.is_dir(), processes.BIN
     missing = webdriver.why_not()
     if missing:
         print(f"OK (skipped=all: {missing})")
