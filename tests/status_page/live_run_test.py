@@ -2,18 +2,15 @@
 """The live page of a real run, in a real browser."""
 
 import json
-import os
 import pathlib
 import re
 import subprocess
 import sys
-import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]
                        / "integration"))
 
-import webdriver  # noqa: E402
-from page_case import PageCase  # noqa: E402
+import page_case  # noqa: E402
 from processes import Cohort, kill  # noqa: E402
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -37,7 +34,7 @@ def can_rename():
                           check=False).returncode == 0
 
 
-class LiveRun(PageCase):
+class LiveRun(page_case.PageCase):
     def setUp(self):
         super().setUp()
         # Long enough for the checks; the rest is not waited for.
@@ -65,17 +62,6 @@ class LiveRun(PageCase):
         self.browser.wait_until(lambda: self.last_step() >= steps,
                                 "curves")
 
-    def picture(self, name):
-        folder = os.environ.get("COHORT_SCREENSHOT_DIR")
-        if not folder:
-            return
-        for width, height in ((1280, 800), (390, 844)):
-            for scheme in ("light", "dark"):
-                self.browser.set_look(width, height, scheme)
-                self.browser.screenshot(pathlib.Path(folder) /
-                                        f"{name}-{width}-{scheme}.png")
-        self.browser.set_look(1280, 800)
-
     def test_curves_grow_and_numbers_are_those_of_the_status(self):
         self.start()
         self.await_training()
@@ -95,7 +81,7 @@ class LiveRun(PageCase):
         self.browser.wait_until(lambda: "worker 1" in self.say("#phase-bars"),
                                 "step times")
         self.assertGreater(len(self.say("#bn-bars").split("\n")), 3)
-        self.picture("live-training")
+        self.take_pictures("live-training")
         self.assertNoComplaints()
 
     def test_killed_worker_is_named(self):
@@ -108,7 +94,7 @@ class LiveRun(PageCase):
             "Worker 1" in self.say("#tile-holdup") and
             "waited for" in self.say("#worker-rows tr:first-child"),
             "the name")
-        self.picture("live-waiting")
+        self.take_pictures("live-waiting")
         self.cohort.start_worker(1)
         self.browser.wait_until(
             lambda: "Training, 2 of 2 workers" in self.say("h1"),
@@ -135,7 +121,7 @@ class LiveRun(PageCase):
                                 "steps after the change")
         self.browser.wait_until(
             lambda: "Steps between" in self.say("#staleness"), "staleness")
-        self.picture("live-changed")
+        self.take_pictures("live-changed")
         self.assertNoComplaints()
 
     def test_hostile_machine_name_is_text(self):
@@ -179,7 +165,7 @@ class LiveRun(PageCase):
         self.assertEqual(self.say("#banner"), "")
         self.assertIn("process", self.say("#worker-rows"))
         self.assertNoComplaints()
-        self.picture("report")
+        self.take_pictures("report")
 
     def test_end_is_shown_to_who_opens_the_page_in_the_last_moment(self):
         self.cohort.start()
@@ -189,8 +175,4 @@ class LiveRun(PageCase):
 
 
 if __name__ == "__main__":
-    missing = webdriver.why_not()
-    if missing:
-        print(f"OK (skipped=all: {missing})")
-        sys.exit(0)
-    unittest.main(verbosity=2)
+    page_case.main()

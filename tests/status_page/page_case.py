@@ -1,11 +1,18 @@
 """Shared parts of the tests of the live page in a browser."""
 
+import os
 import sys
 import unittest
 
 import fixture_server
 import webdriver
 from fixture_server import FixtureServer
+
+LOOKS = [(width, height, scheme)
+         for width, height in ((1280, 800), (820, 1180), (390, 844))
+         for scheme in ("light", "dark")]
+# Pictures for a person to look at go there; without it there are none.
+PICTURES = os.environ.get("COHORT_SCREENSHOT_DIR")
 
 
 class PageCase(unittest.TestCase):
@@ -44,6 +51,15 @@ class PageCase(unittest.TestCase):
     def count(self, selector):
         return self.browser.script(
             "return document.querySelectorAll(arguments[0]).length", selector)
+
+    def take_pictures(self, name):
+        """The page as it is now, in each look."""
+        if not PICTURES:
+            return
+        for width, height, scheme in LOOKS:
+            self.browser.set_look(width, height, scheme)
+            self.browser.screenshot(f"{PICTURES}/{name}-{width}-{scheme}.png")
+        self.browser.set_look(1280, 800)
 
     def assertNoComplaints(self):
         self.assertEqual(self.browser.complaints(), [])

@@ -1,17 +1,12 @@
 #!/usr/bin/env python3
 """How the live page looks in every state: widths, contrast, pictures."""
 
-import os
-import pathlib
-
 import page_case
 import statuses
+from page_case import LOOKS, PICTURES
 
 STATES = ("empty", "waiting", "finished", "changed", "segmentation",
           "crowd", "hostile", "wrecked", "sharded", "shard_lost", "training")
-LOOKS = [(width, height, scheme)
-         for width, height in ((1280, 800), (820, 1180), (390, 844))
-         for scheme in ("light", "dark")]
 
 # Visible texts whose contrast with their background is below WCAG AA: [text,
 # ratio].
@@ -66,24 +61,17 @@ class PageLooks(page_case.PageCase):
                     self.assertEqual(self.browser.script(FAINT_TEXTS), [])
 
     def test_pictures_for_a_person_to_look_at(self):
-        folder = os.environ.get("COHORT_SCREENSHOT_DIR")
-        if not folder:
+        if not PICTURES:
             self.skipTest("COHORT_SCREENSHOT_DIR is not set")
         for state in STATES:
             server = self.show(getattr(statuses, state)())
-            self.take_pictures(folder, state)
+            self.take_pictures(state)
             self.assertNoComplaints()
         server.status = None
         self.browser.wait_until(
             lambda: "Connection lost" in self.browser.text("main"),
             "the banner")
-        self.take_pictures(folder, "lost")
-
-    def take_pictures(self, folder, name):
-        for width, height, scheme in LOOKS:
-            self.browser.set_look(width, height, scheme)
-            self.browser.screenshot(pathlib.Path(folder) /
-                                    f"{name}-{width}-{scheme}.png")
+        self.take_pictures("lost")
 
 
 if __name__ == "__main__":
