@@ -262,8 +262,7 @@ class Parts(unittest.TestCase):
                 "print(d.digest_of(data_test.Objects(), 1))")
         digests = {subprocess.run(
             [sys.executable, "-c", code], check=True, capture_output=True,
-            text=True, cwd=os.path.dirname(os.path.abspath(__file__)),
-            env={**os.environ, "PYTHONHASHSEED": str(seed)}).stdout
+            text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}).stdout
             for seed in range(3)}
         self.assertEqual(len(digests), 1, digests)
 

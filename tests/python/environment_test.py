@@ -80,17 +80,12 @@ class Environment(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
 
-    def environment(self, **variables):
-        here = os.path.dirname(os.path.abspath(__file__))
-        return {**os.environ, **variables, "PYTHONPATH":
-                os.environ.get("PYTHONPATH", "") + os.pathsep + here}
-
     def start(self, script=SCRIPT, **variables):
         with open(self.folder / "log", "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-B", "-c", textwrap.dedent(script),
                  self.folder],
-                stdout=log, stderr=log, env=self.environment(**variables))
+                stdout=log, stderr=log, env={**os.environ, **variables})
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         return process
@@ -136,9 +131,8 @@ class Environment(unittest.TestCase):
              "--epochs=1", "--", sys.executable, "-B", "-c",
              textwrap.dedent(SCRIPT), self.folder],
             capture_output=True, text=True, timeout=200, check=False,
-            env=self.environment(
-                COHORT_OPS_LISTEN=f"127.0.0.1:{named_ports(1)[0]}",
-                COHORT_TRACE=str(trace)))
+            env={**os.environ, "COHORT_TRACE": str(trace),
+                 "COHORT_OPS_LISTEN": f"127.0.0.1:{named_ports(1)[0]}"})
         said = done.stdout + done.stderr
         self.assertEqual(done.returncode, 0, said)
         self.assertNotIn("started again", said)

@@ -317,16 +317,18 @@ class OtherWorkers(unittest.TestCase):
 
 
 class Processes(unittest.TestCase):
-    def environment(self, **variables):
-        here = os.path.dirname(os.path.abspath(__file__))
-        return {**os.environ, **variables, "PYTHONPATH":
-                os.environ.get("PYTHONPATH", "") + os.pathsep + here}
-
     def script(self, text, *flags, **variables):
         code = textwrap.dedent(text)
         return subprocess.run([sys.executable, "-c", code, *flags],
                               capture_output=True, text=True, timeout=120,
-                              check=False, env=self.environment(**variables))
+                              check=False, env={**os.environ, **variables})
+
+    def start(self, text, *flags, **variables):
+        """The script with one stream for output and errors, and one for input."""
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(text), *flags],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, env={**os.environ, **variables})
 
     def test_a_data_set_that_cannot_be_sent_to_loaders(self):
         done = self.script("""
@@ -389,8 +391,7 @@ class Processes(unittest.TestCase):
             return subprocess.run(
                 [BIN / "cohortctl", "run", *flags, "--listen=127.0.0.1:0",
                  "--ops_listen=", "--", sys.executable, script],
-                capture_output=True, text=True, timeout=120, check=False,
-                env=self.environment())
+                capture_output=True, text=True, timeout=120, check=False)
 
     def test_the_worker_of_a_run_that_failed_is_not_started_again(self):
         done = self.under_cohortctl(self.FAILING, "--workers=1")
@@ -448,11 +449,7 @@ class Processes(unittest.TestCase):
         script = self.TWO_PHASES.replace("flush=True)",
                                          "flush=True); input()")
         with Server(1, "--epochs=1") as server:
-            process = subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(script)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT, text=True,
-                env=self.environment(COHORT_SERVER=server.address))
+            process = self.start(script, COHORT_SERVER=server.address)
             lines = [process.stdout.readline()]
             server.complete()
             server.start_server()
@@ -469,11 +466,7 @@ class Processes(unittest.TestCase):
                 input()
                 networks.step(model, job, batch)
             """
-        scripts = [subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, env=self.environment())
-            for _ in range(2)]
+        scripts = [self.start(script) for _ in range(2)]
         heads = []
         for process in scripts:
             heads.append("")
@@ -506,10 +499,8 @@ class Processes(unittest.TestCase):
                 "shard_addresses": "127.0.0.1:9",
                 "checkpoint_dir": sys.argv[1]})
             """
-        with (tempfile.TemporaryDirectory() as folder, subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(script), folder],
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                env=self.environment()) as process):
+        with (tempfile.TemporaryDirectory() as folder,
+              self.start(script, folder) as process):
             try:
                 for line in process.stdout:
                     if "waiting for data shard 1 at 127.0.0.1:9" in line:

@@ -98,10 +98,7 @@ class Torchrun(unittest.TestCase):
              *OPTIONS, "--nproc_per_node=2", "--monitor_interval=0.1", f"--max_restarts={restarts}",
              SCRIPT, folder, *arguments],
             capture_output=True, text=True, timeout=300, check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1",
-                 "PYTHONPATH": f"{SCRIPT.parent.parent}:"
-                               f"{os.environ.get('PYTHONPATH', '')}",
-                 **environment})
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
 
     def digest(self, name, *arguments, **options):
         """What both ranks end with."""
