@@ -14,7 +14,7 @@ from torch import nn
 
 import cohort
 from cohort import _batches, _evaluation, _data
-from networks import Shapes, joined, step, three_batch_norms
+from networks import Shapes, joined, step
 from ranks import Rank, Server, run
 
 
@@ -410,10 +410,7 @@ def shuffled(rank, address, by_rank):
 
 def seen(rank, address, accumulate, by_epoch):
     """The samples of each batch, and the epochs they came in."""
-    model = three_batch_norms()
-    model[0] = nn.Conv2d(1, 6, 3, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = cohort.join(model, optimizer, server=address, log_level="error")
+    model, job = joined(address)
 
     class Indexed(Shapes):
         def __getitem__(self, index):
@@ -425,8 +422,7 @@ def seen(rank, address, accumulate, by_epoch):
     def train(epoch):
         for x, y, index in data:
             batches.append((epoch, job.epoch, index.tolist()))
-            job.backward(nn.functional.cross_entropy(model(x), y))
-            job.step()
+            step(model, job, (x, y))
 
     if by_epoch:
         for epoch in job.epochs():

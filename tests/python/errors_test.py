@@ -208,8 +208,7 @@ class BeforeJoining(unittest.TestCase):
 def misuse(rank, address, what):
     """The error of one wrong line in a training loop."""
     del rank
-    model = three_batch_norms()
-    job = cohort.join(model, sgd(model), server=address, log_level="error")
+    model, job = joined(address)
     criterion = nn.CrossEntropyLoss()
     try:
         for x, y in job.data(Shapes(32), batch_size=4):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import cohort
-from networks import DEVICE, Shapes, digest, three_batch_norms
+from networks import DEVICE, Shapes, digest, joined, step, three_batch_norms
 from ranks import Rank, Server
 
 KILLS = int(os.environ.get("COHORT_KILLS", "2"))
@@ -80,15 +80,11 @@ def own_batches(rank, incarnation, log):
 
 def train_own(rank, address, incarnation, folder):
     log = f"{folder}/rank{rank}.{incarnation}"
-    model = three_batch_norms().to(DEVICE)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    job = cohort.join(model, optimizer, server=address, rank=rank,
-                      server_timeout=60, log_level="error")
-    criterion = nn.CrossEntropyLoss()
+    model, job = joined(address, three_batch_norms().to(DEVICE), rank=rank,
+                        server_timeout=60)
     for x, y, name in job.data(own_batches(rank, incarnation, log),
                                batch_size=4):
-        job.backward(criterion(model(x.to(DEVICE)), y.to(DEVICE)))
-        result = job.step()
+        result = step(model, job, (x.to(DEVICE), y.to(DEVICE)))
         with open(log, "a", encoding="utf-8") as out:
             print("step", name, result.verdict, result.version, file=out)
         time.sleep(0.01)

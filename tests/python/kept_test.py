@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import cohort
-from networks import DEVICE, Shapes, digest, step, three_batch_norms
+from networks import DEVICE, Shapes, digest, joined, step, three_batch_norms
 from ranks import Rank, Server, await_true
 
 RUN = ("--epochs=2", "--seed=5")
@@ -83,9 +83,7 @@ def train(rank, address, marks, pauses=(), slow=0.0):
 def train_until_data_ends(rank, address):
     """Rank 1's data ends first, so that the last body of rank 0 is void."""
     model, teacher = build()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      keep=[teacher], server=address, rank=rank,
-                      server_timeout=60, log_level="error")
+    _, job = joined(address, model, keep=[teacher], rank=rank, server_timeout=60)
     criterion = nn.CrossEntropyLoss()
     batches = [tuple(torch.stack(values) for values in zip(*(
         Shapes(64)[8 * step + 4 * rank + i] for i in range(4))))
@@ -114,9 +112,8 @@ def scored(rank, address, names):
         model.register_buffer("queue", torch.zeros(4))
     else:
         model[0] = nn.utils.spectral_norm(model[0])
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      keep={name: getattr(model, name) for name in names},
-                      server=address, rank=rank, log_level="error")
+    _, job = joined(address, model, rank=rank,
+                    keep={name: getattr(model, name) for name in names})
     job.evaluate_with(Shapes(16), nn.CrossEntropyLoss(), batch_size=8)
     try:
         for batch in job.data(Shapes(32), batch_size=4):
@@ -130,11 +127,9 @@ def read_between_epochs(rank, address):
     """With 60 samples rank 1 has no batch in the last step of an epoch, and lacks
     the buffers that the step has written. It asks for them in the next epoch, which
     rank 0 begins later: the attempt that rank 0 holds is void when it reads."""
-    model, _ = build()
     warnings = []
     cohort._core.log = lambda *text: warnings.append(text)
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.01),
-                      server=address, rank=rank, log_level="error")
+    model, job = joined(address, build()[0], rank=rank)
     data = job.data(Shapes(60), batch_size=4)
     versions = []
     for epoch in job.epochs():

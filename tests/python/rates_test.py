@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import cohort
-from networks import Shapes, digest, distance, three_batch_norms
+from networks import Shapes, digest, distance, step, three_batch_norms
 from processes import until
 from ranks import Server, die_once
 
@@ -182,9 +182,8 @@ def rates_of_epochs(rank, address, marker=None):
     data = job.data(Shapes(44), batch_size=5)
     rates = []
     for _ in job.epochs():
-        for x, y in data:
-            job.backward(nn.functional.cross_entropy(model(x), y))
-            job.step()
+        for batch in data:
+            step(model, job, batch)
             if job.step_number == 3:
                 die_once(rank, marker)
         scheduler.step()
@@ -231,10 +230,9 @@ def one_loop(rank, address, calls):
     rates = []
     try:
         # With 44 samples rank 1 has no batch in the last step of an epoch.
-        for x, y in job.data(Shapes(44), batch_size=5):
+        for batch in job.data(Shapes(44), batch_size=5):
             rates.append(optimizer.param_groups[0]["lr"])
-            job.backward(nn.functional.cross_entropy(model(x), y))
-            job.step()
+            step(model, job, batch)
     except (cohort.UsageError, cohort.TrainingError) as error:
         # The first of them ends the run of the others.
         return f"{len(rates)} steps: {error}"

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import cohort
-from networks import digest
+from networks import digest, joined
 from ranks import Server, die_once, run
 
 STEPS = 4
@@ -42,9 +41,7 @@ TYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 def take(rank, address):
     """The sums and gathers of one step."""
-    model = network()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                      server=address, rank=rank, log_level="error")
+    model, job = joined(address, network(), lr=0.1, rank=rank)
     for x in job.data(batches(rank, ROWS[rank], 1), batch_size=3):
         found = [job.sum(numbers(rank, dtype)) for dtype in TYPES]
         found += [job.sum(torch.tensor(rank + 1)), job.sum(torch.zeros(0, 3)),
@@ -57,10 +54,7 @@ def take(rank, address):
 
 def train(rank, address, dies, marker):
     """Rank 1 kills itself once, in its second step."""
-    model = network()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                      server=address, rank=rank, server_timeout=60,
-                      log_level="error")
+    model, job = joined(address, network(), lr=0.1, rank=rank, server_timeout=60)
     step = 0
 
     def reach(place):
@@ -97,9 +91,7 @@ def train(rank, address, dies, marker):
 
 
 def train_pairs(rank, address):
-    model = network()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                      server=address, rank=rank, log_level="error")
+    model, job = joined(address, network(), lr=0.1, rank=rank)
     for x in job.data(batches(rank, 2 + rank, 1), batch_size=2):
         a = model(x)[:, 0].square()
         b = model(x)[:1, 1].exp()
@@ -110,9 +102,7 @@ def train_pairs(rank, address):
 def meet_some(rank, address):
     """How many members each applied step has had, by two sums of it, and whether
     own rows were found among all."""
-    model = network()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                      server=address, rank=rank, log_level="error")
+    model, job = joined(address, network(), lr=0.1, rank=rank)
     found = []
     for x in job.data(batches(rank, 3, 10 ** 9), batch_size=3):
         first = job.sum(torch.tensor(1))
@@ -130,9 +120,7 @@ def meet_some(rank, address):
 
 def train_on(rank, address):
     """Rank 1 leaves in its second step, between two gathers."""
-    model = network()
-    job = cohort.join(model, torch.optim.SGD(model.parameters(), lr=0.1),
-                      server=address, rank=rank, log_level="error")
+    model, job = joined(address, network(), lr=0.1, rank=rank)
     found = []
     for x in job.data(batches(rank, 3 + 2 * rank, 10 ** 9), batch_size=3):
         rows = len(job.gather(x))
