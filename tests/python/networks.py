@@ -1,12 +1,15 @@
 """Small networks and data for the tests of the front-end."""
 
+import array
 import hashlib
+import itertools
 import os
 
 import torch
 from torch import nn
 
 import cohort
+from cohort import _core
 
 CLASSES = 4
 # Where the scripts of parity_test, faults_test and compile_test compute. The
@@ -60,6 +63,15 @@ def step(model, job, batch):
     x, y = batch
     job.backward(nn.functional.cross_entropy(model(x), y))
     return job.step()
+
+
+def samples_of_steps(seed, size, count):
+    """By step, for ever: the indices of its samples in the server's order, `count`
+    of them or the rest of an epoch."""
+    for epoch in itertools.count():
+        order = array.array("q", _core.permutation(seed, epoch, size))
+        for begin in range(0, size, count):
+            yield order[begin:begin + count]
 
 
 def digest(state):

@@ -1,15 +1,14 @@
 """The front-end against one float64 PyTorch process on the joined batch."""
 
-import array
 import inspect
+import itertools
 import unittest
 
 import torch
 from torch import nn
 
 import cohort
-from cohort import _core
-from networks import DEVICE, Shapes, distance, three_batch_norms
+from networks import DEVICE, Shapes, distance, samples_of_steps, three_batch_norms
 from ranks import run
 
 SAMPLES = 96
@@ -115,22 +114,14 @@ def reference(workers, uneven, kind, groups, schedule):
     schedulers = make_schedulers(schedule, optimizer)
     criterion = nn.CrossEntropyLoss()
     data = Shapes(SAMPLES)
-    total = sum(batch_sizes(workers, uneven))
-    epoch = begin = 0
-    for _ in range(STEPS):
-        order = array.array("q")
-        order.frombytes(_core.permutation(SEED, epoch, SAMPLES))
-        items = [data[i] for i in order[begin:min(begin + total, SAMPLES)]]
-        x = torch.stack([item[0] for item in items]).double()
-        y = torch.stack([item[1] for item in items])
+    steps = samples_of_steps(SEED, SAMPLES, sum(batch_sizes(workers, uneven)))
+    for indices in itertools.islice(steps, STEPS):
+        x, y = torch.utils.data.default_collate([data[i] for i in indices])
         optimizer.zero_grad()
-        criterion(model(x), y).backward()
+        criterion(model(x.double()), y).backward()
         optimizer.step()
         for scheduler in schedulers:
             scheduler.step()
-        begin += total
-        if begin >= SAMPLES:
-            epoch, begin = epoch + 1, 0
     rates = [group["lr"] for group in optimizer.param_groups]
     return model.state_dict(), rates
 

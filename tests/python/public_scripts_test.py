@@ -124,8 +124,8 @@ class Together:
 
     def __iter__(self):
         seeded = _data._Seeded(self.dataset, SEED)
-        order = array.array("q")
-        order.frombytes(_core.permutation(SEED, self.epoch, len(self.dataset)))
+        order = array.array("q", _core.permutation(
+            SEED, self.epoch, len(self.dataset)))
         begin = 0
         while begin < len(order):
             batches, firsts = [], range(begin, len(order), self.sizes[0])

@@ -1,6 +1,6 @@
 """Scripts whose share of a step is not their batch size."""
 
-import array
+import itertools
 import time
 import unittest
 
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import cohort
-from cohort import _core
-from networks import Shapes, distance, joined, step, three_batch_norms
+from networks import (
+    Shapes, distance, joined, samples_of_steps, step, three_batch_norms)
 from ranks import Server, run
 
 SAMPLES = 90
@@ -36,22 +36,15 @@ def reference(parts):
     model = three_batch_norms().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data = Shapes(SAMPLES)
-    epoch = begin = 0
-    for _ in range(STEPS):
-        order = array.array("q")
-        order.frombytes(_core.permutation(SEED, epoch, SAMPLES))
-        numbers = range(begin, min(begin + 2 * BATCH, SAMPLES))
+    for indices in itertools.islice(
+            samples_of_steps(SEED, SAMPLES, 2 * BATCH), STEPS):
         optimizer.zero_grad()
         for part in range(parts):
-            items = [data[order[i]] for i in numbers if i % parts == part]
-            x = torch.stack([item[0] for item in items]).double()
-            (nn.functional.cross_entropy(
-                model(x), torch.stack([item[1] for item in items])) *
-                len(items) / len(numbers)).backward()
+            x, y = torch.utils.data.default_collate(
+                [data[i] for i in indices[part::parts]])
+            (nn.functional.cross_entropy(model(x.double()), y) *
+             len(x) / len(indices)).backward()
         optimizer.step()
-        begin += 2 * BATCH
-        if begin >= SAMPLES:
-            epoch, begin = epoch + 1, 0
     return model.state_dict()
 
 

@@ -549,8 +549,7 @@ def games_alone(steps, seed=GAMES_SEED, environments=4, length=32, epochs=2, bat
                                           step, length)
             returns.sync()
             samples = with_gymnasium.prepared(rows, returns)
-        order = array.array("q")
-        order.frombytes(cohort._core.permutation(seed, epoch, len(samples)))
+        order = array.array("q", cohort._core.permutation(seed, epoch, len(samples)))
         optimizer.zero_grad()
         with_gymnasium.loss_of(policy, samples[torch.tensor(
             order[batch_size * part:batch_size * (part + 1)])]).backward()

@@ -1,9 +1,9 @@
 """What a row of the table is written with. The same function runs as a worker of
 a cohort, and as one process that has the batches of all workers."""
 
-import array
 import contextlib
 import copy
+import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +15,7 @@ from torch.utils import checkpoint
 
 import cohort
 from cohort import _batches, _core, _data
+from networks import samples_of_steps
 from shapes import scalers
 
 SEED = 7
@@ -287,22 +288,17 @@ class Alone(Script):
         data = Samples(samples, shape)
 
         def batches() -> Iterator[list[Any]]:
-            epoch = begin = 0
-            for _ in range(self.steps):
-                order = array.array("q")
-                order.frombytes(_core.permutation(SEED, epoch, samples))
-                ranks = []
+            steps = samples_of_steps(SEED, samples, sum(self.sizes))
+            for indices in itertools.islice(steps, self.steps):
+                ranks, begin = [], 0
                 for size in self.sizes:
-                    end = min(begin + size, samples)
                     # An empty batch has the shape of a sample.
-                    items = [data[i] for i in order[begin:end]]
+                    items = [data[i] for i in indices[begin:begin + size]]
                     ranks.append(tuple(torch.stack(v) for v in zip(*items))
                                  if items else tuple(v[None][:0]
                                                      for v in data[0]))
-                    begin = end
+                    begin += size
                 yield ranks
-                if begin >= samples:
-                    epoch, begin = epoch + 1, 0
         yield from self._batches(batches(), 1)
 
     def backward(self, loss: Any, weight: float | None = None,
