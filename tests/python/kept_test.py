@@ -2,7 +2,6 @@
 disturbed."""
 
 import copy
-import pathlib
 import signal
 import time
 import unittest
@@ -27,17 +26,16 @@ def build():
     return model.to(DEVICE), teacher.to(DEVICE)
 
 
-def train(rank, address, marks, pauses=(), slow=0.0):
+def train(rank, address, marks, pauses=False, slow=0.0):
     """A student, with a teacher that follows it after the step, and a rate that
     depends on a measure.
 
     Args:
         marks: a folder; files in it say what this rank has done.
-        pauses: versions after whose step, before the teacher follows, it waits
-            until the file "go" is there.
+        pauses: after step 5, before the teacher follows, it waits until the
+            file "go" is there.
         slow: seconds in each step.
     """
-    marks = pathlib.Path(marks)
     model, teacher = build()
     centre, mean = (torch.zeros(4, device=DEVICE) for _ in "ab")
     normalizer = cohort.RunningNormalizer(4).to(DEVICE)
@@ -63,8 +61,8 @@ def train(rank, address, marks, pauses=(), slow=0.0):
         job.backward(criterion(normalizer(out), y) + 0.1 * (
             out - soft + centre + mean).square().mean())
         result = job.step()
-        if result.version in pauses:
-            (marks / f"rank{rank}.{result.version}").touch()
+        if pauses and result.version == 5:
+            (marks / f"paused{rank}").touch()
             while not (marks / "go").exists():
                 time.sleep(0.01)
         time.sleep(slow)
@@ -174,10 +172,10 @@ class Kills(unittest.TestCase):
         assert cls.wanted[-3] == 2 * 128, cls.wanted
         assert cls.wanted[-1] < 0.0085, cls.wanted
 
-    def paused(self, server, version):
-        """All ranks, once they stand between a step and what follows."""
-        ranks = server.ranks(train, server.dir, (version,))
-        await_true(lambda: all((server.dir / f"rank{rank}.{version}").exists()
+    def paused(self, server):
+        """All ranks, once they stand between step 5 and what follows."""
+        ranks = server.ranks(train, server.dir, True)
+        await_true(lambda: all((server.dir / f"paused{rank}").exists()
                                for rank in range(2)), "both ranks to pause")
         return ranks
 
@@ -189,24 +187,17 @@ class Kills(unittest.TestCase):
             self.assertEqual(rank.result(), self.wanted, server.log())
 
     def test_a_worker_between_the_step_and_its_own_update(self):
-        with Server(2, *RUN, "--lease=2s") as server:
-            ranks = self.paused(server, 5)
-            ranks[1].kill()
-            ranks[1] = Rank(train, 1, server.address, server.dir)
-            self.go(server)
-            self.check(server, ranks)
-
-    def test_the_lowest_worker(self):
-        with Server(2, *RUN, "--lease=2s") as server:
-            ranks = self.paused(server, 5)
-            ranks[0].kill()
-            ranks[0] = Rank(train, 0, server.address, server.dir)
-            self.go(server)
-            self.check(server, ranks)
+        for victim in (1, 0):
+            with self.subTest(victim), Server(2, *RUN, "--lease=2s") as server:
+                ranks = self.paused(server)
+                ranks[victim].kill()
+                ranks[victim] = ranks[victim].replaced()
+                self.go(server)
+                self.check(server, ranks)
 
     def test_the_server_between_the_step_and_the_workers_update(self):
         with Server(2, *RUN, "--checkpoint_every=3", keeps=True) as server:
-            ranks = self.paused(server, 5)
+            ranks = self.paused(server)
             server.await_checkpoint()
             server.resume_server()
             self.go(server)
@@ -214,40 +205,33 @@ class Kills(unittest.TestCase):
 
     def test_all_workers_at_once(self):
         """No process has the state of the version: the run continues from the
-        checkpoint before."""
-        with Server(2, *RUN, "--checkpoint_every=3", "--lease=2s",
+        checkpoint before, and so it does if the server was killed, too."""
+        for with_server in (False, True):
+            with self.subTest(with_server=with_server), Server(
+                    2, *RUN, "--checkpoint_every=3", "--lease=2s",
                     keeps=True) as server:
-            ranks = self.paused(server, 5)
-            server.await_checkpoint()
-            for rank in ranks:
-                rank.kill()
-            self.go(server)
-            self.check(server, server.ranks(train, server.dir))
+                ranks = self.paused(server)
+                server.await_checkpoint()
+                for rank in ranks:
+                    rank.kill()
+                if with_server:
+                    server.resume_server()
+                self.go(server)
+                self.check(server, server.ranks(train, server.dir))
 
     def test_all_workers_without_a_checkpoint_end_the_run(self):
         with Server(2, *RUN, "--lease=2s") as server:
-            for rank in self.paused(server, 5):
+            for rank in self.paused(server):
                 rank.kill()
             self.go(server)
             for rank in server.ranks(train, server.dir):
                 with self.assertRaisesRegex(AssertionError, "kept state of step 5"):
                     rank.result()
 
-    def test_the_server_and_all_workers(self):
-        with Server(2, *RUN, "--checkpoint_every=3", "--lease=2s",
-                    keeps=True) as server:
-            ranks = self.paused(server, 5)
-            server.await_checkpoint()
-            for rank in ranks:
-                rank.kill()
-            server.resume_server()
-            self.go(server)
-            self.check(server, server.ranks(train, server.dir))
-
     def test_a_stopped_server_saves_the_state_of_a_version(self):
         """The checkpoint waits for the version that workers begin next."""
         with Server(2, *RUN, keeps=True) as server:
-            ranks = server.ranks(train, server.dir, (), 0.05)
+            ranks = server.ranks(train, server.dir, False, 0.05)
             await_true(lambda: any(int(row["version"]) >= 4
                                    for row in server.rows_so_far()),
                        "a few steps")
