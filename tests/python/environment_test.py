@@ -11,8 +11,8 @@ import textwrap
 import unittest
 
 from ports import named_ports
-from processes import BIN, get
-from ranks import Server, await_true
+from processes import BIN, get, until
+from ranks import Server
 
 # Waits for a file before the data is there, and for another after the run.
 SCRIPT = """
@@ -94,8 +94,7 @@ class Environment(unittest.TestCase):
         return (self.folder / "log").read_text()
 
     def await_log(self, pattern):
-        await_true(lambda: re.search(pattern, self.log()), pattern)
-        return re.search(pattern, self.log()).group(1)
+        return until(lambda: re.search(pattern, self.log()), pattern).group(1)
 
     def test_the_port_answers_from_join_until_the_end(self):
         """The startup probe of the manifests, at a shorter period, runs out of
@@ -108,8 +107,7 @@ class Environment(unittest.TestCase):
                 self.assertEqual(get(url + "/livez"), "alive\n")
             self.assertFalse((self.folder / "step").exists())
             (self.folder / "data").touch()
-            await_true(lambda: server.server.poll() is not None,
-                       "the end of the run")
+            until(lambda: server.server.poll() is not None, "the end of the run")
             self.assertIn("cohort_worker_steps_total 16", get(url + "/metrics"))
             self.assertEqual(get(url + "/livez"), "alive\n")
             (self.folder / "end").touch()
@@ -161,7 +159,7 @@ class Environment(unittest.TestCase):
                                 COHORT_TRACE=str(self.folder / "trace"),
                                 COHORT_STOPPED_EXIT_CODE="143")
             (self.folder / "data").touch()
-            await_true((self.folder / "step").exists, "a step")
+            until((self.folder / "step").exists, "a step")
             script.send_signal(signal.SIGTERM)
             self.assertEqual(script.wait(60), 143, self.log())
         self.assertIn("threads 2\n", self.log())

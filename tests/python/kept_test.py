@@ -11,7 +11,8 @@ from torch import nn
 
 import cohort
 from networks import DEVICE, Shapes, digest, joined, step, three_batch_norms
-from ranks import Rank, Server, await_true
+from processes import until
+from ranks import Rank, Server
 
 RUN = ("--epochs=2", "--seed=5")
 Rank.method = "fork"
@@ -175,8 +176,8 @@ class Kills(unittest.TestCase):
     def paused(self, server):
         """All ranks, once they stand between step 5 and what follows."""
         ranks = server.ranks(train, server.dir, True)
-        await_true(lambda: all((server.dir / f"paused{rank}").exists()
-                               for rank in range(2)), "both ranks to pause")
+        until(lambda: all((server.dir / f"paused{rank}").exists()
+                          for rank in range(2)), "both ranks to pause")
         return ranks
 
     def go(self, server):
@@ -232,9 +233,8 @@ class Kills(unittest.TestCase):
         """The checkpoint waits for the version that workers begin next."""
         with Server(2, *RUN, keeps=True) as server:
             ranks = server.ranks(train, server.dir, False, 0.05)
-            await_true(lambda: any(int(row["version"]) >= 4
-                                   for row in server.rows_so_far()),
-                       "a few steps")
+            until(lambda: any(int(row["version"]) >= 4
+                              for row in server.rows_so_far()), "a few steps")
             server.server.send_signal(signal.SIGTERM)
             server.server.wait(60)
             server.await_checkpoint()

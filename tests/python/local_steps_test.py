@@ -15,7 +15,8 @@ from torch import nn
 import cohort
 from cohort import _local_steps, _signals
 from networks import Shapes, digest, distance, joined, step, three_batch_norms
-from ranks import Server, await_true, die_once
+from processes import until
+from ranks import Server, die_once
 
 # 11 batches of 4 an epoch, so with 3 local steps the last of 4 steps has two.
 SAMPLES, BATCH, LOCAL = 44, 4, 3
@@ -619,7 +620,7 @@ class Refusals(unittest.TestCase):
                         results.append(step(model, job, batch))
                         if len(results) == 1:
                             os.kill(os.getpid(), signal.SIGTERM)
-                            await_true(lambda: (
+                            until(lambda: (
                                 job._run._watcher.signal if patience > 1 else
                                 job._run._stops_now), "the signal")
                 self.assertEqual([result.version for result in results], wanted)
@@ -639,7 +640,7 @@ class Refusals(unittest.TestCase):
                 def push():
                     if run.step.closes and not decided.is_set():
                         os.kill(os.getpid(), signal.SIGTERM)
-                        await_true(decided.is_set, "the signal")
+                        until(decided.is_set, "the signal")
                     await_weights()
 
                 results = []

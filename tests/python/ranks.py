@@ -9,7 +9,7 @@ import pickle
 import signal
 import traceback
 
-from processes import BIN, Cohort, kill, until
+from processes import BIN, Cohort, kill
 
 # Seconds after which a process counts as stuck.
 DEADLINE = 200
@@ -139,7 +139,3 @@ def is_alive(pid):
         return "\nState:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
-
-
-def await_true(condition, what):
-    return until(condition, what, DEADLINE)

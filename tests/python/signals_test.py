@@ -18,7 +18,8 @@ import torch
 
 from cohort import _signals
 from networks import Shapes, digest, joined, step, three_batch_norms
-from ranks import DEADLINE, Rank, Server, await_true, is_alive
+from processes import until
+from ranks import DEADLINE, Rank, Server, is_alive
 
 
 def train(rank, address, log):
@@ -86,7 +87,7 @@ class Script:
             start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
     def after_steps(self, steps):
-        await_true(lambda: len(self._log.read_text().split()) >= steps or
+        until(lambda: len(self._log.read_text().split()) >= steps or
               self.process.poll() is not None, f"{steps} steps")
         return self
 
@@ -189,7 +190,7 @@ class Signals(unittest.TestCase):
         with Server(2) as server, tempfile.TemporaryDirectory() as folder:
             other = Rank(hold_a_step, 0, server.address, folder)
             script = Script(server.address, folder, "impatient")
-            await_true((pathlib.Path(folder) / "held").exists, "a step of rank 0")
+            until((pathlib.Path(folder) / "held").exists, "a step of rank 0")
             script.after_steps(1)
             script.process.send_signal(signal.SIGINT)
             for line in script.process.stderr:
@@ -234,13 +235,13 @@ class Signals(unittest.TestCase):
                 script = subprocess.Popen(
                     [sys.executable, "-B", __file__, "before", log],
                     stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-                await_true(lambda log=log: log.exists() and
+                until(lambda log=log: log.exists() and
                       log.read_text().endswith("\n"), "the job")
                 script.send_signal(number)
                 error = script.communicate(timeout=DEADLINE)[1]
                 self.assertEqual(script.returncode, -number, error)
                 server = int(log.read_text())
-                await_true(lambda server=server: not is_alive(server),
+                until(lambda server=server: not is_alive(server),
                       "the end of the server")
 
     def test_ctrl_c_in_a_terminal_ends_a_script_and_its_server(self):
@@ -251,7 +252,7 @@ class Signals(unittest.TestCase):
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                 start_new_session=True)
             self.addCleanup(script.kill)
-            await_true(lambda: log.exists() and len(log.read_text().split("\n")) > 9,
+            until(lambda: log.exists() and len(log.read_text().split("\n")) > 9,
                   "some steps")
             # A terminal signals all processes of its foreground group. The
             # server is in another one: the script leaves it in order.
@@ -262,7 +263,7 @@ class Signals(unittest.TestCase):
             lines = [line.split() for line in log.read_text().splitlines()]
         self.assertEqual(script.returncode, -signal.SIGINT, error)
         self.assertEqual({verdict for _, verdict in lines}, {"applied"})
-        await_true(lambda: not is_alive(server), "the end of the server")
+        until(lambda: not is_alive(server), "the end of the server")
 
     def test_loaders_of_a_killed_worker_end(self):
         for method in ("fork", "spawn"):
@@ -270,11 +271,11 @@ class Signals(unittest.TestCase):
                     tempfile.TemporaryDirectory() as folder:
                 rank = Rank(train_with_slow_loaders, 0, server.address, folder,
                             method)
-                await_true(lambda folder=folder: len(os.listdir(folder)) == 2,
+                until(lambda folder=folder: len(os.listdir(folder)) == 2,
                       "two loaders")
                 rank.kill()
                 for pid in os.listdir(folder):
-                    await_true(lambda pid=pid: not is_alive(pid), f"the end of {pid}")
+                    until(lambda pid=pid: not is_alive(pid), f"the end of {pid}")
 
 
 if __name__ == "__main__":
