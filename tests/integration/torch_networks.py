@@ -16,6 +16,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from safetensors_file import entries
 from torch import nn
 
 CLASSES = 10
@@ -159,19 +160,9 @@ NETWORKS = {
 
 
 def read_safetensors(path):
-    with open(path, "rb") as file:
-        content = file.read()
-    length = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(content[8:8 + length])
-    header.pop("__metadata__", None)
     types = {"F32": torch.float32, "I64": torch.int64}
-    state = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        data = bytearray(content[8 + length + begin:8 + length + end])
-        state[name] = torch.frombuffer(
-            data, dtype=types[entry["dtype"]]).reshape(entry["shape"])
-    return state
+    return {name: torch.frombuffer(bytearray(content), dtype=types[entry["dtype"]])
+            .reshape(entry["shape"]) for name, entry, content in entries(path)}
 
 
 def read_idx(path):

@@ -12,6 +12,7 @@ from torch import nn
 
 from networks import joined
 from ranks import BIN, Server
+from safetensors_file import tensors_of
 
 # Whole steps of 16, so that both divide by a power of two.
 SAMPLES = 64
@@ -99,16 +100,6 @@ def train(rank, address):
         job.backward(loss, weight=len(y), reduction="sum")
         job.step()
     return rank
-
-
-def tensors_of(path):
-    """Bytes by name."""
-    data = path.read_bytes()
-    length, = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + length])
-    return {name: data[8 + length + entry["data_offsets"][0]:
-                       8 + length + entry["data_offsets"][1]]
-            for name, entry in header.items() if name != "__metadata__"}
 
 
 class WorkerBits(unittest.TestCase):
