@@ -76,6 +76,11 @@ def train_badly():
     raise ValueError("no data in the folder")
 
 
+def kill_worker(folder):
+    """The one of rank 1."""
+    os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
+
+
 def train_nothing():
     pass
 
@@ -150,9 +155,6 @@ class Ray(unittest.TestCase):
         self.assertGreater(result.metrics["train_loss"], 0)
         self.assertEqual(result.restarts, [0, 0])
 
-        def kill_worker(folder):
-            os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
-
         result = self.disturbed("worker", kill_worker)
         self.assertEqual(result.restarts, [0, 1])
         self.assertEqual(self.model(result), plain)
@@ -191,9 +193,6 @@ class Ray(unittest.TestCase):
         self.assertIsNotNone(raised.exception.result.error)
 
     def test_a_worker_that_is_lost_too_often_ends_it(self):
-        def kill_worker(folder):
-            os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
-
         with self.assertRaisesRegex(cohort.ray.RunFailedError, "lost 1 times"):
             self.disturbed("often", kill_worker, max_restarts=0)
 
@@ -213,9 +212,6 @@ class Ray(unittest.TestCase):
                 self.run_cohort("size", server_flags={"workers": size})
 
     def test_an_elastic_cohort_goes_on_while_a_worker_is_away(self):
-        def kill_worker(folder):
-            os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
-
         for restarts in (3, 0):
             result = self.disturbed(
                 f"elastic{restarts}", kill_worker, max_restarts=restarts,

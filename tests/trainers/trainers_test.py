@@ -524,12 +524,9 @@ def games_worker(rank, address, marker):
         # The first step of the second rollout, whose samples are not kept yet.
         if step == 8:
             die_once(rank, marker)
-    policy, *normalizers = with_gymnasium.main(
+    return state_of(with_gymnasium.main(
         GAMES_SEED, batch_size=16, after_backward=after_backward, server=address,
-        log_level="error", server_timeout=60, **GAMES)
-    return {f"{number}.{name}": value
-            for number, module in enumerate((policy, *normalizers))
-            for name, value in module.state_dict().items()}
+        log_level="error", server_timeout=60, **GAMES))
 
 
 def games_alone(steps, seed=GAMES_SEED, environments=4, length=32, epochs=2, batch_size=32,
@@ -558,12 +555,6 @@ def games_alone(steps, seed=GAMES_SEED, environments=4, length=32, epochs=2, bat
     return policy, observations, returns
 
 
-def games_state(*arguments):
-    return {f"{number}.{name}": value
-            for number, module in enumerate(games_alone(*arguments))
-            for name, value in module.state_dict().items()}
-
-
 @unittest.skipIf(WHY_NO_GAMES, WHY_NO_GAMES)
 class Games(unittest.TestCase):
     def run_of(self, steps, **options):
@@ -572,7 +563,7 @@ class Games(unittest.TestCase):
 
     def test_the_first_updates_are_those_of_one_process(self):
         """10 of them, over two rollouts."""
-        wanted = in_child(games_state, 10)
+        wanted = in_child(lambda: state_of(games_alone(10)))
         with self.run_of(10) as server:
             first, second = results(server.ranks(games_worker, None))
         self.assertEqual(digest(first), digest(second))
