@@ -1,6 +1,7 @@
 """Batch norm over two workers in every form, against float64 torch on the
 joined batch."""
 
+import contextlib
 import dataclasses
 import unittest
 from collections.abc import Callable
@@ -339,17 +340,25 @@ def train_chains(rank, address):
     return results
 
 
+def results_of(runs, function, *arguments):
+    """What a function of rank, addresses and arguments returns by rank, and the log
+    of each server."""
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(Server(2, f"--max_steps={STEPS}"))
+                   for _ in range(runs)]
+        ranks = [Rank(function, rank, [s.address for s in servers], *arguments)
+                 for rank in range(2)]
+        try:
+            results = [rank.result() for rank in ranks]
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}\n" + "\n".join(s.log() for s in servers)) from None
+        return results, [server.log() for server in servers]
+
+
 class BatchNorm(unittest.TestCase):
     def test_a_relu_that_follows_in_a_sequence_has_the_same_bits(self):
-        servers = [Server(2, f"--max_steps={STEPS}").__enter__()
-                   for _ in range(2 * len(CHAINS))]
-        try:
-            ranks = [Rank(train_chains, rank, [s.address for s in servers])
-                     for rank in range(2)]
-            results = [rank.result() for rank in ranks]
-        finally:
-            for server in servers:
-                server.__exit__()
+        results, _ = results_of(2 * len(CHAINS), train_chains)
         for result in results:
             for (kind, passes, together), (_, none, apart) in zip(
                     result[::2], result[1::2]):
@@ -359,18 +368,7 @@ class BatchNorm(unittest.TestCase):
                         self.assertTrue(torch.equal(value, apart[name]), name)
 
     def check(self, function, *arguments):
-        servers = [Server(2, f"--max_steps={STEPS}").__enter__() for _ in CASES]
-        ranks = [Rank(function, rank, [s.address for s in servers], *arguments)
-                 for rank in range(2)]
-        try:
-            results = [rank.result() for rank in ranks]
-        except AssertionError as error:
-            raise AssertionError(
-                f"{error}\n" + "\n".join(s.log() for s in servers)) from None
-        finally:
-            logs = [server.log() for server in servers]
-            for server in servers:
-                server.__exit__()
+        results, logs = results_of(len(CASES), function, *arguments)
         for (name, case), log in zip(CASES.items(), logs):
             wanted = reference(case)
             for state in (result[name] for result in results):
