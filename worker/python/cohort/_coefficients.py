@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from cohort._graphs import Saved
+from cohort._graphs import Saved, inputs_of
 from cohort._layers import Pass, Top
 from cohort._nodes import (
     MEAN, SUM, SUMS, by_entry, chooses_rows, depends_on_samples, dims_of, kind_of,
@@ -125,7 +125,7 @@ class Coefficients:
                 if is_multiple(1 / abs(factor.value), self._samples):
                     continue
             unit /= self._averaged(node)
-            todo += [(other, unit) for other, _ in node.next_functions]
+            todo += [(other, unit) for other in inputs_of(node)]
         return False
 
     def _is_mean(self, node: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from cohort import _devices, _errors
-from cohort._graphs import Saved, signed
+from cohort._graphs import Saved, inputs_of, signed
 from cohort._loss_check import OVERRIDE
 from cohort._nodes import depends_on_samples, is_linear, kind_of, losses_in
 
@@ -61,7 +61,7 @@ def _constants_of(node: Any, samples: int, saved: Saved) -> Iterator[torch.Tenso
                                               reversed(node.next_functions)):
             if name is None or own is not None or other is None:
                 continue
-            rows, losses = _rows_of(other), losses_in(other)
+            rows, losses = _rows_of(other, saved), losses_in(other)
             if not (rows and rows % samples == 0 or losses):
                 continue
             factor = saved.of(node, name)
@@ -73,17 +73,16 @@ def _constants_of(node: Any, samples: int, saved: Saved) -> Iterator[torch.Tenso
                 yield factor
 
 
-def _rows_of(node: Any) -> int:
+def _rows_of(node: Any, saved: Saved) -> int:
     """Of a mean or sum over the first dimension that leaves a tensor; 0: it is none."""
     while is_linear(node):
-        following = [other for other, _ in node.next_functions if other is not None]
+        following = [other for other in inputs_of(node) if other is not None]
         if len(following) != 1:
             return 0
         node = following[0]
     if kind_of(node) not in _REDUCTIONS:
         return 0
-    shape: Sequence[int] = getattr(node, "_saved_self_sym_sizes",
-                                   getattr(node, "_saved_self_sizes", ()))
+    shape = saved.shape_of(node, "self")
     over = {signed(dim) % max(1, len(shape)) for dim in node._saved_dim}
     return shape[0] if len(shape) > 1 and 0 in over and depends_on_samples(node) else 0
 

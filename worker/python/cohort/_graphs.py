@@ -1,29 +1,41 @@
 """Autograd's graphs."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 
-def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
-    """All nodes of the graph that a backward pass from these tensors visits."""
-    # A root may be an edge of the graph in place of a tensor.
-    return nodes_from(getattr(tensor, "grad_fn", None) or
-                      getattr(tensor, "node", None) for tensor in tensors)
+def inputs_of(node: Any) -> list[Any]:
+    """The nodes that a node's inputs come from; None: an input has no history."""
+    return [other for other, _ in node.next_functions]
 
 
-def nodes_from(nodes: Iterable[Any]) -> set[Any]:
-    """The same from nodes, some of which may be None."""
-    seen: set[Any] = set()
+def first_inputs(node: Any) -> Iterator[Any]:
+    """The node of a node's first input, that of this one's, and so on."""
+    while node.next_functions and (node := node.next_functions[0][0]) is not None:
+        yield node
+
+
+def walk(nodes: Iterable[Any],
+         following: Callable[[Any], Iterable[Any]] = inputs_of) -> Iterator[Any]:
+    """Each of the nodes once, those that follow them, and so on; some may be None."""
+    seen: set[Any] = {None}
     todo = list(nodes)
     while todo:
         node = todo.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
-        todo += [following for following, _ in node.next_functions]
-    return seen
+        yield node
+        todo += following(node)
+
+
+def nodes_of(tensors: Iterable[torch.Tensor]) -> set[Any]:
+    """All nodes of the graph that a backward pass from these tensors visits."""
+    # A root may be an edge of the graph in place of a tensor.
+    return set(walk(getattr(tensor, "grad_fn", None) or
+                    getattr(tensor, "node", None) for tensor in tensors))
 
 
 def nodes_before(tensors: Iterable[torch.Tensor],
@@ -31,19 +43,13 @@ def nodes_before(tensors: Iterable[torch.Tensor],
     """Those from which a backward pass reaches one of the leaves."""
     wanted = {id(leaf) for leaf in leaves}
     users: dict[Any, list[Any]] = {}
-    todo = []
+    last = []
     for node in nodes_of(tensors):
-        for following, _ in node.next_functions:
+        for following in inputs_of(node):
             users.setdefault(following, []).append(node)
         if id(getattr(node, "variable", None)) in wanted:
-            todo.append(node)
-    found: set[Any] = set()
-    while todo:
-        node = todo.pop()
-        if node not in found:
-            found.add(node)
-            todo += users.get(node, [])
-    return found
+            last.append(node)
+    return set(walk(last, lambda node: users.get(node, [])))
 
 
 def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -101,6 +107,15 @@ class Saved:
             if name.startswith(_RAW):
                 self.of(node, name.removeprefix(_RAW))
         return node in self._hooked
+
+    def shape_of(self, node: Any, name: str) -> Sequence[int]:
+        """That of a tensor that a node keeps, or whose sizes it keeps; empty: neither."""
+        for attribute in (f"_saved_{name}_sym_sizes", f"_saved_{name}_sizes"):
+            if hasattr(node, attribute):
+                shape: Sequence[int] = getattr(node, attribute)
+                return shape
+        one = self.of(node, name)
+        return () if one is None else tuple(one.shape)
 
     def _look(self, node: Any, name: str) -> Any:
         raw = getattr(node, _RAW + name, None)

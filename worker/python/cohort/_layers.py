@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cohort import _doors, _operator
-from cohort._graphs import Saved, nodes_before, nodes_from
+from cohort._graphs import Saved, inputs_of, nodes_before, walk
 from cohort._nodes import kind_of
 
 # Layers whose output has samples, or parts of them, in its first dimension.
@@ -46,7 +46,7 @@ def is_of_script(node: Any) -> bool:
 def layer_of(node: Any) -> Layer | None:
     if not _operator.is_call(node) and not LAYERS.fullmatch(kind_of(node)):
         return None
-    at = [_parameter_at(other) for other, _ in node.next_functions]
+    at = [_parameter_at(other) for other in inputs_of(node)]
     parameters = [one for one in at if one is not None]
     # The left factor of a product has the rows. Samples may come as indices alone.
     if not parameters or kind_of(node).startswith("Mm") and at[0] is not None or (
@@ -70,7 +70,7 @@ def _parameter_at(node: Any) -> nn.Parameter | None:
                                                                    nn.Parameter):
             return None
         found = variable if variable is not None else found
-        todo += [other for other, _ in node.next_functions]
+        todo += inputs_of(node)
     return None
 
 
@@ -96,7 +96,7 @@ class Top:
             if node in seen:
                 continue
             seen.add(node)
-            following = [other for other, _ in node.next_functions]
+            following = inputs_of(node)
             layer = layer_of(node)
             if layer is not None:
                 self.layers.append(layer)
@@ -107,7 +107,7 @@ class Top:
                 self.nodes.add(node)
                 todo += following
 
-        below = nodes_from(self._below)
+        below = set(walk(self._below))
         self._used = {id(getattr(node, "variable", None)) for node in below}
         between = nodes_before([loss], [layer.parameter for layer in self.layers
                                         if layer.parameter is not None]) - self.nodes

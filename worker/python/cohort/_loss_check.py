@@ -2,6 +2,7 @@
 things than samples, plain sums, and what is no sum over samples."""
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ import torch
 
 from cohort import _errors
 from cohort._coefficients import Coefficients
-from cohort._graphs import Saved
+from cohort._graphs import Saved, first_inputs
 from cohort._nodes import (
     BY_ENTRY, MEAN, chooses_rows, depends_on_samples, entries_of, has_one_row,
     is_mean_by_column, is_nonlinear, is_of_losses, is_of_one, is_stack, kind_of, mask_of,
@@ -128,13 +129,12 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
             counted = saved.of(mean, "total_weight")
             if counted is not None:
                 value = (value or 1) * float(counted) / max(1, entries)
-    for _ in range(_STEPS_TO_MASK):
-        node = node.next_functions[0][0] if node.next_functions else None
-        mask = mask_of(node, saved)
+    for inner in itertools.islice(first_inputs(node), _STEPS_TO_MASK):
+        mask = mask_of(inner, saved)
         if mask is not None:
             part = 1.0 if of_all else float(mask.float().mean())
             return _Share((1.0 if value is None else value) * part, mask.shape)
-        if not matches(BY_ENTRY, kind_of(node)):
+        if not matches(BY_ENTRY, kind_of(inner)):
             break
     return None if value is None else _Share(value, shape, of_labels)
 
@@ -184,7 +184,7 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str,
     left = [term for term in terms if not any(
         factor.value is None or factor.value and is_multiple(1 / factor.value, samples)
         for factor in term.factors)]
-    of_one = {term.node for term in left if is_of_one(samples, term.node) or
+    of_one = {term.node for term in left if is_of_one(samples, term.node, saved) or
               has_one_row(term.node, saved)}
     in_loop = len(of_one) >= samples and len(of_one) % samples == 0
     for term in left:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 
 from cohort import _errors, _graph_check
-from cohort._graphs import Saved, signed
+from cohort._graphs import Saved, first_inputs, inputs_of, signed
 from cohort._layers import (LAYERS, Found, Layer, Pass, Top, is_of_script,
                             layer_of)
 from cohort._loss_check import OVERRIDE
@@ -211,15 +211,15 @@ def _greatest(tensor: torch.Tensor) -> float:
 def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
     kind = kind_of(node)
     if kind == _DISTANCES:
-        first, second = (_shape_as(node, name, saved) for name in ("x1", "x2"))
+        first, second = (saved.shape_of(node, name) for name in ("x1", "x2"))
         return (len(first) > 1 and first[-2] == second[-2] and
                 math.prod(first[:-1]) % samples == 0 and math.prod(first[:-2]) == 1 and
                 all(other is not None and depends_on_samples(other)
-                    for other, _ in node.next_functions))
+                    for other in inputs_of(node)))
     if not _CHOICES.fullmatch(kind):
         return False
     dims = node._saved_dim
-    shape = _shape_as(node, "self", saved)
+    shape = saved.shape_of(node, "self")
     over = dims if isinstance(dims, tuple) else (dims,)
     return bool(shape) and (shape[0] == samples or (
         len(shape) == 1 and shape[0] % samples == 0)) and (
@@ -227,27 +227,16 @@ def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
                 _has_rows_of_layers(node) and depends_on_samples(node))
 
 
-def _shape_as(node: Any, name: str, saved: Saved) -> Sequence[int]:
-    """That of what a node saves, or whose sizes it saves; empty: neither."""
-    for attribute in (f"_saved_{name}_sym_sizes", f"_saved_{name}_sizes"):
-        if hasattr(node, attribute):
-            shape: Sequence[int] = getattr(node, attribute)
-            return shape
-    one = saved.of(node, name)
-    return () if one is None else tuple(one.shape)
-
-
 def _has_rows_of_layers(node: Any) -> bool:
     """Whether its first dimension may be the samples: none was put there, and they were
     not taken apart."""
-    while node.next_functions and node.next_functions[0][0] is not None:
-        node = node.next_functions[0][0]
-        kind = kind_of(node)
+    for part in first_inputs(node):
+        kind = kind_of(part)
         if kind in ("StackBackward0", "SelectBackward0", "UnbindBackward0"):
-            return bool(node._saved_dim != 0)
+            return bool(part._saved_dim != 0)
         if kind == "TBackward0" or kind == "TransposeBackward0" and 0 in (
-                node._saved_dim0, node._saved_dim1) or (
-                    kind == "PermuteBackward0" and node._saved_dims[0] != 0):
+                part._saved_dim0, part._saved_dim1) or (
+                    kind == "PermuteBackward0" and part._saved_dims[0] != 0):
             return False
         if LAYERS.fullmatch(kind):
             break

@@ -10,7 +10,7 @@ from torch import nn
 
 from cohort import (_batch_norm, _core, _devices, _errors, _kept,
                     _sequences, _statistics)
-from cohort._graphs import has_indices, leaves_of, nodes_of
+from cohort._graphs import has_indices, inputs_of, leaves_of, nodes_of
 from cohort._optimizer import OptimizerPlan, Optimizers, place_of
 
 
@@ -173,8 +173,7 @@ class RegisteredModel:
         known = {id(parameter) for parameter in self.parameters}
         nodes = nodes_of([x])
         # An operand without history may be samples.
-        if any(following is None for node in nodes
-               for following, _ in node.next_functions):
+        if any(None in inputs_of(node) for node in nodes):
             return False
         # Neither may what chooses entries of a parameter.
         if any(map(has_indices, nodes)):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort._graphs import Saved, has_indices, nodes_from, signed
+from cohort._graphs import (Saved, first_inputs, has_indices, inputs_of, signed,
+                            walk)
 
 # Values of the reduction that nodes of losses save.
 MEAN, SUM = 1, 2
@@ -51,7 +52,7 @@ def is_nonlinear(node: Any) -> bool:
     kind = kind_of(node)
     if matches(FACTORS, kind):
         # A factor may be no tensor.
-        first, second = [other for other, _ in (*node.next_functions, (None, 0))][:2]
+        first, second = [*inputs_of(node), None][:2]
         return second is not None and depends_on_samples(second) and (
             kind.startswith("Div") or first is not None and depends_on_samples(first))
     return matches(_NONLINEAR, kind) and depends_on_samples(node)
@@ -60,11 +61,12 @@ def is_nonlinear(node: Any) -> bool:
 def depends_on_samples(node: Any, saved: Saved | None = None) -> bool:
     """Whether it is computed from more than parameters, numbers and, with what was
     looked at, masks."""
-    for part in nodes_from([node]):
+    for part in walk([node]):
         if not isinstance(getattr(part, "variable", None), (nn.Parameter, type(None))):
             return True
-        if has_indices(part) and (saved is None or mask_of(part, saved) is None) or not matches(BY_ENTRY, kind_of(part)) and any(
-                following is None for following, _ in part.next_functions):
+        is_chosen = has_indices(part) and (saved is None or mask_of(part, saved) is None)
+        if is_chosen or not matches(BY_ENTRY, kind_of(part)) and (
+                None in inputs_of(part)):
             return True
     return False
 
@@ -77,11 +79,7 @@ def shape_of(node: Any, saved: Saved) -> Sequence[int]:
     elif getattr(node, "_saved_reduction", None) in (MEAN, SUM):
         one = saved.of(node, "target")
     elif matches(AVERAGES, kind_of(node)):
-        for name in ("_saved_self_sym_sizes", "_saved_self_sizes"):
-            if hasattr(node, name):
-                shape: Sequence[int] = getattr(node, name)
-                return shape
-        one = saved.of(node, "self")
+        return saved.shape_of(node, "self")
     return () if one is None else tuple(one.shape)
 
 
@@ -124,16 +122,8 @@ def chooses_rows(node: Any) -> bool:
 
 def by_entry(node: Any) -> list[Any]:
     """The nodes that a node's entries come from, the last ones included."""
-    found: list[Any] = []
-    todo = [following for following, _ in node.next_functions]
-    while todo:
-        part = todo.pop()
-        if part is None or part in found:
-            continue
-        found.append(part)
-        if matches(BY_ENTRY, kind_of(part)):
-            todo += [following for following, _ in part.next_functions]
-    return found
+    return list(walk(inputs_of(node), lambda part: (
+        inputs_of(part) if matches(BY_ENTRY, kind_of(part)) else [])))
 
 
 def entries_of(node: Any) -> Any:
@@ -161,16 +151,16 @@ def is_of_losses(node: Any, samples: int, saved: Saved) -> bool:
     """Whether a mean or sum has entries that are means or sums over samples already:
     those of tasks, times or columns."""
     inner = entries_of(node)
-    parts = inner.next_functions if is_stack(inner) else ((inner, 0),)
-    return all(_is_over_samples(part, samples, saved) and not is_of_one(samples, part)
-               for part, _ in parts)
+    return all(_is_over_samples(part, samples, saved) and
+               not is_of_one(samples, part, saved)
+               for part in (inputs_of(inner) if is_stack(inner) else [inner]))
 
 
 def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
     if node is None:
         return False
     if is_linear(node):
-        inputs = [other for other, _ in node.next_functions if other is not None]
+        inputs = [other for other in inputs_of(node) if other is not None]
         return bool(inputs) and all(_is_over_samples(other, samples, saved)
                                     for other in inputs)
     shape = shape_of(node, saved)
@@ -178,15 +168,14 @@ def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
             shape[0] % samples == 0)
 
 
-def is_of_one(samples: int, node: Any) -> bool:
+def is_of_one(samples: int, node: Any, saved: Saved) -> bool:
     """Whether it is computed from an entry of the first dimension, as in a loop over
     samples."""
-    while node.next_functions and (node := node.next_functions[0][0]) is not None:
-        kind = kind_of(node)
+    for part in first_inputs(node):
+        kind = kind_of(part)
         if kind in ("SelectBackward0", "UnbindBackward0"):
-            shape = getattr(node, "_saved_self_sym_sizes",
-                            getattr(node, "_saved_self_sizes", (samples,)))
-            return bool(node._saved_dim == 0 and shape[0] == samples)
+            shape = saved.shape_of(part, "self") or (samples,)
+            return bool(part._saved_dim == 0 and shape[0] == samples)
         if not matches(BY_ENTRY, kind) and not matches(PASSES, kind):
             break
     return False

@@ -2,13 +2,14 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from cohort._graphs import Saved
+from cohort._graphs import Saved, first_inputs, inputs_of, walk
 from cohort._nodes import AVERAGES, FACTORS, PASSES, is_nonlinear, kind_of, matches
 
 # Relative rounding of a number that a loss is divided by.
@@ -53,12 +54,11 @@ def terms_of(loss: torch.Tensor, saved: Saved) -> Iterator[Term]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        following = [other for other, _ in node.next_functions]
         factor = factor_of(node, saved)
         if factor is not None:
-            todo += [Term(other, (*term.factors, factor)) for other in following]
+            todo += [Term(other, (*term.factors, factor)) for other in inputs_of(node)]
         elif matches(PASSES, kind_of(node)):
-            todo += [Term(other, term.factors) for other in following]
+            todo += [Term(other, term.factors) for other in inputs_of(node)]
         else:
             yield term
 
@@ -67,7 +67,7 @@ def factor_of(node: Any, saved: Saved) -> Factor | None:
     """None: the node does not multiply by a number."""
     if not matches(FACTORS, kind_of(node)) or is_nonlinear(node):
         return None
-    inputs = [following for following, _ in node.next_functions]
+    inputs = inputs_of(node)
     number = None
     if None in inputs or len(inputs) == 1:
         number = saved.of(node, "self" if inputs[0] is None else "other")
@@ -79,7 +79,7 @@ def without_numbers(node: Any, saved: Saved) -> Any:
     """What a node multiplies by numbers."""
     while (factor := factor_of(node, saved)) is not None and (
             factor.number is not None and not factor.divides):
-        node = next(other for other, _ in node.next_functions if other is not None)
+        node = next(other for other in inputs_of(node) if other is not None)
     return node
 
 
@@ -107,7 +107,7 @@ def factors_in(loss: torch.Tensor, samples: int, reduction: str, saved: Saved
             if value and not any(is_multiple(abs(one), 1) for one in (
                     value, 1 / value)) and not any(
                         kind_of(other) in ("SubBackward0", "RsubBackward1")
-                        for other, _ in factor.node.next_functions):
+                        for other in inputs_of(factor.node)):
                 of_terms.setdefault(value, []).append(term.node)
     last = _factor_of_all(loss, saved)
     if last == samples > 1 and reduction == "mean":
@@ -130,30 +130,19 @@ def _are_of_one_output(some: Iterable[Any], others: Iterable[Any]) -> bool:
 
 def _above(node: Any) -> set[Any]:
     """A node, and some that it is computed from."""
-    found = {node}
-    for _ in range(_STEPS_TO_OUTPUT):
-        node = node.next_functions[0][0] if node.next_functions else None
-        if node is None:
-            break
-        found.add(node)
-    return found
+    return {node, *itertools.islice(first_inputs(node), _STEPS_TO_OUTPUT)}
 
 
 def _factors_within(node: Any, saved: Saved) -> Iterator[Factor]:
     """Those of what a node adds up, or is the mean of."""
-    todo = [node] if matches(AVERAGES, kind_of(node)) else []
-    seen = set()
-    while todo:
-        part = todo.pop()
-        if part is None or part in seen:
-            continue
-        seen.add(part)
+    def parts_of(part: Any) -> list[Any]:
+        passes = matches(AVERAGES, kind_of(part)) or matches(PASSES, kind_of(part))
+        return inputs_of(part) if passes or factor_of(part, saved) is not None else []
+
+    for part in walk([node], parts_of) if matches(AVERAGES, kind_of(node)) else ():
         factor = factor_of(part, saved)
         if factor is not None and factor.number is not None:
             yield factor
-        if factor is not None or matches(AVERAGES, kind_of(part)) or matches(
-                PASSES, kind_of(part)):
-            todo += [other for other, _ in part.next_functions]
 
 
 def is_multiple(number: float, samples: int) -> bool:
