@@ -8,6 +8,7 @@ replaced; after it they are torch's again.
 
 import contextlib
 import functools
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -41,19 +42,13 @@ _set_multithreading: Any = getattr(torch.autograd, "set_multithreading_enabled",
 _aten: Any = torch.ops.aten  # type: ignore[attr-defined]
 # Those that always train.
 _TRAINING_ONLY = ("_batch_norm_with_update", "_batch_norm_with_update_functional")
-_torch_operators = [
-    (place, name, getattr(place, name))
-    for place in (torch, _aten)
-    for name in ("batch_norm", "native_batch_norm", "_native_batch_norm_legit",
-                 "_native_batch_norm_legit_functional", "_batch_norm_impl_index",
-                 "cudnn_batch_norm", "miopen_batch_norm", *_TRAINING_ONLY)
-    if (place, name) != (torch, "batch_norm") and hasattr(place, name)]
-_torch_hook_methods = [(name, getattr(torch.Tensor, name))
-                       for name in ("register_hook", "retain_grad")]
+_OPERATORS = ("native_batch_norm", "_native_batch_norm_legit",
+              "_native_batch_norm_legit_functional", "_batch_norm_impl_index",
+              "cudnn_batch_norm", "miopen_batch_norm", *_TRAINING_ONLY)
 _saved_hooks: Any = torch.autograd.graph.saved_tensors_hooks
 _torch_enter_saved_hooks = _saved_hooks.__enter__
-# Methods of gradient scalers that are replaced: their class, name and code.
-_scaler_methods: list[tuple[Any, str, Any]] = []
+# What is replaced: where, its name, and what was there.
+_replaced: list[tuple[Any, str, Any]] = []
 # `with cohort.local()`: how many.
 _local = 0
 
@@ -376,8 +371,7 @@ def _replace_scaler_methods() -> None:
                   if derived not in kinds]
         for name in ("scale", "unscale_", "step", "update"):
             if name in vars(kind):
-                _scaler_methods.append((kind, name, vars(kind)[name]))
-                setattr(kind, name, _scaler_door(name, vars(kind)[name]))
+                _replace(kind, name, _scaler_door(name, vars(kind)[name]))
 
 
 # ---- optimizers
@@ -398,19 +392,25 @@ def _group_door(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None
 
 # ---- for the time of a run
 
+def _replace(place: Any, name: str, door: Any) -> None:
+    _replaced.append((place, name, getattr(place, name)))
+    setattr(place, name, door)
+
+
 def open_doors(step: "Step") -> None:
     """Makes batch norms and passes of this process those of `step`."""
     global _step
     _step = weakref.ref(step)
-    torch.batch_norm = _batch_norm_door
-    for place, name, operator in _torch_operators:
-        setattr(place, name, _Operator(name, operator))
-    _functional._verify_batch_size = _verify_door
-    _variable._execution_engine = _Engine()
-    _optimizer.add_param_group = _group_door
-    for name, method in _torch_hook_methods:
-        setattr(torch.Tensor, name, _hook_door(method))
-    _saved_hooks.__enter__ = _saved_hooks_door
+    for place, name in ((_aten, "batch_norm"), *itertools.product((torch, _aten), _OPERATORS)):
+        if hasattr(place, name):
+            _replace(place, name, _Operator(name, getattr(place, name)))
+    _replace(torch, "batch_norm", _batch_norm_door)
+    _replace(_functional, "_verify_batch_size", _verify_door)
+    _replace(_variable, "_execution_engine", _Engine())
+    _replace(_optimizer, "add_param_group", _group_door)
+    for name in ("register_hook", "retain_grad"):
+        _replace(torch.Tensor, name, _hook_door(getattr(torch.Tensor, name)))
+    _replace(_saved_hooks, "__enter__", _saved_hooks_door)
     _replace_scaler_methods()
 
 
@@ -420,15 +420,5 @@ def close_doors(step: "Step") -> None:
     if _step is None or _step() is not step:
         return
     _step = None
-    torch.batch_norm = torch_batch_norm
-    for place, name, operator in _torch_operators:
-        setattr(place, name, operator)
-    _functional._verify_batch_size = _torch_verify_batch_size
-    _variable._execution_engine = _torch_engine
-    _optimizer.add_param_group = _torch_add_param_group
-    for name, method in _torch_hook_methods:
-        setattr(torch.Tensor, name, method)
-    _saved_hooks.__enter__ = _torch_enter_saved_hooks
-    while _scaler_methods:
-        kind, name, method = _scaler_methods.pop()
-        setattr(kind, name, method)
+    while _replaced:
+        setattr(*_replaced.pop())
