@@ -272,8 +272,8 @@ def train_elsewhere(rank, address, first):
     if rank < first:
         return train(rank, address)
     with mock.patch("cohort._devices.on_host", lambda device: False), \
-            mock.patch("cohort._devices.Copies.start",
-                       lambda self, tensor: LateCopy(tensor)):
+            mock.patch("cohort._devices.Copy",
+                       lambda tensor, stream: LateCopy(tensor)):
         return train(rank, address)
 
 

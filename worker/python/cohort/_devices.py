@@ -3,7 +3,7 @@ reach them, or in a GPU's, from where they are copied."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -105,30 +105,10 @@ def move(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-class Copy(Protocol):
-    """A copy to host memory that has been started."""
+class Copy:
+    """A copy of what a tensor on a GPU holds once the work so far is done, in host
+    memory; it has been started on the stream."""
 
-    host: torch.Tensor
-
-    def is_done(self) -> bool:
-        """Whether `host` may be read."""
-
-    def wait(self) -> None:
-        """Until it may be read."""
-
-
-class _DoneCopy:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.host = tensor.to("cpu", copy=True)
-
-    def is_done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        pass
-
-
-class _CudaCopy:
     def __init__(self, tensor: torch.Tensor, stream: Any) -> None:
         # The allocator gives pinned memory out again only when copies from and
         # to it are over.
@@ -143,33 +123,20 @@ class _CudaCopy:
             self._event.record(stream)
 
     def is_done(self) -> bool:
+        """Whether `host` may be read."""
         return bool(self._event.query())
 
     def wait(self) -> None:
+        """Until it may be read."""
         self._event.synchronize()
-
-
-class Copies:
-    """Starts copies to host memory, beside the computation."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream = (_cuda.Stream(device) if device.type == "cuda"
-                        else None)
-
-    def start(self, tensor: torch.Tensor) -> Copy:
-        """Of what `tensor` holds once the work so far is done."""
-        if self._stream is None:
-            return _DoneCopy(tensor)
-        return _CudaCopy(tensor, self._stream)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """A copy in host memory. Waits for the work so far, by one event."""
-    copy: Copy
-    if tensor.device.type == "cuda":
-        copy = _CudaCopy(tensor, _cuda.current_stream(tensor.device))
-    else:
-        copy = _DoneCopy(tensor)
+    if tensor.device.type != "cuda":
+        host: torch.Tensor = tensor.to("cpu", copy=True)
+        return host
+    copy = Copy(tensor, _cuda.current_stream(tensor.device))
     copy.wait()
     return copy.host
 
@@ -233,17 +200,19 @@ class GradientQueue:
 
     def __init__(self, device: torch.device,
                  deliver: Callable[[int, torch.Tensor], None]) -> None:
-        self._copies = None if on_host(device) else Copies(device)
+        self._on_host = on_host(device)
+        # Copies run beside the computation.
+        self._stream = _cuda.Stream(device) if device.type == "cuda" else None
         self._deliver = deliver
         self._started: list[tuple[int, Copy]] = []
 
     def add(self, number: int, gradient: torch.Tensor) -> None:
         """The gradient of parameter `number` is final."""
         gradient = gradient.contiguous()
-        if self._copies is None:
+        if self._on_host:
             self._deliver(number, gradient)
             return
-        self._started.append((number, self._copies.start(gradient)))
+        self._started.append((number, Copy(gradient, self._stream)))
         # In order: later copies are not done before earlier ones.
         while self._started and self._started[0][1].is_done():
             self._deliver_first()
