@@ -1,6 +1,5 @@
 """The loop over a worker's assignments, as an iterable of batches."""
 
-import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -22,26 +21,13 @@ _SCORE = ("to score the model iterate a DataLoader of the script's own, or use "
           "job.evaluate_with()")
 
 
-@dataclasses.dataclass(frozen=True)
-class _AtEnd:
+def _influences(run: Run) -> dict[str, Sequence[float]]:
     """What training depends on."""
-    epoch: int | None
-    numbers: list[float]
-    requires_grad: list[bool]
-    training: list[bool]
-
-    @staticmethod
-    def of(run: Run) -> "_AtEnd":
-        """As it is now."""
-        return _AtEnd(run.epoch_limit, run.schedulers.numbers.now(),
-                      [parameter.requires_grad for parameter in run.model.parameters],
-                      [module.training for module in run.model.module.modules()])
-
-    def changed(self, now: "_AtEnd") -> str:
-        """What is another than now; empty: nothing."""
-        return ("a number of the optimizer" if self.numbers != now.numbers else
-                "requires_grad" if self.requires_grad != now.requires_grad else
-                "model.train() or eval()" if self.training != now.training else "")
+    return {"a number of the optimizer": run.schedulers.numbers.now(),
+            "requires_grad": [parameter.requires_grad
+                              for parameter in run.model.parameters],
+            "model.train() or eval()": [module.training
+                                        for module in run.model.module.modules()]}
 
 
 class Data:
@@ -125,9 +111,9 @@ class Data:
         self._empty = 0
         # The caller knows that one loop goes through all epochs.
         self._knows_epochs = False
-        # What training depends on, when a loop came to the end of its epoch or of
-        # the run.
-        self._at_end: _AtEnd | None = None
+        # The epoch, and what training depends on, when a loop came to the end of its
+        # epoch or of the run.
+        self._at_end: tuple[int | None, dict[str, Sequence[float]]] | None = None
 
     @property
     def dataset(self) -> Any:
@@ -190,7 +176,7 @@ class Data:
         yield from self._batches()
         self._left = False
         if run.finished or run.epoch_limit is not None:
-            self._at_end = _AtEnd.of(run)
+            self._at_end = run.epoch_limit, _influences(run)
 
     def _check_again(self) -> None:
         """Raises UsageError for a loop that would have no batches, where one
@@ -203,21 +189,22 @@ class Data:
                 "of weights: cohort-server --bn_statistics=after")
         if self._at_end is None:
             return
-        if run.epoch_limit is not None and self._at_end.epoch == run.epoch_limit:
+        epoch, before = self._at_end
+        if run.epoch_limit is not None and epoch == run.epoch_limit:
             raise _errors.UsageError(
                 "job.data(): a second loop over the data in one epoch, whose batches "
                 f"have been trained; {_SCORE}")
         if not run.finished:
             return
         self._empty += 1
-        changed = (self._at_end.changed(_AtEnd.of(run)) if self._empty < _EMPTY_LOOKS or
-                   self._empty % _EMPTY_LOOKS == 0 else "")
-        if changed:
-            raise _errors.UsageError(
-                f"job.data(): the run is over, so this loop has no batches, and {changed} "
-                "has changed since the last one. One loop goes through all epochs: "
-                "write `for epoch in job.epochs():` around it for what depends on the "
-                f"epoch; {_SCORE}")
+        looks = self._empty < _EMPTY_LOOKS or self._empty % _EMPTY_LOOKS == 0
+        for what, now in (_influences(run) if looks else {}).items():
+            if now != before[what]:
+                raise _errors.UsageError(
+                    f"job.data(): the run is over, so this loop has no batches, and {what} "
+                    "has changed since the last one. One loop goes through all epochs: "
+                    "write `for epoch in job.epochs():` around it for what depends on the "
+                    f"epoch; {_SCORE}")
         if self._empty == 1:
             _core.log("warning", "job.data(): the run is over, so this loop has no "
                       "batches: the first one went through all epochs. Write `for "
