@@ -63,10 +63,10 @@ class Plan(unittest.TestCase):
         self.assertEqual(plan.settings["weight_decay"], "0.02")
         rates = plan.rates[id(second)]
         self.assertEqual((rates.rate_multiplier, rates.decay_multiplier,
-                          rates.decay_exempt, rates.group), (10, 0.5, False, 1))
+                          rates.decay_exempt, rates.rate_group), (10, 0.5, False, 1))
         self.assertFalse(plan.rates_by_workers)
         rates = plan_of([optimizer], True).rates[id(second)]
-        self.assertEqual((rates.rate_multiplier, rates.group), (1, 1))
+        self.assertEqual((rates.rate_multiplier, rates.rate_group), (1, 1))
         # No rate is a multiple of 0.
         optimizer.param_groups[0]["lr"] = 0
         plan = plan_of([optimizer], False)

@@ -124,17 +124,11 @@ class RegisteredModel:
         trained = set(self.trained)
         for number, (name, parameter) in enumerate(
                 zip(self.names, self.parameters)):
-            spec = _core.ParameterSpec()
+            spec = plan.rates.get(id(parameter), _core.ParameterSpec())
             spec.name = name
             spec.shape = list(parameter.shape)
             # It may be frozen and unfrozen at any step.
             spec.trainable = number in trained
-            rates = plan.rates.get(id(parameter))
-            if rates is not None:
-                spec.rate_multiplier = rates.rate_multiplier
-                spec.decay_multiplier = rates.decay_multiplier
-                spec.decay_exempt = rates.decay_exempt
-                spec.rate_group = rates.group
             specs.append(spec)
         return specs
 

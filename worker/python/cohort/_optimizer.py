@@ -90,21 +90,13 @@ class LAMB(_OfTheServer):
 
 
 @dataclasses.dataclass(frozen=True)
-class ParameterRates:
-    """How one parameter is updated, relative to the run's settings."""
-    rate_multiplier: float
-    decay_multiplier: float
-    decay_exempt: bool
-    group: int
-
-
-@dataclasses.dataclass(frozen=True)
 class OptimizerPlan:
     """The optimizers as the server takes them."""
     # The server's settings by name, such as "learning_rate" -> "0.1".
     settings: dict[str, str]
-    # By the identity of the parameter.
-    rates: dict[int, ParameterRates]
+    # By the identity of the parameter: how it is updated, relative to the settings.
+    # Its name and shape are the model's to fill in.
+    rates: dict[int, "_core.ParameterSpec"]
     # The learning rates come with every step. Otherwise with those steps in which
     # they are others than at the join.
     rates_by_workers: bool
@@ -436,11 +428,11 @@ def plan_of(optimizers: Optimizers, rates_by_workers: bool) -> OptimizerPlan:
     for index, group in enumerate(groups):
         own_decay = float(group["weight_decay"])
         for parameter in group["params"]:
-            rates[id(parameter)] = ParameterRates(
-                rate_multiplier=(1.0 if rates_by_workers else
-                                 float(group["lr"]) / base),
-                decay_multiplier=own_decay / decay if decay > 0 else 1.0,
-                decay_exempt=adapts and parameter.dim() < 2,
-                group=index)
+            spec = rates[id(parameter)] = _core.ParameterSpec()
+            spec.rate_multiplier = (1.0 if rates_by_workers else
+                                    float(group["lr"]) / base)
+            spec.decay_multiplier = own_decay / decay if decay > 0 else 1.0
+            spec.decay_exempt = adapts and parameter.dim() < 2
+            spec.rate_group = index
     return OptimizerPlan(settings=settings, rates=rates,
                          rates_by_workers=rates_by_workers)
