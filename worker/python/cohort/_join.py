@@ -40,16 +40,16 @@ def _fingerprint(device: torch.device, threads: int) -> str:
     return f"torch {torch.__version__}, {name}"
 
 
-def _given(name: str) -> Any:
-    """What COHORT_NAME says, with the type and the limits of that flag of
-    cohort-worker; a duration in seconds. None: nothing.
+def _given(name: str, argument: Any = None) -> Any:
+    """An argument of `join`; if it is None, what COHORT_NAME says, with the type and
+    the limits of that flag of cohort-worker, a duration in seconds. None: nothing.
 
     Raises:
-        ConfigurationError: it cannot be used.
+        ConfigurationError: the variable cannot be used.
     """
     text = os.environ.get(f"COHORT_{name.upper()}")
-    if not text:
-        return None
+    if argument is not None or not text:
+        return argument
     try:
         return _core.parse_worker_flag(name, text)
     except _errors.StatusError as error:
@@ -64,8 +64,7 @@ def _close_observation() -> None:
 atexit.register(_close_observation)
 
 
-def _observe(trace: str, ops_listen: str, insecure: bool,
-             tls: _server.TlsFiles) -> None:
+def _observe(trace: str, ops_listen: str, insecure: bool, tls: Mapping[str, str]) -> None:
     """Opens the operations port and the timeline; the arguments are `join`'s.
 
     Raises:
@@ -77,15 +76,14 @@ def _observe(trace: str, ops_listen: str, insecure: bool,
     _close_observation()
     try:
         _observation = _core.Observation(
-            trace=trace, ops_listen=ops_listen, insecure=insecure,
-            tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca)
+            trace=trace, ops_listen=ops_listen, insecure=insecure, **tls)
     except _errors.StatusError as error:
         kind = (_errors.TrainingError if _errors.code_of(error) == "UNAVAILABLE"
                 else _errors.ConfigurationError)
         raise kind(str(error.args[1])) from None
 
 
-def _connect(rank: int | None, server_timeout: float, tls: _server.TlsFiles,
+def _connect(rank: int | None, server_timeout: float, tls: Mapping[str, str],
              model: RegisteredModel, batch_size: int, batch_size_max: int,
              **options: str) -> "_core.Worker":
     """A worker that has not joined yet. `options` are those of _core.Worker; the
@@ -105,8 +103,7 @@ def _connect(rank: int | None, server_timeout: float, tls: _server.TlsFiles,
         batch_size_max=batch_size_max, server_timeout_s=float(server_timeout),
         fingerprint=_fingerprint(model.device, threads),
         description=f"{socket.gethostname()}, process {os.getpid()}",
-        tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca, threads=threads,
-        observation=_observation, **options)
+        threads=threads, observation=_observation, **tls, **options)
 
 
 def _local_mode(given: str | None) -> str:
@@ -303,17 +300,17 @@ def join(model: nn.Module,
     _core.keep_freed_memory()
     planned = Schedulers(optimizers, schedulers, epoch_schedulers, scale,
                          inner.steps > 0)
-    insecure = bool(_given("insecure") if insecure is None else insecure)
+    insecure = bool(_given("insecure", insecure))
     stopped_exit_code = _given("stopped_exit_code")
     threads = _given("threads")
     if threads is not None:
         torch.set_num_threads(threads)
-    if server_timeout is None:
-        server_timeout = _given("server_timeout")
+    server_timeout = _given("server_timeout", server_timeout)
     reached = _server.reach(server, serve, server_flags, insecure)
     # A server of this process alone listens on loopback, in plaintext.
-    tls = (_server.TlsFiles("", "", "") if reached.alone
-           else _server.tls_files(tls_cert, tls_key, tls_ca))
+    tls = {name: "" if reached.alone else _given(name, file) or ""
+           for name, file in (("tls_cert", tls_cert), ("tls_key", tls_key),
+                              ("tls_ca", tls_ca))}
     # Such a server may be gone for good.
     if server_timeout is None:
         server_timeout = (
@@ -321,14 +318,12 @@ def join(model: nn.Module,
             reached.address in _server.finished_runs else _TIMEOUT)
     try:
         # A server of this process writes its own to the file of that variable.
-        if trace is None and reached.own is None:
-            trace = _given("trace")
-        if ops_listen is None:
-            ops_listen = _given("ops_listen")
+        if reached.own is None:
+            trace = _given("trace", trace)
         connect = functools.partial(
             _connect, rank, server_timeout, tls, server=reached.address,
             local=_local_mode(local))
-        _observe(trace or "", ops_listen or "", insecure, tls)
+        _observe(trace or "", _given("ops_listen", ops_listen) or "", insecure, tls)
         run = Run(model, optimizers, planned, reached, connect,
                   stopped_exit_code, keep, buffers, inner)
     except BaseException:

@@ -55,23 +55,8 @@ def _others() -> str | None:
     return None
 
 
-@dataclasses.dataclass(frozen=True)
-class TlsFiles:
-    """Paths of PEM files; all empty without encryption."""
-    cert: str
-    key: str
-    ca: str
-
-
 # Variables of a process's own certificate, as all programs read them.
 _TLS_VARIABLES = ("COHORT_TLS_CERT", "COHORT_TLS_KEY", "COHORT_TLS_CA")
-
-
-def tls_files(cert: str | None, key: str | None, ca: str | None) -> TlsFiles:
-    """The files given, or else those that the environment names."""
-    return TlsFiles(*(os.environ.get(variable, "") if given is None else given
-                      for given, variable in zip((cert, key, ca),
-                                                 _TLS_VARIABLES, strict=True)))
 
 
 def find_program(name: str) -> str:
