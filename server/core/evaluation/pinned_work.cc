@@ -55,12 +55,13 @@ absl::StatusOr<SharedVersion> PinnedWork::Read(Version version) const {
 }
 
 bool PinnedWork::EndsWithCollection() const {
-  const std::vector<StatisticsKind>& kinds = settings_.policy().statistics;
+  const PolicyOptions& policy = settings_.policy();
   if (!model_.TracksStatistics()) return false;
   // A drained run ends soon: it collects only what it exports.
-  if (phase_.draining()) return kinds.front() == StatisticsKind::kAfter;
-  return std::find(kinds.begin(), kinds.end(), StatisticsKind::kAfter) !=
-         kinds.end();
+  if (phase_.draining()) {
+    return policy.statistics.front() == StatisticsKind::kAfter;
+  }
+  return policy.Keeps(StatisticsKind::kAfter);
 }
 
 void PinnedWork::StartEvaluation(const SharedVersion& snapshot,

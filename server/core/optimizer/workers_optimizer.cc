@@ -127,9 +127,7 @@ absl::Status CheckPlanFits(const CoordinatorOptions& options,
   if (options.max_steps == 0) {
     return Unfit("no --max_steps", "a server with --max_steps=N");
   }
-  const std::vector<StatisticsKind>& kinds = options.policy.statistics;
-  if (std::find(kinds.begin(), kinds.end(), StatisticsKind::kAfter) !=
-      kinds.end()) {
+  if (options.policy.Keeps(StatisticsKind::kAfter)) {
     return Unfit("--bn_statistics with after",
                  "statistics that are kept while training: the server cannot "
                  "name batches to collect others from");

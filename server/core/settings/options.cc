@@ -29,15 +29,10 @@ absl::Status Bad(absl::string_view option, absl::string_view seen,
       absl::StrCat("--", option, ": got ", seen, ", want ", wanted));
 }
 
-bool Holds(const std::vector<StatisticsKind>& kinds, StatisticsKind kind) {
-  return std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
-}
-
 absl::Status ValidateStatistics(const PolicyOptions& policy) {
   const std::vector<StatisticsKind>& kinds = policy.statistics;
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    const std::vector<StatisticsKind> rest(kinds.begin() + i + 1, kinds.end());
-    if (Holds(rest, kinds[i])) {
+  for (StatisticsKind kind : kinds) {
+    if (std::ranges::count(kinds, kind) > 1) {
       return Bad("bn_statistics", StatisticsNames(kinds),
                  "auto, or each kind at most once");
     }
@@ -47,7 +42,7 @@ absl::Status ValidateStatistics(const PolicyOptions& policy) {
                "another kind first: batch keeps no statistics to export");
   }
   if (policy.aggregation == AggregationKind::kSync) return absl::OkStatus();
-  if (Holds(kinds, StatisticsKind::kSync)) {
+  if (policy.Keeps(StatisticsKind::kSync)) {
     return Bad("bn_statistics", "sync",
                absl::StrCat("async, chief, after or auto with --aggregation=",
                             AggregationName(policy.aggregation),
@@ -93,7 +88,7 @@ absl::Status ValidateLocalSteps(const CoordinatorOptions& o) {
   }
   for (const StatisticsKind kind :
        {StatisticsKind::kAsync, StatisticsKind::kChief}) {
-    if (!Holds(policy.statistics, kind)) continue;
+    if (!policy.Keeps(kind)) continue;
     return refuse("bn_statistics", StatisticsName(kind),
                   "sync, after or batch");
   }
@@ -135,7 +130,7 @@ std::string DependsOnShares(const PolicyOptions& policy) {
   if (p.mixture_variance) return "--bn_mixture_variance";
   for (const StatisticsKind kind :
        {StatisticsKind::kAsync, StatisticsKind::kChief}) {
-    if (Holds(p.statistics, kind)) {
+    if (p.Keeps(kind)) {
       return absl::StrCat("--bn_statistics=", StatisticsName(kind));
     }
   }

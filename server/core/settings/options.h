@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -124,6 +125,10 @@ struct PolicyOptions {
   int64_t precise_batches = 200;
   // How workers send gradients. kBFloat16: see RoundsChanges too.
   ElementType wire = ElementType::kFloat32;
+
+  bool Keeps(StatisticsKind kind) const {
+    return std::ranges::count(statistics, kind) > 0;
+  }
 
   friend bool operator==(const PolicyOptions&, const PolicyOptions&) = default;
 };

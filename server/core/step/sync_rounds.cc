@@ -47,16 +47,12 @@ void SyncRounds::StartRound() {
 RendezvousTable::Keep SyncRounds::KeptMoments() const {
   using Keep = RendezvousTable::Keep;
   const PolicyOptions& policy = parts_.settings.policy();
-  const auto keeps = [&policy](StatisticsKind kind) {
-    return std::find(policy.statistics.begin(), policy.statistics.end(),
-                     kind) != policy.statistics.end();
-  };
   // Groups meet by themselves, so nothing has the moments of all ranks.
   if (MeasuresDrift(parts_.model.version()) || policy.normalization_group > 0 ||
-      keeps(StatisticsKind::kAsync)) {
+      policy.Keeps(StatisticsKind::kAsync)) {
     return Keep::kAll;
   }
-  return keeps(StatisticsKind::kChief) ? Keep::kFirst : Keep::kNone;
+  return policy.Keeps(StatisticsKind::kChief) ? Keep::kFirst : Keep::kNone;
 }
 
 bool SyncRounds::Advance(Turn& turn) {
