@@ -1,10 +1,9 @@
-#include <malloc.h>
 #include <torch/torch.h>
 
-#include <limits>
 #include <tuple>
 #include <vector>
 
+#include "common/host_memory.h"
 #include "kernels/backend.h"
 #include "tests/bench/kernel_bench.h"
 #include "tests/bench/tcp_baseline.h"
@@ -135,17 +134,11 @@ void TimeOnce(Contender& contender, PassSeconds& seconds) {
   seconds.both.push_back(end - start);
 }
 
-// Makes the allocator keep freed memory. Otherwise the first touch of fresh
-// pages takes longer than the kernels, and only the first contender pays for
-// it.
-void KeepFreedMemory() {
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
-}
-
 }  // namespace
 
 BatchNormDuel TimeBatchNorm(const BatchNormSetup& setup, int32_t rounds) {
+  // Otherwise the first touch of fresh pages takes longer than the kernels, and
+  // only the first contender pays for it.
   KeepFreedMemory();
   const at::NoGradGuard no_gradients;
   const Layer layer = MakeLayer(setup);
