@@ -87,15 +87,6 @@ void Mark(const BatchNormCall& call, ReducePhase phase,
               .shape = input.sizes().vec()};
 }
 
-// The normalizer that a call recomputed within a RecomputeScope had at first.
-std::shared_ptr<const Normalizer> Repeated(const BatchNormCall& call) {
-  const auto& made = call.step->normalizers;
-  const auto entry = made.find({call.part, call.layer, call.call});
-  TORCH_CHECK(entry != made.end(), SpecOf(call).name, ": call ", call.call,
-              " is recomputed, but this step did not compute it before");
-  return entry->second;
-}
-
 // State of calls that are answered together, saved for their backward pass.
 struct SavedCalls : torch::CustomClassHolder {
   std::vector<SavedCall> calls;
@@ -150,15 +141,10 @@ void MeetOthers(std::vector<SavedCall>& calls,
     }
   }
   if (meeting.empty()) return;
-  const BatchNormCall& any = calls.front().call;
-  const auto found = EngineOf(any).ByBatch(meeting);
+  const auto found = EngineOf(calls.front().call).ByBatch(meeting);
   auto next = found.begin();
   for (SavedCall& saved : calls) {
-    if (saved.by != nullptr) continue;
-    saved.by = *next++;
-    any.step
-        ->normalizers[{saved.call.part, saved.call.layer, saved.call.call}] =
-        saved.by;
+    if (saved.by == nullptr) saved.by = *next++;
   }
 }
 
@@ -309,7 +295,6 @@ SavedCall Prepare(const BoundCall& bound, bool added) {
   } else {
     call.part = step.context->part;
     call.call = step.CountCall(call.layer);
-    if (step.recomputing) saved.by = Repeated(call);
   }
   return saved;
 }

@@ -56,7 +56,6 @@ BatchNormScope::~BatchNormScope() {
               return std::tie(a.layer, a.call) < std::tie(b.layer, b.call);
             });
   current_step->context = nullptr;
-  current_step->normalizers.clear();
   current_step->pending.clear();
   current_step = std::move(outer_);
 }
@@ -74,34 +73,6 @@ int32_t BatchNormScope::Step::CountCall(int32_t layer) const {
 
 const std::shared_ptr<BatchNormScope::Step>& BatchNormScope::Current() {
   return current_step;
-}
-
-RecomputeScope::Mark RecomputeScope::Here() {
-  Mark mark;
-  mark.step_ = current_step;
-  if (current_step != nullptr) {
-    mark.part_ = current_step->context->part;
-    mark.calls_ = current_step->context->calls;
-  }
-  return mark;
-}
-
-RecomputeScope::RecomputeScope(const Mark& from)
-    : step_(from.step_ != nullptr && from.step_->context != nullptr ? from.step_
-                                                                    : nullptr) {
-  if (step_ == nullptr) return;
-  outer_ = std::exchange(current_step, step_);
-  part_ = std::exchange(step_->context->part, from.part_);
-  calls_ = std::exchange(step_->context->calls, from.calls_);
-  nested_ = std::exchange(step_->recomputing, true);
-}
-
-RecomputeScope::~RecomputeScope() {
-  if (step_ == nullptr) return;
-  step_->context->part = part_;
-  step_->context->calls = std::move(calls_);
-  step_->recomputing = nested_;
-  current_step = std::move(outer_);
 }
 
 }  // namespace cohort

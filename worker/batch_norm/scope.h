@@ -3,10 +3,8 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -110,14 +108,8 @@ class BatchNormScope {
     const BatchNormBinding* binding = nullptr;
     // Null once the scope has ended.
     StepContext* context = nullptr;
-    // By (part, layer, call): the normalizer of every call so far.
-    std::map<std::tuple<int32_t, int32_t, int32_t>,
-             std::shared_ptr<const Normalizer>>
-        normalizers;
     // Moments on their way from a device; used without a rendezvous.
     std::vector<PendingMoments> pending;
-    // True within a RecomputeScope.
-    bool recomputing = false;
 
     // Counts a call of `layer` in the present part. Returns its number.
     int32_t CountCall(int32_t layer) const;
@@ -128,53 +120,6 @@ class BatchNormScope {
 
  private:
   std::shared_ptr<Step> outer_;
-};
-
-// While it lives, forward calls of this thread repeat calls that the step has
-// already made. Activation checkpointing drops the results of a segment of the
-// model and computes them again before the segment's backward pass. A repeated
-// call uses the normalizer of the original call. It is not counted, takes part
-// in no rendezvous and does not change the moving statistics. Its backward pass
-// is that of the call it repeats.
-//
-//   const RecomputeScope::Mark mark = RecomputeScope::Here();
-//   y = segment(x);                      // without autograd
-//   ...                                  // in the backward pass:
-//   const RecomputeScope again(mark);
-//   y = segment(x);                      // with autograd
-//
-// It may run on another thread than the mark's, which must wait for it:
-// autograd runs the backward passes of a GPU on a separate thread. It must
-// end before its BatchNormScope does. If the mark was made outside a
-// BatchNormScope, or the scope has ended, it does nothing; a layer in training
-// mode then updates its statistics twice, as without Cohort. Throws:
-// c10::Error, from forward, if a repeated call was never made.
-class RecomputeScope {
- public:
-  // A position in the sequence of the step's calls.
-  class Mark {
-    friend class RecomputeScope;
-    std::shared_ptr<BatchNormScope::Step> step_;
-    int32_t part_ = 0;
-    std::vector<int32_t> calls_;
-  };
-  // The current position of this thread. A recomputed segment may have marks,
-  // too.
-  static Mark Here();
-
-  explicit RecomputeScope(const Mark& from);
-  RecomputeScope(const RecomputeScope&) = delete;
-  RecomputeScope& operator=(const RecomputeScope&) = delete;
-  ~RecomputeScope();
-
- private:
-  // If null, the scope does nothing.
-  const std::shared_ptr<BatchNormScope::Step> step_;
-  // The step that this thread returns to.
-  std::shared_ptr<BatchNormScope::Step> outer_;
-  int32_t part_ = 0;
-  std::vector<int32_t> calls_;
-  bool nested_ = false;
 };
 
 }  // namespace cohort
