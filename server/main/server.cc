@@ -598,7 +598,7 @@ void Server::SaveWithKeptState() {
   }
   const absl::StatusOr<RunState> state = run_->State();
   if (!state.ok() || !kept_states_.Lacks(state->snapshot->version)) return;
-  // Training goes on meanwhile: workers send it when they begin a step.
+  // Training continues: workers send it when they begin a step.
   kept_states_.CloseAfter(options_.leave_grace);
   const absl::StatusOr<Version> written = endings_->CheckpointNow();
   if (written.ok()) return;

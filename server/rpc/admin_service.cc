@@ -473,7 +473,7 @@ class AdminService final : public v1::Admin::CallbackService {
     std::erase_if(watches,
                   [now](const auto& watch) { return !watch->Poll(now); });
     MutexLock lock(mu_);
-    // Others may have come meanwhile.
+    // Others may have come since.
     watches_.insert(watches_.end(), watches.begin(), watches.end());
   }
 

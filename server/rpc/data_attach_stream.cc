@@ -59,7 +59,7 @@ class AttachReactor final : public WorkerStream<CoordinatorStream> {
   // Ends before it detaches: the host then ends it too, with a status that says
   // less, and the first one counts.
   void OnReadDone(bool ok) override {
-    // Without it, the next read may end the stream's life meanwhile.
+    // Without it, the next read may destroy the stream.
     const auto self = SharedFrom(this);
     WorkerStream::OnReadDone(ok);
     if (ended()) host_.Detach(this);
