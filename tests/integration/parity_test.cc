@@ -93,21 +93,25 @@ void ExpectAsCloseAsOneProcessAfter20Steps(const ParityCase& split,
   EXPECT_LE(cohort, 4 * one_process);
 }
 
-class ParityTest : public testing::TestWithParam<ParityCase> {};
-
 // float32 has 6e-8 a rounding. Through 20 steps of a function without kinks
 // that stays far below 1e-4 of each tensor's norm, while any wrong weighting of
 // unequal batches, moments or statistics is far above it.
-TEST_P(ParityTest, SmoothNetworkMatchesFloat64After20Steps) {
-  const auto dataset = Synthetic(20 * kBatch);
-  const StateTensors seen =
-      StateOf(TrainCohort(GetParam(), "smooth", *dataset));
+void ExpectSmoothNetworkMatchesFloat64(const ParityCase& split,
+                                       int64_t samples) {
+  const auto dataset = Synthetic(samples);
+  const StateTensors seen = StateOf(TrainCohort(split, "smooth", *dataset));
   const StateTensors wanted =
-      TrainReference(ReferenceFor(GetParam(), "smooth", *dataset));
+      TrainReference(ReferenceFor(split, "smooth", *dataset));
   ASSERT_EQ(seen.size(), wanted.size());
   for (const auto& [name, tensor] : wanted) {
     EXPECT_LE(RelativeDistance(seen.at(name), tensor), 1e-4) << name;
   }
+}
+
+class ParityTest : public testing::TestWithParam<ParityCase> {};
+
+TEST_P(ParityTest, SmoothNetworkMatchesFloat64After20Steps) {
+  ExpectSmoothNetworkMatchesFloat64(GetParam(), 20 * kBatch);
 }
 
 TEST_P(ParityTest, CnnMatchesFloat64AfterOneStep) {
@@ -182,14 +186,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // The last step of an epoch is short: 2 * 32 + 17 samples.
 TEST(ParityTest, ShortLastStepMatchesToo) {
-  const auto dataset = Synthetic(81);
-  const ParityCase split{.batch_sizes = {12, 11, 9}};
-  const StateTensors seen = StateOf(TrainCohort(split, "smooth", *dataset));
-  const StateTensors wanted =
-      TrainReference(ReferenceFor(split, "smooth", *dataset));
-  for (const auto& [name, tensor] : wanted) {
-    EXPECT_LE(RelativeDistance(seen.at(name), tensor), 1e-4) << name;
-  }
+  ExpectSmoothNetworkMatchesFloat64({.batch_sizes = {12, 11, 9}}, 81);
 }
 
 }  // namespace
