@@ -3,8 +3,9 @@ what to do."""
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cohort import _core
 
@@ -63,6 +64,13 @@ class UsageError(CohortError):
         super().__init__(text)
         if type(self) is UsageError:
             _ends.refusal = f"UsageError: {text}"
+
+
+def refusing(text: str) -> Callable[..., NoReturn]:
+    """What raises a UsageError of this text, in place of a method."""
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(text)
+    return refuse
 
 
 class NoLengthError(UsageError, TypeError):

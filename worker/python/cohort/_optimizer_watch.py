@@ -43,8 +43,7 @@ _METHODS_LOCALLY = {
 
 
 def _refusing(text: str) -> Callable[..., None]:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise _errors.UsageError(text)
+    refuse = _errors.refusing(text)
     # Schedulers look for these, and warn without them.
     refuse._with_counter = True  # type: ignore[attr-defined]
     refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

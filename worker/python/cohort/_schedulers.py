@@ -17,13 +17,10 @@ from cohort._scaler import LossScale
 
 STATE_BYTES_MAX = 64 << 10
 
-
-def _refuse_step(*args: Any, **kwargs: Any) -> None:
-    raise _errors.UsageError(
-        "scheduler.step(): job.step() advances the schedulers that were passed to "
-        "cohort.join(), so that a step that is repeated has the same rate; remove "
-        "this call")
-
+_refuse_step = _errors.refusing(
+    "scheduler.step(): job.step() advances the schedulers that were passed to "
+    "cohort.join(), so that a step that is repeated has the same rate; remove "
+    "this call")
 
 _KINDS = tuple(getattr(lr_scheduler, name)
                for name in ("LRScheduler", "_LRScheduler", "ReduceLROnPlateau")
@@ -42,18 +39,6 @@ def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     inside = {id(part) for item in found
               for part in getattr(item, "_schedulers", ())}
     return [item for item in found if id(item) not in inside]
-
-
-def _refusing(scheduler: Any, count: int) -> Callable[..., None]:
-    """The step of a scheduler that cannot be followed."""
-    name = type(scheduler).__name__
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise _errors.UsageError(
-            f"scheduler.step(): {name} is one of {count} schedulers; {_INSTEAD}. The "
-            "script may step a scheduler that is the only one, and one "
-            "ReduceLROnPlateau")
-    return refuse
 
 
 class ScriptsScheduler:
@@ -262,7 +247,10 @@ class Schedulers:
                                              self._call_of_script)
             return
         for item in found:
-            replace_step(item, _refusing(item, count))
+            replace_step(item, _errors.refusing(
+                f"scheduler.step(): {type(item).__name__} is one of {count} schedulers; "
+                f"{_INSTEAD}. The script may step a scheduler that is the only one, and "
+                "one ReduceLROnPlateau"))
 
     def detach(self) -> None:
         """The script calls step() alone again."""
@@ -436,9 +424,6 @@ class Schedulers:
         self._epoch = state["epoch"]
         for scheduler, values in zip(schedulers, state["schedulers"]):
             _scheduler_state.load(scheduler, values)
-            if "step" in vars(scheduler):
-                # load_state_dict replaces attributes, `step` not among them.
-                scheduler.step = _refuse_step
         if self._scripts is not None:
             self._scripts.when = state.get("when", "")
         self.numbers.restore(state["numbers"])
