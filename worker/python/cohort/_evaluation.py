@@ -56,9 +56,8 @@ class Score:
             score.epochs, score.step, score.loss, score.accuracy, score.mean_iou)
 
 
-# From the model, in eval mode, and one collated batch to its score.
-EvaluateFunction = Callable[[nn.Module, Any], Evaluation]
-# The same of a criterion, with the number of samples in the batch.
+# From the model, in eval mode, one collated batch and its number of samples to its
+# score.
 CriterionFunction = Callable[[nn.Module, Any, int], Evaluation]
 
 
@@ -118,22 +117,21 @@ def by_criterion(criterion: Any,
     return evaluate
 
 
+@dataclasses.dataclass(frozen=True)
 class Evaluator:
     """Scores test samples by number.
 
-    Args:
+    Attributes:
         dataset: the test samples.
         evaluate: scores one collated batch, given its number of samples.
         collate: makes a batch of samples.
         batch_size: samples a batch.
     """
 
-    def __init__(self, dataset: MapDataset, evaluate: CriterionFunction,
-                 collate: Callable[[list[Any]], Any], batch_size: int) -> None:
-        self.dataset = dataset
-        self.evaluate = evaluate
-        self.collate = collate
-        self.batch_size = batch_size
+    dataset: MapDataset
+    evaluate: CriterionFunction
+    collate: Callable[[list[Any]], Any]
+    batch_size: int
 
     def score(self, model: nn.Module, indices: Sequence[int],
               batch_size: int | None = None) -> "_core.EvaluationSums":
@@ -141,7 +139,7 @@ class Evaluator:
         size = batch_size or self.batch_size
         sums = _core.EvaluationSums()
         sums.samples = len(indices)
-        classes: list[list[int]] = []
+        classes: list["_core.ClassSums"] = []
         for at in range(0, len(indices), size):
             items = [self.dataset[index] for index in indices[at:at + size]]
             result = self.evaluate(model, self.collate(items), len(items))
@@ -153,16 +151,11 @@ class Evaluator:
             sums.loss_weight += float(result.loss_weight)
             sums.correct += int(result.correct)
             sums.labels += int(result.labels)
-            for number, counts in enumerate(result.classes):
+            for number, (intersection, predicted, actual) in enumerate(result.classes):
                 if number == len(classes):
-                    classes.append([0, 0, 0])
-                classes[number] = [a + int(b) for a, b in
-                                   zip(classes[number], counts)]
-        sums.classes = [_as_class_sums(counts) for counts in classes]
+                    classes.append(_core.ClassSums())
+                classes[number].intersection += int(intersection)
+                classes[number].predicted += int(predicted)
+                classes[number].actual += int(actual)
+        sums.classes = classes
         return sums
-
-
-def _as_class_sums(counts: list[int]) -> "_core.ClassSums":
-    sums = _core.ClassSums()
-    sums.intersection, sums.predicted, sums.actual = counts
-    return sums
