@@ -8,6 +8,7 @@
 #include <ios>
 #include <iterator>
 #include <string>
+#include <vector>
 
 namespace cohort {
 
@@ -41,6 +42,14 @@ inline std::string ReadText(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   EXPECT_TRUE(in.good()) << path << ": cannot read";
   return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+// Empty if there is no such file.
+inline std::vector<std::string> ReadLines(const std::string& path) {
+  std::ifstream in(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
 }
 
 }  // namespace cohort

@@ -16,6 +16,7 @@
 #include "server/checkpoint/checkpoint.h"
 #include "server/main/server.h"
 #include "tests/fakes/statuses.h"
+#include "tests/fakes/temp_dir.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -68,16 +69,14 @@ TEST_F(ServiceTest, RunEndsWithEvaluationAndResults) {
   EXPECT_EQ(status["checkpoint"]["model_version"], 1);
   EXPECT_TRUE(
       std::filesystem::exists(options.files.results_dir + "/report.html"));
-  std::ifstream history(options.files.results_dir + "/history.csv");
-  std::string header;
-  std::string first_row;
-  std::getline(history, header);
-  std::getline(history, first_row);
-  EXPECT_THAT(header, HasSubstr("version,epoch,samples,seconds,train_loss"));
+  const std::vector<std::string> history =
+      ReadLines(options.files.results_dir + "/history.csv");
+  EXPECT_THAT(history.at(0),
+              HasSubstr("version,epoch,samples,seconds,train_loss"));
   // Both losses are 1 over 2 samples each: 0.5 a sample, and half of the labels
   // correct.
-  EXPECT_THAT(first_row, HasSubstr("1,1,4,"));
-  EXPECT_THAT(first_row, HasSubstr(",0.500000,0.500000,0.5,"));
+  EXPECT_THAT(history.at(1), HasSubstr("1,1,4,"));
+  EXPECT_THAT(history.at(1), HasSubstr(",0.500000,0.500000,0.5,"));
 }
 
 // One step under local normalisation: rank 0 sees {0, 2} and rank 1 {2, 4}.
@@ -156,9 +155,8 @@ TEST_F(ServiceTest, KindsOfStatisticsAreCollectedEvaluatedAndReadByName) {
                        "test accuracy with chief statistics 0.0 %\n"
                        "test accuracy with after statistics 100.0 %\n"
                        "test accuracy 100.0 %\n"));
-  std::ifstream history(options.files.results_dir + "/history.csv");
-  std::vector<std::string> rows;
-  for (std::string row; std::getline(history, row);) rows.push_back(row);
+  const std::vector<std::string> rows =
+      ReadLines(options.files.results_dir + "/history.csv");
   ASSERT_EQ(rows.size(), 5u);
   EXPECT_THAT(
       rows[0],
@@ -243,13 +241,8 @@ TEST_F(ServiceTest, RunContinuesFromItsCheckpoint) {
   server_->Stop();
   server_.reset();
   // The history continues under the header it has: one row for the step.
-  std::ifstream history(options.files.results_dir + "/history.csv");
-  std::string line;
-  std::getline(history, line);
-  EXPECT_THAT(line, HasSubstr("version,epoch"));
-  std::getline(history, line);
-  EXPECT_THAT(line, HasSubstr("1,1,4,"));
-  EXPECT_FALSE(std::getline(history, line)) << line;
+  EXPECT_THAT(ReadLines(options.files.results_dir + "/history.csv"),
+              ElementsAre(HasSubstr("version,epoch"), HasSubstr("1,1,4,")));
 
   options.coordinator.seed += 1;
   EXPECT_THAT(std::string(StartServer(options, out_).status().message()),

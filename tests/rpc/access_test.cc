@@ -24,6 +24,7 @@
 #include "server/main/data_server.h"
 #include "server/rpc/call_interceptor.h"
 #include "tests/fakes/statuses.h"
+#include "tests/fakes/temp_dir.h"
 #include "tests/rpc/attach_call.h"
 #include "tests/rpc/service_fixture.h"
 #include "tests/security/test_authority.h"
@@ -98,6 +99,10 @@ class AccessTest : public ServiceTest {
     request.mutable_join()->set_batch_size(2);
     session.Write(request);
     return session.End().error_code();
+  }
+
+  std::vector<std::string> Audited() {
+    return ReadLines(authority_.File("audit.jsonl"));
   }
 
   // Calls a method with one empty message.
@@ -289,8 +294,7 @@ TEST_F(AccessTest, AWorkersCertificateIsForItsRankOnly) {
   // Each is in the record, the first at once and the others together.
   server_.reset();
   int64_t recorded = 0;
-  std::ifstream file(authority_.File("audit.jsonl"));
-  for (std::string line; std::getline(file, line);) {
+  for (const std::string& line : Audited()) {
     const auto event = nlohmann::json::parse(line);
     if (event["event"] != "denied" || event["reason"] != "rank") continue;
     recorded += event["count"].get<int64_t>();
@@ -330,11 +334,9 @@ TEST_F(AccessTest, TheRecordTellsADrainFromAnEviction) {
   grpc::ClientContext context;
   // There is no worker; that is recorded, too.
   admin->Evict(&context, request, &reply);
-  std::ifstream file(authority_.File("audit.jsonl"));
-  std::string intent;
-  std::getline(file, intent);
-  EXPECT_EQ(nlohmann::json::parse(intent)["verb"], "DrainWorker");
-  EXPECT_EQ(nlohmann::json::parse(intent)["run"], server_->run_id());
+  const auto intent = nlohmann::json::parse(Audited().at(0));
+  EXPECT_EQ(intent["verb"], "DrainWorker");
+  EXPECT_EQ(intent["run"], server_->run_id());
 }
 
 TEST_F(AccessTest, TheStatusSaysWhoAsksAndWhenTheCertificateEnds) {
@@ -400,16 +402,11 @@ TEST_F(AccessTest, ChangesAreRecordedWithTheirAuthor) {
   ASSERT_TRUE(admin->GetPolicy(&get, {}, &policy).ok());
   const std::string author = policy.history(policy.history_size() - 1).author();
   EXPECT_EQ(author, "ana (spiffe://example.org/cohort/demo/operator)");
-  std::ifstream file(authority_.File("audit.jsonl"));
-  std::string intent;
-  std::string outcome;
-  std::getline(file, intent);
-  std::getline(file, outcome);
-  const auto before = nlohmann::json::parse(intent);
+  const auto before = nlohmann::json::parse(Audited().at(0));
   EXPECT_EQ(before["verb"], "SetPolicy");
   EXPECT_EQ(before["client"], "spiffe://example.org/cohort/demo/operator");
   EXPECT_EQ(before["arguments"]["settings"]["learning_rate"], "0.25");
-  const auto after = nlohmann::json::parse(outcome);
+  const auto after = nlohmann::json::parse(Audited().at(1));
   EXPECT_EQ(after["id"], before["id"]);
   EXPECT_EQ(after["code"], "OK");
 }

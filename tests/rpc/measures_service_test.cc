@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "server/main/server.h"
+#include "tests/fakes/temp_dir.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -41,13 +41,6 @@ v1::ReportRequest Pixels(const std::vector<ClassCounts>& classes) {
   counts.set_loss_sum(0.5 * static_cast<double>(counts.labels()));
   counts.set_loss_weight(static_cast<double>(counts.labels()));
   return counts;
-}
-
-std::vector<std::string> LinesOf(const std::string& path) {
-  std::ifstream file(path);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(line);
-  return lines;
 }
 
 // Number of commas outside quotes, plus one.
@@ -104,12 +97,12 @@ TEST_F(MeasuresServiceTest, ARunOverPixelsEndsWithItsMeanIou) {
                                    "test pixel accuracy 71.4 %\n"
                                    "test mIoU 55.0 %\n"));
   const std::string& folder = options.files.results_dir;
-  EXPECT_THAT(LinesOf(folder + "/class_iou.csv"),
+  EXPECT_THAT(ReadLines(folder + "/class_iou.csv"),
               ElementsAre("version,epoch,bn_statistics,class,iou,intersection,"
                           "predicted,actual",
                           "1,1,sync,0,0.600000,3,5,3",
                           "1,1,sync,1,0.500000,2,2,4", "1,1,sync,2,,0,0,0"));
-  const std::vector<std::string> history = LinesOf(folder + "/history.csv");
+  const std::vector<std::string> history = ReadLines(folder + "/history.csv");
   ASSERT_GE(history.size(), 2u);
   EXPECT_THAT(history[0], EndsWith(",bn_statistics,test_top5_accuracy,"
                                    "test_miou,local_steps"));
@@ -142,12 +135,12 @@ TEST_F(MeasuresServiceTest, ARunOverManyClassesTellsItsTopFive) {
   EXPECT_THAT(out_.str(), EndsWith("\ntest top-5 accuracy 100.0 %\n"
                                    "test accuracy 50.0 %\n"));
   const std::vector<std::string> history =
-      LinesOf(options.files.results_dir + "/history.csv");
+      ReadLines(options.files.results_dir + "/history.csv");
   EXPECT_TRUE(
       std::any_of(history.begin(), history.end(), [](const std::string& row) {
         return row.ends_with(",sync,1.000000,,");
       }));
-  EXPECT_TRUE(LinesOf(options.files.results_dir + "/class_iou.csv").empty());
+  EXPECT_TRUE(ReadLines(options.files.results_dir + "/class_iou.csv").empty());
 }
 
 TEST_F(MeasuresServiceTest, StatusHasTheNewestMeasures) {

@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <fstream>
 #include <future>
 #include <map>
 #include <string>
 
 #include "common/wire/announced_checksum.h"
 #include "tests/fakes/statuses.h"
+#include "tests/fakes/temp_dir.h"
 #include "tests/rpc/hand_worker.h"
 #include "tests/rpc/service_fixture.h"
 
@@ -125,10 +125,7 @@ class PolicyServiceTest : public ServiceTest {
   }
 
   std::vector<std::string> Lines(const std::string& file) {
-    std::ifstream in(options_.files.results_dir + "/" + file);
-    std::vector<std::string> lines;
-    for (std::string line; std::getline(in, line);) lines.push_back(line);
-    return lines;
+    return ReadLines(options_.files.results_dir + "/" + file);
   }
 
   ServerOptions options_;

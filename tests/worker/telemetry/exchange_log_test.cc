@@ -5,7 +5,6 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -56,8 +55,7 @@ class ExchangeLogTest : public testing::Test {
 
   std::vector<json> Lines() const {
     std::vector<json> lines;
-    std::istringstream text(ReadText(path_));
-    for (std::string line; std::getline(text, line);) {
+    for (const std::string& line : ReadLines(path_)) {
       lines.push_back(json::parse(line));
     }
     return lines;
