@@ -32,8 +32,7 @@ void ExpectRanges(FakeCohort& cohort, IndexRange first, IndexRange second) {
 }
 
 TEST(CoordinatorSharesTest, DivideEveryStepOfAnEpoch) {
-  FakeCohort cohort(With(Pair(), {.weights = {3, 1}}));
-  cohort.Start();
+  StartedCohort cohort(With(Pair(), {.weights = {3, 1}}));
   ExpectRanges(cohort, {.begin = 0, .end = 6}, {.begin = 6, .end = 8});
   cohort.PushBoth(PushOf(1));
   ExpectRanges(cohort, {.begin = 8, .end = 14}, {.begin = 14, .end = 16});
@@ -43,8 +42,7 @@ TEST(CoordinatorSharesTest, DivideEveryStepOfAnEpoch) {
 
 // The step in progress keeps its cut.
 TEST(CoordinatorSharesTest, ChangeBetweenSteps) {
-  FakeCohort cohort(Pair());
-  cohort.Start();
+  StartedCohort cohort(Pair());
   ExpectOk(cohort.Change({{"shares", "3,1"}}));
   ExpectRanges(cohort, {.begin = 0, .end = 4}, {.begin = 4, .end = 8});
   cohort.PushBoth(PushOf(1));
@@ -56,8 +54,7 @@ TEST(CoordinatorSharesTest, ChangeBetweenSteps) {
 }
 
 TEST(CoordinatorSharesTest, AnAttemptThatIsRepeatedIsCutByTheSameShares) {
-  FakeCohort cohort(With(Pair(), {.weights = {3, 1}}));
-  cohort.Start();
+  StartedCohort cohort(With(Pair(), {.weights = {3, 1}}));
   cohort.Push(kRank0, PushOf(1));
   cohort.Leave(kRank1);
   cohort.StartOne(kRank1);
@@ -66,23 +63,20 @@ TEST(CoordinatorSharesTest, AnAttemptThatIsRepeatedIsCutByTheSameShares) {
 
 TEST(CoordinatorSharesTest, TheRemainingRanksShareByTheirWeights) {
   FakeSetup setup = Continuing(Long(WithWorkers(GlobalSetup(), 3, 4), 40));
-  FakeCohort cohort(With(std::move(setup), {.weights = {3, 1, 4}}));
-  cohort.Start();
+  StartedCohort cohort(With(std::move(setup), {.weights = {3, 1, 4}}));
   cohort.Leave(kRank2);
   ExpectRanges(cohort, {.begin = 0, .end = 6}, {.begin = 6, .end = 8});
 }
 
 TEST(CoordinatorSharesTest, AreLimitedByTheWorkersMost) {
-  FakeCohort cohort(With(Pair(), {.weights = {1, 1000}}));
-  cohort.Start();
+  StartedCohort cohort(With(Pair(), {.weights = {1, 1000}}));
   ExpectRanges(cohort, {.begin = 0, .end = 1}, {.begin = 1, .end = 8});
 }
 
 TEST(CoordinatorSharesTest, AChangeBeyondTheWorkersMostIsRefused) {
   FakeSetup setup = Pair();
   setup.batch_sizes_max = {12, 6};
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   EXPECT_THAT(cohort.Change({{"shares", "1,9"}}),
               IsError(kFailedPrecondition,
                       "7 samples a step for rank 1, want at most 6"));
@@ -90,8 +84,7 @@ TEST(CoordinatorSharesTest, AChangeBeyondTheWorkersMostIsRefused) {
 }
 
 TEST(CoordinatorSharesTest, AnotherSizeNeedsOtherWeights) {
-  FakeCohort cohort(With(Pair(), {.weights = {3, 1}}));
-  cohort.Start();
+  StartedCohort cohort(With(Pair(), {.weights = {3, 1}}));
   EXPECT_THAT(cohort.Change({{"workers", "1"}}),
               IsError(kInvalidArgument, "--shares: got 3,1"));
   ExpectOk(cohort.Change({{"workers", "1"}, {"shares", "none"}}));
@@ -103,8 +96,7 @@ TEST(CoordinatorSharesTest, AreRefusedForOwnData) {
   setup.plan.own_data = true;
   setup.plan.train_samples = 0;
   setup.plan.test_samples = 0;
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   EXPECT_THAT(cohort.Change({{"shares", "1,3"}}),
               IsError(kFailedPrecondition, "got --shares=1,3"));
 }
@@ -135,8 +127,7 @@ void Report(FakeCohort& cohort, double first, double second) {
 }
 
 TEST(AutomaticSharesTest, GoByTheTimeOfASample) {
-  FakeCohort cohort(With(Pair(), {.automatic = true}));
-  cohort.Start();
+  StartedCohort cohort(With(Pair(), {.automatic = true}));
   cohort.Pass(absl::Milliseconds(100));
   Report(cohort, 1, 3);
   cohort.PushBoth(PushOf(1));
@@ -151,8 +142,7 @@ TEST(AutomaticSharesTest, GoByTheTimeOfASample) {
 }
 
 TEST(AutomaticSharesTest, WaitForEveryWorkersReports) {
-  FakeCohort cohort(With(Pair(), {.automatic = true}));
-  cohort.Start();
+  StartedCohort cohort(With(Pair(), {.automatic = true}));
   for (int i = 0; i < 60; ++i) {
     cohort.core().Heartbeat(cohort.session(kRank1), cohort.now(),
                             {.phases = {{"forward", 3}}});
@@ -165,8 +155,7 @@ TEST(AutomaticSharesTest, WaitForEveryWorkersReports) {
 TEST(AutomaticSharesTest, NeedTheWorkersMost) {
   FakeSetup setup = Pair();
   setup.batch_sizes_max = {12, 0};
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   EXPECT_THAT(cohort.Change({{"shares", "auto"}}),
               IsError(kFailedPrecondition, "rank 1 has no --batch_size_max"));
   FakeCohort other(With(setup, {.automatic = true}));
@@ -176,8 +165,7 @@ TEST(AutomaticSharesTest, NeedTheWorkersMost) {
 }
 
 TEST(AutomaticSharesTest, WeightsByHandEndThem) {
-  FakeCohort cohort(With(Pair(), {.automatic = true}));
-  cohort.Start();
+  StartedCohort cohort(With(Pair(), {.automatic = true}));
   ExpectOk(cohort.Change({{"shares", "1,1"}}));
   cohort.PushBoth(PushOf(1));
   Report(cohort, 1, 3);
@@ -192,11 +180,10 @@ FakeSetup Planned(FakeSetup setup, std::vector<PlannedChange> planned) {
 }
 
 TEST(PlannedChangeTest, TakesEffectAtItsVersion) {
-  FakeCohort cohort(Planned(
+  StartedCohort cohort(Planned(
       Pair(), {{.version = Version(1), .values = {{"shares", "3,1"}}},
                {.version = Version(1), .values = {{"learning_rate", "0.25"}}},
                {.version = Version(2), .values = {{"shares", "none"}}}}));
-  cohort.Start();
   ExpectRanges(cohort, {.begin = 0, .end = 4}, {.begin = 4, .end = 8});
   cohort.PushBoth(PushOf(1));
   ExpectRanges(cohort, {.begin = 8, .end = 14}, {.begin = 14, .end = 16});
@@ -215,21 +202,18 @@ TEST(PlannedChangeTest, ARestoredRunMakesTheRest) {
   const FakeSetup setup = Checkpointing(Planned(
       Pair(), {{.version = Version(0), .values = {{"shares", "1,1"}}},
                {.version = Version(1), .values = {{"shares", "3,1"}}}}));
-  FakeCohort cohort(setup);
-  cohort.Start();
+  StartedCohort cohort(setup);
   cohort.PushBoth(PushOf(1));
   const RunState state = OkValue(cohort.State());
-  FakeCohort again(setup, &state);
-  again.Start();
+  StartedCohort again(setup, &state);
   ExpectRanges(again, {.begin = 8, .end = 14}, {.begin = 14, .end = 16});
 }
 
 TEST(PlannedChangeTest, OneThatDoesNotFitEndsTheRun) {
   FakeSetup setup = Pair();
   setup.batch_sizes_max = {4, 4};
-  FakeCohort cohort(
+  StartedCohort cohort(
       Planned(setup, {{.version = Version(1), .values = {{"shares", "3,1"}}}}));
-  cohort.Start();
   cohort.PushBoth(PushOf(1));
   const std::vector<effect::RunEnded> ended = cohort.All<effect::RunEnded>();
   ASSERT_EQ(ended.size(), 1U);
@@ -237,10 +221,9 @@ TEST(PlannedChangeTest, OneThatDoesNotFitEndsTheRun) {
 }
 
 TEST(PlannedChangeTest, ReplacesWhatAutoWouldPropose) {
-  FakeCohort cohort(
+  StartedCohort cohort(
       Planned(With(Pair(), {.automatic = true}),
               {{.version = Version(1), .values = {{"shares", "auto:5,3"}}}}));
-  cohort.Start();
   Report(cohort, 1, 3);
   cohort.PushBoth(PushOf(1));
   ExpectRanges(cohort, {.begin = 8, .end = 13}, {.begin = 13, .end = 16});
