@@ -233,28 +233,16 @@ TEST_F(FakeDeviceTrainerTest, WithoutPinnedMemoryTheWorkerEnds) {
   EXPECT_TRUE(client.left.has_value());
 }
 
-// `smooth`, which runs out of memory behind its second layer in training.
-class Hungry final : public Model {
- public:
-  explicit Hungry(uint64_t seed)
-      : inner_(register_module("inner", *Smooth(seed))) {}
-  ModelOutput forward(const at::Tensor& images) override {
-    ModelOutput output = inner_->forward(images);
-    TORCH_CHECK_WITH(OutOfMemoryError, !is_training(),
-                     "Tried to allocate 2.00 GiB");
-    return output;
-  }
-
- private:
-  std::shared_ptr<Model> inner_;
-};
-
+// Its memory ends behind its second layer in training.
 TEST_F(FakeDeviceTrainerTest, OutOfMemoryNamesLayerBatchAndSizesAndIsTold) {
-  TrainerOptions options = DeviceOptions();
-  options.make_model =
-      [](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
-    return std::make_shared<Hungry>(seed);
-  };
+  TrainerOptions options =
+      OptionsAround([](Model& smooth, const at::Tensor& images) {
+        ModelOutput output = smooth.forward(images);
+        TORCH_CHECK_WITH(OutOfMemoryError, !smooth.is_training(),
+                         "Tried to allocate 2.00 GiB");
+        return output;
+      });
+  options.compute = DeviceOptions().compute;
   FakeClient client({TrainOn(0, 5)});
   const absl::Status status = RunTrainer(client, options);
   EXPECT_EQ(status.code(), kResourceExhausted);

@@ -10,16 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backend.h"
 #include "tests/fakes/fake_client.h"
 #include "tests/fakes/statuses.h"
-#include "tests/fakes/tiny_dataset.h"
+#include "tests/worker/train/trainer_example.h"
 #include "worker/batch_norm/binding.h"
 #include "worker/batch_norm/step_interrupted.h"
-#include "worker/models/model.h"
 #include "worker/session/worker_session.h"
 #include "worker/train/model_weights.h"
-#include "worker/train/trainer.h"
 
 namespace cohort {
 namespace {
@@ -142,21 +139,11 @@ TEST_F(GradientHooksTest, HooksThatAreGoneAreNotReached) {
 // With batch norm over the cohort, the backward pass waits in a rendezvous at
 // each layer. By then the gradients of later layers are on their way.
 TEST(TrainerOverlapTest, LastLayersTravelBeforeTheFirstAreComputed) {
-  FakeClient client({{.kind = AssignmentKind::kTrain,
-                      .members = {Rank(0)},
-                      .range = {.begin = 0, .end = 5},
-                      .global_normalization = true}});
+  FakeClient client({TrainOn(0, 5)});
   client.partition_bytes = 40;
-  const TinyDataset dataset;
-  const TrainerOptions options{
-      .make_model =
-          [](uint64_t seed) {
-            return MakeModel({.name = "smooth", .classes = 3, .seed = seed});
-          },
-      .batch_size = 5,
-      .accumulate = 2,
-      .backend = &kernels::CpuBackend()};
-  ASSERT_TRUE(Trainer(client, dataset, options).Run().ok());
+  TrainerOptions options = Options();
+  options.accumulate = 2;
+  ASSERT_TRUE(RunTrainer(client, options).ok());
   ASSERT_EQ(client.pushes.size(), 1U);
   // Three layers forward and three backward in each of two parts; nothing is
   // sent in the first part.

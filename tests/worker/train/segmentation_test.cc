@@ -16,6 +16,7 @@
 #include "tests/fakes/fake_client.h"
 #include "tests/fakes/statuses.h"
 #include "tests/fakes/tiny_dataset.h"
+#include "tests/worker/train/trainer_example.h"
 #include "worker/train/trainer.h"
 
 namespace cohort {
@@ -23,8 +24,6 @@ namespace {
 
 using ::testing::Each;
 
-constexpr uint64_t kPixelSeed = 11;
-constexpr int64_t kBatchSize = 5;
 constexpr int64_t kPixelClasses = 3;
 
 // The images of TinyDataset. The first (s modulo 5) fifths of the pixels of
@@ -82,22 +81,14 @@ absl::StatusOr<std::shared_ptr<Model>> Pixels(uint64_t seed) {
   return std::make_shared<PixelModel>();
 }
 
-TrainerOptions Options() {
-  return {.make_model = Pixels,
-          .batch_size = kBatchSize,
-          .evaluation_batch_size = 2,
-          .backend = &kernels::CpuBackend()};
-}
-
-Assignment TrainOn(int64_t begin, int64_t end) {
-  return {.kind = AssignmentKind::kTrain,
-          .members = {Rank(0)},
-          .range = {.begin = begin, .end = end},
-          .global_normalization = true};
+TrainerOptions PixelOptions() {
+  TrainerOptions options = Options();
+  options.make_model = Pixels;
+  return options;
 }
 
 std::vector<int64_t> IndicesOf(const Assignment& step) {
-  const std::vector<int64_t> order = EpochPermutation(kPixelSeed, 0, 14);
+  const std::vector<int64_t> order = EpochPermutation(kSeed, 0, 14);
   return {order.begin() + step.range.begin, order.begin() + step.range.end};
 }
 
@@ -116,7 +107,7 @@ double WeightOf(const at::Tensor& labels, const std::vector<double>& weights) {
 std::shared_ptr<Model> TrainByHand(const std::vector<Assignment>& steps,
                                    const TrainerOptions& options, double rate) {
   const TinyMasks dataset;
-  std::shared_ptr<Model> model = *Pixels(kPixelSeed);
+  std::shared_ptr<Model> model = *Pixels(kSeed);
   auto loss = torch::nn::functional::CrossEntropyFuncOptions()
                   .reduction(torch::kSum)
                   .ignore_index(kIgnoredLabel)
@@ -163,7 +154,7 @@ TEST(SegmentationTest, WeightsEqualTrainingByHand) {
   const std::vector<Assignment> steps = {TrainOn(0, 5), TrainOn(5, 14)};
   for (const int64_t parts : {1, 2}) {
     for (const bool plain : {true, false}) {
-      TrainerOptions options = Options();
+      TrainerOptions options = PixelOptions();
       options.accumulate = parts;
       if (!plain) {
         options.loss = {.class_weights = {0.5, 3, 1}, .label_smoothing = 0.1};
@@ -191,7 +182,7 @@ TEST(SegmentationTest, WeightsEqualTrainingByHand) {
 }
 
 TEST(SegmentationTest, ThePlanTellsTheLossAndAReferenceOfItsSize) {
-  TrainerOptions options = Options();
+  TrainerOptions options = PixelOptions();
   options.loss.label_smoothing = 0.1;
   FakeClient client({});
   ASSERT_TRUE(Trainer(client, TinyMasks(), options).Run().ok());
@@ -201,10 +192,10 @@ TEST(SegmentationTest, ThePlanTellsTheLossAndAReferenceOfItsSize) {
 
 // The batch consists of samples 4 and 9, which are entirely ignored.
 TEST(SegmentationTest, ABatchWithoutValidPixelsPushesZerosOfWeightZero) {
-  const std::vector<int64_t> order = EpochPermutation(kPixelSeed, 0, 14);
+  const std::vector<int64_t> order = EpochPermutation(kSeed, 0, 14);
   const auto at = std::find(order.begin(), order.end(), 4) - order.begin();
   FakeClient client({TrainOn(at, at + 1)});
-  ASSERT_TRUE(Trainer(client, TinyMasks(), Options()).Run().ok());
+  ASSERT_TRUE(Trainer(client, TinyMasks(), PixelOptions()).Run().ok());
   ASSERT_EQ(client.pushes.size(), 1U);
   const FakeClient::Push& push = client.pushes[0];
   EXPECT_EQ(push.opening.samples, 1);
@@ -217,17 +208,15 @@ TEST(SegmentationTest, ABatchWithoutValidPixelsPushesZerosOfWeightZero) {
 }
 
 TEST(SegmentationTest, EvaluationCountsThePixelsOfAllImages) {
-  FakeClient client({{.kind = AssignmentKind::kEvaluate,
-                      .range = {.begin = 0, .end = 5},
-                      .split = DataSplit::kTest}});
-  TrainerOptions options = Options();
+  FakeClient client({EvaluateOn(0, 5)});
+  TrainerOptions options = PixelOptions();
   options.loss.class_weights = {0.5, 3, 1};
   const TinyMasks dataset;
   ASSERT_TRUE(Trainer(client, dataset, options).Run().ok());
   ASSERT_EQ(client.evaluations.size(), 1U);
   const EvaluationSums& sums = client.evaluations[0];
 
-  const std::shared_ptr<Model> model = *Pixels(kPixelSeed);
+  const std::shared_ptr<Model> model = *Pixels(kSeed);
   model->eval();
   const std::vector<int64_t> indices = {0, 1, 2, 3, 4};
   const Batch batch =
@@ -260,19 +249,16 @@ TEST(SegmentationTest, EvaluationCountsThePixelsOfAllImages) {
 }
 
 TEST(SegmentationTest, ALabelThatIsNoClassEndsTheWorkerAndIsNamed) {
-  for (const Assignment& work :
-       {TrainOn(0, 5), Assignment{.kind = AssignmentKind::kEvaluate,
-                       .range = {.begin = 0, .end = 5},
-                       .split = DataSplit::kTest}}) {
+  for (const Assignment& work : {TrainOn(0, 5), EvaluateOn(0, 5)}) {
     FakeClient client({work});
-    EXPECT_THAT(Trainer(client, TinyMasks(7), Options()).Run(),
+    EXPECT_THAT(Trainer(client, TinyMasks(7), PixelOptions()).Run(),
                 IsError(kInvalidArgument, "labels: got class 7, want 0 to 2"));
     EXPECT_TRUE(client.pushes.empty());
   }
 }
 
 TEST(SegmentationTest, ALossThatDoesNotFitTheClassesIsRefusedBeforeJoining) {
-  TrainerOptions options = Options();
+  TrainerOptions options = PixelOptions();
   options.loss.class_weights = {1, 2};
   FakeClient client({});
   const absl::Status status = Trainer(client, TinyMasks(), options).Run();

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/permutation.h"
@@ -42,11 +44,37 @@ inline absl::StatusOr<std::shared_ptr<Model>> Smooth(uint64_t seed) {
       {.name = "smooth", .channels = 1, .classes = 3, .seed = seed});
 }
 
+// `smooth` in a model that computes something around it.
+class AroundSmooth final : public Model {
+ public:
+  using Forward =
+      std::function<ModelOutput(Model& smooth, const at::Tensor& images)>;
+  AroundSmooth(uint64_t seed, Forward forward)
+      : inner_(register_module("inner", *Smooth(seed))),
+        forward_(std::move(forward)) {}
+  ModelOutput forward(const at::Tensor& images) override {
+    return forward_(*inner_, images);
+  }
+
+ private:
+  std::shared_ptr<Model> inner_;
+  const Forward forward_;
+};
+
 inline TrainerOptions Options() {
   return {.make_model = Smooth,
           .batch_size = kBatchSize,
           .evaluation_batch_size = 2,
           .backend = &kernels::CpuBackend()};
+}
+
+inline TrainerOptions OptionsAround(const AroundSmooth::Forward& forward) {
+  TrainerOptions options = Options();
+  options.make_model =
+      [forward](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
+    return std::make_shared<AroundSmooth>(seed, forward);
+  };
+  return options;
 }
 
 inline absl::Status RunTrainer(FakeClient& client,

@@ -89,27 +89,13 @@ TEST(TrainerTest, AModelThatDoesNotFitIsRefusedBeforeItIsRegistered) {
   }
 }
 
-// `smooth` that fails as soon as it trains.
-class Failing final : public Model {
- public:
-  explicit Failing(uint64_t seed)
-      : inner_(register_module("inner", *Smooth(seed))) {}
-  ModelOutput forward(const at::Tensor& images) override {
-    TORCH_CHECK(!is_training(), "out of paper");
-    return inner_->forward(images);
-  }
-
- private:
-  std::shared_ptr<Model> inner_;
-};
-
 TEST(TrainerTest, FailureInTheModelIsAnErrorThatNamesTheStep) {
   FakeClient client({TrainOn(0, 5)});
-  TrainerOptions options = Options();
-  options.make_model =
-      [](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
-    return std::make_shared<Failing>(seed);
-  };
+  const TrainerOptions options =
+      OptionsAround([](Model& smooth, const at::Tensor& images) {
+        TORCH_CHECK(!smooth.is_training(), "out of paper");
+        return smooth.forward(images);
+      });
   const absl::Status status = RunTrainer(client, options);
   EXPECT_THAT(status,
               IsError(kInternal, "assignment 1 at version 0: out of paper"));
@@ -117,31 +103,18 @@ TEST(TrainerTest, FailureInTheModelIsAnErrorThatNamesTheStep) {
 }
 
 // `smooth` whose logits are returned as its own and as an auxiliary head's.
-class WithAuxiliaryHead final : public Model {
- public:
-  explicit WithAuxiliaryHead(uint64_t seed)
-      : inner_(register_module("inner", *Smooth(seed))) {}
-  ModelOutput forward(const at::Tensor& images) override {
-    ModelOutput output = inner_->forward(images);
-    output.auxiliary.push_back({.logits = output.logits, .weight = 0.25});
-    return output;
-  }
-
- private:
-  std::shared_ptr<Model> inner_;
-};
-
 // The loss is then 1.25 times the model's own, so its gradients are 1.25 times
 // as large. A factor that is not a power of two adds rounding.
 TEST(TrainerTest, AuxiliaryHeadAddsItsWeightedLossButIsNotReported) {
   FakeClient plain({TrainOn(0, 5)});
   ASSERT_TRUE(RunTrainer(plain).ok());
   FakeClient helped({TrainOn(0, 5)});
-  TrainerOptions options = Options();
-  options.make_model =
-      [](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
-    return std::make_shared<WithAuxiliaryHead>(seed);
-  };
+  const TrainerOptions options =
+      OptionsAround([](Model& smooth, const at::Tensor& images) {
+        ModelOutput output = smooth.forward(images);
+        output.auxiliary.push_back({.logits = output.logits, .weight = 0.25});
+        return output;
+      });
   ASSERT_TRUE(RunTrainer(helped, options).ok());
   EXPECT_EQ(helped.pushes[0].closing.loss_sum,
             plain.pushes[0].closing.loss_sum);

@@ -253,25 +253,11 @@ TEST(TrainerTest, RepeatedStepGivesTheSameBits) {
   }
 }
 
-// `smooth` on images with a random half blanked.
-class WithDropout final : public Model {
- public:
-  explicit WithDropout(uint64_t seed)
-      : inner_(register_module("inner", *Smooth(seed))) {}
-  ModelOutput forward(const at::Tensor& images) override {
-    return inner_->forward(torch::dropout(images, 0.5, is_training()));
-  }
-
- private:
-  std::shared_ptr<Model> inner_;
-};
-
 TEST(TrainerTest, RepeatedStepDropsTheSameElements) {
-  TrainerOptions options = Options();
-  options.make_model =
-      [](uint64_t seed) -> absl::StatusOr<std::shared_ptr<Model>> {
-    return std::make_shared<WithDropout>(seed);
-  };
+  const TrainerOptions options = OptionsAround([](Model& smooth,
+                                                  const at::Tensor& images) {
+    return smooth.forward(torch::dropout(images, 0.5, smooth.is_training()));
+  });
   FakeClient undisturbed(ThreeSteps());
   FakeClient client(ThreeSteps());
   client.on_reduce = [](const ReduceKey& key) -> absl::Status {
