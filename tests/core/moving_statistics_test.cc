@@ -73,25 +73,6 @@ TEST(MovingStatisticsTest, ChiefUsesTheFirstRankOnly) {
   EXPECT_NE(statistics, before);
 }
 
-// Four pushes of a quarter each, all with mean 3 and biased variance 2 over 10
-// elements, against one step of 40 such elements.
-TEST(MovingStatisticsTest, PushesOfAShareDecayLikeOneSynchronousStep) {
-  const Moments quarter{.count = 10, .first = {3}, .second = {20}};
-  const Moments whole{.count = 40, .first = {3}, .second = {80}};
-  std::vector<LayerStatistics> pushed = Fresh();
-  const MovingStatistics async(StatisticsKind::kAsync, {Layer()});
-  for (int32_t rank = 0; rank < 4; ++rank) {
-    async.ApplyPush(Of(rank, 2, quarter), Rank(0), 8, pushed);
-  }
-  std::vector<LayerStatistics> stepped = Fresh();
-  MovingStatistics(StatisticsKind::kSync, {Layer()})
-      .ApplyStep({Of(0, 8, whole)}, 8, stepped);
-  // Rounding of pow and of four products.
-  EXPECT_NEAR(pushed[0].mean[0], stepped[0].mean[0], 1e-6);
-  EXPECT_NEAR(pushed[0].variance[0], stepped[0].variance[0], 1e-6);
-  EXPECT_NEAR(stepped[0].variance[0], 0.9 + 0.1 * 80 / 39.0, 1e-6);
-}
-
 TEST(MovingStatisticsTest, APushOfAWholeStepIsThatStepToTheBit) {
   std::vector<LayerStatistics> pushed = Fresh();
   MovingStatistics(StatisticsKind::kAsync, {Layer()})

@@ -49,11 +49,5 @@ TEST(StudyVerbTest, ValuesThatCannotBeAreExitCode3) {
   }
 }
 
-TEST(StudyVerbTest, ItSpeaksToNoServer) {
-  CtlHarness ctl;
-  EXPECT_THAT(ctl.RunPlain("study --server=127.0.0.1:1"),
-              PrintsError(2, "--server means nothing here"));
-}
-
 }  // namespace
 }  // namespace cohort

@@ -293,11 +293,6 @@ TEST_F(WatchVerbTest, EndsWithTheRunAndIsLinesOffATerminal) {
   EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
 }
 
-TEST_F(WatchVerbTest, BadIntervalIsRefused) {
-  EXPECT_THAT(ctl_.Run("watch --interval=0s"),
-              PrintsError(3, "--interval: got '0s'"));
-}
-
 TEST_F(WatchVerbTest, RedrawsATerminalInPlace) {
   ctl_.terminal = true;
   int seen = 0;
