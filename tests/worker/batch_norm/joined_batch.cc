@@ -133,6 +133,15 @@ Layer MakeLayer(int64_t dims, const LayerConfig& config, const Case& values) {
   return layer;
 }
 
+Layer Float64Layer(const LayerConfig& config, const Case& values) {
+  Case wide = values;
+  for (at::Tensor* one :
+       {&wide.gamma, &wide.beta, &wide.running_mean, &wide.running_var}) {
+    *one = one->to(at::kDouble);
+  }
+  return MakeLayer(values.x[0].dim(), config, wide);
+}
+
 std::vector<Outcome> RunCohort(const LayerConfig& config, const Case& values,
                                const kernels::Backend& backend) {
   const size_t workers = values.x.size();
@@ -187,6 +196,8 @@ void ExpectSame(const std::vector<Outcome>& parts, const Outcome& whole,
   at::Tensor dbeta;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
     const Outcome& part = parts[rank];
+    EXPECT_EQ(part.y.strides(), values.x[rank].strides());
+    EXPECT_EQ(part.dx.strides(), values.x[rank].strides());
     EXPECT_EQ(part.y.scalar_type(), values.x[rank].scalar_type());
     EXPECT_EQ(part.dx.scalar_type(), values.x[rank].scalar_type());
     y.push_back(part.y);
@@ -208,16 +219,7 @@ void ExpectEqualsJoinedBatch(const LayerConfig& config, const Case& values,
                              const kernels::Backend& backend,
                              const Tolerance& tolerance) {
   const std::vector<Outcome> parts = RunCohort(config, values, backend);
-  for (size_t rank = 0; rank < parts.size(); ++rank) {
-    EXPECT_EQ(parts[rank].y.strides(), values.x[rank].strides());
-    EXPECT_EQ(parts[rank].dx.strides(), values.x[rank].strides());
-  }
-  Case wide = values;
-  for (at::Tensor* one :
-       {&wide.gamma, &wide.beta, &wide.running_mean, &wide.running_var}) {
-    *one = one->to(at::kDouble);
-  }
-  Layer layer = MakeLayer(values.x[0].dim(), config, wide);
+  Layer layer = Float64Layer(config, values);
   ExpectSame(parts, RunJoined(layer, config, values), values, tolerance);
 }
 

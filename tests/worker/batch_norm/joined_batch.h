@@ -77,6 +77,8 @@ struct Layer {
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> stock;
 };
 Layer MakeLayer(int64_t dims, const LayerConfig& config, const Case& values);
+// The same for the inputs of the case, in float64.
+Layer Float64Layer(const LayerConfig& config, const Case& values);
 
 // Every worker in a separate thread, in one step.
 std::vector<Outcome> RunCohort(const LayerConfig& config, const Case& values,
