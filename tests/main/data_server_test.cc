@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "cohort/v1/admin.grpc.pb.h"
 #include "common/flags/flag_table.h"
 #include "server/main/server_options.h"
 #include "tests/fakes/statuses.h"
@@ -32,10 +31,7 @@ TEST(DataServerTest, ClientsOfARunAreToldWhereTheyAre) {
   EXPECT_THAT(worker.Join(),
               EndedWith(grpc::UNIMPLEMENTED, "this is a data shard"));
 
-  const auto admin = v1::Admin::NewStub(PlainChannel(server->address()));
-  grpc::ClientContext context;
-  v1::Status status;
-  EXPECT_THAT(admin->GetStatus(&context, {}, &status).error_message(),
+  EXPECT_THAT(StatusAt(server->address()).error_message(),
               HasSubstr("this is a data shard"));
 }
 

@@ -63,15 +63,9 @@ TEST_F(StartServerTest, AdminMayHaveAPortOfItsOwn) {
   ASSERT_NE(at, std::string::npos) << text;
   const size_t begin = at + kBefore.size();
   const std::string admin = text.substr(begin, text.find('\n', begin) - begin);
-  const auto status_at = [](const std::string& address) {
-    const auto stub = v1::Admin::NewStub(PlainChannel(address));
-    grpc::ClientContext context;
-    v1::Status status;
-    return stub->GetStatus(&context, {}, &status);
-  };
-  EXPECT_TRUE(status_at(admin).ok());
+  EXPECT_TRUE(StatusAt(admin).ok());
   EXPECT_THAT(
-      status_at(server->address()),
+      StatusAt(server->address()),
       EndedWith(grpc::UNIMPLEMENTED, absl::StrCat(admin, " (--admin_listen)")));
   // Workers are served at the one port and not at the other.
   HandWorker worker(server->address());

@@ -32,15 +32,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// Whether the server at `address` answers cohortctl.
-grpc::Status StatusAt(const std::string& address) {
-  const auto stub =
-      v1::Admin::NewStub(MakeChannel(address, ChannelPurpose::kControl));
-  TimedContext context;
-  v1::Status status;
-  return stub->GetStatus(&context, {}, &status);
-}
-
 class UnixListenTest : public ServiceTest {
  protected:
   UnixListenTest() {

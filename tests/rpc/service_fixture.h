@@ -18,6 +18,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "common/wire/channel.h"
 #include "server/main/server.h"
 #include "tests/fakes/statuses.h"
 #include "tests/rpc/hand_worker.h"
@@ -137,6 +138,15 @@ class RawCall final
   const std::shared_ptr<std::promise<grpc::Status>> ended_ =
       std::make_shared<std::promise<grpc::Status>>();
 };
+
+// Whether the server at `address` answers cohortctl.
+inline grpc::Status StatusAt(const std::string& address) {
+  const auto stub =
+      v1::Admin::NewStub(MakeChannel(address, ChannelPurpose::kControl));
+  TimedContext context;
+  v1::Status status;
+  return stub->GetStatus(&context, {}, &status);
+}
 
 class ServiceTest : public ::testing::Test {
  protected:
