@@ -48,12 +48,8 @@ class CheckpointTest : public testing::Test {
     ExpectSameState(loaded->state, state);
   }
 
-  // -1 if none was loaded.
   int64_t LoadedVersion() {
-    const auto loaded = Load();
-    EXPECT_TRUE(loaded.ok()) << loaded.status();
-    if (!loaded.ok() || !loaded->has_value()) return -1;
-    return (*loaded)->state.snapshot->version.value();
+    return cohort::LoadedVersion(dir_.path(), problems_);
   }
 
   std::vector<std::string> Names() {
@@ -80,11 +76,10 @@ TEST_F(CheckpointTest, LoadsEverythingThatWasWritten) {
 TEST_F(CheckpointTest, LoadsTheStateOfATrainingProgram) {
   for (const size_t bytes : {size_t{256}, size_t{0}, size_t{1} << 16}) {
     RunState state = ProgramState(7);
-    auto snapshot = std::make_shared<ModelSnapshot>(*state.snapshot);
-    std::string text = *snapshot->front_end_state;
+    std::string text = *state.snapshot->front_end_state;
     text.resize(bytes, 'x');
-    snapshot->front_end_state = std::make_shared<const std::string>(text);
-    state.snapshot = std::move(snapshot);
+    OwnSnapshot(state).front_end_state =
+        std::make_shared<const std::string>(text);
     ExpectComesBack(state);
   }
 }
@@ -136,31 +131,29 @@ TEST_F(CheckpointTest, WhatARunDoesNotUseIsNotWritten) {
 
 TEST_F(CheckpointTest, LoadsAStateWithoutMomentum) {
   RunState state = ExampleState(1);
-  auto plain = std::make_shared<ModelSnapshot>(*state.snapshot);
-  plain->slots.assign(plain->weights.size(), {});
-  state.snapshot = plain;
+  ModelSnapshot& plain = OwnSnapshot(state);
+  plain.slots.assign(plain.weights.size(), {});
   ExpectComesBack(state);
 }
 
 TEST_F(CheckpointTest, LoadsEverySlotAndCount) {
   RunState state = ExampleState(1);
-  auto adaptive = std::make_shared<ModelSnapshot>(*state.snapshot);
+  ModelSnapshot& adaptive = OwnSnapshot(state);
   float value = 0.5;
-  for (size_t p = 0; p < adaptive->slots.size(); ++p) {
+  for (size_t p = 0; p < adaptive.slots.size(); ++p) {
     const Partition& partition = state.model->partitions[p];
     if (!partition.trainable) continue;
     for (const SlotKind& slot : AllSlots()) {
       auto buffer = std::make_shared<FloatBuffer>(partition.elements);
       for (float& element : buffer->mutable_span()) element = value++;
-      adaptive->slots[p].*slot.buffer = std::move(buffer);
+      adaptive.slots[p].*slot.buffer = std::move(buffer);
     }
     // Above 2^32, and different for the slices of one parameter.
     for (size_t i = 0; i < partition.slices.size(); ++i) {
-      adaptive->slots[p].updates.push_back((int64_t{1} << 40) +
-                                           static_cast<int64_t>(10 * p + i));
+      adaptive.slots[p].updates.push_back((int64_t{1} << 40) +
+                                          static_cast<int64_t>(10 * p + i));
     }
   }
-  state.snapshot = adaptive;
   ExpectComesBack(state);
   RewriteState(dir_.File("checkpoint-000000000001/manifest"), "updates {",
                "updates { updates: 7");

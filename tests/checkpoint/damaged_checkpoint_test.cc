@@ -42,16 +42,7 @@ class DamagedCheckpointTest : public testing::Test {
 
   // The version that a server would continue from; records its messages about
   // other checkpoints.
-  int64_t Loaded() {
-    problems_.clear();
-    const auto loaded =
-        LoadNewestCheckpoint(RealFileSystem(), dir_.path(), problems_);
-    EXPECT_TRUE(loaded.ok()) << loaded.status();
-    if (!loaded.ok() || !loaded->has_value()) return -1;
-    const int64_t version = (*loaded)->state.snapshot->version.value();
-    ExpectSameState((*loaded)->state, ExampleState(version));
-    return version;
-  }
+  int64_t Loaded() { return LoadedVersion(dir_.path(), problems_); }
 
   const TempDir dir_;
   std::vector<std::string> problems_;
@@ -267,17 +258,16 @@ TEST_F(DamagedCheckpointTest, AParameterOfATerabyteThatIsNotThere) {
 // It would take the place of one that can be read.
 TEST_F(DamagedCheckpointTest, AStateThatCouldNotBeReadBackIsNotWritten) {
   RunState state = ExampleState(8);
-  auto snapshot = std::make_shared<ModelSnapshot>(*state.snapshot);
-  StatisticsSets sets = *snapshot->statistics;
+  ModelSnapshot& snapshot = OwnSnapshot(state);
+  StatisticsSets sets = *snapshot.statistics;
   sets[0].layers[0].variance[0] = -1;
-  snapshot->statistics = std::make_shared<const StatisticsSets>(sets);
-  state.snapshot = snapshot;
+  snapshot.statistics = std::make_shared<const StatisticsSets>(sets);
   EXPECT_THAT(WriteCheckpoint(RealFileSystem(), dir_.path(), 1,
                               ExampleIdentity(), state),
               IsError(kDataLoss, "bn: got the mean 0.5 and variance -1"));
   // Nor would its export.
   sets[0].layers[0].variance[0] = 1e40;
-  snapshot->statistics = std::make_shared<const StatisticsSets>(sets);
+  snapshot.statistics = std::make_shared<const StatisticsSets>(sets);
   EXPECT_THAT(WriteCheckpoint(RealFileSystem(), dir_.path(), 1,
                               ExampleIdentity(), state),
               IsError(kDataLoss, ""));

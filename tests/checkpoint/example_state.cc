@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/float_buffer.h"
+#include "common/formats/file_system.h"
 #include "common/model_layout.h"
 
 namespace cohort {
@@ -141,12 +142,28 @@ RunState ProgramState(int64_t version) {
   state.data_epoch = 0;
   state.cursor = 0;
   state.reissue.clear();
-  auto snapshot = std::make_shared<ModelSnapshot>(*state.snapshot);
   std::string bytes;
   for (int i = 0; i < 256; ++i) bytes.push_back(static_cast<char>(i));
-  snapshot->front_end_state = std::make_shared<const std::string>(bytes);
-  state.snapshot = std::move(snapshot);
+  OwnSnapshot(state).front_end_state =
+      std::make_shared<const std::string>(bytes);
   return state;
+}
+
+ModelSnapshot& OwnSnapshot(RunState& state) {
+  auto own = std::make_shared<ModelSnapshot>(*state.snapshot);
+  state.snapshot = own;
+  return *own;
+}
+
+int64_t LoadedVersion(const std::string& folder,
+                      std::vector<std::string>& problems) {
+  problems.clear();
+  const auto loaded = LoadNewestCheckpoint(RealFileSystem(), folder, problems);
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  if (!loaded.ok() || !loaded->has_value()) return -1;
+  const int64_t version = (*loaded)->state.snapshot->version.value();
+  ExpectSameState((*loaded)->state, ExampleState(version));
+  return version;
 }
 
 RunIdentity ExampleIdentity() {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "common/float_buffer.h"
@@ -24,6 +25,13 @@ RunState ExampleState(int64_t version);
 RunState ProgramState(int64_t version);
 
 RunIdentity ExampleIdentity();
+// Gives the state a snapshot of its own, which can be changed.
+ModelSnapshot& OwnSnapshot(RunState& state);
+
+// The newest checkpoint's version, whose state has to be that of the example;
+// -1 if there is none.
+int64_t LoadedVersion(const std::string& folder,
+                      std::vector<std::string>& problems);
 
 // The velocity of each partition.
 std::vector<SharedFloats> Velocities(const ModelSnapshot& snapshot);

@@ -53,9 +53,7 @@ TEST(CheckpointWriterTest, WaitsForWhatOtherProcessesHold) {
   const TempDir dir;
   const RunState whole = ExampleState(4);
   RunState part = whole;
-  auto snapshot = std::make_shared<ModelSnapshot>(*whole.snapshot);
-  snapshot->weights.back() = nullptr;
-  part.snapshot = std::move(snapshot);
+  OwnSnapshot(part).weights.back() = nullptr;
   absl::Status told = absl::UnknownError("not told");
   CheckpointWriter writer(RealFileSystem(), dir.path(), 3, ExampleIdentity(),
                           nullptr, {}, [&](RunState state) {
