@@ -42,26 +42,19 @@ Sender SenderOf(Rank rank) {
 }
 
 bool Hold(KeptStates& states, Rank rank, Version version, bool last = false) {
-  const absl::StatusOr<bool> wanted = states.Hold(
-      SenderOf(rank), {.version = version, .moves_from = kFrom, .last = last});
-  EXPECT_TRUE(wanted.ok()) << wanted.status();
-  return wanted.ok() && *wanted;
+  return OkValue(states.Hold(
+      SenderOf(rank), {.version = version, .moves_from = kFrom, .last = last}));
 }
 
 KeptStates::Receipt Give(KeptStates& states, Rank rank, Version version,
                          const std::string& bytes) {
-  const absl::StatusOr<KeptStates::Receipt> receipt =
-      states.Give(rank, {.version = version,
-                         .total = static_cast<int64_t>(bytes.size()),
-                         .bytes = bytes});
-  EXPECT_TRUE(receipt.ok()) << receipt.status();
-  return receipt.value_or(KeptStates::Receipt{});
+  return OkValue(states.Give(rank, {.version = version,
+                                    .total = static_cast<int64_t>(bytes.size()),
+                                    .bytes = bytes}));
 }
 
 Kind KindOf(KeptStates& states, const KeptStates::Request& request) {
-  const absl::StatusOr<KeptStates::Answer> answer = states.Take(request);
-  EXPECT_TRUE(answer.ok()) << answer.status();
-  return answer.ok() ? answer->kind : Kind::kAwaited;
+  return OkValue(states.Take(request)).kind;
 }
 
 TEST(KeptStatesTest, AnOrdinaryStepSendsNothing) {

@@ -13,10 +13,20 @@
 namespace cohort {
 namespace {
 
-class NotingSession final : public SessionStream {
+// Passes what a stream sends to the inbox of its worker.
+template <typename Stream>
+class Noting : public Stream {
  public:
-  explicit NotingSession(std::shared_ptr<Inbox> inbox)
-      : inbox_(std::move(inbox)) {}
+  explicit Noting(std::shared_ptr<Inbox> inbox) : inbox_(std::move(inbox)) {}
+  void End(const absl::Status& status) override { inbox_->Ended(status); }
+
+ protected:
+  const std::shared_ptr<Inbox> inbox_;
+};
+
+class NotingSession final : public Noting<SessionStream> {
+ public:
+  using Noting::Noting;
   void SendJoined(const effect::Joined& joined) override {
     inbox_->Joined(joined);
   }
@@ -24,44 +34,30 @@ class NotingSession final : public SessionStream {
     inbox_->Assigned(assignment);
   }
   void SendStepAborted(const effect::StepAborted&) override {}
-  void End(const absl::Status& status) override { inbox_->Ended(status); }
-
- private:
-  const std::shared_ptr<Inbox> inbox_;
 };
 
-class NotingRegister final : public RegisterStream {
+class NotingRegister final : public Noting<RegisterStream> {
  public:
-  explicit NotingRegister(std::shared_ptr<Inbox> inbox)
-      : inbox_(std::move(inbox)) {}
+  using Noting::Noting;
   void SendAnswer(const absl::StatusOr<RegisterAnswer>& answer) override {
     inbox_->Answered(answer);
   }
   void End(const absl::Status& status) override { inbox_->Answered(status); }
-
- private:
-  const std::shared_ptr<Inbox> inbox_;
 };
 
-class NotingExchange final : public ExchangeStream {
+class NotingExchange final : public Noting<ExchangeStream> {
  public:
-  explicit NotingExchange(std::shared_ptr<Inbox> inbox)
-      : inbox_(std::move(inbox)) {}
+  using Noting::Noting;
   void Resume() override { inbox_->Resumed(); }
   void SendWeights(const WeightsMessage&) override {}
   void SendVerdict(const effect::SendVerdict& verdict) override {
     inbox_->Decided(verdict);
   }
-  void End(const absl::Status& status) override { inbox_->Ended(status); }
-
- private:
-  const std::shared_ptr<Inbox> inbox_;
 };
 
-class NotingReduce final : public ReduceStream {
+class NotingReduce final : public Noting<ReduceStream> {
  public:
-  explicit NotingReduce(std::shared_ptr<Inbox> inbox)
-      : inbox_(std::move(inbox)) {}
+  using Noting::Noting;
   void SendResults(absl::Span<const effect::ReduceResult* const> results,
                    EncodedResults&) override {
     for (const effect::ReduceResult* result : results) {
@@ -70,10 +66,6 @@ class NotingReduce final : public ReduceStream {
   }
   // The notice on the session gives the next assignment.
   void SendAborted(const effect::ReduceAborted&) override {}
-  void End(const absl::Status& status) override { inbox_->Ended(status); }
-
- private:
-  const std::shared_ptr<Inbox> inbox_;
 };
 
 PushKey KeyOf(const Assignment& assignment) {
