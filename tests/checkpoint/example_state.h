@@ -25,7 +25,7 @@ RunState ExampleState(int64_t version);
 RunState ProgramState(int64_t version);
 
 RunIdentity ExampleIdentity();
-// Gives the state a snapshot of its own, which can be changed.
+// Gives the state a separate snapshot, which can be changed.
 ModelSnapshot& OwnSnapshot(RunState& state);
 
 // The newest checkpoint's version, whose state has to be that of the example;
