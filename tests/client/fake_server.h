@@ -123,7 +123,7 @@ absl::StatusOr<Registration> TryRegister(
 // The same; fails the test if it cannot.
 void RegisterTestModel(Client& client);
 
-// What a pull of the test model receives: the header of `version`, with the
+// A pull of the test model receives these: the header of `version`, with the
 // initial statistics, and a partition.
 v1::PullReply HeaderReply(int64_t version);
 v1::PullReply PartitionReply(int32_t partition,

@@ -134,7 +134,7 @@ class NotingRendezvous final : public Rendezvous {
 
   std::vector<std::tuple<int32_t, int32_t, ReducePhase>> keys;
   std::vector<CallMoments> forward;
-  // What all members have made of the contributions.
+  // The contributions of all members, combined.
   std::vector<Moments> combined;
   // Number of contributions in each wait.
   std::vector<size_t> together;

@@ -244,7 +244,7 @@ RunExtras MakeExtras(uint64_t seed) {
   return extras;
 }
 
-// Of any of the workers.
+// The worker is any of them.
 void AddFault(FaultKind kind, absl::Duration at, Scenario& scenario,
               SplitMix64& random) {
   Fault fault{.kind = kind, .at = at};

@@ -140,7 +140,7 @@ struct Totals : Outcome {
   int64_t other_restarts = 0;
 };
 
-// What is summed and printed, by its name.
+// The counters that are summed and printed, by name.
 constexpr std::pair<const char*, int64_t Outcome::*> kCounters[] = {
     {"events", &Outcome::events},
     {"commits", &Outcome::commits},
