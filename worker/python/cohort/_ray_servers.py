@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from cohort import _errors, _server
+from cohort import _server
 
 
 class CohortServer:
@@ -71,25 +71,3 @@ def reason_of(error: Exception) -> str:
     text = str(error).strip()
     names = list(re.finditer(r"^[\w.]*(?:Error|Exception): ", text, re.M))
     return text[names[-1].end():] if names else text.rpartition("\n")[2].strip()
-
-
-def address_of(ray: Any, server: Any) -> str:
-    """Where a new server listens.
-
-    Raises:
-        TrainingError: it did not start.
-    """
-    try:
-        return str(ray.get(server.address.remote()))
-    except ray.exceptions.RayError as error:
-        # An actor whose constructor raised: its text has the reason.
-        raise _errors.TrainingError(reason_of(error)) from None
-
-
-def exit_code_of(ray: Any, server: Any) -> int | None:
-    """None if the server runs; -1 if its actor is lost."""
-    try:
-        code = ray.get(server.exit_code.remote())
-    except ray.exceptions.RayActorError:
-        return -1
-    return None if code is None else int(code)

@@ -11,6 +11,7 @@
 Needs `pip install cohort[ray]`; ray is imported by `run`.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -96,8 +97,8 @@ class _Plan:
     config: Any
     workers: int
     flags: dict[str, Any]
-    worker_resources: dict[str, float]
-    server_resources: dict[str, float]
+    # The resources of the server, and of each worker.
+    bundles: list[dict[str, float]]
     max_restarts: int
     strategy: str
     resources_timeout: float
@@ -162,9 +163,11 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
     size = _size_of(workers, given.get("workers", workers))
     path = (pathlib.Path(storage_path).expanduser() /
             (name or time.strftime("cohort_%Y-%m-%d_%H-%M-%S"))).absolute()
-    flags = {"results_dir": path / "results",
-             "checkpoint_dir": path / "checkpoints", "checkpoint_every": 100,
+    flags = {"results_dir": str(path / "results"),
+             "checkpoint_dir": str(path / "checkpoints"), "checkpoint_every": 100,
              "resume": True, **given, "workers": size}
+    if insecure:
+        flags.setdefault("insecure", True)
     each = {"CPU": cpus_per_worker}
     if gpus_per_worker:
         each["GPU"] = gpus_per_worker
@@ -175,7 +178,7 @@ def run(train_fn: Callable[..., Any], *, workers: int, config: Any = None,
     fixed = started and not os.environ.get("RAY_ADDRESS") and len(
         ray.nodes()) == 1
     return _Run(ray, _Plan(
-        train_fn, config, workers, flags, each, {"CPU": server_cpus},
+        train_fn, config, workers, flags, [{"CPU": server_cpus}] + [each] * workers,
         max_restarts, strategy, resources_timeout, fixed, path,
         insecure)).result()
 
@@ -239,13 +242,11 @@ class _Run:
     def _place(self) -> None:
         """Reserves the resources of all actors."""
         ray, plan = self._ray, self._plan
-        bundles = ([plan.server_resources] +
-                   [plan.worker_resources] * plan.workers)
         wanted = f"{plan.workers} workers and a server"
-        self._group = ray.util.placement_group(bundles, strategy=plan.strategy)
+        self._group = ray.util.placement_group(plan.bundles, strategy=plan.strategy)
         ready = self._group.ready()
         if not ray.wait([ready], timeout=min(_FIRST_S, plan.resources_timeout))[0]:
-            lacking = self._lacking(bundles)
+            lacking = self._lacking()
             if plan.fixed and lacking:
                 raise _errors.ConfigurationError(
                     f"no place for {wanted}: {lacking}; "
@@ -256,7 +257,7 @@ class _Run:
                 raise _errors.ConfigurationError(
                     f"no place for {wanted} within "
                     f"{plan.resources_timeout:g} s (resources_timeout): "
-                    f"{self._lacking(bundles) or 'others use the resources'}; use "
+                    f"{self._lacking() or 'others use the resources'}; use "
                     "fewer workers, cpus_per_worker or server_cpus")
         nodes = ray.util.placement_group_table(
             self._group)["bundles_to_node_id"].values()
@@ -268,10 +269,10 @@ class _Run:
                 "server_flags={'tls_cert': ..., 'tls_key': ..., 'tls_ca': ...} "
                 "(cohortctl certs init makes them), or insecure=True")
 
-    def _lacking(self, bundles: list[dict[str, float]]) -> str:
+    def _lacking(self) -> str:
         """What the whole cluster has too little of; empty if nothing."""
         wanted: dict[str, float] = {}
-        for bundle in bundles:
+        for bundle in self._plan.bundles:
             for kind, count in bundle.items():
                 wanted[kind] = wanted.get(kind, 0) + count
         total = self._ray.cluster_resources()
@@ -280,7 +281,8 @@ class _Run:
             return ""
         return f"they need {wanted}, the cluster has {has} in all"
 
-    def _actor(self, kind: type, bundle: int, resources: Mapping[str, float]) -> Any:
+    def _actor(self, kind: type, bundle: int) -> Any:
+        resources = self._plan.bundles[bundle]
         strategy = importlib.import_module(
             "ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
         return self._ray.remote(kind).options(
@@ -289,19 +291,14 @@ class _Run:
                 placement_group=self._group,
                 placement_group_bundle_index=bundle))
 
-    def _flags(self) -> dict[str, Any]:
-        flags = dict(self._plan.flags)
-        if self._plan.insecure:
-            flags.setdefault("insecure", True)
-        for name in ("results_dir", "checkpoint_dir"):
-            flags[name] = str(flags[name])
-        return flags
-
     def _start_server(self) -> None:
-        self._server = self._actor(
-            _ray_servers.CohortServer, 0, self._plan.server_resources).remote(
-                self._flags(), self._loopback, self._address or None)
-        self._address = _ray_servers.address_of(self._ray, self._server)
+        self._server = self._actor(_ray_servers.CohortServer, 0).remote(
+            self._plan.flags, self._loopback, self._address or None)
+        try:
+            self._address = str(self._ray.get(self._server.address.remote()))
+        except self._ray.exceptions.RayError as error:
+            # An actor whose constructor raised: its text has the reason.
+            raise _errors.TrainingError(_ray_servers.reason_of(error)) from None
 
     # ---- the run
 
@@ -335,8 +332,7 @@ class _Run:
         # that Ray is restarting fail, and would look like another loss.
         if self._workers[rank] is not None:
             self._ray.kill(self._workers[rank])
-        self._workers[rank] = self._actor(
-            CohortWorker, 1 + rank, self._plan.worker_resources).remote()
+        self._workers[rank] = self._actor(CohortWorker, 1 + rank).remote()
         return self._workers[rank].train.remote(
             self._plan.train_fn, self._plan.config, self._address, rank)
 
@@ -369,7 +365,11 @@ class _Run:
 
     def _exit_code(self) -> int | None:
         """None if the server runs; -1 if its actor is lost."""
-        return _ray_servers.exit_code_of(self._ray, self._server)
+        try:
+            code = self._ray.get(self._server.exit_code.remote())
+        except self._ray.exceptions.RayActorError:
+            return -1
+        return None if code is None else int(code)
 
     def _check_server(self) -> None:
         """Starts lost servers again; workers reconnect by themselves."""
@@ -405,14 +405,9 @@ class _Run:
             if actor is not None:
                 ray.kill(actor)
         if self._server is not None:
-            self._close_server()
+            # It writes a checkpoint.
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(self._server.close.remote(), timeout=_END_S)
+            ray.kill(self._server)
         if self._group is not None:
             ray.util.remove_placement_group(self._group)
-
-    def _close_server(self) -> None:
-        try:
-            # It writes a checkpoint.
-            self._ray.get(self._server.close.remote(), timeout=_END_S)
-        except self._ray.exceptions.RayError:
-            pass
-        self._ray.kill(self._server)
