@@ -125,26 +125,19 @@ class ForkJoin {
     const int64_t parts = std::min<int64_t>(threads_, tasks);
     Mutex mu;
     CondVar done;
-    int64_t running = 0;
-    for (int64_t part = 1; part < parts; ++part) {
-      const int64_t begin = tasks * part / parts;
-      const int64_t end = tasks * (part + 1) / parts;
-      {
-        const MutexLock lock(mu);
-        ++running;
-      }
-      const absl::Status submitted = pool_.Submit([&, begin, end] {
-        run(begin, end);
-        const MutexLock lock(mu);
-        --running;
-        done.NotifyAll();
-      });
-      if (submitted.ok()) continue;
-      run(begin, end);
+    int64_t running = parts;
+    const auto run_part = [&](int64_t part) {
+      run(tasks * part / parts, tasks * (part + 1) / parts);
       const MutexLock lock(mu);
       --running;
+      done.NotifyAll();
+    };
+    for (int64_t part = 1; part < parts; ++part) {
+      if (!pool_.Submit([&run_part, part] { run_part(part); }).ok()) {
+        run_part(part);
+      }
     }
-    run(0, parts == 0 ? 0 : tasks / parts);
+    if (parts > 0) run_part(0);
     const MutexLock lock(mu);
     while (running > 0) done.Wait(mu);
   }
