@@ -491,13 +491,7 @@ void DefineWorker(nb::module_& m) {
                  taken.initial, taken.moves_from.value(),
                  nb::bytes(taken.bytes.data(), taken.bytes.size()));
            })
-      .def("step_status",
-           [](Worker& w) {
-             const absl::Status& status = w.session().step_status();
-             return std::make_pair(
-                 std::string(absl::StatusCodeToString(status.code())),
-                 std::string(status.message()));
-           })
+      .def("is_void", [](Worker& w) { return !w.session().step_status().ok(); })
       .def(
           "forward",
           [](Worker& w, const std::vector<BatchNormCalls::ForwardArgs>& calls) {
@@ -613,18 +607,12 @@ void DefineWorker(nb::module_& m) {
           },
           "loss_sum"_a, "correct"_a, "labels"_a, "front_end_state"_a.none(),
           "measures"_a)
+      // False: the last push has to be repeated.
       .def(
           "settle_last_push",
           [](Worker& w, const Assignment& assignment) {
-            switch (Take(w.session().SettleLastPush(assignment))) {
-              case WorkerSession::LastPush::kCounted:
-                return "counted";
-              case WorkerSession::LastPush::kUnknown:
-                return "unknown";
-              case WorkerSession::LastPush::kRepeat:
-                break;
-            }
-            return "repeat";
+            return Take(w.session().SettleLastPush(assignment)) !=
+                   WorkerSession::LastPush::kRepeat;
           },
           Released())
       .def("abandon_step",

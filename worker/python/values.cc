@@ -203,8 +203,6 @@ void DefineValues(nb::module_& m) {
   nb::class_<Assignment>(m, "Assignment")
       .def_prop_ro("kind",
                    [](const Assignment& a) { return AssignmentName(a.kind); })
-      .def_prop_ro("sequence",
-                   [](const Assignment& a) { return a.sequence.value(); })
       .def_prop_ro("attempt",
                    [](const Assignment& a) { return a.attempt.value(); })
       .def_prop_ro("version",
@@ -212,9 +210,6 @@ void DefineValues(nb::module_& m) {
       .def_ro("data_epoch", &Assignment::data_epoch)
       .def_prop_ro("begin", [](const Assignment& a) { return a.range.begin; })
       .def_prop_ro("end", [](const Assignment& a) { return a.range.end; })
-      .def_prop_ro(
-          "test",
-          [](const Assignment& a) { return a.split == DataSplit::kTest; })
       .def_prop_ro("members",
                    [](const Assignment& a) { return a.members.size(); })
       .def_prop_ro("ranks",
@@ -261,24 +256,19 @@ void DefineValues(nb::module_& m) {
       .def_rw("loss_weight", &EvaluationSums::loss_weight)
       .def_rw("correct", &EvaluationSums::correct)
       .def_rw("labels", &EvaluationSums::labels)
-      .def_rw("top5_correct", &EvaluationSums::top5_correct, nb::arg().none())
       .def_rw("classes", &EvaluationSums::classes);
   nb::class_<Membership>(m, "Membership")
       .def_prop_ro("rank", [](const Membership& j) { return j.rank.value(); })
       .def_ro("run_id", &Membership::run_id)
       .def_ro("global_batch", &Membership::global_batch)
       .def_ro("run_name", &Membership::run_name)
-      .def_prop_ro("incarnation",
-                   [](const Membership& j) { return j.incarnation.value(); })
       .def_ro("seed", &Membership::seed)
       .def_prop_ro("version",
                    [](const Membership& j) { return j.version.value(); })
-      .def_ro("workers", &Membership::workers)
-      .def_ro("policy", &Membership::policy);
+      .def_ro("workers", &Membership::workers);
   nb::class_<PulledVersion>(m, "Pulled")
       .def_prop_ro("version",
                    [](const PulledVersion& p) { return p.version.value(); })
-      .def_ro("statistics", &PulledVersion::statistics)
       .def_prop_ro("front_end_state", [](const PulledVersion& p) {
         return nb::bytes(p.front_end_state.data(), p.front_end_state.size());
       });

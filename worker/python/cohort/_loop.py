@@ -418,7 +418,7 @@ class Data:
         assert self._own is not None
         self._own.rewind()
         try:
-            if self._run.worker.settle_last_push(assignment) != "repeat":
+            if self._run.worker.settle_last_push(assignment):
                 self._own.counted()
         except _errors.StatusError as error:
             self._run.ended_by(error, _errors.VOID)

@@ -34,7 +34,7 @@ class Members:
 
     def are_void(self) -> bool:
         """Whether the step is known to be void."""
-        return bool(self._step.worker.step_status()[0] != "OK")
+        return bool(self._step.worker.is_void())
 
     def ranks(self) -> list[int]:
         """Theirs, ascending."""
