@@ -160,7 +160,7 @@ class Logger {
                      nlohmann::ordered_json::error_handler_t::replace);
   }
 
-  const SteadyClock clock_;
+  const SteadyClock clock_{};
   // No other data depends on these numbers, so relaxed order is enough.
   std::atomic<LogLevel> level_ = LogLevel::kInfo;
   std::atomic<int64_t> version_ = -1;
