@@ -116,7 +116,7 @@ class InstallDepsTest(unittest.TestCase):
         of_13 = self.packages("full")
         renamed = {old: new for old, new in zip(of_12, of_13) if old != new}
         self.assertEqual(len(of_13), len(of_12))
-        self.assertEqual(len(renamed), 11)
+        self.assertEqual(len(renamed), 10)
         self.assertEqual(renamed["libtorch1.13"], "libtorch2.6")
         self.assertEqual(renamed["libssl3"], "libssl3t64")
         # Those to compile with have the same names.
