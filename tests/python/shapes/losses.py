@@ -744,6 +744,13 @@ for way, _ in sums(torch.zeros(2), torch.zeros(2, 2), torch.zeros(2, 2)):
     refused("UsageError", "a sum over", sizes=EVEN)(a_sum_by(way))
 
 
+@refused("UsageError", "a sum over", sizes=EVEN)
+def a_sum_of_means_of_nothing(t):
+    for model, x, y in steps(t):
+        out = model(x)
+        train(t, out[:, :0].mean(1).sum() + error_of(out, y) + out.sum())
+
+
 @row()
 def a_mean_by_other_functions(t):
     for model, x, y in steps(t):

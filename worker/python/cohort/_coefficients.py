@@ -151,7 +151,7 @@ class Coefficients:
         if not kind_of(node).startswith("Mean"):
             return 1
         shape = shape_of(node, self._saved)
-        return math.prod(shape[dim] for dim in dims_of(node, self._saved))
+        return max(1, math.prod(shape[dim] for dim in dims_of(node, self._saved)))
 
     def _adds_samples(self, node: Any, found: _Derivatives, unit: float) -> bool:
         """Whether all that a node gives out, times `unit`, is in the loss."""

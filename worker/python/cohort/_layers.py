@@ -53,8 +53,8 @@ def layer_of(node: Any) -> Layer | None:
             None not in at and not kind_of(node).startswith("Embedding")):
         return None
     return Layer(node, min((one for one in parameters if not one._backward_hooks),
-                            key=torch.Tensor.numel, default=None),
-                  tuple(number for number, one in enumerate(at) if one is None))
+                           key=torch.Tensor.numel, default=None),
+                 tuple(number for number, one in enumerate(at) if one is None))
 
 
 def _parameter_at(node: Any) -> nn.Parameter | None:
