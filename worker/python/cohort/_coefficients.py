@@ -68,15 +68,24 @@ class Coefficients:
     def __init__(self, loss: torch.Tensor, samples: int, saved: Saved,
                  has_saved_hooks: bool) -> None:
         self._loss, self._samples, self._saved = loss, samples, saved
-        self._top = Top(loss)
-        self._found: dict[Any, _Derivatives] = {}
-        if self._top.can_differentiate(saved, has_saved_hooks):
-            self._found = self._derivatives(())
+        self._has_saved_hooks = has_saved_hooks
+
+    @functools.cached_property
+    def _top(self) -> Top:
+        return Top(self._loss)
+
+    @functools.cached_property
+    def _found(self) -> dict[Any, _Derivatives]:
+        can = self._top.can_differentiate(self._saved, self._has_saved_hooks)
+        return self._derivatives(()) if can else {}
 
     def are_of_sum(self, term: Term, terms: Iterable[Term]) -> bool:
         """Whether one of the loss's terms is a sum over the samples, times a number, and
         no mean. (A sum over entries that a mask has chosen, over a number, is a
         share.)"""
+        # Most losses are, and need no pass.
+        if self._is_mean(term.node):
+            return False
         others = {other.node for other in terms} - {term.node}
         # They may be of the same values.
         return self._adds_up(term, self._found) and (
