@@ -9,6 +9,7 @@
 
 #include "common/assignment.h"
 #include "server/core/settings/options.h"
+#include "server/main/endings.h"
 #include "worker/datasets/dataset.h"
 
 namespace cohort {

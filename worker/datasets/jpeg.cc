@@ -1,5 +1,6 @@
 #include <csetjmp>
 #include <cstddef>
+#include <cstdio>
 #include <utility>
 #include <vector>
 
