@@ -87,11 +87,38 @@ class Scores(unittest.TestCase):
         with self.assertRaisesRegex(cohort.ConfigurationError, "reduction='sum'"):
             self.score(nn.MSELoss(reduction="sum"), [])
 
+        def dice(logits, labels):
+            hits = (logits.sigmoid() * labels).sum()
+            return 1 - 2 * hits / (logits.sigmoid() + labels).sum()
+
+        def balanced(logits, labels):
+            return nn.functional.cross_entropy(
+                logits, labels, weight=torch.tensor([0.2, 1.0, 3.0]))
+        torch.manual_seed(5)
+        labels = torch.tensor([0, 1, 2, 0, 1, 1, 0, 2])
+        for criterion, wanted in (
+                (dice, torch.rand(8, 2)), (balanced, labels),
+                (lambda x, y: (x - y).square().mean().sqrt(), torch.rand(8, 2)),
+                (lambda x, y: (x - y).square().sum(), torch.rand(8, 2))):
+            with self.assertRaisesRegex(cohort.UsageError, "cohort.Evaluation"):
+                self.score(criterion, list(zip(
+                    torch.randn(8, 3)[:, :3 if wanted is labels else 2], wanted)))
+
         def ignoring(logits, labels):
             return nn.functional.cross_entropy(logits, labels, ignore_index=255)
         with self.assertRaisesRegex(cohort.UsageError, "255, want below 3.*ignore_"):
             self.score(ignoring, [(torch.zeros(3), torch.tensor(label))
                                   for label in (0, 255)])
+
+    def test_a_function_of_other_arguments_is_known_before_the_run(self):
+        model = nn.Linear(3, 3)
+        samples = [(torch.randn(3), torch.tensor(1))]
+        with self.assertRaises(TypeError) as caught:
+            _evaluation.Evaluator(
+                samples, lambda model, batch, _: nn.functional.cross_entropy(
+                    model, batch), torch.utils.data.default_collate, 3).check(model)
+        self.assertIn("cohort.Evaluation", caught.exception.__notes__[0])
+        self.assertTrue(model.training)
 
 
 class Parts(unittest.TestCase):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _core, _devices, _errors
+from cohort import _batches, _core, _devices, _errors
 from cohort._data import MapDataset
 
 
@@ -56,6 +56,11 @@ class Score:
             score.epochs, score.step, score.loss, score.accuracy, score.mean_iou)
 
 
+# Of float16 losses; float32 is far below it, and what mixes samples above.
+_ROUNDING_MAX = 2e-3
+# Batches that are also scored in two halves.
+_CHECKS = 8
+
 # From the model, in eval mode, one collated batch and its number of samples to its
 # score.
 CriterionFunction = Callable[[nn.Module, Any, int], Evaluation]
@@ -67,6 +72,22 @@ def _class_sums(predicted: torch.Tensor, actual: torch.Tensor,
     found = torch.bincount(predicted, minlength=classes)
     wanted = torch.bincount(actual, minlength=classes)
     return list(zip(hits.tolist(), found.tolist(), wanted.tolist()))
+
+
+def _check_mean(whole: Evaluation, halves: list[Evaluation]) -> None:
+    """Raises UsageError if the score of a batch is not that of its halves: then that of
+    the test set would depend on how workers share it."""
+    sums = [half.loss_sum for half in halves]
+    if abs(sum(sums) - whole.loss_sum) > _ROUNDING_MAX * max(
+            abs(whole.loss_sum), *map(abs, sums)):
+        raise _errors.UsageError(
+            f"job.evaluate_with(): got a loss of {whole.loss_sum / whole.loss_weight:g} for "
+            "a batch, and of "
+            f"{' and '.join(f'{half.loss_sum / (half.loss_weight or 1.0):g}' for half in halves)} "
+            "for its halves, want a mean over samples or labels, as the workers share "
+            "the test set; pass a function that returns a cohort.Evaluation (classes= "
+            "has what IoU and Dice are made of), or score the model on rank 0 between "
+            "epochs")
 
 
 def by_criterion(criterion: Any,
@@ -85,10 +106,7 @@ def by_criterion(criterion: Any,
             "the mean, or a function that returns a cohort.Evaluation")
     weighted = isinstance(criterion, (nn.CrossEntropyLoss, nn.NLLLoss))
 
-    def evaluate(model: nn.Module, batch: Any, samples: int) -> Evaluation:
-        device = next(model.parameters()).device
-        inputs, labels = _devices.move(batch, device)
-        output = model(inputs)
+    def score(output: Any, labels: Any, samples: int) -> Evaluation:
         loss = float(criterion(output, labels))
         logits = output["out"] if isinstance(output, dict) else output
         if not (isinstance(logits, torch.Tensor) and
@@ -114,6 +132,22 @@ def by_criterion(criterion: Any,
             classes=(_class_sums(predicted, actual, logits.shape[1])
                      if logits.dim() > 2 else ()))
 
+    checks = 0
+
+    def evaluate(model: nn.Module, batch: Any, samples: int) -> Evaluation:
+        nonlocal checks
+        inputs, labels = _devices.move(batch, next(model.parameters()).device)
+        output = model(inputs)
+        whole = score(output, labels, samples)
+        if checks < _CHECKS and samples > 1 and all(
+                tensor.dim() > 0 and len(tensor) == samples
+                for tensor in _batches.tensors_in((output, labels))):
+            _check_mean(whole, [
+                score(*_batches.split((output, labels), part, 2, samples),
+                      (samples + part) // 2) for part in range(2)])
+            checks += 1
+        return whole
+
     return evaluate
 
 
@@ -132,6 +166,25 @@ class Evaluator:
     evaluate: CriterionFunction
     collate: Callable[[list[Any]], Any]
     batch_size: int
+
+    def check(self, model: nn.Module) -> None:
+        """Scores two samples, as a function that cannot be used would otherwise be
+        known after an epoch. Raises what `evaluate` raises."""
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            with torch.no_grad():
+                self.score(model, range(min(2, len(self.dataset))))
+        except Exception as error:
+            error.add_note(
+                "job.evaluate_with(): tried with two samples before the run. A module, a "
+                "function of torch.nn.functional or a functools.partial of one is called "
+                "with outputs and labels; any other function with the model and a batch, "
+                "and returns a cohort.Evaluation")
+            raise
+        finally:
+            for module, training in modes:
+                module.training = training
 
     def score(self, model: nn.Module, indices: Sequence[int],
               batch_size: int | None = None) -> "_core.EvaluationSums":

@@ -198,6 +198,7 @@ class Run:
         if self.evaluator is not None:
             plan.test_samples = len(self.evaluator.dataset)
             plan.awaits_scores = True
+            self.evaluator.check(self.model.module)
             if not by_number:
                 raise _errors.ConfigurationError(
                     "job.evaluate_with(): the server counts no epochs of own "
