@@ -6,7 +6,7 @@ import itertools
 import torch
 
 from shapes.rows import Net, error_of, refused, row, sgd, started, train
-from shapes.script import Samples
+from shapes.script import Samples, batch_of
 
 SAMPLES = 16
 
@@ -143,3 +143,73 @@ def statistics_over_the_data_after_the_run(t):
     model, data = data_of(t)
     epoch_of(t, model, data)
     torch.optim.swa_utils.update_bn(data, model)
+
+
+# ---- a second loader beside the data
+
+def loader(samples=None):
+    return torch.utils.data.DataLoader(Samples(SAMPLES, (3, 6, 6))
+                                       if samples is None else samples, batch_size=4)
+
+
+BESIDE = ("second DataLoader", "own data", "zip")
+
+
+@refused("UsageError", *BESIDE, sizes={2: (4, 4)}, steps=4)
+def unlabelled_samples_of_a_second_loader(t):
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    for (x, y), (u, _) in zip(data, loader()):
+        train(t, error_of(model(x), y) + model(u).square().mean())
+
+
+@refused("UsageError", *BESIDE, sizes={2: (4, 4)}, steps=4)
+def a_second_loader_that_is_read_first(t):
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    for (u, _), (x, y) in zip(loader(), data):
+        train(t, error_of(model(x), y) + model(u).square().mean())
+
+
+@refused("UsageError", *BESIDE, sizes={2: (4, 4)}, steps=4)
+def a_second_loader_that_is_read_after_the_step(t):
+    if t.rank is None:
+        return
+    model, data = data_of(t)
+    others = iter(loader())
+    u, _ = next(others)
+    for x, y in data:
+        train(t, error_of(model(x), y) + model(u).square().mean())
+        u, _ = next(others)
+
+
+def pairs(t):
+    """Batches of two loaders, as own data."""
+    if t.rank is None:
+        yield from ((x, 0.5 * x, y) for x, y in t.data())
+        return
+    batches = [batch_of(t.rank, step, t.size, (3, 6, 6)) for step in range(t.steps)]
+    loaders = [torch.utils.data.DataLoader(
+        [(factor * x, y) for x, y in batches], batch_size=None) for factor in (1, 0.5)]
+    for (x, y), (u, _) in t._counted(t.job.data(zip(*loaders), batch_size=t.size)):
+        yield x, u, y
+
+
+@row()
+def own_batches_of_two_loaders(t):
+    model = started(t)
+    for x, u, y in pairs(t):
+        train(t, error_of(model(x) + model(u), y))
+
+
+@row(steps=4)
+def a_score_in_the_body(t):
+    model = started(t)
+    for x, y in t.indexed(SAMPLES):
+        model.eval()
+        with torch.no_grad():
+            t.same("error", sum(error_of(model(u.to(x.dtype)), v) for u, v in loader()))
+        model.train()
+        train(t, error_of(model(x), y))

@@ -1,5 +1,6 @@
 """Where a run looks into torch: batch norms that are called by hand, passes of
-autograd that the script starts, and optimizers that it makes.
+autograd that the script starts, batches that it reads beside the run's, and optimizers
+that it makes.
 
 While a process has a job, torch.batch_norm, through which all of torch's own
 code goes, autograd's engine, Optimizer.add_param_group and a few methods are
@@ -45,6 +46,8 @@ _TRAINING_ONLY = ("_batch_norm_with_update", "_batch_norm_with_update_functional
 _OPERATORS = ("native_batch_norm", "_native_batch_norm_legit",
               "_native_batch_norm_legit_functional", "_batch_norm_impl_index",
               "cudnn_batch_norm", "miopen_batch_norm", *_TRAINING_ONLY)
+_loader_iterator: Any = torch.utils.data.dataloader._BaseDataLoaderIter
+_torch_next = _loader_iterator.__next__
 _saved_hooks: Any = torch.autograd.graph.saved_tensors_hooks
 _torch_enter_saved_hooks = _saved_hooks.__enter__
 # What is replaced: where, its name, and what was there.
@@ -349,6 +352,17 @@ def _saved_hooks_door(hooks: Any) -> None:
     _torch_enter_saved_hooks(hooks)
 
 
+# ---- data
+
+def _loader_door(reader: Any) -> Any:
+    """Replaces the method by which a DataLoader gives a batch."""
+    step = _active()
+    if step is not None and step.in_body and torch.is_grad_enabled() and (
+            step.model.module.training):
+        step.members.check_alone(caller())
+    return _torch_next(reader)
+
+
 # ---- gradient scalers
 
 def _scaler_door(name: str, method: Any) -> Any:
@@ -411,6 +425,7 @@ def open_doors(step: "Step") -> None:
     for name in ("register_hook", "retain_grad"):
         _replace(torch.Tensor, name, _hook_door(getattr(torch.Tensor, name)))
     _replace(_saved_hooks, "__enter__", _saved_hooks_door)
+    _replace(_loader_iterator, "__next__", _loader_door)
     _replace_scaler_methods()
 
 

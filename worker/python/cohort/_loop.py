@@ -372,7 +372,11 @@ class Data:
         for part in range(parts):
             share = _batches.split(batch, part, parts, counted.samples, counted.first)
             step.begin_forward()
-            yield share
+            step.in_body = True
+            try:
+                yield share
+            finally:
+                step.in_body = False
             if run.left:
                 return
             if step.done <= part < parts - 1:

@@ -41,6 +41,19 @@ class Members:
         assert self._step.assignment is not None
         return list(self._step.assignment.ranks)
 
+    def check_alone(self, where: str) -> None:
+        """Raises UsageError if the step has members that would read the same data as
+        this one, beside the run's own."""
+        assignment = self._step.assignment
+        if assignment is not None and assignment.members > 1:
+            raise _errors.UsageError(
+                f"{where}: reads a second DataLoader in the body of the loop over "
+                "job.data(), whose samples would be the same on all workers, and others "
+                "after a restart; pass job.data() one data set that has the samples of both "
+                "(a, b[i % len(b)]), or batches of both as own data: "
+                "job.data(zip(first, second), batch_size=n), with another seed on each rank. "
+                "To score the model, call model.eval() first")
+
     def check_meet(self, what: str) -> None:
         """Raises UsageError if members do not meet under this policy."""
         assert self._step.assignment is not None

@@ -88,6 +88,7 @@ class Step:
         assignment: the step's.
         mode: what the model is run for.
         closes: the push is being sent, or its verdict is on its way.
+        in_body: the script's loop over the data is in progress, and its body runs.
         started: the process has had weights of the run: from now on training calls
             belong to steps.
         batch: that of all parts, or of the local step in progress.
@@ -110,7 +111,7 @@ class Step:
         self.mode = Mode.IDLE
         self.closes = False
         self._pid = os.getpid()
-        self.started = False
+        self.in_body = self.started = False
         self._in_forward = False
         self.batch_digest = 0
         self.handle = _operator.new_handle(self)
