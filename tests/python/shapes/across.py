@@ -617,3 +617,32 @@ def balanced_labels(t):
         signs = torch.ones(len(x), 1, dtype=x.dtype)
         signs[::2] = -1
         train(t, F.mse_loss(model(x), signs.expand_as(y)) - (signs * model(x)).mean())
+
+
+# ---- the samples one by one
+
+@refused("UsageError", "norm1", "one sample", "GroupNorm")
+def a_call_for_each_sample(t):
+    for model, x, y in steps(t):
+        train(t, error_of(torch.cat([model(x[i:i + 1]) for i in range(len(x))]), y))
+
+
+class Packed(Net):
+    """Clouds of points, one after another, as one sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1 = nn.BatchNorm1d(3)
+        self.norm2 = nn.Identity()
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, x):
+        points = x.flatten(2).transpose(1, 2).reshape(-1, 3)
+        points = torch.tanh(self.norm1(points.t()[None]))[0].t()
+        return self.head(points.reshape(len(x), -1, 3).mean(1))
+
+
+@row()
+def a_sequence_of_all_samples(t):
+    for model, x, y in steps(t, Packed()):
+        train(t, error_of(model(x), y))

@@ -43,6 +43,8 @@ class LayerCalls:
         self.site = ""
         self.foreign: str | None = None
         self._thread = threading.get_ident()
+        # By layer: its calls with a single sample since the last loss.
+        self._single: dict[int, int] = {}
         # Layers whose own code runs, innermost last, with their number of
         # batches before.
         self._running = threading.local()
@@ -55,6 +57,26 @@ class LayerCalls:
     def resume(self) -> None:
         """The loop continues, in this thread."""
         self._thread = threading.get_ident()
+        self._single = {}
+
+    def count(self, layer: int, samples: int) -> None:
+        """A training call of a registered layer."""
+        if samples == 1 and layer >= 0:
+            self._single[layer] = self._single.get(layer, 0) + 1
+
+    def check_together(self, samples: int) -> None:
+        """Raises UsageError if a layer was called once for each of these samples."""
+        for layer, calls in self._single.items():
+            if samples > 1 and calls % samples == 0:
+                raise _errors.UsageError(
+                    f"job.backward(): {self.layer_name(layer)} was called {calls} times "
+                    f"with one sample, and the batch has {samples}: one process would "
+                    "normalise each call by itself, and here the calls of all workers "
+                    "meet; call the model once for the batch, or use GroupNorm, which "
+                    "normalises samples one by one. If these are no samples of the "
+                    "batch, pass job.backward(loss, weight=n), with the samples of this "
+                    "worker")
+        self._single = {}
 
     @contextlib.contextmanager
     def name(self, name: str) -> Iterator[None]:

@@ -90,6 +90,7 @@ class LossWatch:
                 self._unmixed[kind] = _DONE
         if weight is not None:
             return
+        step.calls.check_together(samples)
         # A loss with sums of the script's is made for several workers.
         if is_due and samples > 1 and not step.tape.sums and not is_void:
             _loss_check.check_terms(

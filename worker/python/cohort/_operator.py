@@ -146,6 +146,9 @@ class _Function(torch.autograd.Function):
 def together(step: "Step", calls: list[_passes.Call]) -> list[torch.Tensor]:
     """Batch norm over the cohort, of calls that do not need each other's output;
     see `_passes.forward`."""
+    if torch.is_grad_enabled() and not step.tape.recomputes():
+        for call in calls:
+            step.calls.count(call.layer, len(call.x))
     token, *outputs = _Function.apply(
         step, calls, *(tensor for call in calls
                        for tensor in (call.x, call.weight, call.bias)))
