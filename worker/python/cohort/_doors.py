@@ -12,7 +12,7 @@ import functools
 import itertools
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -312,7 +312,8 @@ class _Engine:
                                               **kwargs)
         # On a thread of each device, calls of several devices would meet in an
         # order that depends on timing.
-        watched = (step.tape.pass_over(tensors, inputs, keep_graph or create_graph)
+        watched = (step.tape.pass_over(tensors, inputs, keep_graph or create_graph,
+                                       create_graph)
                    if step.trains() else contextlib.nullcontext())
         with _set_multithreading(False), watched:
             return _torch_engine.run_backward(tensors, gradients, keep_graph,
@@ -321,25 +322,38 @@ class _Engine:
 
 
 @contextlib.contextmanager
-def passes_unseen() -> Iterator[None]:
-    """Passes in here visit no call of the script's."""
+def passes_unseen(leaves: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Passes to these leaves in here visit no call of the script's, and call no hook of
+    its tensors."""
     door = _variable._execution_engine
+    step = _active()
+    tensors = [*leaves, *(tensor for hooked in (step.tape.hooked if step else ())
+                          if (tensor := hooked()) is not None)]
+    hooks = [(found, dict(found)) for tensor in tensors
+             if (found := tensor._backward_hooks)]
+    kept = [(tensor, tensor.grad) for tensor in tensors if tensor.retains_grad]
     _variable._execution_engine = _torch_engine
+    for found, _ in hooks:
+        found.clear()
     try:
         with _set_multithreading(False):
             yield
     finally:
         _variable._execution_engine = door
+        for found, before in hooks:
+            found.update(before)
+        for tensor, gradient in kept:
+            tensor.grad = gradient
 
 
 def _hook_door(method: Any) -> Any:
-    """Replaces a method by which a tensor gets a hook, which every further pass
-    calls."""
+    """Replaces a method by which a tensor gets a hook, which further passes must not
+    call."""
     @functools.wraps(method)
     def door(tensor: torch.Tensor, *args: Any) -> Any:
         step = _active()
         if step is not None and tensor.grad_fn is not None:
-            step.losses.has_hooks = True
+            step.tape.hooked.append(weakref.ref(tensor))
         return method(tensor, *args)
     return door
 

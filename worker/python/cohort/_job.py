@@ -248,6 +248,7 @@ class Job:
         else:
             step.batch.check("job.backward", weight)
             pairs = [(loss, weight)]
+        step.losses.begin()
         for one, its_weight in pairs:
             step.losses.check(one, its_weight, reduction)
         run.model.check_weights(content=False)

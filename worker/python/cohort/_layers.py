@@ -30,11 +30,11 @@ class Layer:
 
     Attributes:
         node: autograd's.
-        parameter: the smallest of it that has no hooks; None: all have some.
+        parameter: the smallest of it.
         inputs: numbers of the edges that do not lead to parameters.
     """
     node: Any
-    parameter: nn.Parameter | None
+    parameter: nn.Parameter
     inputs: tuple[int, ...]
 
 
@@ -52,8 +52,7 @@ def layer_of(node: Any) -> Layer | None:
     if not parameters or kind_of(node).startswith("Mm") and at[0] is not None or (
             None not in at and not kind_of(node).startswith("Embedding")):
         return None
-    return Layer(node, min((one for one in parameters if not one._backward_hooks),
-                           key=torch.Tensor.numel, default=None),
+    return Layer(node, min(parameters, key=torch.Tensor.numel),
                  tuple(number for number, one in enumerate(at) if one is None))
 
 
@@ -109,8 +108,8 @@ class Top:
 
         below = set(walk(self._below))
         self._used = {id(getattr(node, "variable", None)) for node in below}
-        between = nodes_before([loss], [layer.parameter for layer in self.layers
-                                        if layer.parameter is not None]) - self.nodes
+        between = nodes_before(
+            [loss], [layer.parameter for layer in self.layers]) - self.nodes
         self.near = (
             self.layers if len(between) <= _NODES_BETWEEN_MAX and
             not any(map(is_of_script, between)) else
@@ -118,10 +117,10 @@ class Top:
              id(layer.parameter) not in self._used])
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those that have no layer and no hooks, and are used here only."""
+        """Those that have no layer, and are used here only."""
         variables = [getattr(node, "variable", None) for node in self.nodes]
         return [one for one in variables if isinstance(one, nn.Parameter) and
-                not one._backward_hooks and id(one) not in self._used]
+                id(one) not in self._used]
 
     def can_differentiate(self, saved: Saved, has_saved_hooks: bool) -> bool:
         """Whether a further pass to the near layers computes nothing again.
@@ -142,8 +141,7 @@ class Pass:
     def __init__(self, layers: Iterable[Layer], parameters: Iterable[nn.Parameter] = ()
                  ) -> None:
         self.found: Found = {}
-        with_parameter = {layer.node: layer.parameter for layer in layers
-                          if layer.parameter is not None}
+        with_parameter = {layer.node: layer.parameter for layer in layers}
         self._parameters = [*with_parameter.values(), *parameters]
         self._hooks = [node.register_hook(functools.partial(self._note, node))
                        for node in with_parameter]
@@ -160,7 +158,7 @@ class Pass:
         """The derivatives of a value."""
         self.found = {}
         if self._parameters:
-            with _doors.passes_unseen(), _operator.without_meetings():
+            with _doors.passes_unseen(self._parameters), _operator.without_meetings():
                 torch.autograd.grad(value, self._parameters, allow_unused=True,
                                     retain_graph=True, create_graph=create_graph)
         return self.found

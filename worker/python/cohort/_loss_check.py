@@ -153,7 +153,7 @@ def refuse_shares(shares: list[float]) -> NoReturn:
 
 
 def check_terms(loss: torch.Tensor, samples: int, reduction: str,
-                coefficients: Coefficients | None, saved: Saved) -> None:
+                coefficients: Coefficients, saved: Saved) -> None:
     """Raises UsageError for a loss that is no mean over this worker's samples, by
     its last operations.
 
@@ -162,7 +162,7 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str,
         samples: of which it is made, at least 2. If there are as many functions as
             samples, each may be of one sample.
         reduction: over the samples, as the script says.
-        coefficients: those of the loss; None: a further pass would call the script.
+        coefficients: those of the loss.
         saved: what was looked at.
     """
     terms = list(terms_of(loss, saved))
@@ -188,8 +188,7 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str,
               has_one_row(term.node, saved)}
     in_loop = len(of_one) >= samples and len(of_one) % samples == 0
     for term in left:
-        if not (in_loop and term.node in of_one or coefficients is not None and
-                coefficients.are_of_sum(term, terms)):
+        if not (in_loop and term.node in of_one or coefficients.are_of_sum(term, terms)):
             continue
         if any(factor.divides for factor in term.factors):
             times = math.prod(factor.value or 1 for factor in term.factors)

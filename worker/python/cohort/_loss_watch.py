@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cohort import (_centred, _constants, _graph_check, _loss_check, _mixing_check, _nodes,
-                    _terms)
+                    _sums, _terms)
 from cohort._coefficients import Coefficients
+from cohort._graphs import inputs_of
 
 if TYPE_CHECKING:
     from cohort._step import Step
 
 # A script with more kinds of losses is taken to make new ones all the time.
 _KINDS_MAX = 20
+# Numbers of a constant that are looked at in each step.
+_SMALL = 1 << 14
 # In place of how often a kind of losses was seen.
 _DONE = -1
 
@@ -26,8 +29,6 @@ class LossWatch:
         constants: a number for those of the last loss; see _constants.
         centred: the same of those whose mean over the samples was taken off.
         factors: of its terms.
-        has_hooks: outputs of the script's have hooks, which a further pass would
-            call.
         has_saved_hooks: values that are kept for derivatives have some.
     """
 
@@ -35,12 +36,16 @@ class LossWatch:
         self._step = step
         # How often kinds of losses, which are sets of functions, were seen before it
         # was known that they mix no samples, and that they are means over them.
-        self._unmixed: dict[frozenset[str], int] = {}
-        self._means: dict[frozenset[str], int] = {}
+        self._unmixed: dict[frozenset[Any], int] = {}
+        self._means: dict[frozenset[Any], int] = {}
         self.shares: list[float] = []
         self.factors: list[float] = []
         self.constants = self.centred = 0.0
-        self.has_hooks = self.has_saved_hooks = False
+        self.has_saved_hooks = False
+
+    def begin(self) -> None:
+        """The losses of a backward pass follow."""
+        self.centred = 0.0
 
     def check(self, loss: torch.Tensor, weight: float | None, reduction: str
               ) -> None:
@@ -63,13 +68,13 @@ class LossWatch:
     def _check_samples(self, loss: torch.Tensor, nodes: set[Any],
                        weight: float | None, reduction: str) -> None:
         step = self._step
-        self.shares, self.factors, self.constants, self.centred = [], [], 0.0, 0.0
+        self.shares, self.factors, self.constants = [], [], 0.0
         assignment, saved = step.assignment, step.tape.saved
         # Anything but a loss is refused later.
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
                 step.batch.samples is None or assignment is None):
             return
-        kind = frozenset(map(_nodes.kind_of, nodes))
+        kind = frozenset(map(_signature, nodes))
         is_due = assignment.version == 0 or _is_due(kind, self._means)
         accumulate = step.batch.parts // max(1, assignment.batches)
         if weight is None and accumulate > 1 and reduction == "mean" and is_due:
@@ -77,37 +82,47 @@ class LossWatch:
         if not assignment.global_normalization or assignment.members < 2:
             return
         samples = max(1, step.batch.samples // step.batch.parts)
-        # In a void step sums and gathers of the script are this worker's alone.
-        is_void = step.members.are_void()
-        if weight != samples > 1 and not (
-                step.tape.sums or step.tape.differentiated or self.has_hooks or
-                is_void) and _is_due(kind, self._unmixed):
-            _mixing_check.check(loss, nodes, samples, saved, self.has_saved_hooks)
-            operands = list(_centred.find(nodes, samples, saved))
-            self.centred = _constants.number_of(filter(_centred.is_centred, operands))
-            if not _terms.has_zero_factor(loss, saved) and all(
-                    bool(one.any()) for one in operands):
-                self._unmixed[kind] = _DONE
+        # A loss with sums of the script's is made for several workers. In a void step they
+        # are this worker's alone.
+        has_sums = any(map(_sums.is_sum, nodes))
+        is_open = samples > 1 and not has_sums and not step.members.are_void()
+        if weight != samples and is_open and not step.tape.differentiated:
+            self._check_mixing(loss, nodes, kind, samples)
         if weight is not None:
             return
-        step.calls.check_together(samples)
-        # A loss with sums of the script's is made for several workers.
-        if is_due and samples > 1 and not step.tape.sums and not is_void:
+        if is_due and is_open:
             _loss_check.check_terms(
-                loss, samples, reduction, None if self.has_hooks else Coefficients(
-                    loss, samples, saved, self.has_saved_hooks), saved)
+                loss, samples, reduction,
+                Coefficients(loss, samples, saved, self.has_saved_hooks), saved)
             if not _terms.has_zero_factor(loss, saved):
                 self._means[kind] = _DONE
+        step.calls.check_together(samples)
         # After the first step more may be a fixed number, in a smaller batch that ends
         # an epoch.
-        entries_max = (0.0 if step.tape.sums else
+        entries_max = (0.0 if has_sums else
                        math.inf if assignment.version == 0 else samples)
         self.shares = _loss_check.shares_in(loss, nodes, samples, entries_max, saved)
         if step.batch.samples:
             self.constants = _constants.number_of(
                 _constants.find(nodes, samples, saved))
-            self.factors = ([] if step.tape.sums else
+            self.factors = ([] if has_sums else
                             _terms.factors_in(loss, samples, reduction, saved))
+
+    def _check_mixing(self, loss: torch.Tensor, nodes: set[Any], kind: frozenset[Any],
+                      samples: int) -> None:
+        saved = self._step.tape.saved
+        is_due = _is_due(kind, self._unmixed)
+        operands = [one for one in _centred.find(nodes, samples, saved)
+                    if is_due or one.numel() <= _SMALL]
+        # Of the first of several losses, too.
+        self.centred = _constants.number_of(
+            filter(_centred.is_centred, operands)) or self.centred
+        if not is_due:
+            return
+        _mixing_check.check(loss, nodes, samples, saved, self.has_saved_hooks)
+        if not _terms.has_zero_factor(loss, saved) and all(
+                bool(one.any()) for one in operands):
+            self._unmixed[kind] = _DONE
 
     def check_sum(self, what: str, total: torch.Tensor) -> None:
         """Raises UsageError for a sum over this worker's samples that has a penalty in
@@ -119,7 +134,13 @@ class LossWatch:
             _loss_check.check_sum(what, total, step.batch.samples or 0, step.tape.saved)
 
 
-def _is_due(kind: frozenset[str], seen: dict[frozenset[str], int]) -> bool:
+def _signature(node: Any) -> tuple[Any, ...]:
+    """The function of a node, with those behind it, and what it is over."""
+    return (_nodes.kind_of(node), getattr(node, "_saved_dim", None),
+            *map(_nodes.kind_of, inputs_of(node)))
+
+
+def _is_due(kind: frozenset[Any], seen: dict[frozenset[Any], int]) -> bool:
     """Whether a loss is to be looked at. One with a factor of 0, such as rewards that
     are all 0, says little: its kind is due when it was seen 1, 2, 4, 8 times and so on."""
     times = seen.get(kind, 0)

@@ -41,6 +41,11 @@ class _Sum(torch.autograd.Function):
         return None, None, None, None, total, None
 
 
+def is_sum(node: Any) -> bool:
+    """Whether a node of autograd's is that of a sum over the members."""
+    return getattr(type(node), "_forward_cls", None) is _Sum
+
+
 def _meet(step: "Step", kept: Kept, path: tuple[int, ...], local: torch.Tensor
           ) -> torch.Tensor:
     """The sum over the members."""

@@ -2,6 +2,7 @@
 it."""
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,15 @@ class Tape:
         sums: the script's sums and gathers.
         rows: by the number of own rows: those of all ranks, in the last gather.
         saved: values that are kept by nodes of the losses so far.
+        hooked: outputs that have got hooks in this step.
         in_backward: a pass of job.backward() is in progress.
-        differentiated: passes of the script may be parts of losses.
+        differentiated: derivatives by weights may be parts of the step's losses.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = parameters
-        self.in_backward = self.differentiated = False
+        self._shapes = {parameter.shape for parameter in parameters}
+        self.in_backward = False
         # Passes in progress, and whether the outermost is the script's.
         self._depth = 0
         self._of_script = False
@@ -42,8 +45,10 @@ class Tape:
 
     def begin(self) -> None:
         """A step begins."""
+        self.differentiated = False
         self._visits: dict[Any, int] = {}
         self.rows: dict[int, list[int]] = {}
+        self.hooked: "list[weakref.ref[torch.Tensor]]" = []
         self.clear()
 
     def clear(self) -> None:
@@ -82,8 +87,10 @@ class Tape:
         return () if not path and not visit else (*path, visit)
 
     @contextlib.contextmanager
-    def pass_over(self, tensors: Any, inputs: Any, keeps: bool) -> Iterator[None]:
-        """Autograd visits the graph of `tensors`, and keeps it or not."""
+    def pass_over(self, tensors: Any, inputs: Any, keeps: bool, records: bool
+                  ) -> Iterator[None]:
+        """Autograd visits the graph of `tensors`, and keeps it or not; `records`: its
+        derivatives have a graph, too."""
         of_script = self._depth == 0 and not self.in_backward
         seen: set[Any] = set()
         if self._depth > 0 and self._roots:
@@ -91,7 +98,9 @@ class Tape:
         if of_script:
             self._of_script = True
             self._note_shares(inputs)
-            self.differentiated = self.differentiated or keeps
+            # By weights, or by what was made of them, as in MAML.
+            self.differentiated = self.differentiated or records and not (
+                inputs and all(tensor.shape not in self._shapes for tensor in inputs))
             if self._roots and not keeps:
                 seen = nodes_of(tensors)
         self._depth += 1
