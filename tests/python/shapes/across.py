@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shapes.rows import Net, error_of, refused, row, started, steps, train
+from shapes.rows import Net, error_of, refused, row, sgd, started, steps, train
 
 ACROSS = ("job.backward()", "across the samples", "job.gather", "weight=")
 # As many as rows and columns below.
@@ -646,3 +646,150 @@ class Packed(Net):
 def a_sequence_of_all_samples(t):
     for model, x, y in steps(t, Packed()):
         train(t, error_of(model(x), y))
+
+
+# ---- what does not end the checks
+
+def variances(out):
+    return (out.t() @ out / len(out) - 0.1).square().sum()
+
+
+@refused("UsageError", *ACROSS)
+def variances_beside_a_sum_for_the_log(t):
+    for model, x, y in steps(t):
+        out = model(x)
+        t.sum((out[:, 0] > y[:, 0]).sum())
+        train(t, variances(out))
+
+
+@refused("UsageError", *ACROSS)
+def variances_under_hooks_of_all_weights(t):
+    model = t.model(Net())
+    t.join(model, sgd(model))
+    norms = []
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: norms.append(float(gradient.norm())))
+    for x, y in t.data():
+        train(t, variances(model(x)))
+
+
+@row()
+def hooks_are_called_once_a_step(t):
+    model = t.model(Net())
+    t.join(model, sgd(model))
+    calls = []
+    model.head.weight.register_hook(lambda _: calls.append(1))
+    for x, y in t.data():
+        features = model.features(x).mean((2, 3))
+        features.register_hook(lambda _: calls.append(1))
+        train(t, error_of(model.head(features), y))
+        t.same("calls", len(calls))
+
+
+@refused("UsageError", *ACROSS)
+def variances_beside_a_penalty_of_inputs(t):
+    for model, x, y in steps(t, saliency=True):
+        out = model(x)
+        gradient, = torch.autograd.grad(out.sum(), x, create_graph=True)
+        train(t, variances(out) + gradient.square().flatten(1).sum(1).mean())
+
+
+@refused("UsageError", *ACROSS)
+def variances_after_another_loss_of_the_same_functions(t):
+    for model, x, y in steps(t):
+        out = model(x)
+        train(t, error_of(out - out.mean(0 if t.step_number else 1, keepdim=True), y))
+
+
+@refused("UsageError", *ACROSS)
+def distances_of_all_pairs_by_pdist(t):
+    for model, x, y in steps(t):
+        out = model(x)
+        train(t, error_of(out, y) + (-torch.pdist(out)).exp().sum() / len(x))
+
+
+class Speech(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv, self.head = nn.Conv1d(3, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, x):
+        features = torch.tanh(self.conv(x))
+        return self.head(features.permute(2, 0, 1)).log_softmax(2), features.mean(2)
+
+
+@refused("UsageError", *ACROSS)
+def variances_beside_a_loss_that_is_differentiated_once(t):
+    model = started(t, Speech())
+    for x, y in t.data((3, 9)):
+        out, features = model(x)
+        train(t, F.ctc_loss(out, 1 + (y.abs() * 5).long() % 3, torch.full((len(x),), 9),
+                            torch.full((len(x),), 2)) + variances(features))
+
+
+class Bags(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.bag = nn.EmbeddingBag(9, 4)
+
+    def forward(self, x):
+        return self.bag((x[:, :2].abs() * 3).long() % 9)
+
+
+@refused("UsageError", *ACROSS)
+def variances_of_bags(t):
+    model = started(t, Bags())
+    for x, y in t.data((6,)):
+        train(t, variances(model(x)))
+
+
+class Encoder(nn.Module):
+    """The first word of a sentence."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.words, self.layers = nn.Embedding(9, 8), nn.TransformerEncoder(layer, 6)
+
+    def forward(self, x):
+        return self.layers(self.words((x.abs() * 3).long() % 9))[:, 0]
+
+
+@refused("UsageError", *ACROSS)
+def first_words_of_a_deep_encoder(t):
+    model = started(t, Encoder())
+    for x, y in t.data((6,)):
+        z = F.normalize(model(x))
+        train(t, F.cross_entropy(z @ z.t(), torch.arange(len(x))))
+
+
+class Crops(Net):
+    """One pass for two views of each sample."""
+
+    def forward(self, x):
+        return super().forward(torch.cat([x, x.flip(3) * 0.9]))
+
+
+@refused("UsageError", "the model computes", *ACROSS)
+def batch_norm_by_hand_over_two_crops(t):
+    for model, x, y in steps(t, Crops(ByHand)):
+        first, second = model(x).chunk(2)
+        train(t, error_of(first, y) + error_of(second, y))
+
+
+@row()
+def batch_norm_over_two_crops(t):
+    for model, x, y in steps(t, Crops()):
+        first, second = model(x).chunk(2)
+        train(t, error_of(first, y) + error_of(second, y))
+
+
+@row()
+def hardest_anchors_of_each_image(t):
+    for model, x, y in steps(t):
+        each = model.features(x).square().mean(1).flatten()
+        losses = [one.topk(5).values.mean() for one in each.split(16)]
+        train(t, sum(losses) / len(losses))

@@ -816,3 +816,67 @@ def a_mean_by_column_of_boxes(t):
     for model, x, y in steps(t):
         of = torch.repeat_interleave(1 + (y[:, 0] > 0).long())
         train(t, (model(x) - y).square()[of].mean(0).sum())
+
+
+@refused("UsageError", *A_PART, sizes={2: (1, 1), 3: (1, 1, 1)})
+def a_sum_over_the_positives_of_one_image_each(t):
+    for model, x, y in steps(t):
+        maps = torch.tanh(model.features(x))
+        of = x[:, :1, 1:-1, 1:-1] > 0.3
+        train(t, (maps.square() * of).sum() / of.sum().clamp(min=1))
+
+
+@row()
+def sums_over_multiples_of_the_samples(t):
+    """As many terms as rank 0 has samples."""
+    for model, x, y in steps(t):
+        each = (model(x) - y).square()
+        train(t, each.sum() / len(x) + torch.tanh(each).sum() / (2 * len(x)) +
+              each.sqrt().sum() / each.numel())
+
+
+@refused("UsageError", "divided by 4", "accumulate=4", sizes={2: (4, 8)})
+def each_term_divided_by_accumulate(t):
+    model = started(t)
+    for x, y in t.data(accumulate=4):
+        out = model(x)
+        train(t, error_of(out, y) / 4 + out.abs().mean() / 4)
+
+
+@row()
+def a_square_of_a_norm(t):
+    for model, x, y in steps(t):
+        train(t, (model(x) - y).norm() ** 2 / len(x))
+
+
+@refused("UsageError", "factors", "job.sum")
+def a_multiplier_of_a_constraint(t):
+    multiplier = 0.0
+    for model, x, y in steps(t):
+        out = model(x)
+        cost = out.square().mean()
+        train(t, error_of(out, y) + multiplier * (cost - 0.1))
+        multiplier += 0.11 * cost.item()
+
+
+class Dual(Net):
+    def __init__(self):
+        super().__init__()
+        self.dual = nn.Parameter(torch.zeros(2))
+
+
+@row()
+def a_function_of_a_dual_parameter(t):
+    """What it is multiplied by is linear in the mean over the samples."""
+    for model, x, y in steps(t, Dual()):
+        out = model(x)
+        train(t, error_of(out, y) - model.dual[0].exp() * (
+            out.detach().square().mean() - 0.1))
+
+
+@row(sizes={2: (2, 3), 3: (2, 2, 3)})
+def as_many_weights_of_tasks_as_samples(t):
+    for model, x, y in steps(t, Dual()):
+        out = model(x)
+        train(t, sum(0.5 * (-model.dual[i]).exp() * F.mse_loss(out[:, i], y[:, i]) +
+                     model.dual[i] for i in range(2)))

@@ -40,8 +40,8 @@ _PART_MAX = 10000
 
 
 def find(nodes: Iterable[Any], samples: int, saved: Saved) -> Iterator[torch.Tensor]:
-    """The constant operands of autograd's nodes whose first dimension may be this
-    worker's samples."""
+    """The constant operands of autograd's nodes whose first dimension, or that after
+    times, may be this worker's samples."""
     for node in nodes:
         for name, (other, _) in zip(_OPERANDS.get(kind_of(node), ()),
                                     node.next_functions):
@@ -52,7 +52,8 @@ def find(nodes: Iterable[Any], samples: int, saved: Saved) -> Iterator[torch.Ten
                 one = one.squeeze()
             if one is not None and (
                     one.is_floating_point() and one.dim() > 0 and one.numel() > 0 and
-                    len(one) % samples == 0 and one.layout is torch.strided):
+                    samples in (math.gcd(len(one), samples), *one.shape[1:2]) and
+                    one.layout is torch.strided):
                 yield one
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cohort._graphs import Saved, inputs_of
-from cohort._layers import Pass, Top
+from cohort._layers import Pass, Top, zeros
 from cohort._nodes import (
     MEAN, SUM, SUMS, by_entry, chooses_rows, depends_on_samples, dims_of, kind_of,
     mask_of, matches, shape_of)
@@ -48,11 +48,6 @@ class _Derivatives:
             max((float(one.abs().max()) for one in outputs), default=0.0),
             [one.numel() for one in outputs], [one.numel() for one in inputs],
             is_linear and not any(one.requires_grad for one in inputs))
-
-
-def _zeros(by_inputs: Any, _: Any) -> Any:
-    """A hook that takes a node out of a pass."""
-    return tuple(one if one is None else torch.zeros_like(one) for one in by_inputs)
 
 
 class Coefficients:
@@ -102,7 +97,7 @@ class Coefficients:
             for node in self._top.nodes:
                 passes.add_hook(node, functools.partial(note, node))
             for node in without:
-                passes.add_hook(node, _zeros)
+                passes.add_hook(node, zeros)
             # There may be no memory for it.
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 for (node, _), gradient in passes.run(self._loss,

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _doors, _operator
+from cohort import _doors, _operator, _passes, _sums
 from cohort._graphs import Saved, inputs_of, nodes_before, walk
 from cohort._nodes import kind_of
 
 # Layers whose output has samples, or parts of them, in its first dimension.
-LAYERS = re.compile(r"(Addmm|Mm|Convolution|Embedding)Backward\d")
+LAYERS = re.compile(r"(Addmm|Mm|Trilinear|Convolution|Embedding|EmbeddingBag)Backward\d")
 # Nodes between a layer and its parameter, such as a transposition, at most.
 _STEPS_TO_PARAMETER = 16
 # Nodes among the last layers that second derivatives are taken through.
@@ -40,7 +40,8 @@ class Layer:
 
 def is_of_script(node: Any) -> bool:
     """Whether it is a function in Python, of the script or of a compiler."""
-    return hasattr(type(node), "_forward_cls") and not _operator.is_call(node)
+    return hasattr(type(node), "_forward_cls") and not (
+        _operator.is_call(node) or _sums.is_sum(node))
 
 
 def layer_of(node: Any) -> Layer | None:
@@ -95,6 +96,8 @@ class Top:
             if node in seen:
                 continue
             seen.add(node)
+            if _sums.is_sum(node):
+                continue
             following = inputs_of(node)
             layer = layer_of(node)
             if layer is not None:
@@ -134,6 +137,11 @@ class Top:
             *self.nodes, *(layer.node for layer in self.near)))))
 
 
+def zeros(by_inputs: Any, _: Any) -> Any:
+    """A hook that takes a node out of a pass."""
+    return tuple(one if one is None else torch.zeros_like(one) for one in by_inputs)
+
+
 class Pass:
     """Passes from a value to the outputs of layers, which do nothing else, and to
     parameters that have no layer."""
@@ -158,7 +166,7 @@ class Pass:
         """The derivatives of a value."""
         self.found = {}
         if self._parameters:
-            with _doors.passes_unseen(self._parameters), _operator.without_meetings():
+            with _doors.passes_unseen(self._parameters), _passes.without_meetings():
                 torch.autograd.grad(value, self._parameters, allow_unused=True,
                                     retain_graph=True, create_graph=create_graph)
         return self.found

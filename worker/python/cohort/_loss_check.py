@@ -12,12 +12,12 @@ import torch
 
 from cohort import _errors
 from cohort._coefficients import Coefficients
-from cohort._graphs import Saved, first_inputs
+from cohort._graphs import Saved, first_inputs, inputs_of, walk
 from cohort._nodes import (
     BY_ENTRY, MEAN, chooses_rows, depends_on_samples, entries_of, has_one_row,
-    is_mean_by_column, is_nonlinear, is_of_losses, is_of_one, is_stack, kind_of, mask_of,
-    matches, shape_of, summed)
-from cohort._terms import ROUNDING, factor_of, is_multiple, terms_of, without_numbers
+    is_linear, is_mean_by_column, is_nonlinear, is_of_losses, is_of_one, is_stack, kind_of, mask_of,
+    is_square_of_norm, matches, shape_of, summed)
+from cohort._terms import ROUNDING, Term, is_multiple, terms_of
 
 # Losses, means of all entries, and quotients.
 _MEANS = re.compile(r"((Nll|Mse|SmoothL1|Huber|SoftMargin|Multi\w*Margin)Loss(2D)?|"
@@ -32,19 +32,26 @@ OVERRIDE = "if it is meant so, or a mean over samples, pass weight=len(x)"
 @dataclasses.dataclass(frozen=True)
 class _Share:
     """The weight of a mean's entries over the number of all of them, and the shape of
-    these."""
+    these.
+
+    Attributes:
+        by_sample: the same over the number of samples, if a sum is divided by a multiple
+            of them.
+    """
     value: float
     shape: Sequence[int]
     of_labels: bool = False
+    by_sample: float | None = None
 
 
 def shares_in(loss: torch.Tensor, nodes: Iterable[Any], samples: int,
-              entries_max: float, saved: Saved) -> list[float]:
+              entries_max: float, saved: Saved) -> tuple[list[float], list[float]]:
     """Of each mean in a graph that leaves some entries out, such as ignored labels,
     those outside of a mask, or samples that the script has dropped, or weighs them by
     classes, the weight of the rest over the number of all; and tensors that terms of
     the loss are divided by. It is a mean over samples only if all workers have the
-    same.
+    same. Both by entries, and by samples where these may be what it is divided by:
+    then one of the two must be the same.
 
     Args:
         loss: of one element.
@@ -59,18 +66,24 @@ def shares_in(loss: torch.Tensor, nodes: Iterable[Any], samples: int,
              is_mean_by_column(node, saved)]
     shares = [share for mean in means
               if (share := _share_of(mean, samples, entries_max, saved)) is not None]
-    values = [] if _are_by_sample(shares, samples) else [
-        share.value for share in shares]
+    if _are_by_sample(shares, samples):
+        shares = []
     divisors = _divisors_in(loss, saved)
-    if not 1 < samples <= len(divisors):
-        values += divisors
-    return sorted(value for value in values if value != 1)
+    if 1 < samples <= len(divisors):
+        divisors = []
+    by_entry, by_sample = (sorted(value for value in (*values, *divisors) if value != 1)
+                           for values in ([share.value for share in shares],
+                                          [share.value if share.by_sample is None else
+                                           share.by_sample for share in shares]))
+    return by_entry, by_sample
 
 
 def _are_by_sample(shares: Sequence[_Share], samples: int) -> bool:
     """Whether each mean may be of one sample: of each kind there are as many for each
     sample, or some have entries of which samples cannot have equally many."""
-    if not 1 < samples <= len(shares) or any(
+    if not 1 < samples <= len(shares) or all(
+            share.by_sample is not None and share.shape[:1] == (samples,)
+            for share in shares) or any(
             share.of_labels and len(share.shape) > 1 and share.shape[0] == samples
             for share in shares):
         return False
@@ -94,19 +107,22 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
               ) -> _Share | None:
     """None: it has no mask, and no labels that may be ignored, and samples have equal
     parts in it."""
-    node, of_labels, of_all = mean, False, False
+    node, of_labels = mean, False
     shape: Sequence[int] = ()
     value: float | None = None
+    by_sample: float | None = None
     if kind_of(mean).startswith("Div"):
-        node = without_numbers(mean.next_functions[0][0], saved)
-        shape = summed(node, saved) if depends_on_samples(node) else ()
+        node = next((part for part in walk([mean.next_functions[0][0]], lambda part: (
+            inputs_of(part) if is_linear(part) and not matches(_MEANS, kind_of(part))
+            else [])) if summed(part, saved) and depends_on_samples(part)), mean)
+        shape = summed(node, saved)
         divisor = saved.of(mean, "other") if shape else None
         if divisor is None or divisor.numel() != 1:
             return None
         # A sum over the number of samples, or of their entries, is a mean over them.
         by = float(divisor)
-        of_all = is_multiple(by, samples)
-        value = 1.0 if of_all else by / max(1, math.prod(shape))
+        by_sample = by / samples if is_multiple(by, samples) else None
+        value = by / max(1, math.prod(shape))
     elif is_mean_by_column(mean, saved):
         # Time may come first, unless rows are chosen.
         rows = shape_of(mean, saved)[0]
@@ -132,11 +148,11 @@ def _share_of(mean: Any, samples: int, entries_max: float, saved: Saved
     for inner in itertools.islice(first_inputs(node), _STEPS_TO_MASK):
         mask = mask_of(inner, saved)
         if mask is not None:
-            part = 1.0 if of_all else float(mask.float().mean())
-            return _Share((1.0 if value is None else value) * part, mask.shape)
+            return _Share((1.0 if value is None else value) * float(mask.float().mean()),
+                          mask.shape, by_sample=by_sample)
         if not matches(BY_ENTRY, kind_of(inner)):
             break
-    return None if value is None else _Share(value, shape, of_labels)
+    return None if value is None else _Share(value, shape, of_labels, by_sample)
 
 
 def refuse_shares(shares: list[float]) -> NoReturn:
@@ -148,7 +164,7 @@ def refuse_shares(shares: list[float]) -> NoReturn:
         f"{', '.join(f'{share:.3g}' for share in shares) or '1'} of all, on other "
         "workers another part; pass as weight= to job.backward() what it is a mean "
         "over: len(x) that are left, (y != ignore_index).sum(), mask.sum(), or w[y].sum() "
-        "with class weights; "
+        "with class weights; with several means job.backward([(a, n), (b, m)]); "
         f"{OVERRIDE}")
 
 
@@ -170,7 +186,8 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str,
     if all(any(factor.value == 0 and not factor.divides for factor in term.factors)
            for term in terms):
         return
-    unlike = [kind_of(term.node) for term in terms if is_nonlinear(term.node)]
+    unlike = [kind_of(term.node) for term in terms if is_nonlinear(term.node) and not (
+        is_square_of_norm(term.node) and _is_divided(term, samples))]
     if 0 < len(unlike) < samples:
         raise _errors.UsageError(
             f"job.backward(): the loss has {unlike[0].partition('Backward')[0].lower()}() "
@@ -181,9 +198,7 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str,
     if reduction == "sum":
         return
     # Those that nothing has divided by the number of samples.
-    left = [term for term in terms if not any(
-        factor.value is None or factor.value and is_multiple(1 / factor.value, samples)
-        for factor in term.factors)]
+    left = [term for term in terms if not _is_divided(term, samples)]
     of_one = {term.node for term in left if is_of_one(samples, term.node, saved) or
               has_one_row(term.node, saved)}
     in_loop = len(of_one) >= samples and len(of_one) % samples == 0
@@ -201,8 +216,15 @@ def check_terms(loss: torch.Tensor, samples: int, reduction: str,
         raise _errors.UsageError(
             "job.backward(): the loss has a sum over this worker's samples, but "
             "counts as a mean; pass reduction=\"sum\" for the mean over the "
-            "samples of all workers, or job.backward(job.sum(loss)) for their "
-            f"sum; {OVERRIDE}")
+            "samples of all workers, job.backward(job.sum(loss)) for their sum, or what a "
+            "tensor in it is divided by, such as w.sum() in (w / w.sum() * each).sum(), as "
+            f"weight=; {OVERRIDE}")
+
+
+def _is_divided(term: Term, samples: int) -> bool:
+    """By the number of samples, or a number that is not known."""
+    return any(factor.value is None or factor.value and is_multiple(
+        1 / factor.value, samples) for factor in term.factors)
 
 
 def check_sum(what: str, total: torch.Tensor, samples: int, saved: Saved) -> None:
@@ -233,13 +255,12 @@ def check_sum(what: str, total: torch.Tensor, samples: int, saved: Saved) -> Non
 def check_parts(loss: torch.Tensor, parts: int, saved: Saved) -> None:
     """Raises UsageError for a mean that is divided by the number of parts of a step,
     as in scripts that add up gradients by themselves."""
-    last = factor_of(loss.grad_fn, saved)
-    # Half of a square is meant as often as not.
-    if last is None or not last.divides or last.value is None or (
-            abs(last.value * parts - 1) > ROUNDING):
-        return
-    # It may be the mean of as many losses.
-    if len(list(terms_of(loss, saved))) != parts:
+    terms = list(terms_of(loss, saved))
+    # Half of a square is meant as often as not. It may be the mean of as many losses.
+    if len(terms) != parts and all(any(
+            factor.divides and factor.value is not None and
+            abs(factor.value * parts - 1) <= ROUNDING for factor in term.factors)
+            for term in terms):
         raise _errors.UsageError(
             f"job.backward(): the loss is divided by {parts}, and "
             f"job.data(accumulate={parts}) has that many parts, which count by their "

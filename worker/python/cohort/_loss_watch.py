@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 # A script with more kinds of losses is taken to make new ones all the time.
 _KINDS_MAX = 20
-# Numbers of a constant that are looked at in each step.
-_SMALL = 1 << 14
+# Functions of which most networks are made.
+_PLAIN = frozenset(("AccumulateGrad", "ConvolutionBackward0", "AddmmBackward0",
+                    "ReluBackward0", "TanhBackward0", "_FunctionBackward"))
 # In place of how often a kind of losses was seen.
 _DONE = -1
 
@@ -25,7 +26,8 @@ class LossWatch:
     """Refuses losses that are no means over this worker's samples.
 
     Attributes:
-        shares: of the last loss; workers compare them. See _loss_check.
+        shares, shares_by_sample: of the last loss; workers compare them. See
+            _loss_check.
         constants: a number for those of the last loss; see _constants.
         centred: the same of those whose mean over the samples was taken off.
         factors: of its terms.
@@ -35,10 +37,13 @@ class LossWatch:
     def __init__(self, step: "Step") -> None:
         self._step = step
         # How often kinds of losses, which are sets of functions, were seen before it
-        # was known that they mix no samples, and that they are means over them.
+        # was known that they mix no samples, and that they are means over them; and how
+        # often their constants were.
         self._unmixed: dict[frozenset[Any], int] = {}
         self._means: dict[frozenset[Any], int] = {}
+        self._constants: dict[frozenset[Any], int] = {}
         self.shares: list[float] = []
+        self.shares_by_sample: list[float] = []
         self.factors: list[float] = []
         self.constants = self.centred = 0.0
         self.has_saved_hooks = False
@@ -68,7 +73,8 @@ class LossWatch:
     def _check_samples(self, loss: torch.Tensor, nodes: set[Any],
                        weight: float | None, reduction: str) -> None:
         step = self._step
-        self.shares, self.factors, self.constants = [], [], 0.0
+        self.shares, self.shares_by_sample, self.factors = [], [], []
+        self.constants = 0.0
         assignment, saved = step.assignment, step.tape.saved
         # Anything but a loss is refused later.
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (
@@ -84,13 +90,13 @@ class LossWatch:
         samples = max(1, step.batch.samples // step.batch.parts)
         # A loss with sums of the script's is made for several workers. In a void step they
         # are this worker's alone.
-        has_sums = any(map(_sums.is_sum, nodes))
-        is_open = samples > 1 and not has_sums and not step.members.are_void()
+        has_sums = any(map(_sums.is_kind, set(map(type, nodes))))
+        is_open = samples > 1 and not step.members.are_void()
         if weight != samples and is_open and not step.tape.differentiated:
             self._check_mixing(loss, nodes, kind, samples)
         if weight is not None:
             return
-        if is_due and is_open:
+        if is_due and is_open and not has_sums:
             _loss_check.check_terms(
                 loss, samples, reduction,
                 Coefficients(loss, samples, saved, self.has_saved_hooks), saved)
@@ -101,7 +107,8 @@ class LossWatch:
         # an epoch.
         entries_max = (0.0 if has_sums else
                        math.inf if assignment.version == 0 else samples)
-        self.shares = _loss_check.shares_in(loss, nodes, samples, entries_max, saved)
+        self.shares, self.shares_by_sample = _loss_check.shares_in(
+            loss, nodes, samples, entries_max, saved)
         if step.batch.samples:
             self.constants = _constants.number_of(
                 _constants.find(nodes, samples, saved))
@@ -111,13 +118,14 @@ class LossWatch:
     def _check_mixing(self, loss: torch.Tensor, nodes: set[Any], kind: frozenset[Any],
                       samples: int) -> None:
         saved = self._step.tape.saved
-        is_due = _is_due(kind, self._unmixed)
-        operands = [one for one in _centred.find(nodes, samples, saved)
-                    if is_due or one.numel() <= _SMALL]
-        # Of the first of several losses, too.
-        self.centred = _constants.number_of(
-            filter(_centred.is_centred, operands)) or self.centred
-        if not is_due:
+        operands = []
+        # No kind is done: the script may centre them later.
+        if _is_due(kind, self._constants):
+            operands = list(_centred.find(nodes, samples, saved))
+            # Of the first of several losses, too.
+            self.centred = self.centred or _constants.number_of(
+                filter(_centred.is_centred, operands))
+        if not _is_due(kind, self._unmixed):
             return
         _mixing_check.check(loss, nodes, samples, saved, self.has_saved_hooks)
         if not _terms.has_zero_factor(loss, saved) and all(
@@ -135,9 +143,10 @@ class LossWatch:
 
 
 def _signature(node: Any) -> tuple[Any, ...]:
-    """The function of a node, with those behind it, and what it is over."""
-    return (_nodes.kind_of(node), getattr(node, "_saved_dim", None),
-            *map(_nodes.kind_of, inputs_of(node)))
+    """The function of a node, and of most with those behind it, and what it is over."""
+    kind = _nodes.kind_of(node)
+    return (kind,) if kind in _PLAIN else (
+        kind, getattr(node, "_saved_dim", None), *map(_nodes.kind_of, inputs_of(node)))
 
 
 def _is_due(kind: frozenset[Any], seen: dict[frozenset[Any], int]) -> bool:

@@ -13,17 +13,20 @@ from typing import Any, NoReturn
 
 import torch
 
-from cohort import _errors, _graph_check
+from cohort import _errors, _graph_check, _sums
 from cohort._graphs import Saved, first_inputs, inputs_of, signed
 from cohort._layers import (LAYERS, Found, Layer, Pass, Top, is_of_script,
-                            layer_of)
+                            layer_of, zeros)
 from cohort._loss_check import OVERRIDE
-from cohort._nodes import depends_on_samples, kind_of
+from cohort._nodes import depends_on_samples, kind_of, matches
 
 # Functions that choose some entries of a dimension, which are piecewise linear; and
 # distances, which torch differentiates once.
 _CHOICES = re.compile(r"(Amax|Amin|Max|Min|Median|Kthvalue|Topk|Sort)Backward0")
 _DISTANCES = "CdistBackward0"
+_ALL_DISTANCES = re.compile(r"Pdist(Forward)?Backward0")
+# Losses that have no second derivative: what is beside them is looked at.
+_ONCE = re.compile(r"(Cudnn)?CtcLossBackward\d")
 # Layers of other rows than the samples' that are looked at.
 _ALONE_MAX = 4
 # Derivatives below this part of the greatest are rounding errors.
@@ -55,7 +58,7 @@ def check(loss: torch.Tensor, nodes: set[Any], samples: int, saved: Saved,
             _refuse(f"{kind_of(node).partition('Backward')[0].lower()}()")
     top = Top(loss)
     if top.can_differentiate(saved, has_saved_hooks) and _are_coupled(
-            loss, top.near, samples):
+            loss, top, samples):
         _refuse("products, or functions of sums,")
     layers = [layer for node in nodes if (layer := layer_of(node)) is not None]
     if not has_saved_hooks and not any(
@@ -79,11 +82,14 @@ def _refuse(what: str) -> NoReturn:
         f"{OVERRIDE}")
 
 
-def _are_coupled(loss: torch.Tensor, layers: Sequence[Layer], samples: int) -> bool:
+def _are_coupled(loss: torch.Tensor, top: Top, samples: int) -> bool:
     """Whether the derivative by the outputs of layers for some samples depends on
     those for others."""
     try:
-        with Pass(layers) as passes:
+        with Pass(top.near) as passes:
+            for node in top.nodes:
+                if matches(_ONCE, kind_of(node)):
+                    passes.add_hook(node, zeros)
             first = {key: gradient for key, gradient in
                      passes.run(loss, create_graph=True).items()
                      if gradient.requires_grad}
@@ -91,7 +97,8 @@ def _are_coupled(loss: torch.Tensor, layers: Sequence[Layer], samples: int) -> b
             if not keys:
                 return False
             whole = len(first[keys[0]]) == samples
-            for some, others in _all_pairs(samples) if whole else [([0], [-1])]:
+            for some, others in _all_pairs(samples) if whole else [
+                    _two_rows([first[key] for key in keys], samples)]:
                 second = passes.run(_any_function([first[key][some] for key in keys]))
                 if any(_greatest(second[key][others]) > _ROUNDING * _greatest(second[key])
                        for key in keys if key in second):
@@ -115,18 +122,25 @@ def _are_mixed(loss: torch.Tensor, top: Sequence[Layer], layers: Sequence[Layer]
                     _keep_rows, layer, functools.partial(rows_of, layer)))
             return passes.run(loss)
 
-    def reached(found: Found) -> int:
-        """The number of samples that they come to."""
-        return max((_rows_in(gradient) for (node, _), gradient in found.items()
-                    if node not in above and gradient.dim() > 1 and
-                    len(gradient) == samples and
-                    _has_samples_first(node, gradient, samples)), default=0)
+    def reached(found: Found) -> float:
+        """The number of samples that they come to. If all layers have more rows, of
+        images, these are views or frames of samples."""
+        below = [gradient for (node, _), gradient in found.items()
+                 if node not in above and gradient.dim() > 1 and len(gradient) and
+                 _has_samples_first(node, gradient, samples)]
+        lengths = {len(gradient) for gradient in below}
+        rows = samples if samples in lengths else lengths.pop() if len(lengths) == 1 else 0
+        return 0 if not rows or rows % samples or rows != samples and any(
+            gradient.dim() < 3 for gradient in below) else max(
+            _rows_in(gradient) * samples / rows for gradient in below
+            if len(gradient) == rows)
 
     above = {layer.node for layer in top}
     try:
         for some in (list(range(0, samples, 2)), list(range(samples // 2, samples))):
+            # The first and the last row are of these samples, in any order.
             found = passed(lambda _, rows: some if rows == samples else
-                           some[:1] if rows % samples == 0 else [])
+                           [some[0] and -1] if rows % samples == 0 else [])
             if reached(found) > len(some):
                 return True
         # A row that is no sample's, such as one of weights from a mean, is that of one
@@ -167,13 +181,25 @@ def _with_samples(outputs: Found, samples: int) -> list[Any]:
 
 def _has_samples_first(node: Any, output: torch.Tensor, samples: int) -> bool:
     """An embedding may have positions there, or be a whole table."""
-    if not kind_of(node).startswith("Embedding"):
+    if not kind_of(node).startswith("Embedding") or "Bag" in kind_of(node):
         return True
     if output.dim() > 2:
         return bool(len(output) == samples != output.shape[1])
     indices: torch.Tensor = node._saved_indices
     return indices.dim() == 1 and not torch.equal(
         indices, torch.arange(len(indices), dtype=indices.dtype, device=indices.device))
+
+
+def _two_rows(outputs: Sequence[torch.Tensor], samples: int
+              ) -> tuple[list[int], list[int]]:
+    """Two rows of different samples, in whichever order rows are, that have derivatives
+    if possible: the last word of a sentence may have none."""
+    each = len(outputs[0]) // samples
+    used = sum(one.detach().abs().nan_to_num(0, 0, 0).flatten(1).amax(1)
+               for one in outputs).nonzero().flatten().tolist()
+    return next((([used[0]], [row]) for row in reversed(used)
+                 if row // each != used[0] // each and
+                 row % samples != used[0] % samples), ([0], [-1]))
 
 
 def _all_pairs(samples: int) -> Iterator[tuple[list[int], list[int]]]:
@@ -210,6 +236,10 @@ def _greatest(tensor: torch.Tensor) -> float:
 
 def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
     kind = kind_of(node)
+    if matches(_ALL_DISTANCES, kind):
+        rows = saved.shape_of(node, "self")
+        return bool(rows) and rows[0] % samples == 0 and (
+            _has_rows_of_layers(node, samples))
     if kind == _DISTANCES:
         first, second = (saved.shape_of(node, name) for name in ("x1", "x2"))
         return (len(first) > 1 and first[-2] == second[-2] and
@@ -224,16 +254,27 @@ def _is_over_samples(node: Any, samples: int, saved: Saved) -> bool:
     return bool(shape) and (shape[0] == samples or (
         len(shape) == 1 and shape[0] % samples == 0)) and (
             any(signed(dim) % len(shape) == 0 for dim in over) or dims == ()) and (
-                _has_rows_of_layers(node) and depends_on_samples(node))
+                _has_rows_of_layers(node, samples) and depends_on_samples(node))
 
 
-def _has_rows_of_layers(node: Any) -> bool:
+def _are_views(split: Any, samples: int) -> bool:
+    """Whether rows are split into parts that may have a row of each sample."""
+    sizes = getattr(split, "_saved_split_sizes", None) or (split._saved_split_size,)
+    return all(size == samples for size in sizes)
+
+
+def _has_rows_of_layers(node: Any, samples: int) -> bool:
     """Whether its first dimension may be the samples: none was put there, and they were
     not taken apart."""
     for part in first_inputs(node):
         kind = kind_of(part)
+        if _sums.is_sum(part):
+            return False
         if kind in ("StackBackward0", "SelectBackward0", "UnbindBackward0"):
             return bool(part._saved_dim != 0)
+        if kind in ("SplitBackward0", "SplitWithSizesBackward0") and (
+                part._saved_dim == 0 and not _are_views(part, samples)):
+            return False
         if kind == "TBackward0" or kind == "TransposeBackward0" and 0 in (
                 part._saved_dim0, part._saved_dim1) or (
                     kind == "PermuteBackward0" and part._saved_dims[0] != 0):

@@ -25,6 +25,7 @@ _NONLINEAR = re.compile(
     r"(Sqrt|Rsqrt|Log|Log2|Log10|Log1P|Exp|Expm1|Pow|Abs|Clamp|ClampMin|ClampMax|Relu|"
     r"LeakyRelu|Elu|Softplus|Tanh|Sigmoid|Reciprocal|Maximum|Minimum|Norm|"
     r"LinalgVectorNorm|Dist|Std|Var|Max|Min|Amax|Amin|Median|Logsumexp|Prod)Backward\d")
+_NORM = re.compile(r"(LinalgVector)?NormBackward\d")
 # Functions that choose rows.
 _ROWS = ("IndexBackward0", "IndexSelectBackward0")
 # Functions whose output has as many entries, or rows of them, as its first input.
@@ -56,6 +57,14 @@ def is_nonlinear(node: Any) -> bool:
         return second is not None and depends_on_samples(second) and (
             kind.startswith("Div") or first is not None and depends_on_samples(first))
     return matches(_NONLINEAR, kind) and depends_on_samples(node)
+
+
+def is_square_of_norm(node: Any) -> bool:
+    """Whether it is a sum of squares."""
+    inner = inputs_of(node)[0] if node.next_functions else None
+    return bool(kind_of(node) == "PowBackward0" and node._saved_exponent == 2 and
+                matches(_NORM, kind_of(inner)) and
+                getattr(inner, "_saved_p", getattr(inner, "_saved_ord", None)) == 2)
 
 
 def depends_on_samples(node: Any, saved: Saved | None = None) -> bool:
@@ -175,7 +184,8 @@ def is_of_one(samples: int, node: Any, saved: Saved) -> bool:
         kind = kind_of(part)
         if kind in ("SelectBackward0", "UnbindBackward0"):
             shape = saved.shape_of(part, "self") or (samples,)
-            return bool(part._saved_dim == 0 and shape[0] == samples)
+            return bool(part._saved_dim == 0 and shape[0] == samples and
+                        depends_on_samples(part))
         if not matches(BY_ENTRY, kind) and not matches(PASSES, kind):
             break
     return False

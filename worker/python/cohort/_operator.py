@@ -1,10 +1,9 @@
 """A batch-norm call for autograd: a function, and for compilers an operator
 that they keep whole and in order."""
 
-import contextlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -38,22 +37,6 @@ def new_handle(step: "Step") -> int:
 # job.backward starts too. Autograd visits in reverse order of creation, so all
 # members meet in one order. In a compiled graph, where nodes are created at once,
 # each call also takes the token of the one before.
-
-
-# Backward passes visit calls and compute nothing there.
-_meets_nobody = False
-
-
-@contextlib.contextmanager
-def without_meetings() -> Iterator[None]:
-    """The gradient of a call's input is that of its output in here. Which entries are
-    zeros is then known of what is below."""
-    global _meets_nobody
-    _meets_nobody = True
-    try:
-        yield
-    finally:
-        _meets_nobody = False
 
 
 def is_call(node: Any) -> bool:
@@ -105,7 +88,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *token_and_grads: torch.Tensor | None) -> Any:
         grads = token_and_grads[1:]
-        if _meets_nobody:
+        if _passes.meets_nobody:
             return (None, None, *(part for dy in grads for part in (dy, None, None)))
         saved = ctx.saved_tensors
         step: "Step" = ctx.step

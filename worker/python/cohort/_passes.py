@@ -1,9 +1,11 @@
 """Both passes of one batch-norm call: moments of the local batch, their
 rendezvous, and the arithmetic."""
 
+import contextlib
 import dataclasses
 import math
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -164,6 +166,22 @@ def check_not_batched(step: "Step", kept: Kept) -> None:
             f"{name}: an exchange between all workers does not support passes with "
             "is_grads_batched=True, which jacobian and hessian make with "
             "vectorize=True; leave it out: each row is then a separate pass")
+
+
+# Backward passes visit calls and sums, and compute nothing there.
+meets_nobody = False
+
+
+@contextlib.contextmanager
+def without_meetings() -> Iterator[None]:
+    """The gradient of a call's input is that of its output in here, and sums have none.
+    Which entries are zeros is then known of what is below."""
+    global meets_nobody
+    meets_nobody = True
+    try:
+        yield
+    finally:
+        meets_nobody = False
 
 
 def forward(step: "Step", calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:

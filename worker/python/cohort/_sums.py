@@ -35,6 +35,9 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore
+        if _passes.meets_nobody:
+            # One process has the samples of all workers there.
+            return None, None, None, None, None, None
         _passes.check_not_batched(ctx.step, ctx.kept)
         path = ctx.step.tape.visit(ctx.kept, ctx.path)
         total = _total(ctx.step, ctx.kept, path, _OF_DERIVATIVE, gradient)
@@ -43,7 +46,12 @@ class _Sum(torch.autograd.Function):
 
 def is_sum(node: Any) -> bool:
     """Whether a node of autograd's is that of a sum over the members."""
-    return getattr(type(node), "_forward_cls", None) is _Sum
+    return is_kind(type(node))
+
+
+def is_kind(kind: type) -> bool:
+    """Whether nodes of this class are."""
+    return getattr(kind, "_forward_cls", None) is _Sum
 
 
 def _meet(step: "Step", kept: Kept, path: tuple[int, ...], local: torch.Tensor

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from cohort._graphs import Saved, first_inputs, inputs_of, walk
-from cohort._nodes import AVERAGES, FACTORS, PASSES, is_nonlinear, kind_of, matches
+from cohort._nodes import (AVERAGES, FACTORS, PASSES, depends_on_samples, is_nonlinear,
+                           kind_of, matches)
 
 # Relative rounding of a number that a loss is divided by.
 ROUNDING = 1e-5
@@ -75,14 +76,6 @@ def factor_of(node: Any, saved: Saved) -> Factor | None:
                    kind_of(node).startswith("Div"))
 
 
-def without_numbers(node: Any, saved: Saved) -> Any:
-    """What a node multiplies by numbers."""
-    while (factor := factor_of(node, saved)) is not None and (
-            factor.number is not None and not factor.divides):
-        node = next(other for other in inputs_of(node) if other is not None)
-    return node
-
-
 def has_zero_factor(loss: torch.Tensor, saved: Saved) -> bool:
     """Whether a term is multiplied by 0, as at the beginning of a warm-up."""
     return any(factor.value == 0 for term in terms_of(loss, saved)
@@ -94,8 +87,8 @@ def factors_in(loss: torch.Tensor, samples: int, reduction: str, saved: Saved
     """The numbers that terms of a loss, or all that they are means or sums of, are
     multiplied by, ascending. Without integers and parts of 1, which may be numbers of
     samples, unless a mean is multiplied by that; and without those of mixup, which may be
-    drawn: two whose sum is 1, and the one of a difference."""
-    terms = [term for term in terms_of(loss, saved) if not hasattr(term.node, "variable")]
+    drawn: two whose sum is 1, and the one of a difference of two outputs."""
+    terms = [term for term in terms_of(loss, saved) if depends_on_samples(term.node)]
     kinds = collections.Counter(kind_of(term.node) for term in terms)
     if samples > 1 and max(kinds.values(), default=0) >= samples:
         # Each may be of one sample.
@@ -106,8 +99,8 @@ def factors_in(loss: torch.Tensor, samples: int, reduction: str, saved: Saved
             value = factor.value
             if value and not any(is_multiple(abs(one), 1) for one in (
                     value, 1 / value)) and not any(
-                        kind_of(other) in ("SubBackward0", "RsubBackward1")
-                        for other in inputs_of(factor.node)):
+                        kind_of(other) == "SubBackward0" and None not in inputs_of(other)
+                        for other in inputs_of(factor.node) if other is not None):
                 of_terms.setdefault(value, []).append(term.node)
     last = _factor_of_all(loss, saved)
     if last == samples > 1 and reduction == "mean":
