@@ -56,6 +56,17 @@ def _constants_of(node: Any, samples: int, saved: Saved) -> Iterator[torch.Tenso
         # Each sample may have one.
         if weights is not None and not (weights.dim() > 1 and len(weights) == samples):
             yield weights
+    elif kind == "MmBackward0" and samples > 1:
+        # What outputs are compared with, such as the texts of all images.
+        left, right = inputs_of(node)
+        if right is None and depends_on_samples(left):
+            keys = saved.of(node, "mat2")
+            if keys is not None and keys.shape[1] == samples:
+                yield keys
+        elif left is None and depends_on_samples(right):
+            keys = saved.of(node, "self")
+            if keys is not None and len(keys) == samples:
+                yield keys
     elif kind in _PRODUCTS:
         for name, (own, _), (other, _) in zip(_PRODUCTS[kind], node.next_functions,
                                               reversed(node.next_functions)):
@@ -102,7 +113,8 @@ def refuse_difference() -> NoReturn:
     raise _errors.UsageError(
         "job.backward(): the loss has weights of classes (weight=, pos_weight=) or of "
         "terms, or a tensor that a mean over the samples is multiplied by (the shares of "
-        "experts), that differ between workers, because each computes them from its own "
-        "batch; compute them from the samples of all workers, by job.sum() of counts, or "
+        "experts) or that outputs are compared with (detached keys), that differ between "
+        "workers, because each computes them from its own batch; compute them from the "
+        "samples of all workers, by job.sum() of counts or job.gather() of keys, or "
         "from the whole data set; with weights of classes weight=w[y].sum() is what a "
         f"mean is over; {OVERRIDE}")
