@@ -123,10 +123,10 @@ class BeforeJoining(unittest.TestCase):
         self.refuses(cohort.ConfigurationError, "another optimizer", model,
                      optimizer, schedulers=[other])
         mine = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        cohort.join(model, optimizer, schedulers=[mine],
-                    server="127.0.0.1:1").leave()
+        job = cohort.join(model, optimizer, schedulers=[mine], server="127.0.0.1:1")
         with self.assertRaisesRegex(cohort.UsageError, "job.step.. advances"):
             mine.step()
+        job.leave()
 
     def test_joining_twice(self):
         model = three_batch_norms()

@@ -15,10 +15,13 @@ from cohort._optimizer import GroupNumbers
 
 
 def replace_step(scheduler: Any, step: Callable[..., None]) -> None:
-    """Through the class, as state_dict() has all attributes of the instance."""
+    """Through the class, as state_dict() has all attributes of the instance. Copies
+    and pickles of it have the class from before."""
     kind = type(scheduler)
     scheduler.__class__ = type(kind.__name__, (kind,), {
         "__module__": kind.__module__,
+        "__reduce_ex__": lambda self, protocol: (
+            object.__new__, (kind,), self.__getstate__()),
         "step": lambda self, *args, **kwargs: step(*args, **kwargs)})
 
 

@@ -17,11 +17,6 @@ from cohort._scaler import LossScale
 
 STATE_BYTES_MAX = 64 << 10
 
-_refuse_step = _errors.refusing(
-    "scheduler.step(): job.step() advances the schedulers that were passed to "
-    "cohort.join(), so that a step that is repeated has the same rate; remove "
-    "this call")
-
 _KINDS = tuple(getattr(lr_scheduler, name)
                for name in ("LRScheduler", "_LRScheduler", "ReduceLROnPlateau")
                if hasattr(lr_scheduler, name))
@@ -208,6 +203,8 @@ class Schedulers:
         self._kept: list[float] | None = None
         # The replaced methods of those that were passed, in their order.
         self._steps: list[Any] = []
+        # Those whose step() is an error, and their classes.
+        self._refused: list[tuple[Any, type]] = []
         for scheduler in (*self._each_step, *self._each_epoch):
             name = type(scheduler).__name__
             if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
@@ -221,7 +218,10 @@ class Schedulers:
                     f"{name}: belongs to another optimizer than that passed to "
                     "cohort.join()")
             self._steps.append(scheduler.step)
-            scheduler.step = _refuse_step
+            self._refuse_step(
+                scheduler,
+                "job.step() advances the schedulers that were passed to cohort.join(), "
+                "so that a step that is repeated has the same rate; remove this call")
 
     def __bool__(self) -> bool:
         return bool(self._each_step or self._each_epoch)
@@ -247,13 +247,19 @@ class Schedulers:
                                              self._call_of_script)
             return
         for item in found:
-            replace_step(item, _errors.refusing(
-                f"scheduler.step(): {type(item).__name__} is one of {count} schedulers; "
-                f"{_INSTEAD}. The script may step a scheduler that is the only one, and "
-                "one ReduceLROnPlateau"))
+            self._refuse_step(
+                item, f"{type(item).__name__} is one of {count} schedulers; {_INSTEAD}. "
+                "The script may step a scheduler that is the only one, and one "
+                "ReduceLROnPlateau")
+
+    def _refuse_step(self, scheduler: Any, why: str) -> None:
+        self._refused.append((scheduler, type(scheduler)))
+        replace_step(scheduler, _errors.refusing(f"scheduler.step(): {why}"))
 
     def detach(self) -> None:
         """The script calls step() alone again."""
+        for scheduler, kind in reversed(self._refused):
+            scheduler.__class__ = kind
         if self._scripts is not None:
             self._scripts.detach()
         if self.plateau is not None:

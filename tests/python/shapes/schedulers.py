@@ -1,0 +1,59 @@
+"""Rows: schedulers of the learning rate."""
+
+import pickle
+
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from shapes.rows import Net, error_of, row, sgd, train
+
+
+def joined(t, make, passed=False):
+    """A model that has joined, and the scheduler of its optimizer."""
+    model = t.model(Net())
+    optimizer = sgd(model)
+    scheduler = make(optimizer)
+    t.join(model, optimizer, schedulers=[scheduler] if passed else [])
+    return model, scheduler
+
+
+def one_cycle(optimizer):
+    return lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=9)
+
+
+def reloaded(value):
+    """Through the protocol of torch.save."""
+    return pickle.loads(pickle.dumps(value, 2))
+
+
+def same_next_rates(t, scheduler):
+    """Those that follow the state of a scheduler, which another one loads, and
+    those that follow in a copy of it."""
+    other = one_cycle(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1,
+                                      momentum=0.9))
+    other.load_state_dict(reloaded(scheduler.state_dict()))
+    copied = reloaded(scheduler)
+    for one in (other, copied):
+        one.optimizer.step()
+        one.step()
+        t.same("next", one.get_last_lr()[0])
+
+
+@row(steps=3)
+def schedulers_are_saved_in_the_run(t):
+    model, scheduler = joined(t, one_cycle)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        scheduler.step()
+        same_next_rates(t, scheduler)
+
+
+@row(steps=3)
+def a_passed_scheduler_is_saved_and_stepped_after_the_run(t):
+    model, scheduler = joined(t, one_cycle, passed=True)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        same_next_rates(t, scheduler)
+    scheduler.step()
+    t.same("rate", scheduler.get_last_lr()[0])
