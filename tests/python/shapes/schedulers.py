@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
@@ -16,6 +17,15 @@ def joined(t, make, passed=False):
     scheduler = make(optimizer)
     t.join(model, optimizer, schedulers=[scheduler] if passed else [])
     return model, scheduler
+
+
+def stepped(t, make):
+    """Each step is followed by a call of the scheduler."""
+    model, scheduler = joined(t, make)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        scheduler.step()
+        t.same("rate", scheduler.get_last_lr()[0])
 
 
 def one_cycle(optimizer):
@@ -57,3 +67,33 @@ def a_passed_scheduler_is_saved_and_stepped_after_the_run(t):
         same_next_rates(t, scheduler)
     scheduler.step()
     t.same("rate", scheduler.get_last_lr()[0])
+
+
+@row(steps=6)
+def sequence_of_schedulers_with_functions_and_a_counter(t):
+    stepped(t, lambda optimizer: lr_scheduler.SequentialLR(optimizer, [
+        lr_scheduler.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2,
+                              cycle_momentum=False),
+        lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6, cycle_momentum=False),
+        lr_scheduler.MultiStepLR(optimizer, [1, 2], 0.5)], [2, 4]))
+
+
+@row(steps=6)
+def milestones_of_numpy(t):
+    stepped(t, lambda optimizer: lr_scheduler.MultiStepLR(
+        optimizer, (numpy.array([0.4, 0.8]) * 6).astype(int), numpy.float32(0.3)))
+
+
+class Table:
+    """Factors of a rate by step."""
+
+    def __init__(self, size):
+        self.factors = numpy.linspace(1, 0.1, size)
+
+    def __call__(self, step):
+        return self.factors[step]
+
+
+@row(steps=6)
+def rates_from_an_array(t):
+    stepped(t, lambda optimizer: lr_scheduler.LambdaLR(optimizer, Table(7)))

@@ -1,5 +1,7 @@
 """The state of a scheduler as JSON has it."""
 
+import copy
+import itertools
 import math
 from typing import Any
 
@@ -7,16 +9,19 @@ import torch
 
 from cohort import _errors
 
+try:
+    import numpy
+except ImportError:  # torch works without it
+    numpy = None  # type: ignore[assignment]
+
 
 def save(scheduler: Any) -> Any:
-    """The state of a scheduler, without functions: these are the script's, and
-    load_state_dict leaves them alone.
+    """The state of a scheduler, without functions: these are the script's, and `load` leaves them as they are.
 
     Raises:
         ConfigurationError: it has other things than numbers and texts.
     """
-    return _plain({key: value for key, value in scheduler.state_dict().items()
-                   if not callable(value)}, type(scheduler).__name__)
+    return _plain(scheduler.state_dict(), type(scheduler).__name__)
 
 
 def load(scheduler: Any, values: Any) -> None:
@@ -30,8 +35,12 @@ def _plain(value: Any, path: str) -> Any:
     Raises:
         ConfigurationError: it is no number, text, list or dictionary of such.
     """
+    if callable(value):
+        return {"function": ""}
     if isinstance(value, torch.Tensor) and value.dim() == 0:
         value = value.item()
+    if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
+        return {"numpy": [value.dtype.name, _plain(value.tolist(), path)]}
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -47,14 +56,25 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _restored(value: Any, like: Any) -> Any:
-    """The inverse of _plain; `like` tells tuples from lists."""
+    """The inverse of _plain; `like`, what is there now, has the functions
+    and classes of dictionaries, and tells tuples from lists."""
     if isinstance(value, dict):
+        if "function" in value:
+            return like
+        if "numpy" in value:
+            name, items = value["numpy"]
+            return numpy.array(_restored(items, None), name)[()]
         if "float" in value:
             return float(value["float"])
         known = like if isinstance(like, dict) else {}
-        return {_restored(key, None): _restored(item, known.get(key))
-                for key, item in value["items"]}
+        restored = copy.copy(known)
+        restored.clear()
+        for plain, item in value["items"]:
+            key = _restored(plain, None)
+            restored[key] = _restored(item, known.get(key))
+        return restored
     if isinstance(value, list):
-        items = [_restored(item, None) for item in value]
+        likes = like[:len(value)] if isinstance(like, (list, tuple)) else ()
+        items = [_restored(*pair) for pair in itertools.zip_longest(value, likes)]
         return tuple(items) if isinstance(like, tuple) else items
     return value
