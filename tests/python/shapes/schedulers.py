@@ -97,3 +97,36 @@ class Table:
 @row(steps=6)
 def rates_from_an_array(t):
     stepped(t, lambda optimizer: lr_scheduler.LambdaLR(optimizer, Table(7)))
+
+
+class WarmUp(lr_scheduler.LambdaLR):
+    """As that of pytorch-gradual-warmup-lr: another scheduler follows it."""
+
+    def __init__(self, optimizer, steps, after):
+        self.after = after
+        self.steps = steps
+        super().__init__(optimizer, lambda step: (step + 1) / steps)
+
+    def step(self):
+        if self.last_epoch < self.steps - 1:
+            super().step()
+        else:
+            self.after.step()
+            self._last_lr = self.after.get_last_lr()
+
+
+def warm_up(optimizer):
+    return WarmUp(optimizer, 3, lr_scheduler.MultiStepLR(optimizer, [1, 3], 0.5))
+
+
+@row(steps=6)
+def warm_up_with_a_scheduler_that_follows(t):
+    stepped(t, warm_up)
+
+
+@row(steps=6, survives=True)
+def passed_warm_up_with_a_scheduler_that_follows(t):
+    model, scheduler = joined(t, warm_up, passed=True)
+    for x, y in t.data():
+        train(t, error_of(model(x), y))
+        t.same("rate", scheduler.get_last_lr()[0])

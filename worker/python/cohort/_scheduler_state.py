@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch.optim import lr_scheduler
 
 from cohort import _errors
 
@@ -14,9 +15,14 @@ try:
 except ImportError:  # torch works without it
     numpy = None  # type: ignore[assignment]
 
+KINDS = tuple(getattr(lr_scheduler, name)
+              for name in ("LRScheduler", "_LRScheduler", "ReduceLROnPlateau")
+              if hasattr(lr_scheduler, name))
+
 
 def save(scheduler: Any) -> Any:
-    """The state of a scheduler, without functions: these are the script's, and `load` leaves them as they are.
+    """The state of a scheduler, and of those that it has as attributes, without
+    functions: these are the script's, and `load` leaves them as they are.
 
     Raises:
         ConfigurationError: it has other things than numbers and texts.
@@ -35,6 +41,8 @@ def _plain(value: Any, path: str) -> Any:
     Raises:
         ConfigurationError: it is no number, text, list or dictionary of such.
     """
+    if isinstance(value, KINDS):
+        return {"scheduler": save(value)}
     if callable(value):
         return {"function": ""}
     if isinstance(value, torch.Tensor) and value.dim() == 0:
@@ -56,9 +64,12 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def _restored(value: Any, like: Any) -> Any:
-    """The inverse of _plain; `like`, what is there now, has the functions
-    and classes of dictionaries, and tells tuples from lists."""
+    """The inverse of _plain; `like`, what is there now, has the functions,
+    schedulers, and classes of dictionaries, and tells tuples from lists."""
     if isinstance(value, dict):
+        if "scheduler" in value:
+            load(like, value["scheduler"])
+            return like
         if "function" in value:
             return like
         if "numpy" in value:

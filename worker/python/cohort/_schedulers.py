@@ -17,10 +17,6 @@ from cohort._scaler import LossScale
 
 STATE_BYTES_MAX = 64 << 10
 
-_KINDS = tuple(getattr(lr_scheduler, name)
-               for name in ("LRScheduler", "_LRScheduler", "ReduceLROnPlateau")
-               if hasattr(lr_scheduler, name))
-
 _INSTEAD = ("pass the scheduler to cohort.join(schedulers=[...]), where it follows "
             "job.step() of its optimizer, or (epoch_schedulers=[...]), and remove "
             "this call")
@@ -28,11 +24,12 @@ _INSTEAD = ("pass the scheduler to cohort.join(schedulers=[...]), where it follo
 
 def _schedulers_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     """The schedulers of an optimizer, which does not know them; without those
-    that are part of another one."""
-    found = [item for item in gc.get_objects() if issubclass(type(item), _KINDS)
+    that are attributes of another one, or in a list that is."""
+    found = [item for item in gc.get_objects()
+             if issubclass(type(item), _scheduler_state.KINDS)
              and getattr(item, "optimizer", None) is optimizer]
-    inside = {id(part) for item in found
-              for part in getattr(item, "_schedulers", ())}
+    inside = {id(part) for item in found for value in vars(item).values()
+              for part in (value if isinstance(value, (list, tuple)) else [value])}
     return [item for item in found if id(item) not in inside]
 
 
