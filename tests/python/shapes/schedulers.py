@@ -1,5 +1,6 @@
 """Rows: schedulers of the learning rate."""
 
+import logging
 import pickle
 
 import numpy
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from shapes.rows import Net, error_of, row, sgd, train
+from shapes.rows import Net, error_of, refused, row, sgd, train
 
 
 def joined(t, make, passed=False):
@@ -45,7 +46,6 @@ def same_next_rates(t, scheduler):
     other.load_state_dict(reloaded(scheduler.state_dict()))
     copied = reloaded(scheduler)
     for one in (other, copied):
-        one.optimizer.step()
         one.step()
         t.same("next", one.get_last_lr()[0])
 
@@ -97,6 +97,22 @@ class Table:
 @row(steps=6)
 def rates_from_an_array(t):
     stepped(t, lambda optimizer: lr_scheduler.LambdaLR(optimizer, Table(7)))
+
+
+@refused("ConfigurationError", "LambdaLR", "closure", "want at most")
+def rates_from_a_long_array(t):
+    stepped(t, lambda optimizer: lr_scheduler.LambdaLR(optimizer, Table(10000)))
+
+
+class Logged(lr_scheduler.ExponentialLR):
+    def __init__(self, *args):
+        self.logger = logging.getLogger("rates")
+        super().__init__(*args)
+
+
+@refused("ConfigurationError", "Logged['logger']", "global variable")
+def scheduler_with_a_logger(t):
+    stepped(t, lambda optimizer: Logged(optimizer, 0.8))
 
 
 class WarmUp(lr_scheduler.LambdaLR):

@@ -60,7 +60,9 @@ def _plain(value: Any, path: str) -> Any:
                           for key, item in value.items()]}
     raise _errors.ConfigurationError(
         f"{path}: got a {type(value).__name__}, want numbers, texts, lists and "
-        "dictionaries: the state of schedulers is kept on the server as text")
+        "dictionaries: the state of schedulers is kept on the server as text. What "
+        "does not change belongs in a global variable or a closure, not in an "
+        "attribute of the scheduler")
 
 
 def _restored(value: Any, like: Any) -> Any:

@@ -399,8 +399,10 @@ class Schedulers:
         encoded = json.dumps(state, separators=(",", ":")).encode()
         if len(encoded) > STATE_BYTES_MAX:
             raise _errors.ConfigurationError(
-                f"the schedulers' state: got {len(encoded)} bytes, want at most "
-                f"{STATE_BYTES_MAX}")
+                "the state of schedulers, and numbers in attributes of modules: got "
+                f"{len(encoded)} bytes, want at most {STATE_BYTES_MAX}. A table that a "
+                "schedule reads belongs in a global variable or a closure, "
+                "LambdaLR(optimizer, lambda step: table[step]), not in an attribute")
         return encoded
 
     def load(self, encoded: bytes) -> None:
