@@ -222,7 +222,7 @@ def misuse(rank, address, what):
                 job.backward(loss, weight=-1)
             job.backward(loss)
             if what == "weights after backward":
-                model.load_state_dict(model.state_dict())
+                model[0].weight.data.mul_(2)
             job.step()
     except cohort.CohortError as error:
         return type(error).__name__, str(error)

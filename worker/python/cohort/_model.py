@@ -256,13 +256,13 @@ class RegisteredModel:
         model has others.
 
         Args:
-            content: compares the values, too, which changes by `.data` and NumPy
-                alone show.
+            content: compares the values of all, as changes by `.data` and NumPy
+                leave no trace. Otherwise of those that torch has seen written: what
+                was put in for a score may be out again.
         """
         self._check_structure()
-        for name, parameter, version, printed, address in zip(
-                self.names, self.parameters, self._weight_versions,
-                self._weight_prints, self._addresses):
+        for name, parameter, address in zip(self.names, self.parameters,
+                                            self._addresses):
             if parameter.data_ptr() != address:
                 raise _errors.UsageError(
                     f"{name}: the parameter was moved, its .data was assigned, or "
@@ -270,7 +270,18 @@ class RegisteredModel:
                     "call model.to() before job.data() is iterated, and keep a "
                     "momentum encoder out of the model, in "
                     "cohort.join(keep=[encoder])")
-            if parameter._version != version or content and not _devices.same(
+        self.check_values(content)
+
+    def check_values(self, content: bool = True) -> None:
+        """The same, of the weights that are where they were: called before the
+        network writes there for the last time, too, after which a model may be
+        exported."""
+        for name, parameter, version, printed, address in zip(
+                self.names, self.parameters, self._weight_versions,
+                self._weight_prints, self._addresses):
+            if parameter.data_ptr() != address:
+                continue
+            if (content or parameter._version != version) and not _devices.same(
                     printed, _devices.fingerprint(parameter)):
                 raise _errors.UsageError(
                     f"{name}: its values were changed in this process (by hand, by "
@@ -280,8 +291,10 @@ class RegisteredModel:
                     "--freeze, --clip_norm and --weight_decay. In place of clamping "
                     "the weights of a critic, add a gradient penalty to its loss, "
                     "or bound them where they are used, with "
-                    "nn.utils.parametrize. Keep a momentum encoder out of the "
-                    "model, in cohort.join(keep=[encoder])")
+                    "nn.utils.parametrize. Take out what was put in for a score "
+                    "before the next batch, job.load() and job.state_dict(). Keep a "
+                    "momentum encoder out of the model, in "
+                    "cohort.join(keep=[encoder])")
 
 
 def accumulator_of(parameter: nn.Parameter) -> object:

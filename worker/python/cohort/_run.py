@@ -76,6 +76,8 @@ class Run:
         self._final_version: int | None = None
         # Averages of the last version, if the server has kept any.
         self.last_averages: dict[str, Any] | None = None
+        # They are in the model until the next load().
+        self._shows_averages = False
         # The worker has left the run; and after a signal, it shall not wait for
         # the end of the step.
         self.left = self._stops_now = False
@@ -260,6 +262,8 @@ class Run:
         """The run needs nothing more: the model gets its last version."""
         self.finished = True
         _core.log("info", f"the run is over: {assignment.reason}")
+        if not assignment.failed:
+            self.model.check_values()
         # Most runs have no averages.
         with contextlib.suppress(_errors.CohortError):
             self.load(averaged=True)
@@ -289,6 +293,7 @@ class Run:
     def end_of_data(self) -> None:
         """The iterable of own data has ended: so does the run."""
         self._data_ended = True
+        self.model.check_values()
         with contextlib.suppress(_errors.CohortError):
             self.load()
         self._give_last()
@@ -385,7 +390,9 @@ class Run:
         return True
 
     def load(self, averaged: bool = False) -> int:
-        """See Job.load; `averaged`: the averages that --ema_decay keeps."""
+        """See Job.load; `averaged`: the averages that --ema_decay keeps. Statistics
+        that the script has written stay. Raises UsageError if it has written weights,
+        which would get lost."""
         self.joined()
         if self.step.is_open():
             raise _errors.UsageError(
@@ -399,6 +406,7 @@ class Run:
         while pulled is None:
             if self.left:
                 return self._final_version or 0
+            self.model.check_values()
             self.model.await_weights()
             try:
                 pulled = self.worker.read(None, True,
@@ -410,6 +418,9 @@ class Run:
                 if self.waiting is None:
                     self.check_rates_kept()
                 self.waiting = self.next_assignment()
+        if not self._shows_averages:
+            self.step.capture_statistics()
+        self._shows_averages = averaged
         self.model.take_weights()
         if averaged:
             self.model.statistics.show(pulled)
