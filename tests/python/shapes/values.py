@@ -162,6 +162,27 @@ def head_of_the_first_step_with_gradients_of_zero(t):
 
 
 @row(steps=4)
+def head_of_the_first_step_with_gradients_of_zero_by_their_data(t):
+    """From the third step on it is 0 before it is written."""
+    t.zeroes_gradients = True
+    head_of_the_first_step(
+        t, lambda p: None if p.grad is None else p.grad.data.zero_())
+
+
+@refused("UsageError", "conv1.weight", "zero_grad", steps=4)
+def gradients_halved_as_data(t):
+    """In place of zero_grad()."""
+    head_of_the_first_step(
+        t, lambda p: None if p.grad is None else p.grad.data.mul_(0.5))
+
+
+@refused("UsageError", "last step", "zero_grad", steps=4)
+def gradients_set_to_zero_of_matrices_alone(t):
+    head_of_the_first_step(
+        t, lambda p: setattr(p, "grad", None) if p.dim() > 1 else None)
+
+
+@row(steps=4)
 def head_of_the_first_step_without_a_gradient(t):
     head_of_the_first_step(t, lambda p: setattr(p, "grad", None))
 

@@ -1,6 +1,7 @@
 """The gradients of a step: observed while autograd adds to them, and sent as
 soon as they are final."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,30 @@ class _NodeHook:
 
     def remove(self) -> None:
         self._handle.remove()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Noted:
+    """A gradient as it was."""
+    grad: torch.Tensor
+    version: int
+    printed: Any
+
+    @classmethod
+    def of(cls, grad: torch.Tensor) -> "_Noted":
+        # Others have no memory of their own, and are refused when they are sent.
+        printed = (None if grad.is_sparse or _passes.is_stand_in(grad)
+                   else _devices.fingerprint(grad))
+        return cls(grad, grad._version, printed)
+
+    def is_of(self, grad: torch.Tensor | None) -> bool:
+        """Whether torch has seen no change since."""
+        return grad is self.grad and grad._version == self.version
+
+    def is_still(self, grad: torch.Tensor | None) -> bool:
+        """Whether there was none."""
+        return self.is_of(grad) and _devices.same(
+            self.printed, _Noted.of(self.grad).printed)
 
 
 class Gradients:
@@ -47,11 +72,11 @@ class Gradients:
         self._seen: dict[int, int] = {}
         # Gradients that were handed over, by number; and what they were then.
         self._sent: dict[int, torch.Tensor] = {}
-        self._prints: dict[int, Any] = {}
+        self._noted: dict[int, _Noted] = {}
         # Gradients of the last step, which stay with the parameters.
-        self._left: dict[int, tuple[torch.Tensor, int]] = {}
+        self._left: dict[int, _Noted] = {}
         # Those of the step's earlier parts.
-        self._held: dict[int, tuple[torch.Tensor, int]] = {}
+        self._held: dict[int, _Noted] = {}
         self._queue: _devices.GradientQueue | None = None
         # job.backward() computes them, and sends them.
         self.expected = False
@@ -99,7 +124,7 @@ class Gradients:
     def begin(self) -> None:
         """Called when a step begins."""
         self.watch()
-        self._sent = {}
+        self._sent, self._noted = {}, {}
         self._held = {}
 
     def prepare(self) -> None:
@@ -108,23 +133,37 @@ class Gradients:
         that the pass does not reach has then a gradient of 0, as in torch.
 
         Raises:
-            UsageError: the script has set a gradient to something else.
+            UsageError: the script has set a gradient to something else, or some to 0
+                and others not.
         """
-        for number, parameter in enumerate(self._model.parameters):
-            grad = parameter.grad
-            if grad is None:
-                continue
-            if self._is_left(number, grad):
-                parameter.grad = None
-            elif bool(grad.any()):
-                raise _errors.UsageError(
-                    f"{self._model.names[number]}: has a gradient before "
-                    "job.backward(); call optimizer.zero_grad(), and add other "
-                    "terms to the loss instead")
+        self._release(range(len(self._model.parameters)))
         self._left = {}
 
-    def _present(self) -> dict[int, tuple[torch.Tensor, int]]:
-        return {number: (parameter.grad, parameter.grad._version)
+    def _release(self, numbers: Sequence[int]) -> None:
+        left = {number for number, noted in self._left.items()
+                if noted.is_still(self._model.parameters[number].grad)}
+        trained = set(self._model.trained).intersection(numbers)
+        # The script sets gradients to 0, or drops them.
+        zeroes = not trained.intersection(self._left) <= left
+        for number in numbers:
+            parameter = self._model.parameters[number]
+            if parameter.grad is None:
+                continue
+            if number in left and not (zeroes and number in trained):
+                parameter.grad = None
+            elif bool(parameter.grad.any()):
+                raise _errors.UsageError(
+                    f"{self._model.names[number]}: has a gradient before "
+                    "job.backward()" + (
+                        ", that of the last step, while others were set to 0"
+                        if number in left else "") +
+                    "; call optimizer.zero_grad(), and add other terms to the loss "
+                    "instead")
+
+    def _present(self) -> dict[int, _Noted]:
+        known = {**self._left, **self._noted}
+        return {number: known[number] if number in known and
+                known[number].is_of(parameter.grad) else _Noted.of(parameter.grad)
                 for number, parameter in enumerate(self._model.parameters)
                 if parameter.grad is not None}
 
@@ -142,16 +181,12 @@ class Gradients:
         Raises:
             UsageError: a gradient was changed in another way.
         """
+        if first:
+            self._release(numbers)
+            return
         for number in numbers:
-            parameter = self._model.parameters[number]
-            grad = parameter.grad
-            if grad is None:
-                continue
-            if first and self._is_left(number, grad):
-                parameter.grad = None
-                continue
-            before = None if first else self._sent.get(number)
-            if grad is before and grad._version == self._prints[number][0]:
+            grad, before = self._model.parameters[number].grad, self._noted.get(number)
+            if grad is None or before is not None and before.is_still(grad):
                 continue
             if bool(grad.any()):
                 raise _errors.UsageError(
@@ -195,24 +230,20 @@ class Gradients:
         Raises:
             UsageError: a gradient was changed in another way.
         """
-        for number, (grad, version) in self._held.items():
+        for number, held in self._held.items():
             parameter = self._model.parameters[number]
             if parameter.grad is None:
-                parameter.grad = grad
-            if parameter.grad is not grad or grad._version != version:
+                parameter.grad = held.grad
+            if not held.is_still(parameter.grad):
                 raise _errors.UsageError(
                     f"{self._model.names[number]}: its gradient was changed between "
                     "two parts of a step, which would lose the first; remove the "
                     "change, or use optimizer.zero_grad(set_to_none=True)")
 
-    def _is_left(self, number: int, grad: torch.Tensor) -> bool:
-        left, version = self._left.get(number, (None, 0))
-        return grad is left and grad._version == version
-
     def clear(self) -> None:
         """Called when the step is over, or an update of it."""
         self._left = self._present()
-        self._sent = {}
+        self._sent, self._noted = {}, {}
         if self._queue is not None:
             self._queue.clear()
 
@@ -275,8 +306,7 @@ class Gradients:
             self._queue.finish()
 
     def _note(self) -> None:
-        self._prints = {number: (grad._version, _devices.fingerprint(grad))
-                        for number, grad in self._sent.items()}
+        self._noted = {number: _Noted.of(grad) for number, grad in self._sent.items()}
 
     def _send(self, number: int) -> None:
         grad = self._model.parameters[number].grad
@@ -307,14 +337,9 @@ class Gradients:
             numbers: of the parameters; None: all.
         """
         for number in self._model.trained if numbers is None else numbers:
-            now = self._model.parameters[number].grad
-            if now is self._sent.get(number):
-                if now is None:
-                    continue
-                version, printed = self._prints[number]
-                if now._version == version and _devices.same(
-                        printed, _devices.fingerprint(now)):
-                    continue
+            now, sent = self._model.parameters[number].grad, self._noted.get(number)
+            if now is None if sent is None else sent.is_still(now):
+                continue
             raise _errors.UsageError(
                 f"{self._model.names[number]}: its gradient was changed after "
                 "job.backward(), but it has been sent; clip with the server's "
