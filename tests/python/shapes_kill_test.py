@@ -30,7 +30,7 @@ ROWS = (
     "statistics_in_the_loss", "state_dict_in_the_run",
     "averaged_model", "averaged_model_with_buffers",
     "averaged_model_with_buffers_after_each_applied_step",
-    "mean_teacher_in_eval_mode", "mean_teacher_in_train_mode", "byol",
+    "mean_teacher_in_eval_mode", "mean_teacher_in_train_mode", "teacher_by_data", "byol",
     "simsiam", "function_with_a_layers_buffers",
     "function_with_foreign_registered_buffers",
     "functional_call_with_a_teachers_buffers",

@@ -1,11 +1,13 @@
 """Rows: averages, teachers and other models beside the one that is trained."""
 
 import copy
+import functools
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
+from shapes.own_batches import Three, late, out_of
 from shapes.rows import (
     CHANNELS, Net, error_of, refused, row, started, steps, train)
 
@@ -243,3 +245,54 @@ def recalibrated_teacher(t):
         teacher.eval()
         with torch.no_grad():
             t.own("teacher", teacher(x))
+
+
+# ---- what the server does not keep
+
+def follow_as_data(teacher, model):
+    """DINO's, whose writes torch does not count."""
+    with torch.no_grad():
+        for mine, theirs in zip(teacher.parameters(), model.parameters()):
+            mine.data.mul_(0.5).add_(0.5 * theirs.detach().data)
+
+
+def with_a_teacher_by_data(t, net, out_of):
+    model = started(t, net)
+    teacher = frozen_copy(model).eval()
+    for x, y in t.data():
+        labels = teacher.out(teacher.features(x))
+        train(t, error_of(out_of(model, x), 0.5 * labels + y))
+        follow_as_data(teacher, model)
+    t.same_state("teacher", teacher)
+
+
+@row()
+def teacher_by_data(t):
+    with_a_teacher_by_data(t, Net(), lambda model, x: model(x))
+
+
+@refused("UsageError", "Conv2d.weight", "void", "keep=")
+def teacher_by_data_after_a_void_step(t):
+    with_a_teacher_by_data(t, Three(), functools.partial(late, t))
+
+
+class Centred(nn.Module):
+    """A loss with a centre that is another tensor after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(2))
+
+    def forward(self, out, y):
+        return error_of(out - self.centre, y)
+
+    def follow(self, weight):
+        self.centre = 0.9 * self.centre + 0.1 * weight.detach()
+
+
+@refused("UsageError", "Centred.centre", "void", "keep=")
+def centre_that_is_assigned_after_a_void_step(t):
+    model, loss_of = started(t, Three()), t.model(Centred())
+    for x, y in t.data():
+        train(t, loss_of(out_of(t, model, x), y))
+        loss_of.follow(model.head.bias)

@@ -7,7 +7,8 @@ from cohort import _beside, _core, _errors
 from cohort._step import Step, StepResult
 
 _INSTEAD = ("Name it: cohort.join(..., keep=[module]), or use the server's "
-            "--ema_decay for an average of the weights")
+            "--ema_decay for an average of the weights; call eval() on a teacher whose "
+            "moving statistics should not move")
 
 
 class AfterStep:
@@ -37,10 +38,10 @@ class AfterStep:
         """Called when the step has become part of a version."""
         if not self._functions:
             return
-        self._refuse_late()
+        self._look()
         for function in self._functions:
             function()
-        self._refuse_late()
+        self._look()
         self._step.beside.note()
 
     def check(self, last: StepResult | None) -> None:
@@ -53,30 +54,33 @@ class AfterStep:
             UsageError: a step was void, or this process is a replacement, and
                 one of them is not what it would be in one process.
         """
-        name = self._changed() if last is not None else None
+        changed = self._step.beside.changed() if last is not None else []
+        name = self._name_of(changed)
         if last is None or name is None:
             return
-        trained = self._step.beside.trained()
-        if trained is not None:
-            raise _errors.UsageError(_beside.trained_alone(trained))
+        for one in changed:
+            if one.is_trained():
+                raise _errors.UsageError(_beside.trained_alone(one.name))
         if not last.counts:
             raise _errors.UsageError(
                 f"{name}: changed in a step that became void ({last.reason}) and "
                 f"is repeated, but the server does not keep it. {_INSTEAD}")
-        self._refuse_late()
+        self._refuse_late(name)
         if not self._warned:
             self._warned = True
             _core.log("warning", f"{name} changes in each step, but the server does "
                       "not keep it: if a step becomes void, this worker ends. "
-                      f"{_INSTEAD}; call eval() on a teacher whose moving "
-                      "statistics should not move")
+                      f"{_INSTEAD}")
 
-    def _changed(self) -> str | None:
-        return self._step.calls.foreign or self._step.beside.changed()
+    def _name_of(self, changed: "list[_beside.Watched]") -> str | None:
+        return self._step.calls.foreign or next((one.name for one in changed), None)
 
-    def _refuse_late(self) -> None:
-        name = self._changed() if self._joined_at > 0 else None
-        if name is not None:
+    def _look(self) -> None:
+        if self._joined_at > 0:
+            self._refuse_late(self._name_of(self._step.beside.changed()))
+
+    def _refuse_late(self, name: str | None) -> None:
+        if name is not None and self._joined_at > 0:
             raise _errors.UsageError(
                 f"{name}: changes with the steps, but this process has joined at "
                 f"version {self._joined_at} and does not have its value of that "

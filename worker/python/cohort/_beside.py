@@ -37,7 +37,7 @@ class ModulesBeside:
                                              *model.parameters())}
         self._shapes = {parameter.shape for parameter in model.parameters()}
         # By address: name, tensor, and its state when it was noted.
-        self._tensors: dict[int, _Watched] = {}
+        self._tensors: dict[int, Watched] = {}
         self._modules: dict[int, "weakref.ref[nn.Module]"] = {}
         # Vectors that the script holds outside of modules.
         self._vectors: dict[int, "weakref.ref[torch.Tensor]"] = {}
@@ -124,7 +124,8 @@ class ModulesBeside:
                     continue
                 for name, tensor in _state_of(thing):
                     if id(tensor) not in known:
-                        self._watch(f"{type(thing).__name__}.{name}", tensor)
+                        self._watch(f"{type(thing).__name__}.{name}", tensor,
+                                    (weakref.ref(thing), name))
         # Last, as a module has a better name.
         for optimizer in optimizers:
             for group in optimizer.param_groups:
@@ -133,8 +134,10 @@ class ModulesBeside:
                         self._watch(_name_in(tensor, optimizer), tensor)
                         self._tensors[id(tensor)].has_optimizer = True
 
-    def _watch(self, name: str, tensor: torch.Tensor) -> None:
-        self._tensors.setdefault(id(tensor), _Watched(name, weakref.ref(tensor)))
+    def _watch(self, name: str, tensor: torch.Tensor,
+               place: "tuple[weakref.ref[nn.Module], str] | None" = None) -> None:
+        self._tensors.setdefault(id(tensor), Watched(
+            name, weakref.ref(tensor), place))
 
     def lasts(self, tensor: torch.Tensor) -> bool:
         """Whether a vector was there before the step, as moving statistics in
@@ -159,25 +162,12 @@ class ModulesBeside:
     def note(self) -> None:
         """Accepts all changes so far."""
         for watched in self._tensors.values():
-            watched.noted = watched.state()
-            watched.noted_gradient = watched.gradient()
+            watched.note()
 
-    def changed(self) -> str | None:
-        """The first tensor that has changed since then."""
-        for watched in self._tensors.values():
-            if watched.has_changed():
-                return watched.name
-        return None
-
-    def trained(self) -> str | None:
-        """The first that has changed and that an optimizer of the script has, or
-        that has a new gradient."""
-        for watched in self._tensors.values():
-            if watched.has_changed() and (
-                    watched.has_optimizer or watched.gradient() not in (
-                        None, watched.noted_gradient)):
-                return watched.name
-        return None
+    def changed(self) -> "list[Watched]":
+        """Those that have changed since then."""
+        return [watched for watched in self._tensors.values()
+                if watched.has_changed()]
 
 
 def _name_in(tensor: torch.Tensor, optimizer: torch.optim.Optimizer) -> str:
@@ -193,27 +183,84 @@ def trained_alone(name: str) -> str:
 
 
 @dataclasses.dataclass
-class _Watched:
-    """A tensor of a module; not kept alive."""
+class Watched:
+    """A tensor of a module; not kept alive.
+
+    Attributes:
+        place: the module and name under which the script may assign another one;
+            None: it is in no module.
+        counted: torch counts its changes, so that its values need no look.
+        printed: what its values were.
+        found: what `has_changed` has found; `note` follows, or another look.
+    """
     name: str
     tensor: "weakref.ref[torch.Tensor]"
+    place: "tuple[weakref.ref[nn.Module], str] | None" = None
     has_optimizer: bool = False
-    noted: tuple[int, int] | None = None
+    counted: bool = False
+    noted: tuple[int, ...] | None = None
     noted_gradient: tuple[int, int] | None = None
+    printed: Any = None
+    found: Any = None
+
+    def note(self) -> None:
+        """Accepts all changes so far."""
+        self.noted, self.noted_gradient = self._state(), self._gradient()
+        self.printed = self._print() if self.found is None else self.found
+        self.found = None
 
     def has_changed(self) -> bool:
-        return self.state() not in (None, self.noted)
+        """Whether it has since."""
+        state, self.found = self._state(), None
+        if state is None or self.noted is None:
+            return False
+        if state != self.noted:
+            # Addresses may be those of a tensor that is gone.
+            self.counted |= (state[0] == self.noted[0] and state[1] != self.noted[1])
+            return True
+        if self.counted:
+            return False
+        self.found = self._print()
+        return not _devices.same(self.printed, self.found)
 
-    def gradient(self) -> tuple[int, int] | None:
-        """The same of its gradient; None: it has none."""
-        tensor = self.tensor()
+    def is_trained(self) -> bool:
+        """Of one that has changed: whether an optimizer of the script has it, or it
+        has a new gradient."""
+        return self.has_optimizer or self._gradient() not in (
+            None, self.noted_gradient)
+
+    def _now(self) -> torch.Tensor | None:
+        module = self.place and self.place[0]()
+        if module is None:
+            return self.tensor()
+        return dict(_state_of(module)).get(self.place[1])
+
+    def _gradient(self) -> tuple[int, int] | None:
+        """A value that changes with its gradient; None: it has none."""
+        tensor = self._now()
         grad = (tensor.grad if tensor is not None and tensor.is_leaf else None)
         return None if grad is None else (grad._version, grad.data_ptr())
 
-    def state(self) -> tuple[int, int] | None:
-        """A value that changes with its content; None: it is gone."""
-        tensor = self.tensor()
-        return None if tensor is None else (tensor._version, tensor.data_ptr())
+    def _state(self) -> tuple[int, ...] | None:
+        """A value that changes with each change that torch counts; None: it is
+        gone."""
+        tensor = self._now()
+        return None if tensor is None else (
+            id(tensor), tensor._version, tensor.data_ptr())
+
+    def _print(self) -> Any:
+        """A value that changes with its bits, if they need a look."""
+        tensor = self._now()
+        if tensor is None or self.counted or not _has_bits(tensor):
+            return ()
+        return _devices.fingerprint(tensor)
+
+
+def _has_bits(tensor: torch.Tensor) -> bool:
+    # Subclasses may have no memory, or that of other tensors.
+    return type(tensor) in (torch.Tensor, nn.Parameter) and (
+        tensor.layout is torch.strided and tensor.device.type in ("cpu", "cuda") and
+        not tensor.is_quantized)
 
 
 def _is(thing: Any, kind: type) -> bool:
