@@ -10,6 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 from shapes.own_batches import Three, late, out_of
 from shapes.rows import (
     CHANNELS, Net, error_of, refused, row, started, steps, train)
+from shapes.script import Samples
 
 
 def frozen_copy(model):
@@ -296,3 +297,33 @@ def centre_that_is_assigned_after_a_void_step(t):
     for x, y in t.data():
         train(t, loss_of(out_of(t, model, x), y))
         loss_of.follow(model.head.bias)
+
+
+@refused("UsageError", "Conv2d.weight", "no batch", "keep=", steps=4)
+def teacher_and_a_worker_without_a_batch(t):
+    """Of ten samples an epoch rank 1 has none in the second step."""
+    model = started(t)
+    teacher = frozen_copy(model).eval()
+    for x, y in t.indexed(10):
+        train(t, error_of(model(x), teacher(x) + y))
+        follow(teacher, model)
+
+
+@row(steps=4)
+def average_by_epoch_and_a_worker_without_a_batch(t):
+    model = started(t)
+    average = frozen_copy(model)
+    if t.rank is None:
+        for number, (x, y) in enumerate(t.indexed(10)):
+            train(t, error_of(model(x), y))
+            if number % 2:
+                follow(average, model)
+    else:
+        data = t.job.data(Samples(10, (3, 6, 6)), batch_size=t.size)
+        for _ in t.job.epochs():
+            for x, y in t._counted(data):
+                train(t, error_of(model(x), y))
+            follow(average, model)
+    # A worker may have had no part in the last one.
+    t.step_number = t.steps
+    t.same_state("average", average)

@@ -72,6 +72,27 @@ class AfterStep:
                       "not keep it: if a step becomes void, this worker ends. "
                       f"{_INSTEAD}")
 
+    def check_missed(self, last: StepResult | None, version: int) -> None:
+        """Looks at them when the loop's body is over.
+
+        Args:
+            last: the step before, if there was one.
+            version: of the weights with which the next step begins.
+
+        Raises:
+            UsageError: a step between the two had no batch of this process, and one
+                of them changes with the steps.
+        """
+        if last is None or last.version is None or not last.counts or (
+                version <= last.version):
+            return
+        name = self._name_of(self._step.beside.changed())
+        if name is not None:
+            raise _errors.UsageError(
+                f"{name}: changes with the steps, but this worker had no batch in that "
+                f"of version {last.version + 1}, and the server does not keep it. "
+                f"{_INSTEAD}")
+
     def _name_of(self, changed: "list[_beside.Watched]") -> str | None:
         return self._step.calls.foreign or next((one.name for one in changed), None)
 

@@ -230,10 +230,10 @@ class Watched:
             None, self.noted_gradient)
 
     def _now(self) -> torch.Tensor | None:
-        module = self.place and self.place[0]()
-        if module is None:
+        if self.place is None:
             return self.tensor()
-        return dict(_state_of(module)).get(self.place[1])
+        module, name = self.place[0](), self.place[1]
+        return None if module is None else dict(_state_of(module)).get(name)
 
     def _gradient(self) -> tuple[int, int] | None:
         """A value that changes with its gradient; None: it has none."""

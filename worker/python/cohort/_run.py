@@ -363,6 +363,8 @@ class Run:
             return None
         if assignment.kind in ("train", "finished"):
             self.score = _evaluation.Score.of(assignment.score)
+        if assignment.kind == "train" and assignment.global_normalization:
+            self.after_step.check_missed(self._last, int(assignment.version))
         if assignment.kind != "finished":
             return assignment
         self._conclude(assignment)
