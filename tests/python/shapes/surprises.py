@@ -92,6 +92,38 @@ def local_steps_without_momentum_before_the_run(t):
     one_step_each(t, model)
 
 
+def trained_on(t, kind, new, **options):
+    """Steps of the script alone, after the run."""
+    model = t.model(Net())
+    optimizer = kind(model.parameters(), **options)
+    t.join(model, optimizer)
+    one_step_each(t, model)
+    if new:
+        optimizer = kind(model.parameters(), **options)
+    model.eval()
+    x, y = batch_of(0, 9, 6, (3, 6, 6))
+    dtype = next(model.parameters()).dtype
+    for _ in range(2):
+        optimizer.zero_grad(set_to_none=True)
+        error_of(model(x.to(dtype)), y.to(dtype)).backward()
+        optimizer.step()
+
+
+@refused("UsageError", "optimizer.step()", "momentum", "new optimizer")
+def momentum_after_the_run(t):
+    trained_on(t, torch.optim.SGD, False, lr=0.1, momentum=0.9)
+
+
+@row()
+def momentum_of_a_new_optimizer_after_the_run(t):
+    trained_on(t, torch.optim.SGD, True, lr=0.1, momentum=0.9)
+
+
+@row()
+def local_steps_without_momentum_after_the_run(t):
+    trained_on(t, torch.optim.SGD, False, lr=0.1)
+
+
 @row()
 def rate_of_zero_in_the_first_group(t):
     model = t.model(Net())

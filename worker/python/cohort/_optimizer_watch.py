@@ -42,12 +42,26 @@ _METHODS_LOCALLY = {
 }
 
 
-def _refusing(text: str) -> Callable[..., None]:
-    refuse = _errors.refusing(text)
+def _counted(step: Callable[..., Any]) -> Callable[..., Any]:
     # Schedulers look for these, and warn without them.
-    refuse._with_counter = True  # type: ignore[attr-defined]
-    refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    return refuse
+    step._with_counter = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+def _needing_state(optimizer: torch.optim.Optimizer, place: str
+                   ) -> Callable[..., Any]:
+    """Its step() after the run, whose momentum and other state the server had."""
+    step = optimizer.step
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        if not optimizer.state:
+            raise _errors.UsageError(
+                f"{place}.step(): the run is over, and the server had the optimizer's "
+                "momentum and other state, without which this one would begin; for "
+                "what follows make a new optimizer of the model's parameters")
+        return step(*args, **kwargs)
+    return _counted(stepped)
 
 
 def _warning(state_dict: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +135,8 @@ class OptimizerWatch:
         self._noted = self._values()
         # Methods of the instance; absent: the class has the method.
         replaced: dict[str, Callable[..., Any]] = {
-            name: _refusing(f"{place}.{name}(): {text}") for name, text in
+            name: _counted(_errors.refusing(f"{place}.{name}(): {text}"))
+            for name, text in
             (_METHODS_LOCALLY if local else _METHODS).items()}
         if not local:
             replaced["state_dict"] = _warning(optimizer.state_dict)
@@ -165,10 +180,17 @@ class OptimizerWatch:
                 "was joined, but the server applies the optimizer; change them before "
                 "cohort.join()")
 
-    def detach(self) -> None:
-        """The optimizer is the script's alone again."""
+    def detach(self, trained: bool) -> None:
+        """The optimizer is the script's alone again. `trained`: the run has made
+        steps."""
+        optimizer = self._optimizer
         for name, method in self._methods.items():
             if method is not None:
-                setattr(self._optimizer, name, method)
+                setattr(optimizer, name, method)
             else:
-                delattr(self._optimizer, name)
+                delattr(optimizer, name)
+        has_state = not isinstance(optimizer, torch.optim.SGD) or any(
+            group["momentum"] for group in optimizer.param_groups)
+        if trained and has_state and not self._local:
+            optimizer.step = _needing_state(  # type: ignore[method-assign]
+                optimizer, self._place)

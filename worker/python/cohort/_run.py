@@ -250,7 +250,7 @@ class Run:
             self.step.worker = None  # type: ignore[assignment]
         self.step.detach()
         for watch in self._watches:
-            watch.detach()
+            watch.detach(bool(self._final_version))
         self.schedulers.detach()
         self._normalizers.detach()
         if self._watcher is not None:
