@@ -1,10 +1,14 @@
 """Rows: state beside the model that a version has as it has weights."""
 
+import itertools
+
+import numpy
 import torch
 from torch.nn import functional as F
 
 from shapes.rows import (
     CHANNELS, Net, error_of, refused, row, sgd, started, train)
+from shapes.script import Samples
 from shapes.teachers import Siamese, follow, frozen_copy, unlike
 
 ROWS_OF_QUEUE = 12
@@ -317,6 +321,87 @@ def shape_of_a_buffer_with_a_rule(t):
     t.join(model, sgd(model), buffers={"queue": "mean"})
     for x, y in t.data():
         model.queue = model.queue[1:]
+        train(t, error_of(model(x), y))
+
+
+# ---- numbers in attributes
+
+class Tempered(Net):
+    """A temperature that each training pass changes, or each pass."""
+
+    def __init__(self, kind, always=False):
+        super().__init__()
+        self.tau, self.always = kind(1), always
+
+    def forward(self, x):
+        if self.training or self.always:
+            self.tau *= type(self.tau)(0.9)
+        return torch.tanh(super().forward(x) * float(self.tau))
+
+
+def tempered(t, model, behind):
+    """`behind` gets the model after each epoch. In the second step of one the last
+    worker has no sample."""
+    model = started(t, model)
+    if t.rank is None:
+        every = t.indexed(10)
+        epochs = (itertools.islice(every, 2) for _ in range(t.steps // 2))
+    else:
+        data = t.job.data(Samples(10, (3, 6, 6)), batch_size=t.size)
+        epochs = (t._counted(data) for _ in t.job.epochs())
+    for batches in epochs:
+        for x, y in batches:
+            train(t, error_of(model(x), y))
+        behind(model)
+
+
+@row(steps=6)
+def temperature_scaled_behind_each_epoch(t):
+    def behind(model):
+        model.tau *= 1.5
+    tempered(t, Tempered(float), behind)
+
+
+@row(steps=6)
+def temperature_of_passes_and_scores(t):
+    def behind(model):
+        model.eval()
+        with torch.no_grad():
+            model(Samples(4, (3, 6, 6))[0][0][None].to(model.head.weight.dtype))
+        model.train()
+    tempered(t, Tempered(float, always=True), behind)
+
+
+@row(steps=6)
+def temperature_of_numpy(t):
+    tempered(t, Tempered(numpy.float32), lambda model: None)
+
+
+class Counters(Net):
+    """More numbers than a version holds, or almost as many."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.all = torch.nn.ModuleList(torch.nn.Identity() for _ in range(count))
+
+    def forward(self, x):
+        if self.training:
+            for module in self.all:
+                module.n = getattr(module, "n", 0) + 1
+        return super().forward(x) * 0.9 ** self.all[-1].n
+
+
+@row(steps=6)
+def nine_hundred_counters(t):
+    model = started(t, Counters(900))
+    for x, y in t.indexed(10):
+        train(t, error_of(model(x), y))
+
+
+@refused("UsageError", "1001 numbers", "register_buffer")
+def a_thousand_counters_and_one(t):
+    model = started(t, Counters(1001))
+    for x, y in t.data():
         train(t, error_of(model(x), y))
 
 

@@ -6,7 +6,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from cohort import _batches, _core, _data, _devices, _errors, _sampler
+from cohort import (_attributes, _batches, _core, _data, _devices, _errors,
+                    _sampler)
 from cohort._batches import Counted
 from cohort._layer_calls import Mode
 from cohort._run import Run
@@ -437,12 +438,11 @@ class Data:
         run, step = self._run, self._run.step
         if not run.read_weights(assignment):
             return
-        modes = [(module, module.training)
-                 for module in run.model.module.modules()]
         kept = run.kept.copied()
         try:
             run.worker.begin_step(assignment)
-            execute(assignment)
+            with _attributes.unchanged(run.model.module):
+                execute(assignment)
         except _errors.StatusError as error:
             run.ended_by(error, _errors.VOID)
         finally:
@@ -451,9 +451,6 @@ class Data:
             run.kept.put_back(kept)
             if not run.left:
                 step.load_statistics()
-            # Layers that the script keeps in eval mode stay there.
-            for module, training in modes:
-                module.training = training
 
     def _evaluate(self, assignment: "_core.Assignment") -> None:
         run, step = self._run, self._run.step
