@@ -110,6 +110,25 @@ class Scores(unittest.TestCase):
             self.score(ignoring, [(torch.zeros(3), torch.tensor(label))
                                   for label in (0, 255)])
 
+    def test_a_function_whose_sums_do_not_add_up_is_refused(self):
+        model, samples = nn.Linear(3, 3), list(zip(torch.randn(64, 3), torch.randn(64, 3)))
+
+        def scored(sums, samples=samples):
+            evaluator = _evaluation.Evaluator(
+                samples, lambda model, batch, count: cohort.Evaluation(
+                    *sums(float((model(batch[0]) - batch[1]).square().mean()), count)),
+                torch.utils.data.default_collate, 32)
+            with torch.no_grad():
+                evaluator.score(model, range(len(samples)))
+        scored(lambda mse, count: (mse * count, count))
+        # Each score of random numbers is another one.
+        scored(lambda mse, count: (mse * count * float(torch.rand(())), count))
+        for name, sums in (("loss_sum", lambda mse, count: (mse ** 0.5 * count, count)),
+                           ("loss_weight", lambda mse, count: (0.0, 1.0)),
+                           ("labels", lambda mse, count: (0.0, count, 50, 100))):
+            with self.assertRaisesRegex(cohort.UsageError, f"{name}=.* 8 samples.*sums"):
+                scored(sums)
+
     def test_a_function_of_other_arguments_is_known_before_the_run(self):
         model = nn.Linear(3, 3)
         samples = [(torch.randn(3), torch.tensor(1))]

@@ -405,6 +405,14 @@ def a_thousand_counters_and_one(t):
         train(t, error_of(model(x), y))
 
 
+@refused("UsageError", "evaluation mode change tau", "self.training", steps=6)
+def temperature_of_all_passes_and_evaluate_with(t):
+    model = started(t, Tempered(float, always=True))
+    t.job.evaluate_with(Samples(7, (3, 6, 6)), torch.nn.MSELoss())
+    for x, y in t.indexed(10):
+        train(t, error_of(model(x), y))
+
+
 # ---- refused
 
 @refused("ConfigurationError", "queue", "job.gather")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _batches, _core, _devices, _errors
+from cohort import _attributes, _core, _devices, _errors
 from cohort._data import MapDataset
 
 
@@ -58,8 +58,10 @@ class Score:
 
 # Of float16 losses; float32 is far below it, and what mixes samples above.
 _ROUNDING_MAX = 2e-3
-# Batches that are also scored in two halves.
+# Batches whose first samples are also scored in parts, and how many samples: in
+# fewer of them what mixes samples shows more.
 _CHECKS = 8
+_CHECKED_SAMPLES = 8
 
 # From the model, in eval mode, one collated batch and its number of samples to its
 # score.
@@ -74,20 +76,16 @@ def _class_sums(predicted: torch.Tensor, actual: torch.Tensor,
     return list(zip(hits.tolist(), found.tolist(), wanted.tolist()))
 
 
-def _check_mean(whole: Evaluation, halves: list[Evaluation]) -> None:
-    """Raises UsageError if the score of a batch is not that of its halves: then that of
-    the test set would depend on how workers share it."""
-    sums = [half.loss_sum for half in halves]
-    if abs(sum(sums) - whole.loss_sum) > _ROUNDING_MAX * max(
-            abs(whole.loss_sum), *map(abs, sums)):
-        raise _errors.UsageError(
-            f"job.evaluate_with(): got a loss of {whole.loss_sum / whole.loss_weight:g} for "
-            "a batch, and of "
-            f"{' and '.join(f'{half.loss_sum / (half.loss_weight or 1.0):g}' for half in halves)} "
-            "for its halves, want a mean over samples or labels, as the workers share "
-            "the test set; pass a function that returns a cohort.Evaluation (classes= "
-            "has what IoU and Dice are made of), or score the model on rank 0 between "
-            "epochs")
+def _difference(whole: Evaluation, parts: Sequence[Evaluation]) -> str:
+    """The sum that does not add up; empty: all do."""
+    for name in ("loss_sum", "loss_weight", "labels"):
+        wanted = float(getattr(whole, name))
+        found = [float(getattr(part, name)) for part in parts]
+        if abs(sum(found) - wanted) > _ROUNDING_MAX * max(
+                abs(wanted), *map(abs, found)):
+            return (f"{name}={wanted:g} for {{}} samples, and "
+                    f"{' + '.join(f'{one:g}' for one in found)} for parts of them")
+    return ""
 
 
 def by_criterion(criterion: Any,
@@ -132,26 +130,14 @@ def by_criterion(criterion: Any,
             classes=(_class_sums(predicted, actual, logits.shape[1])
                      if logits.dim() > 2 else ()))
 
-    checks = 0
-
     def evaluate(model: nn.Module, batch: Any, samples: int) -> Evaluation:
-        nonlocal checks
         inputs, labels = _devices.move(batch, next(model.parameters()).device)
-        output = model(inputs)
-        whole = score(output, labels, samples)
-        if checks < _CHECKS and samples > 1 and all(
-                tensor.dim() > 0 and len(tensor) == samples
-                for tensor in _batches.tensors_in((output, labels))):
-            _check_mean(whole, [
-                score(*_batches.split((output, labels), part, 2, samples),
-                      (samples + part) // 2) for part in range(2)])
-            checks += 1
-        return whole
+        return score(model(inputs), labels, samples)
 
     return evaluate
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Evaluator:
     """Scores test samples by number.
 
@@ -167,24 +153,35 @@ class Evaluator:
     collate: Callable[[list[Any]], Any]
     batch_size: int
 
+    def __post_init__(self) -> None:
+        self._checks = _CHECKS
+
     def check(self, model: nn.Module) -> None:
-        """Scores two samples, as a function that cannot be used would otherwise be
-        known after an epoch. Raises what `evaluate` raises."""
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            with torch.no_grad():
-                self.score(model, range(min(2, len(self.dataset))))
-        except Exception as error:
-            error.add_note(
-                "job.evaluate_with(): tried with two samples before the run. A module, a "
-                "function of torch.nn.functional or a functools.partial of one is called "
-                "with outputs and labels; any other function with the model and a batch, "
-                "and returns a cohort.Evaluation")
-            raise
-        finally:
-            for module, training in modes:
-                module.training = training
+        """Scores some samples, as a function that cannot be used would otherwise be
+        known after an epoch. Raises what `evaluate` raises, and UsageError."""
+        samples = range(min(_CHECKED_SAMPLES, self.batch_size, len(self.dataset)))
+        with _attributes.unchanged(model), torch.no_grad():
+            model.eval()
+            try:
+                self.score(model, samples)
+            except Exception as error:
+                error.add_note(
+                    "job.evaluate_with(): tried with some samples before the run. A "
+                    "module, a function of torch.nn.functional or a functools.partial of "
+                    "one is called with outputs and labels; any other function with the "
+                    "model and a batch, and returns a cohort.Evaluation")
+                raise
+            # One that only depends on the samples is the same again.
+            before = _attributes.numbers_in(model)
+            self.score(model, samples)
+            for name, number in _attributes.numbers_in(model).items():
+                if repr(number) != repr(before.get(name, number)):
+                    raise _errors.UsageError(
+                        "job.evaluate_with(): the model's passes in evaluation mode "
+                        f"change {name}, from {before[name]:g} to {number:g}, and each "
+                        "worker makes those of its part of the test set; change it only "
+                        "`if self.training`, or score the model in a loop of the script "
+                        "behind each epoch, on all workers")
 
     def score(self, model: nn.Module, indices: Sequence[int],
               batch_size: int | None = None) -> "_core.EvaluationSums":
@@ -195,11 +192,10 @@ class Evaluator:
         classes: list["_core.ClassSums"] = []
         for at in range(0, len(indices), size):
             items = [self.dataset[index] for index in indices[at:at + size]]
-            result = self.evaluate(model, self.collate(items), len(items))
-            if not isinstance(result, Evaluation):
-                raise _errors.UsageError(
-                    f"the evaluation function: got {type(result).__name__}, want "
-                    "a cohort.Evaluation")
+            # In batches by whose statistics the model normalises, samples mix.
+            if batch_size is None and self._checks > 0:
+                self._check_sums(model, items)
+            result = self._evaluated(model, items)
             sums.loss_sum += float(result.loss_sum)
             sums.loss_weight += float(result.loss_weight)
             sums.correct += int(result.correct)
@@ -212,3 +208,32 @@ class Evaluator:
                 classes[number].actual += int(actual)
         sums.classes = classes
         return sums
+
+    def _evaluated(self, model: nn.Module, items: list[Any]) -> Evaluation:
+        result = self.evaluate(model, self.collate(items), len(items))
+        if not isinstance(result, Evaluation):
+            raise _errors.UsageError(
+                f"the evaluation function: got {type(result).__name__}, want "
+                "a cohort.Evaluation")
+        return result
+
+    def _check_sums(self, model: nn.Module, items: list[Any]) -> None:
+        """Raises UsageError if the score of a batch is not that of its parts: then that
+        of the test set would depend on how workers share it."""
+        # Functions of larger batches may not work with one sample.
+        size = 1 if self.batch_size < 4 else 2
+        items = items[:min(len(items), _CHECKED_SAMPLES) // size * size]
+        if len(items) <= size:
+            return
+        self._checks -= 1
+        whole = self._evaluated(model, items)
+        difference = _difference(whole, [self._evaluated(model, items[at:at + size])
+                                         for at in range(0, len(items), size)])
+        # Random numbers of the function make each score another one.
+        if difference and not _difference(whole, [self._evaluated(model, items)]):
+            raise _errors.UsageError(
+                f"job.evaluate_with(): got {difference.format(len(items))}, want sums "
+                "over samples or labels, as the workers share the test set: a loss that "
+                "is a mean over them, or a function that returns a cohort.Evaluation of "
+                "sums (loss.item() * len(x), len(x); classes= has what IoU and Dice are "
+                "made of), or score the model on rank 0 between epochs")
