@@ -145,6 +145,42 @@ def statistics_over_the_data_after_the_run(t):
     torch.optim.swa_utils.update_bn(data, model)
 
 
+# ---- epochs of the script's own batches
+
+def own_loader(t, **options):
+    """A model that has joined, and own data of two batches."""
+    model = started(t)
+    batches = [batch_of(t.rank, step, t.size, (3, 6, 6)) for step in range(2)]
+    return model, t.job.data(torch.utils.data.DataLoader(batches, batch_size=None),
+                             batch_size=t.size, **options)
+
+
+@refused("UsageError", "second loop", "loop=True", "--max_steps", steps=4)
+def own_batches_in_a_loop_over_epochs(t):
+    model, data = own_loader(t)
+    for _ in range(2):
+        epoch_of(t, model, data)
+
+
+@refused("UsageError", "job.epochs()", "loop=True", steps=4)
+def own_batches_in_epochs_of_the_job(t):
+    model, data = own_loader(t)
+    for _ in t.job.epochs():
+        epoch_of(t, model, data)
+
+
+@row(steps=4)
+def own_batches_that_loop(t):
+    if t.rank is not None:
+        model, data = own_loader(t, loop=True)
+        epoch_of(t, model, data)
+        return
+    model = started(t)
+    epoch_of(t, model, t._batches(
+        ([batch_of(rank, step % 2, size, (3, 6, 6)) for rank, size in enumerate(t.sizes)]
+         for step in range(t.steps)), 1))
+
+
 # ---- a second loader beside the data
 
 def loader(samples=None):

@@ -18,6 +18,8 @@ _LOADER_OPTIONS = inspect.signature(torch.utils.data.DataLoader).parameters.keys
 # how often the later ones of them look at the model.
 _EMPTY_MAX = 1 << 20
 _EMPTY_LOOKS = 1 << 10
+_LOOP = ("to train several epochs of them pass job.data(..., loop=True), start the "
+         "server with --max_steps, and write one loop over the data")
 _SCORE = ("to score the model iterate a DataLoader of the script's own, or use "
           "job.evaluate_with()")
 
@@ -197,6 +199,10 @@ class Data:
                 f"have been trained; {_SCORE}")
         if not run.finished:
             return
+        if self._own is not None and not self._loop:
+            raise _errors.UsageError(
+                "job.data(): a second loop over batches of the script's own, which have "
+                f"ended, and with them the run; {_LOOP}")
         self._empty += 1
         looks = self._empty < _EMPTY_LOOKS or self._empty % _EMPTY_LOOKS == 0
         for what, now in (_influences(run) if looks else {}).items():
@@ -249,6 +255,10 @@ class Data:
         if not self._iterated:
             raise _errors.UsageError(
                 "job.epochs(): the body did not iterate what job.data() returned")
+        if not self._by_number and not self._loop:
+            raise _errors.UsageError(
+                "job.epochs(): got batches of the script's own, of which the server counts "
+                f"no epochs; write one loop over the data alone; {_LOOP}")
         self._run.check_rates_kept()
         epoch = self.coming_epoch()
         if self._left and epoch is not None and epoch == self._run.epoch_limit and (
