@@ -5,6 +5,8 @@ import copy
 import io
 import json
 import operator
+import queue
+import threading
 import unittest
 
 import torch
@@ -91,6 +93,12 @@ class Epochs(unittest.TestCase):
                 self.assertRegex(Rank(misused, 0, server.address, what).result(),
                                  pattern)
 
+    def test_reading_in_another_thread_ends_the_script_and_the_run(self):
+        with Server(2, "--epochs=2") as server:
+            ends = server.call(read_ahead)
+        self.assertEqual(ends[0], "interrupted")
+        self.assertRegex(ends[1], "another thread.*num_workers")
+
     def test_a_length_is_the_steps_of_an_epoch(self):
         for before, hint, inside, seen in run(lengths, 2, flags=["--epochs=1"]):
             self.assertRegex(before, "job.epochs.*cohort.steps")
@@ -110,6 +118,23 @@ def endless(rank, address):
                 steps += 1
     except cohort.UsageError as error:
         return f"{steps} steps: {error}"
+
+
+def read_ahead(rank, address):
+    """Rank 0 reads by a thread, for which it waits."""
+    model, job, data = begun(address)
+    batches = queue.Queue(1)
+    try:
+        if rank == 0:
+            threading.Thread(target=lambda: [batches.put(batch) for batch in data],
+                             daemon=True).start()
+        for batch in data if rank else iter(batches.get, None):
+            step(model, job, batch)
+    except KeyboardInterrupt:
+        return "interrupted"
+    except cohort.CohortError as error:
+        return str(error)
+    return "no error"
 
 
 def with_test_data(rank, address):

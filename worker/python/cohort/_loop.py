@@ -1,6 +1,8 @@
 """The loop over a worker's assignments, as an iterable of batches."""
 
 import inspect
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -31,6 +33,23 @@ def _influences(run: Run) -> dict[str, Sequence[float]]:
                               for parameter in run.model.parameters],
             "model.train() or eval()": [module.training
                                         for module in run.model.module.modules()]}
+
+
+def _end_with_thread(run: Run, thread: threading.Thread) -> None:
+    """If an error of the package ends the thread, it ends the worker and the script,
+    whose main thread may wait for this one."""
+    previous = threading.excepthook
+
+    def hook(caught: Any) -> None:
+        previous(caught)
+        error, main = caught.exc_value, threading.main_thread().ident
+        if caught.thread is thread and isinstance(error, _errors.CohortError):
+            run.leave(f"{type(error).__name__}: {error}",
+                      refused=isinstance(error, _errors.UsageError))
+            if main is not None:
+                signal.pthread_kill(main, signal.SIGINT)
+
+    threading.excepthook = hook
 
 
 class Data:
@@ -104,6 +123,9 @@ class Data:
         self._name = name or type(dataset).__name__
         # Options of the script's DataLoader.
         self._options = options
+        self._thread = threading.current_thread()
+        # Beside the main one, the last thread that has iterated it.
+        self._other: threading.Thread | None = None
         self._reader: _data.RangeReader | None = None
         self._own: _data.OwnBatches | None = None
         # Since `next_epoch`.
@@ -172,6 +194,10 @@ class Data:
     def __iter__(self) -> Iterator[Any]:
         run = self._run
         self._iterated = True
+        thread = threading.current_thread()
+        if thread not in (threading.main_thread(), self._other):
+            self._other = thread
+            _end_with_thread(run, thread)
         self._check_again()
         if self._empty:
             return
@@ -292,6 +318,8 @@ class Data:
         if run.finished and (run.data is None or run.data is self._dataset):
             return None
         self._start()
+        if threading.current_thread() is not self._thread:
+            self._refuse_thread()
         run.end_updates()
         if run.finished:
             return None
@@ -336,6 +364,13 @@ class Data:
                                              self._options)
         elif not self._by_number and self._own is None:
             self._own = run.own = _data.OwnBatches(self._dataset, self._loop)
+
+    def _refuse_thread(self) -> NoReturn:
+        raise _errors.UsageError(
+            "job.data(): iterated in another thread than the one that called it, but a "
+            "batch begins a step, which job.step() ends before the next one; iterate it "
+            "where the model is trained. To read ahead: job.data(num_workers=2), or own "
+            "data that a thread reads ahead: job.data(iter(BackgroundGenerator(loader)))")
 
     def _read(self, assignment: "_core.Assignment",
               positions: tuple[int, int] | None = None) -> Any:
