@@ -189,6 +189,10 @@ class Parts(unittest.TestCase):
         self.assertEqual([len(part) for part in first], [2, 2])
         self.assertIs(second[0][1], images[3])
         self.assertIs(second[1][0], targets[2])
+        # Two images with two boxes each.
+        targets = ({"boxes": torch.zeros(2, 4)}, {"boxes": torch.ones(2, 4)})
+        _, second = _batches.split((images[:2], targets), 1, 2, 2)
+        self.assertIs(second[0], targets[1])
 
     def test_split_refuses_what_it_would_tear_apart(self):
         for batch, pattern in (

@@ -334,7 +334,9 @@ def _cut(value: Any, samples: int, part: slice, outermost: bool = True) -> Any:
         # As many fields as samples, each with an entry for each sample.
         fields = outermost and not _is_list_of_records(value) and all(
             _length(item) == samples for item in value)
-        if len(value) == samples and not inside and not fields:
+        # Such as the boxes and labels of an image.
+        records = not outermost and all(isinstance(item, Mapping) for item in value)
+        if len(value) == samples and not fields and (records or not inside):
             return value[part]
         # A pair of tensors is the usual batch, of two samples, too. Further
         # inside, three images of three channels look like three fields.
