@@ -333,6 +333,14 @@ class Parts(unittest.TestCase):
         self.assertEqual(indices, [i for _, b, e in ranges[:5]
                                    for i in order.indices(0, b, e)])
 
+    def test_a_collate_function_that_leaves_out_all_samples_has_a_hint(self):
+        reader = _data.RangeReader([None] * 4, _data.Order(1, 4), 5, {
+            "collate_fn": lambda items: torch.utils.data.default_collate(
+                [item for item in items if item is not None])})
+        with self.assertRaises(IndexError) as caught:
+            reader.read((0, 0, 2))
+        self.assertIn("weight=len(x)", caught.exception.__notes__[0])
+
     def test_batches_of_tensors_are_those_of_their_samples(self):
         order = _data.Order(seed=3, size=12)
         tensors = (torch.randn(12, 2, 3), torch.arange(12), torch.randn(12) > 0)

@@ -294,6 +294,19 @@ class RangeReader:
                 for number, index in zip(numbers, indices)]
 
     def read(self, where: Range) -> Any:
+        """The batch of these positions, collated; see `_read`."""
+        try:
+            return self._read(where)
+        except IndexError as error:
+            if self._options.get("collate_fn"):
+                error.add_note(
+                    "job.data(collate_fn=...): if it leaves out samples, none may be left "
+                    "for a worker; let it return a batch of none then, such as "
+                    "(torch.zeros(0, 3, 32, 32), torch.zeros(0)), and train it by "
+                    "job.backward(loss if len(x) else out.sum() * 0, weight=len(x))")
+            raise
+
+    def _read(self, where: Range) -> Any:
         """The batch of these positions, collated.
 
         Raises:
