@@ -188,6 +188,8 @@ def lengths(rank, address):
     del rank
     model, job, data = begun(address)
     assert data
+    assert (data.num_workers, data.pin_memory, data.drop_last) == (0, False, False)
+    assert data.collate_fn is torch.utils.data.default_collate
     try:
         before = str(len(data))
     except cohort.UsageError as error:

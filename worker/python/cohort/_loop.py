@@ -151,6 +151,27 @@ class Data:
         return self._batch_size
 
     @property
+    def num_workers(self) -> int:
+        """As passed to `Job.data`."""
+        return int(self._options.get("num_workers") or 0)
+
+    @property
+    def pin_memory(self) -> bool:
+        """As passed to `Job.data`."""
+        return bool(self._options.get("pin_memory"))
+
+    @property
+    def collate_fn(self) -> Any:
+        """As passed to `Job.data`; torch's by default."""
+        return (self._options.get("collate_fn") or
+                torch.utils.data.default_collate)
+
+    @property
+    def drop_last(self) -> bool:
+        """Each sample counts."""
+        return False
+
+    @property
     def sampler(self) -> NoReturn:
         """Raises AttributeError, so that other packages find none."""
         raise AttributeError(
