@@ -111,7 +111,8 @@ class Scores(unittest.TestCase):
                                   for label in (0, 255)])
 
     def test_a_function_whose_sums_do_not_add_up_is_refused(self):
-        model, samples = nn.Linear(3, 3), list(zip(torch.randn(64, 3), torch.randn(64, 3)))
+        model = nn.Linear(3, 3)
+        samples = list(zip(torch.randn(64, 3), torch.randn(64, 3)))
 
         def scored(sums, samples=samples):
             evaluator = _evaluation.Evaluator(

@@ -2,8 +2,6 @@
 name."""
 
 import itertools
-import queue
-import threading
 
 import torch
 
@@ -145,18 +143,6 @@ def statistics_over_the_data_after_the_run(t):
     model, data = data_of(t)
     epoch_of(t, model, data)
     torch.optim.swa_utils.update_bn(data, model)
-
-
-# ---- read by a thread
-
-@refused("CohortError", steps=4)
-def batches_that_a_thread_reads_ahead(t):
-    model = started(t, torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(108, 2)))
-    batches = queue.Queue(1)
-    threading.Thread(target=lambda: [batches.put(batch) for batch in t.data()],
-                     daemon=True).start()
-    for x, y in iter(batches.get, None):
-        train(t, error_of(model(x), y))
 
 
 # ---- epochs of the script's own batches

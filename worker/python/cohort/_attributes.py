@@ -96,17 +96,19 @@ class Attributes:
     def save(self) -> list[tuple[str, str, float]]:
         """The numbers, for the server. Raises UsageError if they are too many."""
         modules = self._named()
-        found = [(name, key, vars(modules[name]).get(key))
-                 for name, key in sorted(self._numbers) if name in modules]
-        if len(found) > _NUMBERS_MAX:
-            name, key, _ = found[0]
+        saved = []
+        for name, key in sorted(self._numbers):
+            value: Any = vars(modules[name]).get(key) if name in modules else None
+            if _is_number(value):
+                whole = isinstance(value, numbers.Integral)
+                saved.append((name, key, int(value) if whole else float(value)))
+        if len(saved) > _NUMBERS_MAX:
+            name, key, _ = saved[0]
             raise _errors.UsageError(
-                f"job.step(): the loop's body changes {len(found)} numbers in attributes "
-                f"of modules, such as {key} of {name}, want at most {_NUMBERS_MAX}; make "
-                "them buffers (register_buffer)")
-        return [(name, key, int(value) if isinstance(value, numbers.Integral) else
-                 float(value))
-                for name, key, value in found if _is_number(value)]
+                f"job.step(): the loop's body changes {len(saved)} numbers in "
+                f"attributes of modules, such as {key} of {name}, want at most "
+                f"{_NUMBERS_MAX}; make them buffers (register_buffer)")
+        return saved
 
     def load(self, saved: Iterable[tuple[str, str, float]]) -> None:
         """Continues from what `save` has returned."""

@@ -300,8 +300,8 @@ class RangeReader:
         except IndexError as error:
             if self._options.get("collate_fn"):
                 error.add_note(
-                    "job.data(collate_fn=...): if it leaves out samples, none may be left "
-                    "for a worker; let it return a batch of none then, such as "
+                    "job.data(collate_fn=...): if it leaves out samples, none may be "
+                    "left for a worker; let it return a batch of none then, such as "
                     "(torch.zeros(0, 3, 32, 32), torch.zeros(0)), and train it by "
                     "job.backward(loss if len(x) else out.sum() * 0, weight=len(x))")
             raise

@@ -167,9 +167,9 @@ class Evaluator:
             except Exception as error:
                 error.add_note(
                     "job.evaluate_with(): tried with some samples before the run. A "
-                    "module, a function of torch.nn.functional or a functools.partial of "
-                    "one is called with outputs and labels; any other function with the "
-                    "model and a batch, and returns a cohort.Evaluation")
+                    "module, a function of torch.nn.functional or a functools.partial "
+                    "of one is called with outputs and labels; any other function with "
+                    "the model and a batch, and returns a cohort.Evaluation")
                 raise
             # One that only depends on the samples is the same again.
             before = _attributes.numbers_in(model)

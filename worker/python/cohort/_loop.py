@@ -304,8 +304,8 @@ class Data:
                 "job.epochs(): the body did not iterate what job.data() returned")
         if not self._by_number and not self._loop:
             raise _errors.UsageError(
-                "job.epochs(): got batches of the script's own, of which the server counts "
-                f"no epochs; write one loop over the data alone; {_LOOP}")
+                "job.epochs(): got batches of the script's own, of which the server "
+                f"counts no epochs; write one loop over the data alone; {_LOOP}")
         self._run.check_rates_kept()
         epoch = self.coming_epoch()
         if self._left and epoch is not None and epoch == self._run.epoch_limit and (
@@ -391,7 +391,7 @@ class Data:
             "job.data(): iterated in another thread than the one that called it, but a "
             "batch begins a step, which job.step() ends before the next one; iterate it "
             "where the model is trained. To read ahead: job.data(num_workers=2), or own "
-            "data that a thread reads ahead: job.data(iter(BackgroundGenerator(loader)))")
+            "data that a thread reads ahead: job.data(iter(Prefetcher(loader)))")
 
     def _read(self, assignment: "_core.Assignment",
               positions: tuple[int, int] | None = None) -> Any:
