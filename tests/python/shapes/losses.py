@@ -880,3 +880,20 @@ def as_many_weights_of_tasks_as_samples(t):
         out = model(x)
         train(t, sum(0.5 * (-model.dual[i]).exp() * F.mse_loss(out[:, i], y[:, i]) +
                      model.dual[i] for i in range(2)))
+
+
+@row(sizes={2: (2, 3), 3: (2, 2, 3)})
+def as_many_tasks_as_samples(t):
+    for model, x, y in steps(t, Dual()):
+        out = model(x)
+        losses = torch.stack([F.mse_loss(out[:, 0], y[:, 0]),
+                              F.smooth_l1_loss(out[:, 1], y[:, 1])])
+        train(t, (losses * (-model.dual).exp() + model.dual).sum())
+
+
+@refused("UsageError", "a sum over", sizes={2: (2, 3)})
+def as_many_tasks_as_samples_that_are_sums(t):
+    for model, x, y in steps(t, Dual()):
+        each = (model(x) - y).square()
+        losses = torch.stack([each[:, 0].sum(), each[:, 1].sum()])
+        train(t, (losses * (-model.dual).exp() + model.dual).sum())

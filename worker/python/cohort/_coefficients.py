@@ -15,8 +15,8 @@ import torch
 from cohort._graphs import Saved, inputs_of
 from cohort._layers import Pass, Top, zeros
 from cohort._nodes import (
-    MEAN, SUM, SUMS, by_entry, chooses_rows, depends_on_samples, dims_of, kind_of,
-    mask_of, matches, shape_of)
+    MEAN, SUM, SUMS, by_entry, chooses_rows, depends_on_samples, dims_of, entries_of,
+    is_of_losses, kind_of, mask_of, matches, shape_of)
 from cohort._terms import Term, factor_of, is_multiple
 
 # Functions that add up products of their inputs.
@@ -31,7 +31,8 @@ class _Derivatives:
         greatest: their greatest size.
         sizes: numbers of entries of the outputs.
         input_sizes: the same of the inputs.
-        is_linear: those by the inputs are numbers, too.
+        is_linear: those by the inputs are numbers, too, or functions of parameters that
+            have no layer.
     """
     greatest: float
     sizes: list[int]
@@ -47,7 +48,8 @@ class _Derivatives:
         return _Derivatives(
             max((float(one.abs().max()) for one in outputs), default=0.0),
             [one.numel() for one in outputs], [one.numel() for one in inputs],
-            is_linear and not any(one.requires_grad for one in inputs))
+            is_linear and not any(one.requires_grad and depends_on_samples(one.grad_fn)
+                                  for one in inputs))
 
 
 class Coefficients:
@@ -120,7 +122,11 @@ class Coefficients:
                 continue
             seen.add(node)
             if not found.is_linear:
-                if self._adds_samples(node, found, unit):
+                # Losses of tasks, each times a parameter.
+                if node.next_functions and is_of_losses(node, self._samples, self._saved):
+                    todo += [(part, by_node[part].greatest)
+                             for part in inputs_of(entries_of(node)) if part in by_node]
+                elif self._adds_samples(node, found, unit):
                     return True
                 continue
             factor = factor_of(node, self._saved)
