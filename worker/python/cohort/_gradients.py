@@ -32,7 +32,7 @@ class _Noted:
 
     @classmethod
     def of(cls, grad: torch.Tensor) -> "_Noted":
-        # Others have no memory of their own, and are refused when they are sent.
+        # Others have no memory, and are refused when they are sent.
         printed = (None if grad.is_sparse or _passes.is_stand_in(grad)
                    else _devices.fingerprint(grad))
         return cls(grad, grad._version, printed)
