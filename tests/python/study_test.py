@@ -12,7 +12,7 @@ import unittest
 import xml.etree.ElementTree
 
 import cohort_study
-from processes import run
+from processes import BIN, run
 
 COLUMNS = ("aggregation,staleness,normalization,bn_statistics,order,workers,"
            "batch_size,seed,measure,percent,gap_points,seconds,wire,run")
@@ -183,6 +183,8 @@ class Files(Examples):
                 self.assertIn(named, error.getvalue())
 
 
+@unittest.skipUnless((BIN / "cohort-worker").exists(),
+                     f"{BIN} has no cohort-worker, as the wheel has none")
 class Real(unittest.TestCase):
     def test_a_study_gets_a_report_and_plots(self):
         with tempfile.TemporaryDirectory(prefix="cohort-study-") as folder:
