@@ -15,8 +15,8 @@ from cohort._coefficients import Coefficients
 from cohort._graphs import Saved, first_inputs, inputs_of, walk
 from cohort._nodes import (
     BY_ENTRY, MEAN, chooses_rows, depends_on_samples, entries_of, has_one_row,
-    is_linear, is_mean_by_column, is_nonlinear, is_of_losses, is_of_one, is_stack, kind_of, mask_of,
-    is_square_of_norm, matches, shape_of, summed)
+    is_linear, is_mean_by_column, is_nonlinear, is_of_losses, is_of_one,
+    is_square_of_norm, is_stack, kind_of, mask_of, matches, shape_of, summed)
 from cohort._terms import ROUNDING, Term, is_multiple, terms_of
 
 # Losses, means of all entries, and quotients.

@@ -90,7 +90,7 @@ class LossWatch:
         samples = max(1, step.batch.samples // step.batch.parts)
         # A loss with sums of the script's is made for several workers. In a void step they
         # are this worker's alone.
-        has_sums = any(map(_sums.is_kind, set(map(type, nodes))))
+        has_sums = any(map(_sums.is_sum, {type(node): node for node in nodes}.values()))
         is_open = samples > 1 and not step.members.are_void()
         if weight != samples and is_open and not step.tape.differentiated:
             self._check_mixing(loss, nodes, kind, samples)

@@ -113,23 +113,23 @@ class Members:
             (self._unseeded.number,
              lambda: self._unseeded.refuse_difference(step.worker)),
             (_number_of(self.order_digest), self._refuse_orders),
-            (_number_of(step.numbers), self._refuse_numbers),
-            (_number_of(losses.shares), lambda: None),
-            (_number_of(losses.shares_by_sample), lambda: None)]
+            (_number_of(step.numbers), self._refuse_numbers)]
+        # One of the two must be alike.
+        shares = [_number_of(losses.shares), _number_of(losses.shares_by_sample)]
         # Some workers may have a loss without, or with fewer factors.
         some = (losses.constants, losses.centred,
                 _constants.number_of_factors(losses.factors))
         sums, spreads, met = step.worker.meet(
-            site, [*own, *(number for number, _ in alike), float(len(losses.factors)),
-                   *some, *(float(number > 0) for number in some)])
-        spreads = spreads[len(own):len(own) + len(alike)]
-        for spread, (_, refuse) in zip(spreads, alike):
+            site, [*own, *(number for number, _ in alike), *shares,
+                   float(len(losses.factors)), *some, *(float(number > 0) for number in some)])
+        for spread, (_, refuse) in zip(spreads[len(own):], alike):
             if spread > 0:
                 refuse()
-        if all(spread > 0 for spread in spreads[-2:]):
+        after = len(own) + len(alike) + len(shares)
+        if all(spread > 0 for spread in spreads[after - len(shares):after]):
             _loss_check.refuse_shares(losses.shares)
         # Sums are rounded.
-        count, *totals = map(round, sums[len(own) + len(alike):])
+        count, *totals = map(round, sums[after:])
         have = totals[len(some):]
         others, centred, factors = (
             number > 0 and total != number * many

@@ -46,12 +46,7 @@ class _Sum(torch.autograd.Function):
 
 def is_sum(node: Any) -> bool:
     """Whether a node of autograd's is that of a sum over the members."""
-    return is_kind(type(node))
-
-
-def is_kind(kind: type) -> bool:
-    """Whether nodes of this class are."""
-    return getattr(kind, "_forward_cls", None) is _Sum
+    return getattr(type(node), "_forward_cls", None) is _Sum
 
 
 def _meet(step: "Step", kept: Kept, path: tuple[int, ...], local: torch.Tensor
