@@ -191,22 +191,23 @@ def loader(samples=None):
 BESIDE = ("second DataLoader", "own data", "zip")
 
 
-@refused("UsageError", *BESIDE, sizes={2: (4, 4)}, steps=4)
-def unlabelled_samples_of_a_second_loader(t):
+def beside(t, pairs):
+    """Trains the batches of the data with others that a second loader reads."""
     if t.rank is None:
         return
     model, data = data_of(t)
-    for (x, y), (u, _) in zip(data, loader()):
+    for (x, y), (u, _) in pairs(data, loader()):
         train(t, error_of(model(x), y) + model(u).square().mean())
+
+
+@refused("UsageError", *BESIDE, sizes={2: (4, 4)}, steps=4)
+def unlabelled_samples_of_a_second_loader(t):
+    beside(t, zip)
 
 
 @refused("UsageError", *BESIDE, sizes={2: (4, 4)}, steps=4)
 def a_second_loader_that_is_read_first(t):
-    if t.rank is None:
-        return
-    model, data = data_of(t)
-    for (u, _), (x, y) in zip(loader(), data):
-        train(t, error_of(model(x), y) + model(u).square().mean())
+    beside(t, lambda data, others: (pair[::-1] for pair in zip(others, data)))
 
 
 @refused("UsageError", *BESIDE, sizes={2: (4, 4)}, steps=4)
