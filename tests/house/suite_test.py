@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PARTS = ("format", "clang", "tidy", "asan", "tsan", "sim", "kills", "tls",
          "fuzz", "wheel", "zoo", "trainers", "mutants", "soak", "endurance",
          "engines", "images")
-PIECES = {"asan": 4, "kills": 3, "mutants": 8}
+PIECES = {"tidy": 4, "asan": 4, "kills": 3, "mutants": 8}
 # Commits after which a part has to have passed.
 COMMITS_MAX = 60
 
