@@ -31,10 +31,10 @@ class ErraticClient final : public OwningClient {
     Pause();
     return next().Join();
   }
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const Contribution> local) override {
+  absl::Status Contribute(const ReducePass& pass,
+                          absl::Span<const Contribution> local) override {
     Pause();
-    return next().Reduce(pass, local);
+    return next().Contribute(pass, local);
   }
   absl::Status OpenPush(const PushOpening& opening) override {
     Pause();

@@ -51,7 +51,9 @@ class GrpcClient final : public Client {
   Incarnation incarnation() const override;
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override;
-  absl::StatusOr<std::vector<Moments>> Reduce(
+  absl::Status Contribute(const ReducePass& pass,
+                          absl::Span<const Contribution> local) override;
+  absl::StatusOr<std::vector<Moments>> Await(
       const ReducePass& pass, absl::Span<const Contribution> local) override;
   absl::Status OpenPush(const PushOpening& opening) override;
   absl::Status SendGradient(int32_t partition, ByteRope gradient,

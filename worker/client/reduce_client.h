@@ -39,9 +39,13 @@ class ReduceClient {
   ReduceClient(const std::shared_ptr<grpc::Channel>& channel, Link& link,
                Options options);
 
-  // Contributes to each rendezvous and blocks until all members have.
+  // Contributes to each rendezvous.
   // Errors: Aborted if the step ends early; those of Link::CheckLocked.
-  absl::StatusOr<std::vector<Moments>> Reduce(
+  absl::Status Contribute(const ReducePass& pass,
+                          absl::Span<const Contribution> local);
+  // Blocks until all members have contributed to each rendezvous, as this one
+  // has with its last call. Errors: as of Contribute.
+  absl::StatusOr<std::vector<Moments>> Await(
       const ReducePass& pass, absl::Span<const Contribution> local);
 
  private:
@@ -56,7 +60,7 @@ class ReduceClient {
   absl::Status Send(const ReducePass& pass,
                     absl::Span<const Contribution> local);
   // Waits until no result is missing.
-  absl::Status Await(const ReducePass& pass) ABSL_LOCKS_EXCLUDED(link_.mu);
+  absl::Status Wait(const ReducePass& pass) ABSL_LOCKS_EXCLUDED(link_.mu);
   // An error if the wait is over without all results.
   absl::Status CheckLocked(const ReducePass& pass)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);
