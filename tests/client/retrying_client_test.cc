@@ -71,14 +71,10 @@ class ScriptedClient final : public Client {
   absl::StatusOr<PulledVersion> Pull(const PullOptions& /*options*/) override {
     return Next("Pull", PulledVersion());
   }
-  absl::Status Contribute(const ReducePass& /*pass*/,
-                          absl::Span<const Contribution> /*local*/) override {
-    return Next("Contribute");
-  }
-  absl::StatusOr<std::vector<Moments>> Await(
+  absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& /*pass*/,
       absl::Span<const Contribution> /*local*/) override {
-    return Next("Await", std::vector<Moments>());
+    return Next("Reduce", std::vector<Moments>());
   }
   absl::Status OpenPush(const PushOpening& /*opening*/) override {
     return Next("OpenPush");
@@ -405,21 +401,19 @@ TEST_F(RetryingClientTest, APullThatLosesTheConnectionIsTriedOnce) {
 
 TEST_F(RetryingClientTest, CallsOfAnAssignmentAreTriedOnce) {
   Joined();
-  for (const char* method :
-       {"Contribute", "Await", "OpenPush", "SendGradient", "ClosePush",
-        "ReportEvaluation", "ReportMoments"}) {
+  for (const char* method : {"Reduce", "OpenPush", "SendGradient", "ClosePush",
+                             "ReportEvaluation", "ReportMoments"}) {
     Script(method, {kAway});
   }
-  EXPECT_EQ(client_->Contribute({}, {}), kAway);
-  EXPECT_EQ(client_->Await({}, {}).status(), kAway);
+  EXPECT_EQ(client_->Reduce({}, {}).status(), kAway);
   EXPECT_EQ(client_->OpenPush({}), kAway);
   EXPECT_EQ(client_->SendGradient(0, {}, {}), kAway);
   EXPECT_EQ(client_->ClosePush({}).status(), kAway);
   EXPECT_EQ(client_->ReportEvaluation({}), kAway);
   EXPECT_EQ(client_->ReportMoments({}), kAway);
   EXPECT_THAT(once_->calls,
-              ElementsAre("Contribute", "Await", "OpenPush", "SendGradient",
-                          "ClosePush", "ReportEvaluation", "ReportMoments"));
+              ElementsAre("Reduce", "OpenPush", "SendGradient", "ClosePush",
+                          "ReportEvaluation", "ReportMoments"));
   EXPECT_THAT(sleeper_.waits, IsEmpty());
   EXPECT_THAT(hooks_.methods, IsEmpty());
 }

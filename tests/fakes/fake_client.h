@@ -152,8 +152,9 @@ class FakeClient final : public Client {
     return pulled;
   }
 
-  absl::Status Contribute(const ReducePass& pass,
-                          absl::Span<const Contribution> local) override {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const Contribution> local) override {
+    std::vector<Moments> results;
     for (const Contribution& call : local) {
       const ReduceKey key{
           .step = pass.step, .attempt = pass.attempt, .place = call.place};
@@ -161,15 +162,8 @@ class FakeClient final : public Client {
       if (on_reduce) {
         if (absl::Status status = on_reduce(key); !status.ok()) return status;
       }
+      results.push_back(call.moments);
     }
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<std::vector<Moments>> Await(
-      const ReducePass& /*pass*/,
-      absl::Span<const Contribution> local) override {
-    std::vector<Moments> results;
-    for (const Contribution& call : local) results.push_back(call.moments);
     return results;
   }
 

@@ -40,17 +40,11 @@ class ThreadRendezvous {
   class Member final : public Rendezvous {
    public:
     Member(ThreadRendezvous& all, size_t rank) : all_(all), rank_(rank) {}
-    absl::Status Contribute(absl::Span<const Contribution> local) override {
-      for (const Contribution& of : local) {
-        all_.Contribute(of.place, rank_, of.moments);
-      }
-      return absl::OkStatus();
-    }
-    absl::StatusOr<std::vector<Moments>> Await(
+    absl::StatusOr<std::vector<Moments>> Reduce(
         absl::Span<const Contribution> local) override {
       std::vector<Moments> results;
       for (const Contribution& of : local) {
-        results.push_back(all_.Await(of.place));
+        results.push_back(all_.Contribute(of.place, rank_, of.moments));
       }
       return results;
     }
@@ -60,18 +54,13 @@ class ThreadRendezvous {
     const size_t rank_;
   };
 
-  void Contribute(const Key& key, size_t rank, const Moments& local) {
+  Moments Contribute(const Key& key, size_t rank, const Moments& local) {
     MutexLock lock(mu_);
     Slot& slot = slots_[key];
     slot.parts.resize(workers_);
     slot.parts[rank] = local;
     ++slot.present;
     complete_.NotifyAll();
-  }
-
-  Moments Await(const Key& key) {
-    MutexLock lock(mu_);
-    const Slot& slot = slots_[key];
     while (slot.present < workers_) complete_.Wait(mu_);
     Moments folded = *slot.parts[0];
     for (size_t k = 1; k < workers_; ++k) {
@@ -122,11 +111,14 @@ class NotingRendezvous final : public Rendezvous {
   // Null: a cohort of one.
   explicit NotingRendezvous(Rendezvous* next = nullptr) : next_(next) {}
 
-  absl::Status Contribute(absl::Span<const Contribution> local) override {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      absl::Span<const Contribution> local) override {
     together.push_back(local.size());
+    std::vector<Moments> own;
     for (const Contribution& call : local) {
       const CallPlace& place = call.place;
       keys.emplace_back(place.layer, place.call, place.phase);
+      own.push_back(call.moments);
       if (place.phase != ReducePhase::kForward) continue;
       forward.push_back(
           {.layer = place.layer, .call = place.call, .moments = call.moments});
@@ -134,17 +126,8 @@ class NotingRendezvous final : public Rendezvous {
     if (fail == local.front().place.phase) {
       return absl::AbortedError("rank 3 is lost");
     }
-    return next_ == nullptr ? absl::OkStatus() : next_->Contribute(local);
-  }
-
-  absl::StatusOr<std::vector<Moments>> Await(
-      absl::Span<const Contribution> local) override {
-    if (next_ == nullptr) {
-      std::vector<Moments> own;
-      for (const Contribution& call : local) own.push_back(call.moments);
-      return own;
-    }
-    absl::StatusOr<std::vector<Moments>> all = next_->Await(local);
+    if (next_ == nullptr) return own;
+    absl::StatusOr<std::vector<Moments>> all = next_->Reduce(local);
     if (all.ok()) combined.insert(combined.end(), all->begin(), all->end());
     return all;
   }

@@ -31,10 +31,10 @@ class ErraticClient final : public OwningClient {
     Pause();
     return next().Join();
   }
-  absl::Status Contribute(const ReducePass& pass,
-                          absl::Span<const Contribution> local) override {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const Contribution> local) override {
     Pause();
-    return next().Contribute(pass, local);
+    return next().Reduce(pass, local);
   }
   absl::Status OpenPush(const PushOpening& opening) override {
     Pause();

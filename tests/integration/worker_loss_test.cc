@@ -40,14 +40,14 @@ class MortalClient final : public OwningClient {
   MortalClient(std::unique_ptr<Client> client, Rank rank, Repeaters& repeaters)
       : OwningClient(std::move(client)), rank_(rank), repeaters_(repeaters) {}
 
-  absl::Status Contribute(const ReducePass& pass,
-                          absl::Span<const Contribution> local) override {
+  absl::StatusOr<std::vector<Moments>> Reduce(
+      const ReducePass& pass, absl::Span<const Contribution> local) override {
     if (rank_ == kVictim && local.front().place.layer == 2) {
       Die();
       return absl::InternalError("died");
     }
     if (pass.attempt > Attempt(0)) repeaters_.Repeats(rank_);
-    return next().Contribute(pass, local);
+    return next().Reduce(pass, local);
   }
 
  private:

@@ -21,7 +21,6 @@
 #include "common/moments.h"
 #include "common/push.h"
 #include "common/security/tls_files.h"
-#include "common/status_macros.h"
 #include "worker/client/client_hooks.h"
 #include "worker/client/local_mode.h"
 
@@ -182,21 +181,11 @@ class Client {
   //   damaged, however often it is read again.
   virtual absl::StatusOr<PulledVersion> Pull(const PullOptions& options) = 0;
 
-  // Contributes to one rendezvous for each of `local`, all at once. Their
-  // places must differ. Await comes before the next call: the server takes a
-  // member that has contributed for one that waits.
-  virtual absl::Status Contribute(const ReducePass& pass,
-                                  absl::Span<const Contribution> local) = 0;
-  // Blocks until these rendezvous are complete. Returns the moments of all
-  // members, in the same order.
-  virtual absl::StatusOr<std::vector<Moments>> Await(
+  // Contributes to one rendezvous for each of `local`, all at once, and blocks
+  // until they are complete. Returns the moments of all members, in the same
+  // order. Their places must differ.
+  virtual absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& pass, absl::Span<const Contribution> local) = 0;
-  // Both.
-  absl::StatusOr<std::vector<Moments>> Reduce(
-      const ReducePass& pass, absl::Span<const Contribution> local) {
-    COHORT_RETURN_IF_ERROR(Contribute(pass, local));
-    return Await(pass, local);
-  }
 
   // The push of the current training assignment: open once after the forward
   // pass, then each trainable partition once, then close. `gradient` holds the

@@ -29,14 +29,9 @@ class ForwardingClient : public Client {
   absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override {
     return next_.Pull(options);
   }
-  absl::Status Contribute(const ReducePass& pass,
-                          absl::Span<const Contribution> local) override {
-    return next_.Contribute(pass, local);
-  }
-
-  absl::StatusOr<std::vector<Moments>> Await(
+  absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& pass, absl::Span<const Contribution> local) override {
-    return next_.Await(pass, local);
+    return next_.Reduce(pass, local);
   }
   absl::Status OpenPush(const PushOpening& opening) override {
     return next_.OpenPush(opening);

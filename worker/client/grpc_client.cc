@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/check.h"
 #include "common/listen_address.h"
 #include "common/run_id_check.h"
 #include "common/status_macros.h"
@@ -187,8 +186,8 @@ absl::StatusOr<PulledVersion> GrpcClient::Pull(const PullOptions& options) {
   return pulled;
 }
 
-absl::Status GrpcClient::Contribute(const ReducePass& pass,
-                                    absl::Span<const Contribution> local) {
+absl::StatusOr<std::vector<Moments>> GrpcClient::Reduce(
+    const ReducePass& pass, absl::Span<const Contribution> local) {
   for (const Contribution& call : local) {
     const Moments& moments = call.moments;
     if (moments.first.size() == moments.second.size()) continue;
@@ -204,14 +203,7 @@ absl::Status GrpcClient::Contribute(const ReducePass& pass,
         ReduceClient::Options{.sender = connection_->sender,
                               .local = connection_->local.get()});
   }
-  return connection_->reduce->Contribute(pass, local);
-}
-
-absl::StatusOr<std::vector<Moments>> GrpcClient::Await(
-    const ReducePass& pass, absl::Span<const Contribution> local) {
-  COHORT_RETURN_IF_ERROR(Usable());
-  COHORT_CHECK(connection_->reduce != nullptr, "nothing was contributed");
-  return connection_->reduce->Await(pass, local);
+  return connection_->reduce->Reduce(pass, local);
 }
 
 absl::Status GrpcClient::OpenPush(const PushOpening& opening) {

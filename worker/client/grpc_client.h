@@ -51,9 +51,7 @@ class GrpcClient final : public Client {
   Incarnation incarnation() const override;
   absl::StatusOr<Assignment> NextAssignment() override;
   absl::StatusOr<PulledVersion> Pull(const PullOptions& options) override;
-  absl::Status Contribute(const ReducePass& pass,
-                          absl::Span<const Contribution> local) override;
-  absl::StatusOr<std::vector<Moments>> Await(
+  absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& pass, absl::Span<const Contribution> local) override;
   absl::Status OpenPush(const PushOpening& opening) override;
   absl::Status SendGradient(int32_t partition, ByteRope gradient,

@@ -50,9 +50,9 @@ ReduceClient::ReduceClient(const std::shared_ptr<grpc::Channel>& channel,
   });
 }
 
-absl::Status ReduceClient::Contribute(const ReducePass& pass,
-                                      absl::Span<const Contribution> local) {
-  if (local.empty()) return absl::OkStatus();
+absl::StatusOr<std::vector<Moments>> ReduceClient::Reduce(
+    const ReducePass& pass, absl::Span<const Contribution> local) {
+  if (local.empty()) return std::vector<Moments>();
   {
     MutexLock lock(link_.mu);
     wanted_.clear();
@@ -62,14 +62,10 @@ absl::Status ReduceClient::Contribute(const ReducePass& pass,
     open_ = local.size();
     aborted_ = absl::OkStatus();
   }
-  return Send(pass, local);
-}
+  COHORT_RETURN_IF_ERROR(Send(pass, local));
+  COHORT_RETURN_IF_ERROR(Await(pass));
 
-absl::StatusOr<std::vector<Moments>> ReduceClient::Await(
-    const ReducePass& pass, absl::Span<const Contribution> local) {
   std::vector<Moments> results;
-  if (local.empty()) return results;
-  COHORT_RETURN_IF_ERROR(Wait(pass));
   MutexLock lock(link_.mu);
   for (size_t i = 0; i < local.size(); ++i) {
     Moments& result = *wanted_[i].result;
@@ -110,7 +106,7 @@ absl::Status ReduceClient::Send(const ReducePass& pass,
   });
 }
 
-absl::Status ReduceClient::Wait(const ReducePass& pass) {
+absl::Status ReduceClient::Await(const ReducePass& pass) {
   for (;;) {
     if (options_.local != nullptr) COHORT_RETURN_IF_ERROR(TakeLocalReplies());
     {

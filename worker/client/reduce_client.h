@@ -39,13 +39,9 @@ class ReduceClient {
   ReduceClient(const std::shared_ptr<grpc::Channel>& channel, Link& link,
                Options options);
 
-  // Contributes to each rendezvous.
+  // Contributes to each rendezvous and blocks until all members have.
   // Errors: Aborted if the step ends early; those of Link::CheckLocked.
-  absl::Status Contribute(const ReducePass& pass,
-                          absl::Span<const Contribution> local);
-  // Blocks until all members have contributed to each rendezvous, as this one
-  // has with its last call. Errors: as of Contribute.
-  absl::StatusOr<std::vector<Moments>> Await(
+  absl::StatusOr<std::vector<Moments>> Reduce(
       const ReducePass& pass, absl::Span<const Contribution> local);
 
  private:
@@ -60,7 +56,7 @@ class ReduceClient {
   absl::Status Send(const ReducePass& pass,
                     absl::Span<const Contribution> local);
   // Waits until no result is missing.
-  absl::Status Wait(const ReducePass& pass) ABSL_LOCKS_EXCLUDED(link_.mu);
+  absl::Status Await(const ReducePass& pass) ABSL_LOCKS_EXCLUDED(link_.mu);
   // An error if the wait is over without all results.
   absl::Status CheckLocked(const ReducePass& pass)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(link_.mu);

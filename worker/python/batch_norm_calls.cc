@@ -45,7 +45,6 @@ BatchNormCalls::BatchNormCalls(Rendezvous& rendezvous,
       made_(layers_.size() + 1) {}
 
 void BatchNormCalls::Begin(const Assignment& assignment) {
-  open_.reset();
   meets_ = assignment.kind == AssignmentKind::kTrain &&
            assignment.global_normalization;
   local_members_ = assignment.local_steps.empty()
@@ -103,36 +102,15 @@ absl::Status BatchNormCalls::SettleLocalSteps(
   return absl::OkStatus();
 }
 
-std::shared_ptr<BatchNormCalls::Open> BatchNormCalls::Contribute(
-    std::vector<Contribution> local) {
-  Settle();
-  auto open = std::make_shared<Open>(Open{.contributions = std::move(local)});
-  if (meets_ && !open->contributions.empty()) {
-    // An error makes the step void, which Await finds.
-    rendezvous_.Contribute(open->contributions).IgnoreError();
-    open_ = open;
+std::vector<Moments> BatchNormCalls::Exchange(
+    absl::Span<const Contribution> local) {
+  if (meets_) {
+    absl::StatusOr<std::vector<Moments>> all = rendezvous_.Reduce(local);
+    if (all.ok()) return *std::move(all);
   }
-  return open;
-}
-
-const std::vector<Moments>& BatchNormCalls::Await(Open& open) {
-  if (open.answers.has_value()) return *open.answers;
-  if (open_.get() == &open) {
-    absl::StatusOr<std::vector<Moments>> all =
-        rendezvous_.Await(open.contributions);
-    open_.reset();
-    if (all.ok()) return open.answers.emplace(*std::move(all));
-  }
-  std::vector<Moments>& own = open.answers.emplace();
-  for (const Contribution& call : open.contributions) {
-    own.push_back(call.moments);
-  }
+  std::vector<Moments> own;
+  for (const Contribution& call : local) own.push_back(call.moments);
   return own;
-}
-
-void BatchNormCalls::Settle() {
-  const std::shared_ptr<Open> open = open_;
-  if (open != nullptr) Await(*open);
 }
 
 CallPlace BatchNormCalls::PlaceOf(const CallArgs& call) {
@@ -167,8 +145,7 @@ std::vector<BatchNormCalls::SharedCall> BatchNormCalls::Meet(
                      .moments = std::move(call.moments),
                      .extents = call.call.extents});
   }
-  const std::shared_ptr<Open> open = Contribute(local);
-  std::vector<Moments> all = Await(*open);
+  std::vector<Moments> all = Exchange(local);
   std::vector<SharedCall> result;
   for (size_t i = 0; i < calls.size(); ++i) {
     const CallArgs& call = calls[i].call;
@@ -242,8 +219,7 @@ BatchNormCalls::Meeting BatchNormCalls::Sum(const std::string& site,
                      .moments = {.count = 1,
                                  .first = std::move(own),
                                  .second = std::vector<double>(numbers)}};
-  const std::shared_ptr<Open> open = Contribute({std::move(local)});
-  const std::vector<Moments>& all = Await(*open);
+  const std::vector<Moments> all = Exchange({&local, 1});
   Meeting met{.members = all[0].count};
   for (size_t i = 0; i < numbers; ++i) {
     met.sums.push_back(all[0].first[i] * static_cast<double>(met.members));
@@ -266,9 +242,7 @@ void BatchNormCalls::Normalize(const ForwardArgs& call,
   backend_.Normalize(tensors);
 }
 
-BatchNormCalls::Sent BatchNormCalls::SendBackward(
-    absl::Span<const BackwardArgs> calls) {
-  Sent sent;
+void BatchNormCalls::Backward(absl::Span<const BackwardArgs> calls) {
   std::vector<LocalSums> met;
   for (const BackwardArgs& call : calls) {
     const kernels::BackwardElementwiseArgs& tensors = call.tensors;
@@ -290,19 +264,17 @@ BatchNormCalls::Sent BatchNormCalls::SendBackward(
     if (!call.needs_dx) continue;
     met.push_back(
         {.saved = call.saved, .path = call.path, .sums = std::move(local)});
-    sent.calls.push_back(call);
   }
-  sent.sums = SendSums(std::move(met));
-  return sent;
+  const std::vector<Moments> all = MeetBackward(std::move(met));
+  auto next = all.begin();
+  for (const BackwardArgs& call : calls) {
+    if (call.needs_dx) InputGradient(call, *next++);
+  }
 }
 
-void BatchNormCalls::ReceiveBackward(const Sent& sent) {
-  const std::vector<Moments>& all = Await(*sent.sums);
-  for (size_t i = 0; i < all.size(); ++i) InputGradient(sent.calls[i], all[i]);
-}
-
-std::shared_ptr<BatchNormCalls::Open> BatchNormCalls::SendSums(
+std::vector<Moments> BatchNormCalls::MeetBackward(
     std::vector<LocalSums> calls) {
+  if (calls.empty()) return {};
   std::vector<Contribution> sent;
   for (LocalSums& call : calls) {
     Contribution& one = sent.emplace_back(Contribution{
@@ -310,7 +282,7 @@ std::shared_ptr<BatchNormCalls::Open> BatchNormCalls::SendSums(
     one.place.phase = ReducePhase::kBackward;
     one.place.path = std::move(call.path);
   }
-  return Contribute(std::move(sent));
+  return Exchange(sent);
 }
 
 void BatchNormCalls::InputGradient(const BackwardArgs& call,

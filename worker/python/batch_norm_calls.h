@@ -106,24 +106,8 @@ class BatchNormCalls {
   // Errors: FailedPrecondition if the step has no call of this layer with the
   //   same moments.
   absl::StatusOr<SharedCall> Repeat(const ForwardArgs& call);
-  // Contributions to one rendezvous request, and once it is over, the moments
-  // of all members. The server takes a member that has contributed for one that
-  // waits, so only one is open at a time: the next one waits for it.
-  struct Open {
-    std::vector<Contribution> contributions;
-    std::optional<std::vector<Moments>> answers;
-  };
-  // Backward passes that wait for the sums of all members.
-  struct Sent {
-    std::shared_ptr<Open> sums;
-    // The calls whose input's gradient is needed, in the same order.
-    std::vector<BackwardArgs> calls;
-  };
-  // The backward passes of calls: gradients of scale and shift, and one request
-  // with the sums that those of the inputs need.
-  Sent SendBackward(absl::Span<const BackwardArgs> calls);
-  // The gradients of the inputs.
-  void ReceiveBackward(const Sent& sent);
+  // The backward passes of calls, in one rendezvous request.
+  void Backward(absl::Span<const BackwardArgs> calls);
 
   // ---- the same, computed by the caller
 
@@ -143,11 +127,8 @@ class BatchNormCalls {
     std::vector<int32_t> path;
     Moments sums;
   };
-  std::shared_ptr<Open> SendSums(std::vector<LocalSums> calls);
-  // The moments, or sums, of all members; without a rendezvous, the local ones.
-  const std::vector<Moments>& Await(Open& open);
-  // Waits for what is still open, as after a pass that needed no answer.
-  void Settle();
+  // The sum over all members.
+  std::vector<Moments> MeetBackward(std::vector<LocalSums> calls);
   // The numbers that all members of a meeting, under a name, bring.
   struct Meeting {
     std::vector<double> sums;
@@ -167,7 +148,8 @@ class BatchNormCalls {
 
   Moments MomentsOf(const ForwardArgs& call) const;
   CallPlace PlaceOf(const CallArgs& call);
-  std::shared_ptr<Open> Contribute(std::vector<Contribution> local);
+  // The moments of all members; without a rendezvous, the local ones.
+  std::vector<Moments> Exchange(absl::Span<const Contribution> local);
   void Normalize(const ForwardArgs& call, const Saved& saved) const;
   void InputGradient(const BackwardArgs& call, const Moments& all) const;
 
@@ -183,8 +165,6 @@ class BatchNormCalls {
   // Members of a step that has local ones; 0: it has none.
   int64_t local_members_ = 0;
   std::map<Site, int32_t> numbers_;
-  // Null: none is open.
-  std::shared_ptr<Open> open_;
   // By part and layer.
   std::vector<int32_t> counts_;
   std::vector<CallMoments> kept_;

@@ -255,7 +255,6 @@ class Worker {
     closing.batch_norm_calls = batch_norms_->Counts();
     COHORT_ASSIGN_OR_RETURN(closing.changes, batch_norms_->buffers().Close());
     COHORT_RETURN_IF_ERROR(batch_norms_->SettleLocalSteps(closing.changes));
-    batch_norms_->Settle();
     closing.moments = batch_norms_->TakeMoments();
     absl::StatusOr<PushVerdict> verdict = session_->Close(std::move(closing));
     End(verdict.status()).IgnoreError();
@@ -510,21 +509,15 @@ void DefineWorker(nb::module_& m) {
           },
           Released())
       .def(
-          "send_backward",
+          "backward",
           [](Worker& w,
              const std::vector<BatchNormCalls::BackwardArgs>& calls) {
-            return w.batch_norms().SendBackward(calls);
-          },
-          Released())
-      .def(
-          "receive_backward",
-          [](Worker& w, const BatchNormCalls::Sent& sent) {
-            w.batch_norms().ReceiveBackward(sent);
+            w.batch_norms().Backward(calls);
           },
           Released())
       // Calls that are computed elsewhere. Two rows of `channels` float64
       // numbers at `moments`: mean and sum of squared differences; in the
-      // backward pass the two sums, which those of all members replace later.
+      // backward pass the two sums, which those of all members replace.
       .def(
           "meet",
           [](Worker& w, int32_t layer, const std::string& site, double epsilon,
@@ -550,21 +543,15 @@ void DefineWorker(nb::module_& m) {
           },
           Released())
       .def(
-          "send_sums",
+          "meet_backward",
           [](Worker& w, const KeptCall& saved, const std::vector<int32_t>& path,
              int64_t count, size_t channels, uintptr_t sums) {
             std::vector<BatchNormCalls::LocalSums> calls(1);
             calls[0] = {.saved = saved.call,
                         .path = path,
                         .sums = MomentsAt(sums, count, channels)};
-            return BatchNormCalls::Sent{
-                .sums = w.batch_norms().SendSums(std::move(calls))};
-          },
-          Released())
-      .def(
-          "receive_sums",
-          [](Worker& w, const BatchNormCalls::Sent& sent, uintptr_t sums) {
-            const std::vector<Moments>& all = w.batch_norms().Await(*sent.sums);
+            const std::vector<Moments> all =
+                w.batch_norms().MeetBackward(std::move(calls));
             auto* out = Pointer<double>(sums);
             out = std::copy(all[0].first.begin(), all[0].first.end(), out);
             std::copy(all[0].second.begin(), all[0].second.end(), out);

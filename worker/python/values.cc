@@ -84,8 +84,6 @@ void DefineBatchNormCalls(nb::module_& m) {
                           .affine = Pointer<double>(affine),
                           .needs_dx = needs_dx};
            });
-  // The memory of its calls must outlive it.
-  nb::class_<BatchNormCalls::Sent>(m, "SentSums");
   // `momentum` is NaN for the cumulative average.
   using Update = MovingBuffers::Update;
   nb::class_<Update>(m, "BufferUpdate")

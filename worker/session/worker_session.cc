@@ -134,15 +134,10 @@ absl::Status WorkerSession::Void(absl::Status status) {
   return status;
 }
 
-absl::Status WorkerSession::Contribute(absl::Span<const Contribution> local) {
-  COHORT_RETURN_IF_ERROR(step_status_);
-  contributions_ += static_cast<int64_t>(local.size());
-  return Void(client_.Contribute(PassNow(), local));
-}
-
-absl::StatusOr<std::vector<Moments>> WorkerSession::Await(
+absl::StatusOr<std::vector<Moments>> WorkerSession::Reduce(
     absl::Span<const Contribution> local) {
   COHORT_RETURN_IF_ERROR(step_status_);
+  contributions_ += static_cast<int64_t>(local.size());
   StepPhases::Scope rendezvous(phases_, StepPhase::kRendezvous);
   if (phases_.traced() && !local.empty()) {
     rendezvous.AddFact(
@@ -156,14 +151,11 @@ absl::StatusOr<std::vector<Moments>> WorkerSession::Await(
     rendezvous.AddFact("phase", forward ? "forward" : "backward");
     rendezvous.AddFact("call", int64_t{place.call});
   }
-  absl::StatusOr<std::vector<Moments>> all = client_.Await(PassNow(), local);
+  absl::StatusOr<std::vector<Moments>> all = client_.Reduce(
+      {.step = assignment_.version, .attempt = assignment_.attempt}, local);
   COHORT_RETURN_IF_ERROR(
       Void(all.ok() ? CheckAnswers(*all, local) : all.status()));
   return all;
-}
-
-ReducePass WorkerSession::PassNow() const {
-  return {.step = assignment_.version, .attempt = assignment_.attempt};
 }
 
 absl::Status WorkerSession::CheckAnswers(

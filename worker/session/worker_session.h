@@ -96,9 +96,9 @@ class WorkerSession final : public Rendezvous {
 
   // ---- one training step, in this order
 
+  // Meets the other members.
   // Errors also: Internal if an answer has another shape than its call.
-  absl::Status Contribute(absl::Span<const Contribution> local) override;
-  absl::StatusOr<std::vector<Moments>> Await(
+  absl::StatusOr<std::vector<Moments>> Reduce(
       absl::Span<const Contribution> local) override;
   // Sets the opening's version and whether it takes statistics.
   absl::Status Open(PushOpening opening);
@@ -154,7 +154,6 @@ class WorkerSession final : public Rendezvous {
   absl::Status SendGradients(absl::Span<const int32_t> partitions, bool wait);
   // Moves on to the weights that answered a push.
   absl::Status Take(const PushResult& result);
-  ReducePass PassNow() const;
   absl::Status CheckAnswers(absl::Span<const Moments> all,
                             absl::Span<const Contribution> local) const;
   absl::Status CheckStatistics(

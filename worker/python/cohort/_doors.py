@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from cohort import (_batch_norm, _convolution, _errors, _graph_check, _operator,
-                    _passes, _scaler)
-from cohort._order import can_move
+from cohort import (_batch_norm, _errors, _graph_check, _operator, _passes,
+                    _scaler)
 from cohort._passes import Call, Moves, torch_batch_norm
 
 if TYPE_CHECKING:
@@ -51,7 +50,6 @@ _loader_iterator: Any = torch.utils.data.dataloader._BaseDataLoaderIter
 _torch_next = _loader_iterator.__next__
 _saved_hooks: Any = torch.autograd.graph.saved_tensors_hooks
 _torch_enter_saved_hooks = _saved_hooks.__enter__
-_torch_exit_saved_hooks = _saved_hooks.__exit__
 # What is replaced: where, its name, and what was there.
 _replaced: list[tuple[Any, str, Any]] = []
 # `with cohort.local()`: how many.
@@ -296,28 +294,6 @@ def _is_of_torch(frame: FrameType) -> bool:
     return package in ("torch", "cohort")
 
 
-# ---- convolutions
-
-def _convolution_door(compute: Any) -> Any:
-    """Replaces a function of torch's, so that the gradients of weights are computed
-    while batch norms wait."""
-    @functools.wraps(compute)
-    def door(input: torch.Tensor, weight: torch.Tensor,
-             bias: torch.Tensor | None = None, stride: Any = 1, padding: Any = 0,
-             dilation: Any = 1, groups: int = 1) -> torch.Tensor:
-        step = None if _operator.is_compiling() else _active()
-        y = step and _convolution.apart(step, compute, input, weight, bias,
-                                        (stride, padding, dilation), groups)
-        return y if isinstance(y, torch.Tensor) else compute(
-            input, weight, bias, stride, padding, dilation, groups)
-    _jit_builtins._register_builtin(door, f"aten::{compute.__name__}")
-    return door
-
-
-_CONVOLUTIONS = {name: _convolution_door(getattr(_functional, name))
-                 for name in ("conv1d", "conv2d", "conv3d")} if can_move else {}
-
-
 # ---- autograd
 
 class _Engine:
@@ -387,16 +363,7 @@ def _saved_hooks_door(hooks: Any) -> None:
     step = _active()
     if step is not None:
         step.losses.has_saved_hooks = True
-        step.tape.saved_hooks += 1
     _torch_enter_saved_hooks(hooks)
-
-
-def _saved_hooks_end_door(hooks: Any, *error: Any) -> None:
-    """Replaces the method by which they have none any more."""
-    _torch_exit_saved_hooks(hooks, *error)
-    step = _active()
-    if step is not None and step.tape.saved_hooks:
-        step.tape.saved_hooks -= 1
 
 
 # ---- data
@@ -467,14 +434,11 @@ def open_doors(step: "Step") -> None:
             _replace(place, name, _Operator(name, getattr(place, name)))
     _replace(torch, "batch_norm", _batch_norm_door)
     _replace(_functional, "_verify_batch_size", _verify_door)
-    for name, door in _CONVOLUTIONS.items():
-        _replace(_functional, name, door)
     _replace(_variable, "_execution_engine", _Engine())
     _replace(_optimizer, "add_param_group", _group_door)
     for name in ("register_hook", "retain_grad"):
         _replace(torch.Tensor, name, _hook_door(getattr(torch.Tensor, name)))
     _replace(_saved_hooks, "__enter__", _saved_hooks_door)
-    _replace(_saved_hooks, "__exit__", _saved_hooks_end_door)
     _replace(_loader_iterator, "__next__", _loader_door)
     _replace_scaler_methods()
 

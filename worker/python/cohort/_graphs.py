@@ -58,10 +58,12 @@ def leaves_of(tensor: torch.Tensor) -> list[torch.Tensor]:
             if hasattr(node, "variable")]
 
 
-def is_of_script(node: Any) -> bool:
-    """Whether it is a function in Python, of the script or of a compiler."""
-    kind = getattr(type(node), "_forward_cls", None)
-    return kind is not None and not kind.__module__.startswith("cohort.")
+def has_functions(tensor: torch.Tensor) -> bool:
+    """Whether functions in Python, other than this package's, are visited."""
+    kinds = (getattr(type(node), "_forward_cls", None)
+             for node in nodes_of([tensor]))
+    return any(kind is not None and not kind.__module__.startswith("cohort.")
+               for kind in kinds)
 
 
 def has_indices(node: Any) -> bool:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from cohort import _batch_norm, _doors, _errors, _operator, _statistics
-from cohort._order import can_move
 from cohort._passes import Layer, Moves
 
 if TYPE_CHECKING:
@@ -95,16 +94,6 @@ class LayerCalls:
     def are_watched(self) -> bool:
         """Whether training calls belong to steps now."""
         return self._step.mode in (Mode.TRAIN, Mode.IDLE)
-
-    def waits_later(self) -> bool:
-        """Whether other things are computed while the backward passes of calls that
-        are made now wait for the other workers. Not those of activation checkpoints: a
-        call that is computed again keeps what the first one kept."""
-        step = self._step
-        return (can_move and torch.is_grad_enabled() and step.trains() and
-                step.assignment is not None and step.assignment.members > 1 and
-                step.assignment.global_normalization and
-                not step.tape.saved_hooks and not step.tape.recomputes())
 
     # ---- how they normalise
 

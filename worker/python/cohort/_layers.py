@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from cohort import _convolution, _doors, _operator, _passes, _sums
-from cohort._graphs import Saved, inputs_of, is_of_script, nodes_before, walk
+from cohort import _doors, _operator, _passes, _sums
+from cohort._graphs import Saved, inputs_of, nodes_before, walk
 from cohort._nodes import kind_of
 
 # Layers whose output has samples, or parts of them, in its first dimension.
@@ -38,9 +38,14 @@ class Layer:
     inputs: tuple[int, ...]
 
 
+def is_of_script(node: Any) -> bool:
+    """Whether it is a function in Python, of the script or of a compiler."""
+    return hasattr(type(node), "_forward_cls") and not (
+        _operator.is_call(node) or _sums.is_sum(node))
+
+
 def layer_of(node: Any) -> Layer | None:
-    if not (_operator.is_call(node) or _convolution.is_apart(node) or
-            LAYERS.fullmatch(kind_of(node))):
+    if not _operator.is_call(node) and not LAYERS.fullmatch(kind_of(node)):
         return None
     at = [_parameter_at(other) for other in inputs_of(node)]
     parameters = [one for one in at if one is not None]

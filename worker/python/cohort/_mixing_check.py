@@ -14,8 +14,9 @@ from typing import Any, NoReturn
 import torch
 
 from cohort import _errors, _graph_check, _sums
-from cohort._graphs import Saved, first_inputs, inputs_of, is_of_script, signed
-from cohort._layers import LAYERS, Found, Layer, Pass, Top, layer_of, zeros
+from cohort._graphs import Saved, first_inputs, inputs_of, signed
+from cohort._layers import (LAYERS, Found, Layer, Pass, Top, is_of_script,
+                            layer_of, zeros)
 from cohort._loss_check import OVERRIDE
 from cohort._nodes import depends_on_samples, kind_of, matches
 

@@ -1,7 +1,6 @@
 """A batch-norm call for autograd: a function, and for compilers an operator
 that they keep whole and in order."""
 
-import functools
 import itertools
 import weakref
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from cohort import _order, _passes, _sums
+from cohort import _passes, _sums
 
 if TYPE_CHECKING:
     from cohort._step import Step
@@ -59,52 +58,19 @@ def _like(dy: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     return like
 
 
-# Waits for the other workers' sums, and gives the gradient of a call's input.
-_Rest = list[Callable[[], torch.Tensor | None]]
-
-
-class _Input(torch.autograd.Function):
-    """The input of a call. Its backward pass is what is left of the call's."""
-
-    @staticmethod
-    def forward(ctx: Any, rest: _Rest, x: torch.Tensor) -> torch.Tensor:
-        ctx.rest = rest
-        ctx.set_materialize_grads(False)
-        same: torch.Tensor = x.view_as(x)
-        return same
-
-    @staticmethod
-    def backward(ctx: Any, dx: torch.Tensor | None) -> Any:  # type: ignore
-        return None, ctx.rest.pop()() if ctx.rest else dx
-
-
-def _inputs_of(step: "Step", calls: list[_passes.Call]
-               ) -> tuple[list[torch.Tensor], list[_Rest | None]]:
-    """The calls' inputs, as ones whose gradients are waited for later, if that can be.
-    Nothing else may use them, or more would be added to these gradients."""
-    inputs: list[torch.Tensor] = []
-    rests: list[_Rest | None] = []
-    for call in calls:
-        x = call.x
-        rest: _Rest | None = None
-        if x.requires_grad and step.calls.waits_later():
-            rest = []
-            x = _Input.apply(rest, x)
-        inputs.append(x)
-        rests.append(rest)
-    return inputs, rests
-
-
 class _Function(torch.autograd.Function):
-    """Calls that do not need each other's output. After the first three arguments:
+    """Calls that do not need each other's output. After the first two arguments:
     x, weight and bias of each; returns the token and the outputs."""
 
     @staticmethod
     def forward(ctx: Any, step: "Step", calls: list[_passes.Call],
-                rests: list[_Rest | None], *_: torch.Tensor | None
-                ) -> tuple[torch.Tensor, ...]:
+                *tensors: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        for number, call in enumerate(calls):
+            x, weight, bias = tensors[3 * number:3 * number + 3]
+            assert x is not None
+            call.x, call.weight, call.bias = _dense(x), weight, bias
         outputs = _passes.forward(step, calls)
-        ctx.step, ctx.rests = step, rests
+        ctx.step = step
         ctx.kept = [kept for _, kept in outputs]
         ctx.bias_dtypes = [call.bias.dtype if call.bias is not None else None
                            for call in calls]
@@ -122,11 +88,8 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *token_and_grads: torch.Tensor | None) -> Any:
         grads = token_and_grads[1:]
-        for rest in ctx.rests:
-            if rest:  # of a pass that did not come so far
-                rest.clear()
         if _passes.meets_nobody:
-            return (None, None, None, *(part for dy in grads for part in (dy, None, None)))
+            return (None, None, *(part for dy in grads for part in (dy, None, None)))
         saved = ctx.saved_tensors
         step: "Step" = ctx.step
         for kept in ctx.kept:
@@ -141,41 +104,26 @@ class _Function(torch.autograd.Function):
                 y = None
             calls.append(_passes.BackwardCall(
                 kept, x, output_grad, weight, step.tape.visit(kept, ()),
-                ctx.needs_input_grad[3 + 3 * number], bias, y is not None))
+                ctx.needs_input_grad[2 + 3 * number], bias, y is not None))
         if torch.is_grad_enabled():
-            passes = [_recorded(step, call) for call in calls]
+            gradients = [_sums.recorded_backward(step, call) for call in calls]
         else:
-            passes = _passes.send_backward(step, calls)
+            gradients = _passes.backward(step, calls)
         result: list[torch.Tensor | None] = []
-        for number, sent in enumerate(passes):
-            receive, gamma, beta = sent.receive, sent.gamma, sent.beta
-            needs = ctx.needs_input_grad[4 + 3 * number:6 + 3 * number]
+        for number, (dx, gamma, beta) in enumerate(gradients):
+            needs = ctx.needs_input_grad[3 + 3 * number:5 + 3 * number]
             if grads[number] is None:
                 # Nor may another worker use the output: then nothing has a
                 # gradient.
                 needs = False, False
-                receive = functools.partial(_unless_zeros, receive)
-            weight, rest = calls[number].weight, ctx.rests[number]
-            if rest is None or torch.is_grad_enabled():
-                dx = receive()
-            else:
-                dx = calls[number].dy  # of its shape
-                rest.append(receive)
+                if dx is not None and not dx.any():
+                    dx = None
+            weight = calls[number].weight
             result += [dx,
                        gamma.to(weight.dtype) if needs[0] and weight is not None
                        else None,
                        beta.to(ctx.bias_dtypes[number]) if needs[1] else None]
-        return (None, None, None, *result)
-
-
-def _recorded(step: "Step", call: _passes.BackwardCall) -> _passes.Sent:
-    dx, gamma, beta = _sums.recorded_backward(step, call)
-    return _passes.Sent(gamma, beta, lambda: dx)
-
-
-def _unless_zeros(receive: Callable[[], torch.Tensor | None]) -> torch.Tensor | None:
-    dx = receive()
-    return dx if dx is not None and dx.any() else None
+        return (None, None, *result)
 
 
 def together(step: "Step", calls: list[_passes.Call]) -> list[torch.Tensor]:
@@ -184,15 +132,9 @@ def together(step: "Step", calls: list[_passes.Call]) -> list[torch.Tensor]:
     if torch.is_grad_enabled() and not step.tape.recomputes():
         for call in calls:
             step.calls.count(call.layer, len(call.x))
-    for call in calls:
-        call.x = _dense(call.x)
-    inputs, rests = _inputs_of(step, calls)
-    number = _order.new_number() if any(rest is not None for rest in rests) else None
     token, *outputs = _Function.apply(
-        step, calls, rests, *(tensor for call, x in zip(calls, inputs)
-                              for tensor in (x, call.weight, call.bias)))
-    if number is not None:
-        _order.set_number_behind(token.grad_fn, number)
+        step, calls, *(tensor for call in calls
+                       for tensor in (call.x, call.weight, call.bias)))
     if token.grad_fn is not None and not step.tape.recomputes():
         step.tape.add_root(token)
     return list(outputs)

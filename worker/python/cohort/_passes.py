@@ -3,10 +3,9 @@ rendezvous, and the arithmetic."""
 
 import contextlib
 import dataclasses
-import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -208,44 +207,11 @@ def forward(step: "Step", calls: list[Call]) -> list[tuple[torch.Tensor, Kept]]:
     return outputs
 
 
-@dataclasses.dataclass
-class Sent:
-    """The backward pass of a call whose sums are on their way.
-
-    Attributes:
-        gamma, beta: gradients of scale and shift.
-        receive: waits for the sums of all workers, and gives the input's gradient;
-            None, if it is not wanted.
-    """
-    gamma: torch.Tensor
-    beta: torch.Tensor
-    receive: Callable[[], torch.Tensor | None]
-
-
-def send_backward(step: "Step", calls: list[BackwardCall]) -> list[Sent]:
-    """Begins the backward passes of calls, which meet as in `forward`."""
-    if all(call.kept.mean is None for call in calls):
-        return _send_from_host(step, calls)
-    return [_send_from_device(step, call) for call in calls]
-
-
 def backward(step: "Step", calls: list[BackwardCall]) -> list[Gradients]:
-    """The gradients of calls."""
-    return [(one.receive(), one.gamma, one.beta)
-            for one in send_backward(step, calls)]
-
-
-def sum_over_members(step: "Step", kept: Kept, path: tuple[int, ...], count: int,
-                     sums: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Sends sums, float64 [2, channels] in host memory; what it returns waits for those
-    of all workers, which replace them."""
-    sent = step.worker.send_sums(kept.call, list(path), count, sums.shape[1],
-                                 sums.data_ptr())
-
-    def receive() -> torch.Tensor:
-        step.worker.receive_sums(sent, sums.data_ptr())
-        return sums
-    return receive
+    """The gradients of calls, which meet as in `forward`."""
+    if all(call.kept.mean is None for call in calls):
+        return _backward_on_host(step, calls)
+    return [_backward_on_device(step, call) for call in calls]
 
 
 def _extents(x: torch.Tensor) -> list[int]:
@@ -307,31 +273,20 @@ def _forward_on_host(step: "Step",
             for y, saved, call in zip(outputs, kept, calls)]
 
 
-def _send_from_host(step: "Step", calls: list[BackwardCall]) -> list[Sent]:
+def _backward_on_host(step: "Step", calls: list[BackwardCall]) -> list[Gradients]:
     results = [torch.empty_like(call.x) if call.needs_dx else None
                for call in calls]
     affine = [torch.empty(2, call.x.shape[1], dtype=torch.float64)
               for call in calls]
     for call in calls:
         call.dy = step.finite(call.dy)
-    sent = step.worker.send_backward([_core.NormGradient(
+    step.worker.backward([_core.NormGradient(
         call.kept.call, list(call.path), _shape_of(call.x), TYPES[call.x.dtype],
         call.x.data_ptr(), call.dy.data_ptr(), _affine_type(call.weight),
         _address(call.weight), _address(call.bias), call.relu, _address(own),
         call.needs_dx, _address(dx))
         for call, dx, own in zip(calls, results, affine)])
-
-    @functools.cache
-    def receive_all() -> list[torch.Tensor | None]:
-        # Their memory is that of the calls.
-        assert calls
-        step.worker.receive_backward(sent)
-        return results
-
-    def receive(number: int) -> torch.Tensor | None:
-        return receive_all()[number]
-    return [Sent(gamma, beta, functools.partial(receive, number))
-            for number, (gamma, beta) in enumerate(affine)]
+    return [(dx, gamma, beta) for dx, (gamma, beta) in zip(results, affine)]
 
 
 # ---- on a device, by torch's kernels
@@ -440,37 +395,35 @@ def _forward_on_device(step: "Step", call: Call) -> tuple[torch.Tensor, Kept]:
     return y.to(x.dtype).contiguous(memory_format=format_of(x)), kept
 
 
-def _send_from_device(step: "Step", call: BackwardCall) -> Sent:
+def _backward_on_device(step: "Step", call: BackwardCall) -> Gradients:
     kept, x, dy = call.kept, call.x, call.dy
     assert kept.mean is not None and kept.variance is not None
-    mean, channels = kept.mean, x.shape[1]
+    channels = x.shape[1]
     count = x.numel() // channels
     invstd = kept.variance.add(kept.epsilon).rsqrt()
-    dgamma = dbeta = torch.zeros_like(mean)
+    dgamma = dbeta = torch.zeros_like(kept.mean)
     if count:
         # As in evaluation mode, where scale and shift have these gradients. CPUs
         # read the variance, CUDA reads mean and invstd as those saved.
         _, dgamma, dbeta = _aten.native_batch_norm_backward(
-            _wide(dy), _wide(x), torch.ones_like(invstd), mean,
-            kept.variance, mean, invstd, False, kept.epsilon,
+            _wide(dy), _wide(x), torch.ones_like(invstd), kept.mean,
+            kept.variance, kept.mean, invstd, False, kept.epsilon,
             [False, True, True])
     if not call.needs_dx:
-        return Sent(dgamma, dbeta, lambda: None)
+        return None, dgamma, dbeta
     # The second sum is over dy (x - mean).
     sums = torch.zeros(2, channels, dtype=torch.float64)
     if count:
         sums = step.finite(_devices.to_host(torch.stack((
             dbeta, dgamma / invstd))).double())
-    receive_sums = sum_over_members(step, kept, call.path, count, sums)
-
-    def receive() -> torch.Tensor:
-        sums = receive_sums()
-        if not count:
-            return torch.empty_like(x)
-        mean_dy, mean_dy_xmu = of_device(sums / max(kept.call.count, 1), x)
-        return _input_gradient(mean, invstd, x, dy, call.weight, mean_dy,
-                               mean_dy_xmu)
-    return Sent(dgamma, dbeta, receive)
+    step.worker.meet_backward(kept.call, list(call.path), count, channels,
+                              sums.data_ptr())
+    if not count:
+        return torch.empty_like(x), dgamma, dbeta
+    mean_dy, mean_dy_xmu = of_device(sums / max(kept.call.count, 1), x)
+    dx = _input_gradient(kept.mean, invstd, x, dy, call.weight, mean_dy,
+                         mean_dy_xmu)
+    return dx, dgamma, dbeta
 
 
 def _input_gradient(mean: torch.Tensor, invstd: torch.Tensor, x: torch.Tensor,

@@ -55,7 +55,8 @@ def _meet(step: "Step", kept: Kept, path: tuple[int, ...], local: torch.Tensor
     rows, channels = local.shape
     sums = torch.zeros(2, channels, dtype=torch.float64)
     sums[:rows] = step.finite(_devices.to_host(local.detach()).double())
-    sums = _passes.sum_over_members(step, kept, path, 0, sums)()
+    step.worker.meet_backward(kept.call, list(path), 0, channels,
+                              sums.data_ptr())
     total: torch.Tensor = sums[:rows].to(local.dtype)
     return _devices.from_host(total, local.device)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cohort import _core, _errors
-from cohort._graphs import Saved, is_of_script, leaves_of, nodes_before, nodes_of
+from cohort._graphs import Saved, has_functions, leaves_of, nodes_before, nodes_of
 
 if TYPE_CHECKING:
     from cohort._passes import Kept
@@ -29,7 +29,6 @@ class Tape:
         rows: by the number of own rows: those of all ranks, in the last gather.
         saved: values that are kept by nodes of the losses so far.
         hooked: outputs that have got hooks in this step.
-        saved_hooks: how many `with saved_tensors_hooks()` are open.
         in_backward: a pass of job.backward() is in progress.
         differentiated: derivatives by weights may be parts of the step's losses.
     """
@@ -38,7 +37,6 @@ class Tape:
         self._parameters = parameters
         self._shapes = {parameter.shape for parameter in parameters}
         self.in_backward = False
-        self.saved_hooks = 0
         # Passes in progress, and whether the outermost is the script's.
         self._depth = 0
         self._of_script = False
@@ -152,7 +150,7 @@ class Tape:
         roots: list[tuple[torch.Tensor, float]] = []
         left_out = []
         for loss, factor in losses:
-            if factor > 0 or any(map(is_of_script, nodes_of([loss]))):
+            if factor > 0 or has_functions(loss):
                 roots.append((loss, factor))
             else:
                 left_out.append(loss)
